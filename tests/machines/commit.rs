@@ -145,7 +145,7 @@ fn while_a_disk_becomes_a_version_nobody_starts_or_deletes_what_it_is_made_of() 
         let id = begin(&world, "silver");
         refuses(&world, arguments, 75, words);
         world.ok(&["operation", "cancel", &id]);
-        refuses(&world, &["operation", "wait", &id], 75, &["it was told to stop"]);
+        refuses(&world, &["operation", "wait", &id], 75, &["it was cancelled"]);
     };
     let committed = ["own-001 is being committed as silver:", "wait for that, or cancel it"];
     for action in ["start", "restart", "delete"] {

@@ -103,13 +103,13 @@ fn a_disk_that_hangs_costs_its_own_figures_only() {
     world.import("golden", "version-1");
     world.ok(&["catalog", "create", "desk", "--image", "golden", "--count", "4", "--ram", "8M"]);
     world.ok(&["machine", "start", "--catalog", "desk", "--wait"]);
-    until(&world, "all of them", |c| c["disks"] == 4 && c["silent_disks"] == 0);
+    until(&world, "all of them", |c| c["disks"] == 4 && c["unresponsive_disks"] == 0);
     let disk = Pid::from_raw(world.pid("desk-003", "disk_pid") as i32).unwrap();
     kill_process(disk, Signal::STOP).unwrap();
-    until(&world, "one is silent", |c| c["disks"] == 3 && c["silent_disks"] == 1);
+    until(&world, "one is unresponsive", |c| c["disks"] == 3 && c["unresponsive_disks"] == 1);
     let begun = Instant::now();
-    let silent = r#"spillway_catalog_disks_silent{catalog="desk"}"#;
-    assert_eq!(metric(&world, silent), Some(1.0));
+    let unresponsive = r#"spillway_catalog_disks_unresponsive{catalog="desk"}"#;
+    assert_eq!(metric(&world, unresponsive), Some(1.0));
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     let limit = 32.0 * MIB as f64;
     let sample = r#"spillway_catalog_ram_limit_bytes{catalog="desk"}"#;

@@ -1,7 +1,7 @@
-//! The least and the most that each number of a request can be. Owns the table: validation, the OpenAPI document and the
-//! help of `spillway` all read it.
+//! Bounds of every number in requests. Owns the table, which validation, the OpenAPI document and the help of `spillway`
+//! use.
 //!
-//! Invariant: every number that a request can carry stands here; a test walks the document and finds those that do not.
+//! Invariant: every number of a request is in the table; a test compares it with the document.
 
 use crate::catalog::{
     CatalogRollback, CatalogSpec, CatalogUpdate, NewCatalog, RolloutChange, RolloutStrategy,
@@ -23,9 +23,9 @@ pub struct Bounds {
     pub least: u64,
     /// The largest value that is accepted, in the unit of the bounds.
     pub most: u64,
-    /// Each value is a multiple of this.
+    /// Every value is a multiple of this.
     pub step: u64,
-    /// It counts bytes, and is shown as a size.
+    /// Whether the number is in bytes, and shown as a size.
     pub is_size: bool,
 }
 
@@ -33,45 +33,45 @@ const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 const DAY: u64 = 24 * 60 * 60;
 
-/// Machines of a catalog, and those of them that are kept warm.
+/// Bounds of the number of machines of a catalog, and of its warm count.
 pub const MACHINES: Bounds = Bounds::count(0, 100_000);
 /// Bounds of the number of virtual processors of a machine.
 pub const VCPUS: Bounds = Bounds::count(1, 255);
 /// Bounds of the memory of a machine, in bytes.
 pub const MEMORY_BYTES: Bounds = Bounds::bytes(64 * MIB, 16 * TIB, MIB);
-/// Limit of a RAM tier.
+/// Bounds of the limit of a RAM tier, in bytes; the same as a disk's.
 pub const RAM_BYTES: Bounds = Bounds::of(&settings::RAM_BYTES, true);
-/// What of a RAM tier is guaranteed.
+/// Bounds of the guaranteed part of a RAM tier, in bytes.
 pub const RAM_GUARANTEE_BYTES: Bounds = Bounds::bytes(0, 4 * TIB, 1);
-/// Limit of an overflow file.
+/// Bounds of the limit of an overflow file, in bytes.
 pub const OVERFLOW_BYTES: Bounds = Bounds::of(&settings::OVERFLOW_BYTES, true);
-/// Data disks and scratch disks.
+/// Bounds of the size of data disks and scratch disks, in bytes.
 pub const DISK_BYTES: Bounds = Bounds::bytes(MIB, 4 * TIB, MIB);
-/// Requests a second, and at once; 0: no limit.
+/// Bounds of the rate and the burst of requests, per second; 0: no limit.
 pub const IOPS: Bounds = Bounds::of(&settings::IOPS, false);
-/// Bytes a second, and at once; 0: no limit.
+/// Bounds of the rate and the burst of bytes, per second; 0: no limit.
 pub const BANDWIDTH_BYTES: Bounds = Bounds::of(&settings::BANDWIDTH_BYTES, true);
-/// Shares of a write cache from which on its fill level is told.
+/// Bounds of the thresholds of the write cache, in per cent of it.
 pub const PERCENT: Bounds = Bounds::of(&settings::PERCENT, false);
-/// How long a guest may take to shut down.
+/// Bounds of the time that a guest gets to shut down, in seconds.
 pub const GRACE_SECONDS: Bounds = Bounds::count(0, 3600);
-/// How long a rollout leaves machines alone that somebody has claimed.
+/// Bounds of the time for which a rollout spares claimed machines, in seconds.
 pub const CLAIM_GRACE_SECONDS: Bounds = Bounds::count(0, 30 * DAY);
-/// How long a rollout may make no progress before it is stalled.
+/// Bounds of the time without progress after which a rollout is stalled, in seconds.
 pub const DEADLINE_SECONDS: Bounds = Bounds::count(1, 7 * DAY);
-/// Machines that a rollout restarts at a time.
+/// Bounds of the number of machines that a rollout restarts at the same time.
 pub const BATCH: Bounds = Bounds::count(1, 100_000);
-/// How long a claim lasts without being renewed; 0: until it is released.
+/// Bounds of the duration of a claim, in seconds; 0: until it is released.
 pub const TTL_SECONDS: Bounds = Bounds::count(0, 366 * DAY);
 /// Bounds of the number of an image's version.
 pub const VERSION: Bounds = Bounds::count(1, u32::MAX as u64);
-/// Objects on a page of a list.
+/// Bounds of the number of objects on a page.
 pub const LIMIT: Bounds = Bounds::count(1, crate::MOST_ON_A_PAGE as u64);
-/// How long an answer is held back.
+/// Bounds of the time for which a response is delayed, in seconds.
 pub const WAIT_SECONDS: Bounds = Bounds::count(0, 30);
-/// Operations and events are counted.
+/// Bounds of numbers of operations and events.
 const NUMBER: Bounds = Bounds::count(0, i64::MAX as u64);
-/// A part of a whole.
+/// Bounds of a share of a whole.
 const SHARE: Bounds = Bounds::count(0, 1);
 
 impl Bounds {
@@ -87,15 +87,15 @@ impl Bounds {
         Bounds { least: *range.start(), most: *range.end(), step: 1, is_size }
     }
 
-    /// Refuses a value of this name that is out of bounds.
+    /// Refuses a value that is out of bounds. `name` is for the error.
     pub fn check(&self, name: &str, value: u64) -> Result<(), OutOfBounds> {
         match (self.least..=self.most).contains(&value) && value.is_multiple_of(self.step) {
             true => Ok(()),
-            false => Err(OutOfBounds(format!("{name}: {self} can be, not {}", self.text(value)))),
+            false => Err(OutOfBounds(format!("{name}: allowed is {self}, not {}", self.text(value)))),
         }
     }
 
-    /// The help of an option: what it says, and the bounds.
+    /// Adds the bounds to the help of an option.
     pub fn help(&self, text: &str) -> String {
         format!("{text} ({self})")
     }
@@ -117,18 +117,18 @@ impl fmt::Display for Bounds {
     }
 }
 
-/// Why a number cannot be.
+/// Error for a number that is out of bounds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct OutOfBounds(String);
 
-/// The body of a request.
+/// Body of a request with bounded numbers.
 pub trait Bounded {
-    /// Refuses numbers that are out of bounds.
+    /// Refuses the body if a number is out of bounds.
     fn check_bounds(&self) -> Result<(), OutOfBounds>;
 }
 
-/// What a field can be that has bounds.
+/// Type of a field with bounds.
 trait Number {
     fn check(&self, name: &str, bounds: &Bounds) -> Result<(), OutOfBounds>;
 }
@@ -177,7 +177,7 @@ macro_rules! bounded {
             }
         })*
 
-        /// The bounds of the fields of requests: schema, property, bounds.
+        /// Bounds of fields: schema, property, bounds.
         const BODIES: &[(&str, &str, &Bounds)] =
             &[$($((stringify!($body), stringify!($field), &$bounds),)*)*];
     };
@@ -217,7 +217,7 @@ impl Bounded for NewCatalog {
     }
 }
 
-/// The bounds of a field of a request.
+/// Returns the bounds of a field of a request body.
 pub fn of_field(schema: &str, property: &str) -> Option<&'static Bounds> {
     if (schema, property) == ("RolloutStrategy", "batch") {
         return Some(&BATCH);
@@ -228,7 +228,7 @@ pub fn of_field(schema: &str, property: &str) -> Option<&'static Bounds> {
     row.map(|(_, _, bounds)| *bounds)
 }
 
-/// The bounds of a parameter: a part of a path or of a query.
+/// Returns the bounds of a parameter in a path or a query.
 pub fn of_parameter(name: &str) -> Option<&'static Bounds> {
     match name {
         "limit" => Some(&LIMIT),
@@ -254,15 +254,15 @@ mod tests {
         for (settings, why) in [
             (
                 r#""memory_bytes": 9223372036854775808"#,
-                "memory_bytes: 64M to 16T, whole MiB can be, not 8388608T",
+                "memory_bytes: allowed is 64M to 16T, whole MiB, not 8388608T",
             ),
-            (r#""memory_bytes": 67108865"#, "memory_bytes: 64M to 16T, whole MiB can be, not 67108865"),
-            (r#""vcpus": 0"#, "vcpus: 1 to 255 can be, not 0"),
-            (r#""vcpus": 1000000"#, "vcpus: 1 to 255 can be, not 1000000"),
-            (r#""count": 100001"#, "count: 0 to 100000 can be, not 100001"),
-            (r#""iops": 18446744073709551615"#, "iops: 0 to 1000000000 can be"),
-            (r#""overflow_bytes": 1"#, "overflow_bytes: 16M to 4T can be, not 1"),
-            (r#""grace_seconds": 3601"#, "grace_seconds: 0 to 3600 can be, not 3601"),
+            (r#""memory_bytes": 67108865"#, "memory_bytes: allowed is 64M to 16T, whole MiB, not 67108865"),
+            (r#""vcpus": 0"#, "vcpus: allowed is 1 to 255, not 0"),
+            (r#""vcpus": 1000000"#, "vcpus: allowed is 1 to 255, not 1000000"),
+            (r#""count": 100001"#, "count: allowed is 0 to 100000, not 100001"),
+            (r#""iops": 18446744073709551615"#, "iops: allowed is 0 to 1000000000"),
+            (r#""overflow_bytes": 1"#, "overflow_bytes: allowed is 16M to 4T, not 1"),
+            (r#""grace_seconds": 3601"#, "grace_seconds: allowed is 0 to 3600, not 3601"),
         ] {
             assert!(spec(settings).unwrap_err().starts_with(why), "{settings}: {:?}", spec(settings));
         }
@@ -273,6 +273,6 @@ mod tests {
         };
         batch(1).check_bounds().unwrap();
         let error = batch(0).check_bounds().unwrap_err();
-        assert_eq!(error.to_string(), "rollout.batch: 1 to 100000 can be, not 0");
+        assert_eq!(error.to_string(), "rollout.batch: allowed is 1 to 100000, not 0");
     }
 }

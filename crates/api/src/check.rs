@@ -1,10 +1,10 @@
-//! What of an image version breaks its clones.
+//! Results of checking an image version for content that breaks its clones.
 
 use crate::Name;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What was found in an image version that clones of it should not share, or that they lack.
+/// Result of a check: what clones of an image version should not share, or lack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageCheck {
     /// Name of the image that was checked.
@@ -15,38 +15,38 @@ pub struct ImageCheck {
     pub volumes: Vec<Volume>,
     /// What firmware finds on the disk to start a machine with.
     pub boot: BootFacts,
-    /// What breaks clones. Empty says something only if a volume is the system's root.
+    /// Findings about the system. Without a volume with role `root`, an empty list means nothing.
     pub findings: Vec<Finding>,
 }
 
 impl ImageCheck {
-    /// Whether the system was found, and so was looked into.
+    /// Whether the system was found and checked.
     pub fn has_system(&self) -> bool {
         self.volumes.iter().any(|volume| volume.role == Some(VolumeRole::Root))
     }
 
-    /// Findings that are more than notes.
+    /// Number of findings that are more than notes.
     pub fn faults(&self) -> usize {
         self.findings.iter().filter(|finding| finding.severity != Severity::Note).count()
     }
 }
 
-/// What firmware finds on a disk to start a machine with. A catalog with a `kernel` needs none of it.
+/// What firmware finds on a disk to start a machine with. A catalog with a `kernel` needs none of this.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BootFacts {
-    /// The kind of partition table.
+    /// Kind of the partition table.
     pub partition_table: PartitionTable,
-    /// Whether the first sector has code that a BIOS runs.
+    /// Whether the first sector contains code for a BIOS.
     pub bios_code: bool,
-    /// The number of the partition that is the EFI system partition. None: there is none.
+    /// Number of the EFI system partition. None: there is none.
     pub efi_partition: Option<u32>,
-    /// The programs in the folders of `/EFI` on FAT file systems, such as `/EFI/BOOT/BOOTX64.EFI`. UEFI firmware without a
-    /// memory of earlier starts looks for that one alone.
+    /// Programs in the folders of `/EFI` on FAT file systems, such as `/EFI/BOOT/BOOTX64.EFI`. UEFI firmware without
+    /// stored boot entries starts only that one.
     pub efi_programs: Vec<String>,
 }
 
 impl BootFacts {
-    /// Whether UEFI firmware of a new machine finds something to start.
+    /// Whether UEFI firmware of a new machine finds a program to start.
     pub fn starts_with_uefi(&self) -> bool {
         const FALLBACKS: [&str; 3] =
             ["/EFI/BOOT/BOOTX64.EFI", "/EFI/BOOT/BOOTAA64.EFI", "/EFI/BOOT/BOOTIA32.EFI"];
@@ -70,7 +70,7 @@ pub enum PartitionTable {
 /// A partition, or the whole disk if it has no partition table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
-    /// Its number in the partition table. None: the whole disk.
+    /// Number of the partition. None: the volume is the whole disk.
     pub partition: Option<u32>,
     /// Offset of the volume from the start of the disk, in bytes.
     pub offset_bytes: u64,
@@ -84,11 +84,11 @@ pub struct Volume {
     pub unread: Option<String>,
 }
 
-/// What a volume holds, by its first bytes.
+/// Content of a volume, recognised by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeContent {
-    /// ext2, ext3 or ext4: these can be looked into.
+    /// An ext2, ext3 or ext4 file system, which the check can read.
     Ext,
     /// An XFS file system of Linux.
     Xfs,
@@ -96,7 +96,7 @@ pub enum VolumeContent {
     Btrfs,
     /// An NTFS file system of Windows.
     Ntfs,
-    /// FAT: the EFI system partition, as a rule.
+    /// A FAT file system, usually the EFI system partition.
     Fat,
     /// A SquashFS file system, which is read-only.
     Squashfs,
@@ -128,7 +128,7 @@ impl VolumeContent {
     }
 }
 
-/// What a volume is for a system.
+/// Role of a volume in the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeRole {
@@ -145,7 +145,7 @@ pub struct Finding {
     pub kind: FindingKind,
     /// How much the finding matters: error, warning or note.
     pub severity: Severity,
-    /// Where, as the system itself would name it.
+    /// Path of the cause, as the guest sees it.
     pub path: String,
     /// What was found, in words for people.
     pub what: String,
@@ -159,11 +159,11 @@ pub struct Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Clones do not start, or take each other's place.
+    /// Clones do not start, or replace each other.
     Error,
-    /// Clones work, and share a secret or lack something.
+    /// Clones work, but share a secret or lack something.
     Warning,
-    /// A fact that does no harm where it is meant so. `image check --strict` passes with it.
+    /// Information that is harmless if intended. `image check --strict` ignores it.
     Note,
 }
 
@@ -182,34 +182,34 @@ impl Severity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
-    /// A machine-id is in the image.
+    /// The image contains a machine-id, which all clones would share.
     MachineId,
     /// The image contains SSH host keys, which all clones would share.
     SshHostKeys,
-    /// There is no cloud-init, or it is switched off.
+    /// cloud-init is not installed, or is disabled.
     NoCloudInit,
-    /// cloud-init does not look for the seed disk, or leaves out a part of it.
+    /// cloud-init does not read the seed disk, or ignores a part of it.
     CloudInitSource,
-    /// cloud-init takes an instance-id or user-data from the image itself before it looks at the seed disk.
+    /// cloud-init uses an instance-id or user-data of the image before it reads the seed disk.
     CloudInitSeed,
-    /// A host name is in the image, and nothing gives the clone its own.
+    /// The image contains a host name, and nothing gives the clone its own.
     HostName,
-    /// The kernel cannot read a virtio disk when it starts.
+    /// The kernel has no driver for virtio disks when it starts.
     NoVirtioDriver,
     /// Firmware finds nothing on the disk that it could start.
     NoBootLoader,
-    /// Nothing discards what files leave behind.
+    /// Nothing discards the blocks of deleted files.
     NoDiscard,
-    /// A seed of randomness, or the secret that credentials are sealed with.
+    /// The image contains a random seed, or the key that credentials are sealed with.
     SharedSecret,
-    /// What a DHCP client calls itself, and its leases.
+    /// The image contains the identity of a DHCP client, or its leases.
     DhcpIdentity,
-    /// The network is set up for one card only.
+    /// The network is configured for one particular card.
     NetworkCard,
     /// A file system is mounted from a device that the clone does not have.
     MountedDevice,
-    /// An agent or initiator has been given an identity.
+    /// The image contains the identity of an agent or an initiator.
     AgentIdentity,
-    /// Something could not be checked.
+    /// A part of the image could not be checked.
     NotChecked,
 }

@@ -1,4 +1,4 @@
-//! What every size of a disk's RAM tier would have done. Owns the shape; the counting is the disk's.
+//! Curves, which show what every size of a disk's RAM tier would have done. Owns the format; the disk counts.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,39 +9,40 @@ use utoipa::ToSchema;
 pub struct DiskCurve {
     /// Age of the curve, in seconds: the time since the worker began to count or the disk was reset.
     pub seconds: f64,
-    /// One block in so many was counted; 1: all were.
+    /// Sampling rate: one block in this many was counted; 1: all were.
     pub sampled_one_in: f64,
     /// Points of the curve, by growing RAM limit.
     pub curve: Vec<CurvePoint>,
-    /// The least limit at which nothing would have been evicted.
+    /// Smallest limit at which nothing would have been evicted.
     pub zero_overflow_bytes: u64,
-    /// Where more RAM begins to bring little; none if the curve has no bend.
+    /// Limit from which on more RAM brings little; none if the curve has no bend.
     pub knee_bytes: Option<u64>,
-    /// The least limit that reaches the goal.
+    /// Smallest limit that reaches the goal.
     pub recommended_bytes: u64,
-    /// The goal: the share of the written bytes that the RAM tier absorbs.
+    /// Goal: share of the written bytes that the RAM tier should absorb.
     pub goal: f64,
-    /// What the guest did, in blocks of 4 KiB.
+    /// Totals of what the guest did, in blocks of 4 KiB.
     pub totals: CurveTotals,
-    /// Memory that the counting takes.
+    /// Memory that the counting uses, in bytes.
     pub memory_bytes: u64,
-    /// How the write cache fills.
+    /// Speed at which the write cache fills.
     pub fill: Fill,
 }
 
-/// How a write cache, RAM and overflow, has filled since its worker began or its disk was reset, whichever was later.
+/// How a write cache, RAM and overflow together, has filled since its worker started or its disk was reset, whichever was
+/// later.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Fill {
     /// Seconds since the worker began or the disk was reset, whichever was later.
     pub seconds: f64,
-    /// By how much it has grown; 0 if it holds less.
+    /// Growth in that time, in bytes; 0 if it holds less than before.
     pub grown_bytes: u64,
-    /// By how much it may grow until it is full.
+    /// Bytes by which it may grow until it is full.
     pub left_bytes: u64,
 }
 
 impl Fill {
-    /// Seconds until it is full, if it goes on filling as it did; 0 if it is. None if it does not fill.
+    /// Seconds until it is full at this rate; 0 if it is full. None if it does not fill.
     pub fn seconds_to_full(&self) -> Option<u64> {
         let seconds = self.left_bytes as f64 * self.seconds / self.grown_bytes as f64;
         match self.left_bytes {
@@ -51,36 +52,36 @@ impl Fill {
     }
 }
 
-/// What a RAM limit would have done.
+/// One point of the curve: what this RAM limit would have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CurvePoint {
     /// RAM limit that this point is about, in bytes.
     pub ram_bytes: u64,
-    /// What eviction would have written to the overflow.
+    /// Bytes that eviction would have written to the overflow.
     pub overflow_write_bytes: u64,
-    /// What would have been read of it for requests.
+    /// Bytes that requests would have read from the overflow.
     pub overflow_read_bytes: u64,
-    /// The most that would have lived there at a time.
+    /// Largest number of live bytes in the overflow at any time.
     pub peak_overflow_bytes: u64,
 }
 
-/// What a guest did, in blocks of 4 KiB.
+/// Totals of what a guest did, in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CurveTotals {
-    /// Written, counted as often as they were; those of zeroes are left out.
+    /// Blocks that the guest has written, each as often as it was written, without zeroes.
     pub written_blocks: u64,
     /// Blocks that guests have read, of 4 KiB.
     pub read_blocks: u64,
-    /// Those among them that were read from the base image.
+    /// Blocks among them that were read from the base image.
     pub base_read_blocks: u64,
-    /// Written for the first time, or since they were given up.
+    /// Blocks that were written for the first time, or again after they were discarded.
     pub new_blocks: u64,
-    /// The most that lived at a time.
+    /// Largest number of live blocks at any time.
     pub peak_live_blocks: u64,
 }
 
 impl DiskCurve {
-    /// Bytes that would have been evicted with this limit: what lies between two points is drawn straight.
+    /// Bytes that would have been evicted with this limit, interpolated linearly between two points.
     pub fn overflow_write_bytes(&self, ram_bytes: u64) -> u64 {
         let at = self.curve.partition_point(|point| point.ram_bytes < ram_bytes);
         match (at.checked_sub(1).and_then(|before| self.curve.get(before)), self.curve.get(at)) {
@@ -101,7 +102,7 @@ impl DiskCurve {
     }
 }
 
-/// RAM limits that metrics tell of, the same for all disks: 64 MiB to 64 GiB.
+/// RAM limits of the curve metrics, the same for all disks: 64 MiB to 64 GiB.
 pub const CURVE_LIMITS: [u64; 11] = [
     64 << 20,
     128 << 20,
@@ -116,21 +117,21 @@ pub const CURVE_LIMITS: [u64; 11] = [
     64 << 30,
 ];
 
-/// What of curves is told as metrics: of one disk, or of many.
+/// Metrics of the curve of one disk, or summed over many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CurveFigures {
     /// Bytes that would have been evicted with each of [`CURVE_LIMITS`].
     pub overflow_write_bytes: [u64; CURVE_LIMITS.len()],
     /// Bytes that guests have written.
     pub written_bytes: u64,
-    /// The least limit at which nothing would have been evicted; of many the greatest.
+    /// Smallest limit at which nothing would have been evicted; the largest over several disks.
     pub zero_overflow_bytes: u64,
-    /// The least limit that reaches the goal; of many the greatest.
+    /// Smallest limit that reaches the goal; the largest over several disks.
     pub recommended_bytes: u64,
 }
 
 impl CurveFigures {
-    /// One more disk is told of.
+    /// Adds the metrics of another disk.
     pub fn add(&mut self, other: &CurveFigures) {
         for (sum, bytes) in self.overflow_write_bytes.iter_mut().zip(other.overflow_write_bytes) {
             *sum = sum.saturating_add(bytes);

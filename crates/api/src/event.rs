@@ -1,4 +1,4 @@
-//! What happens on the host.
+//! Events of the host.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -8,16 +8,16 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-/// Names an event: the history that it is of, and its number there. In text `HISTORY-NUMBER`, such as `9f3c00a1-17`.
+/// Id of an event: its history and its number there, as text `HISTORY-NUMBER`, such as `9f3c00a1-17`.
 ///
-/// Numbers rise, over restarts of the daemon too. A host has another history when the earlier one was lost; then an id of the
-/// earlier one is not taken for one of this.
+/// Numbers increase, also over restarts of the daemon. When the history of a host was lost, a new one begins with another
+/// id, so that an id of the earlier one is never mistaken for one of the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct EventId {
-    /// Which history: made at random when it began.
+    /// Id of the history, chosen at random when it began.
     pub history: u32,
-    /// Which event, from 1 on. 0 is before the first.
+    /// Number of the event, from 1 on; 0 is before the first.
     pub number: u64,
 }
 
@@ -75,20 +75,20 @@ impl ToSchema for EventId {}
 /// An event: something that happened to an object of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Which one: who asks for what came after it names this.
+    /// Id of the event, from which a client continues the list.
     pub id: EventId,
     /// Time at which the event was raised.
     #[schema(value_type = String, format = DateTime)]
     pub time: Timestamp,
-    /// What sort of thing, for programs.
+    /// Kind of the event, a stable word for programs.
     pub kind: EventKind,
-    /// To what, such as `machine/desk-001`.
+    /// Object that the event is about, such as `machine/desk-001`.
     pub object: String,
     /// What happened, in words for people.
     pub text: String,
 }
 
-/// What sort of thing has happened.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
@@ -96,31 +96,31 @@ pub enum EventKind {
     Started,
     /// The guest of a machine reported that it is ready.
     Ready,
-    /// Nothing of it runs any more.
+    /// A machine has stopped; none of its processes runs.
     Stopped,
-    /// It forgot what it had written.
+    /// A machine was reset: its disk has discarded what was written.
     Reset,
-    /// Its VMM or its disk has ended by itself.
+    /// The VMM or the disk of a machine has ended unexpectedly.
     Crashed,
-    /// It could not be brought to what is wanted.
+    /// A machine could not be brought to its desired state.
     Failed,
     /// A client has claimed a machine for itself.
     Claimed,
-    /// It was given back, or its claim is over.
+    /// A claim was released or has expired.
     Released,
-    /// Its disk says so: of the cache's level, of a full cache, of a disk that fails.
+    /// The disk of a machine reports a level of its cache, a full cache, or a fault.
     Disk,
     /// An update has reached all machines.
     RolledOut,
-    /// A store is filling up, or has room again.
+    /// A store is filling up, or has enough space again.
     Space,
     /// The host is short of memory, or has enough again.
     Memory,
-    /// Events before this one are not known, or may be missing: look at the state of what you follow.
+    /// Events before this one were lost, or may be missing: read the current state of the objects that you follow.
     Lost,
-    /// A machine is to run, and the host's budget has no space for it.
+    /// A machine should run but does not fit into the host's budget.
     Waiting,
-    /// A rollout is stalled, goes on again, or was paused, resumed or aborted.
+    /// A rollout has stalled or progressed again, or was paused, resumed or aborted.
     Rollout,
 }
 

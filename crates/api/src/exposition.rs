@@ -1,19 +1,18 @@
-//! Figures as Prometheus text (exposition format 0.0.4): base units, `_total` for what only grows. Owns the form; what
-//! is said, others know.
+//! Prometheus text format (exposition format 0.0.4): base units, `_total` for counters. Owns the format, not the figures.
 //!
-//! Invariant: a label's value cannot leave its quotes.
+//! Invariant: the value of a label cannot end its quotes.
 
 use std::fmt::{Display, Write};
 
-/// What `content-type` says of it.
+/// Value of the header `Content-Type`.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Text in the making. Each name gets the prefix `spillway_`.
+/// Text under construction. Each name gets the prefix `spillway_`.
 #[derive(Debug, Default)]
 pub struct Exposition(String);
 
 impl Exposition {
-    /// Begins a family: what its samples are of. They follow directly.
+    /// Begins a family of metrics. Its samples follow directly.
     pub fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP spillway_{name} {help}\n# TYPE spillway_{name} {kind}");
     }
@@ -41,7 +40,7 @@ impl Exposition {
     }
 }
 
-/// A label's value as the format wants it.
+/// Escapes the value of a label.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

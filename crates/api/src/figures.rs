@@ -1,19 +1,19 @@
-//! Figures: what the disks of machines hold and what they have done, by machine and by catalog.
+//! Figures: what the disks of machines hold and have done, by machine and by catalog.
 //!
-//! Counters only grow for as long as the daemon lives, over resets and restarts of machines; levels go up and down.
+//! Counters only increase while the daemon runs, over resets and restarts of machines; levels rise and fall.
 
 use crate::{Name, Phase};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What can be summed, and compared with what it was.
+/// A value that can be summed, and compared with an earlier one.
 pub trait Figure: Sized {
     /// Adds the figures of another object to these.
     fn add(&mut self, other: &Self);
-    /// How much more it is than it was; 0 where it is less.
+    /// Increase since an earlier value; 0 where it is less.
     fn since(&self, earlier: &Self) -> Self;
-    /// Whether anything is less than it was.
+    /// Whether any part is less than in an earlier value.
     fn is_behind(&self, earlier: &Self) -> bool;
 }
 
@@ -55,7 +55,7 @@ macro_rules! figures {
 }
 
 figures! {
-    /// What went to one place.
+    /// Counters of the operations on one storage plane.
     PlaneCounters {
         /// Read operations that have completed.
         reads: u64,
@@ -68,27 +68,27 @@ figures! {
     }
     /// Counters of a disk, or the sum over several disks, since their start.
     DiskCounters {
-        /// What guests asked for and got.
+        /// Operations of guests that have completed.
         guest: PlaneCounters,
         /// Guest bytes that the RAM tier served or took.
         ram: PlaneCounters,
-        /// The overflow or difference files, for guests, eviction and collector alike.
+        /// Operations on the overflow or difference files, by guests, eviction and collector.
         overflow: PlaneCounters,
-        /// Reads that the base image served.
+        /// Operations that the base image served.
         base: PlaneCounters,
-        /// Guest bytes that needed no storage.
+        /// Operations that needed no storage, since the data was zero.
         zero: PlaneCounters,
-        /// Base reads past the host's page cache.
+        /// Base reads that the host's page cache did not serve.
         base_store_reads: u64,
         /// Bytes of the base image that were read from its store.
         base_store_read_bytes: u64,
-        /// Blocks moved from RAM tier to overflow.
+        /// Blocks that were evicted from the RAM tier to the overflow.
         evicted_blocks: u64,
-        /// Writes that waited for room.
+        /// Writes that waited for space.
         stalls: u64,
-        /// Time for which writes waited for room, summed over them, in nanoseconds.
+        /// Time for which writes waited for space, summed over them, in nanoseconds.
         stall_ns: u64,
-        /// How long requests waited for rate limits.
+        /// Time for which requests waited for rate limits, summed over them, in nanoseconds.
         throttled_ns: u64,
         /// Requests that ended with an error.
         failed_requests: u64,
@@ -96,11 +96,11 @@ figures! {
         overflow_write_errors: u64,
         /// Reads from overflow files that failed.
         overflow_read_errors: u64,
-        /// Blocks read back that did not match.
+        /// Blocks whose checksum did not match when they were read back.
         checksum_mismatches: u64,
         /// Resets that discarded what was written to a disk.
         resets: u64,
-        /// Workers attached after the first.
+        /// Number of workers that were attached after the first.
         worker_restarts: u64,
         /// Reads of guests that have completed.
         read_count: u64,
@@ -111,7 +111,7 @@ figures! {
         /// Time that those writes took, summed over them, in nanoseconds.
         write_ns: u64,
     }
-    /// What disks hold, and how many of them are so.
+    /// Levels of disks, and how many disks have reached a state.
     DiskLevels {
         /// Bytes of the RAM tier that hold blocks.
         ram_used_bytes: u64,
@@ -119,15 +119,15 @@ figures! {
         ram_limit_bytes: u64,
         /// Live bytes in the overflow files.
         overflow_used_bytes: u64,
-        /// Bytes that those files hold.
+        /// Size of the overflow files, in bytes.
         overflow_file_bytes: u64,
-        /// Their limit; 0 for none.
+        /// Limit of the overflow files, in bytes; 0 for none.
         overflow_limit_bytes: u64,
         /// Memory of the block maps.
         map_bytes: u64,
         /// Requests of guests that are in flight.
         inflight: u64,
-        /// Unfinished requests that wait for room.
+        /// Requests in flight that wait for space.
         waiting: u64,
         /// Disks whose write cache is at the level of warning, or above.
         warning: u64,
@@ -135,10 +135,10 @@ figures! {
         critical: u64,
         /// Disks whose write cache is full.
         full: u64,
-        /// Disks whose overflow writes fail again and again.
+        /// Disks whose overflow writes fail repeatedly.
         degraded: u64,
     }
-    /// Machines of a catalog by what they are.
+    /// Numbers of the machines of a catalog, by state.
     MachineCounts {
         /// Number of machines in phase `stopped`.
         stopped: u64,
@@ -162,7 +162,7 @@ figures! {
 }
 
 impl DiskLevels {
-    /// How full the write cache is, both tiers together: 0 to 1.
+    /// Fill level of the write cache, both tiers together: 0 to 1.
     pub fn fill(&self) -> f64 {
         let limit = self.ram_limit_bytes.saturating_add(self.overflow_limit_bytes);
         let used = self.ram_used_bytes.saturating_add(self.overflow_used_bytes);
@@ -170,36 +170,36 @@ impl DiskLevels {
     }
 }
 
-/// The figures of a host at one moment.
+/// Figures of a host at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Figures {
     /// Time at which the figures were read.
     #[schema(value_type = String, format = DateTime)]
     pub time: Timestamp,
-    /// Since when counters count: when the daemon began.
+    /// Time from which counters count: the start of the daemon.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
     /// Figures of all catalogs of the host.
     pub catalogs: Vec<CatalogFigures>,
-    /// Machines that have, or had since the daemon began, a disk.
+    /// Figures of machines that have or had a disk since the daemon started.
     pub machines: Vec<MachineFigures>,
-    /// The space of stores that say it in time.
+    /// Space of the stores that have answered in time.
     pub stores: Vec<StoreFigures>,
 }
 
-/// A catalog: the sums of its machines, those included that are gone.
+/// Sums over the machines of a catalog, including deleted ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CatalogFigures {
     /// Name of the catalog that the figures are about.
     pub name: Name,
     /// Number of machines of the catalog, by phase.
     pub machines: MachineCounts,
-    /// How many it keeps ready to be claimed.
+    /// Number of machines that the catalog keeps ready to be claimed.
     pub warm: u32,
-    /// Disks that have said their figures.
+    /// Number of disks that have reported their figures.
     pub disks: u64,
-    /// Disks that have not said them in time: their last known ones are in the sums.
-    pub silent_disks: u64,
+    /// Number of disks that have not reported in time; the sums contain their last known figures.
+    pub unresponsive_disks: u64,
     /// Bytes that the disks of the catalog's machines hold now.
     pub levels: DiskLevels,
     /// Counters of the disks of the catalog's machines, since their start.
@@ -217,15 +217,15 @@ pub struct MachineFigures {
     pub catalog: Name,
     /// Phase of the machine on its way from off to ready and back.
     pub phase: Phase,
-    /// Whether it runs and is ready.
+    /// Whether the machine runs and its guest is ready.
     pub ready: bool,
     /// True while a client has claimed the machine.
     pub claimed: bool,
-    /// Whether its disk is served and has not said its figures in time: they are the last known.
-    pub silent: bool,
+    /// Whether the machine's disk is served and has not reported in time; its figures are the last known.
+    pub unresponsive: bool,
     /// Bytes that the disk of the machine holds now.
     pub levels: DiskLevels,
-    /// What its disks have done.
+    /// Counters of the machine's disks, since their start.
     pub counters: DiskCounters,
     /// Bytes written by its guest that never reached a disk.
     pub spared_bytes: u64,
@@ -236,7 +236,7 @@ pub struct MachineFigures {
 pub struct StoreFigures {
     /// Name of the store that the figures are about.
     pub name: Name,
-    /// The size of its file system.
+    /// Size of the file system of the store, in bytes.
     pub size_bytes: u64,
     /// Free bytes of the file system that the store is on.
     pub free_bytes: u64,

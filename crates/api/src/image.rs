@@ -16,11 +16,11 @@ use utoipa::{PartialSchema, ToSchema};
 pub struct Image {
     /// Name of the image, unique on its host.
     pub name: Name,
-    /// The version that those take who name none. None until the first import has ended.
+    /// Version for requests that name none. None until the first import has ended.
     pub published: Option<u32>,
     /// Tags of the image: each names one of its versions.
     pub tags: BTreeMap<Name, u32>,
-    /// The highest number that a version ever had.
+    /// Highest number that any version has had.
     pub newest: u32,
     /// When the first import began.
     #[schema(value_type = String, format = DateTime)]
@@ -43,19 +43,20 @@ pub struct ImageVersion {
     pub image: Name,
     /// Number of the version, counted from 1.
     pub version: u32,
-    /// Whether it can be used.
+    /// State of the version, which says whether it can be used.
     pub state: VersionState,
     /// Where the content of the version came from.
     pub origin: Origin,
-    /// The store that holds it.
+    /// Name of the store that contains the version.
     pub store: Name,
-    /// Of the disk. 0 until it is known.
+    /// Size of the disk, in bytes; 0 until it is known.
     pub size_bytes: u64,
-    /// What it takes of the store, with what it shares with others by reflink. 0 until it is known.
+    /// Space that the version uses in its store, including extents that are shared by reflink, in bytes; 0 until it is
+    /// known.
     pub stored_bytes: u64,
-    /// `sha256:` and the digest of the list of its chunks' digests.
+    /// Digest of the list of the chunks' digests, `sha256:` and 64 hexadecimal digits.
     pub digest: Option<String>,
-    /// What the import made of the file that its owner may not expect, such as another size.
+    /// Notes about the import that its owner may not expect, such as another size.
     #[serde(default)]
     pub notes: Vec<String>,
     /// Time at which the import or commit of the version began.
@@ -63,15 +64,15 @@ pub struct ImageVersion {
     pub created: Timestamp,
 }
 
-/// Whether a version can be used.
+/// State of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VersionState {
-    /// Not yet: its content is being copied, from a file or a machine's disk.
+    /// The content is being copied, from a file or a machine's disk.
     Importing,
     /// The version is complete and can be used.
     Ready,
-    /// No more: its files are being removed.
+    /// The version cannot be used any more: its files are being removed.
     Deleting,
 }
 
@@ -90,16 +91,16 @@ pub enum Origin {
     Commit {
         /// Name of the machine whose disk was committed.
         machine: Name,
-        /// The version that it had been written over, such as `debian:3`.
+        /// Version that the machine's disk was based on, such as `debian:3`.
         from: ImageRef,
     },
 }
 
-/// A format that can be imported. It is never guessed.
+/// Format of a file to import. It is never guessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceFormat {
-    /// The bytes of the disk.
+    /// Raw format: the bytes of the disk.
     Raw,
     /// Format qcow2, which QEMU and clouds use.
     Qcow2,
@@ -132,23 +133,23 @@ pub struct ImageImport {
     pub path: String,
     /// Format of the file; it is never guessed.
     pub format: SourceFormat,
-    /// Which store is to hold it; none for the default one.
+    /// Name of the store for the version; none for the default one.
     #[serde(default)]
     pub store: Option<Name>,
 }
 
-/// Asks for a version made from a machine's disk: its image with what the machine has written over it.
+/// Asks for a version made from a machine's disk: the image with what the machine has written over it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageCommit {
-    /// The machine. Its mode is `persistent`, and it is off.
+    /// Name of the machine, which must be off and of mode `persistent`.
     pub machine: Name,
-    /// Publish the version when it is ready. The first one of an image is published anyway.
+    /// Whether the version is published when it is ready. The first version of an image always is.
     #[serde(default)]
     pub publish: bool,
 }
 
-/// Chooses a version: to be published, to be tagged.
+/// Chooses a version to be published or tagged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VersionChoice {
@@ -156,13 +157,13 @@ pub struct VersionChoice {
     pub version: u32,
 }
 
-/// Names an image and, if a number follows, a version: `debian`, `debian:3`.
+/// Reference to an image and, if a number follows, a version: `debian`, `debian:3`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ImageRef {
-    /// Name of the image that is being made.
+    /// Name of the image.
     pub name: Name,
-    /// The version; none for the published one.
+    /// Version of the image; none for the published one.
     pub version: Option<NonZeroU32>,
 }
 

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
-/// What a machine has left that was deleted without its data.
+/// Files of a machine that was deleted without its data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Leftover {
-    /// The machine's UUID, by which it is deleted.
+    /// UUID of the machine, by which its leftovers are deleted.
     pub uuid: String,
     /// Name that the machine had. A new machine may have this name by now.
     pub machine: Name,
@@ -18,18 +18,19 @@ pub struct Leftover {
     /// Time at which the machine was deleted.
     #[schema(value_type = String, format = DateTime)]
     pub deleted: Timestamp,
-    /// The file of its data disk, raw.
+    /// Path of the raw file of its data disk.
     #[schema(value_type = Option<String>)]
     pub data_disk: Option<PathBuf>,
-    /// Data of the machine's own disk that is still kept.
-    pub disk: Option<LeftDisk>,
-    /// What the files take of their file system; nothing if they cannot be seen.
+    /// The machine's own disk, if it was of mode `persistent`.
+    pub disk: Option<LeftoverDisk>,
+    /// Space that the files use, in bytes; none if they cannot be seen.
     pub allocated_bytes: Option<u64>,
 }
 
-/// A disk of mode `persistent` that is left: the differences to a version of an image, which stays while it does.
+/// A leftover disk of mode `persistent`: its differences from a version of an image, which cannot be deleted while this
+/// exists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct LeftDisk {
+pub struct LeftoverDisk {
     /// Path of the file that is kept, on the daemon's host.
     #[schema(value_type = String)]
     pub path: PathBuf,

@@ -1,4 +1,4 @@
-//! What `spillwayd` and its clients say to each other: the objects, what can be asked, and a client.
+//! The API of `spillwayd`: its objects and requests, and a client.
 //!
 //! Sizes are whole bytes in JSON and end in `_bytes`; times are RFC 3339 in UTC.
 
@@ -25,9 +25,9 @@ mod stores;
 mod ttl;
 
 pub use catalog::{
-    Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, Difference,
-    HistoryEntry, InTheWay, Network, NewCatalog, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange,
-    RolloutProgress, RolloutState, RolloutStrategy, differences, settings,
+    BlockingMachine, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate,
+    DEADLINE_SECONDS_DEFAULT, Difference, HistoryEntry, Network, NewCatalog, Ready, ResetEvent, Rollout,
+    RolloutAction, RolloutChange, RolloutProgress, RolloutState, RolloutStrategy, differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,
@@ -43,7 +43,7 @@ pub use image::{
     Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, SourceFormat,
     VersionChoice, VersionState,
 };
-pub use leftover::{LeftDisk, Leftover};
+pub use leftover::{Leftover, LeftoverDisk};
 pub use machine::{
     Action, Claim, ClaimRenewal, Hypervisor, Identity, Machine, MachineAction, MachineDetails, MachineRun,
     MachineStatus, NewClaim, Phase, Power, Selector,
@@ -60,17 +60,17 @@ pub use ttl::{parse_seconds, parse_ttl};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Objects that a page of a list can have.
+/// Largest number of objects on a page of a list.
 pub const MOST_ON_A_PAGE: usize = 1000;
-/// Names of machines that a request can carry: as many as come back on one page.
+/// Largest number of machine names in a request: as many as fit on one page.
 pub const MOST_NAMES: usize = MOST_ON_A_PAGE;
-/// Where the daemon listens if nothing else is said.
+/// Default path of the daemon's socket.
 pub const DEFAULT_SOCKET: &str = "/run/spillway/spillwayd.sock";
-/// The variable that says where it listens.
+/// Environment variable with the address of the daemon.
 pub const SOCKET_VARIABLE: &str = "SPILLWAY_SOCKET";
-/// The variable that holds the token of who asks over TCP.
+/// Environment variable with the token for requests over TCP.
 pub const TOKEN_VARIABLE: &str = "SPILLWAY_TOKEN";
-/// The variable that says which certificates are trusted.
+/// Environment variable with the file of trusted certificates.
 pub const CA_VARIABLE: &str = "SPILLWAY_CA";
 
 /// A list of objects, in the order of their names.
@@ -85,13 +85,13 @@ pub struct List<T> {
 pub struct Page<T> {
     /// The objects on this page, at most as many as `limit` says.
     pub items: Vec<T>,
-    /// Token of the next page: the value of the parameter `continue` of the same request. Absent on the last page. Objects
-    /// that are made or removed meanwhile may be left out; no other object is, and none comes twice.
+    /// Token of the next page: the value of the parameter `continue` of the same request. Absent on the last page.
+    /// Objects that are created or deleted meanwhile may be missing; no other object is, and none occurs twice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// Nothing, where there is nothing to say but that it is done.
+/// Empty body of a response, where success is all there is to say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Empty {}

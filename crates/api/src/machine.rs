@@ -1,4 +1,4 @@
-//! Machines.
+//! Machines, their claims and their actions.
 
 use crate::{Catalog, Difference, ErrorCode, Name, Rate};
 use jiff::Timestamp;
@@ -10,97 +10,98 @@ use utoipa::ToSchema;
 /// A machine: an identity that outlives every reset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Machine {
-    /// Its name, and its guest's host name.
+    /// Name of the machine, and host name of its guest.
     pub name: Name,
     /// Name of the catalog that owns the machine.
     pub catalog: Name,
-    /// Its number there, counted from 1.
+    /// Number of the machine in its catalog, counted from 1.
     pub number: u32,
-    /// What stays the same over resets.
+    /// Identity of the machine, which outlives resets.
     pub identity: Identity,
     /// Time at which the machine was added to its catalog.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
 }
 
-/// What stays the same over resets.
+/// Identity of a machine, which outlives resets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Identity {
-    /// The SMBIOS UUID. cloud-init's instance id is `iid-` and this.
+    /// UUID of the machine in SMBIOS. cloud-init's instance id is `iid-` followed by it.
     pub uuid: String,
-    /// The address of its network card, administered locally.
+    /// MAC address of its network card, locally administered.
     pub mac: String,
 }
 
-/// A machine with what is wanted of it and what it is now.
+/// A machine with its desired and its observed state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineDetails {
     /// Name, catalog and desired state of the machine.
     #[serde(flatten)]
     pub machine: Machine,
-    /// Whether it is to run.
+    /// Desired power of the machine.
     pub power: Power,
     /// The claim by which somebody has the machine; none if it is free.
     pub claim: Option<Claim>,
-    /// Whether it is kept from being started and claimed.
+    /// Whether the machine is drained: it is neither started nor claimed.
     pub drained: bool,
     /// Observed state of the machine, as its reconciler last saw it.
     pub status: MachineStatus,
 }
 
-/// A machine is somebody's for a while.
+/// Claim of a machine by an owner, for a while.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Claim {
-    /// Which one, of all that there ever were: who releases it can say so, and releases nobody else's.
+    /// Unique id of the claim. A client that gives it cannot release the claim of another.
     pub id: String,
-    /// Who has the machine: the name of the token or the user that claimed it, or what the claim said.
+    /// Owner of the machine: from the claim, else the name of the token or the user that claimed it.
     pub owner: String,
-    /// For people and programs: what the claim said.
+    /// Labels of the claim, for people and programs.
     pub labels: BTreeMap<Name, String>,
     /// Time at which the claim was made.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
-    /// How long it lasts from when it was made or renewed; `null`: until it is released.
+    /// Duration of the claim in seconds, from when it was made or renewed; `null`: until it is released.
     pub ttl_seconds: Option<u32>,
-    /// How long it still lasts; `null`: until it is released.
+    /// Remaining seconds of the claim; `null`: until it is released.
     pub left_seconds: Option<u64>,
 }
 
-/// Asks for a machine of a catalog.
+/// Asks for a claim of a machine of a catalog.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewClaim {
-    /// How long the claim lasts unless it is renewed; 0: until it is released. By default as the catalog says, else the host.
+    /// Duration of the claim in seconds unless it is renewed; 0: until it is released. By default the catalog's, else the
+    /// host's.
     #[serde(default)]
     pub ttl_seconds: Option<u32>,
-    /// Take one that is not ready yet if none is, and start one if need be.
+    /// Whether to take a machine that is not ready yet if none is, and to start one if necessary.
     #[serde(default)]
     pub any: bool,
-    /// Who has the machine: 1 to 128 characters. By default the name of the token or the user that asks.
+    /// Owner of the claim: 1 to 128 characters. By default the name of the token or the user that sends the request.
     #[serde(default)]
     pub owner: Option<String>,
-    /// For people and programs: at most 16.
+    /// Labels of the claim for people and programs, at most 16.
     #[serde(default)]
     pub labels: BTreeMap<Name, String>,
 }
 
-/// Asks for a claim to last longer.
+/// Asks for the renewal of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimRenewal {
-    /// How long it lasts from now on; 0: until it is released. By default as long as it was to last when it was made.
+    /// Duration in seconds from now on; 0: until it is released. By default as long as when it was made.
     #[serde(default)]
     pub ttl_seconds: Option<u32>,
 }
 
-/// Whether a machine is to run.
+/// Desired power of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Power {
     /// Desired state: the machine is off.
     #[default]
     Off,
-    /// It is, and is started again if it ends by itself.
+    /// Desired state: the machine runs, and is restarted if it ends unexpectedly.
     On,
 }
 
@@ -109,23 +110,23 @@ pub enum Power {
 pub struct MachineStatus {
     /// Phase of the machine on its way from off to ready and back.
     pub phase: Phase,
-    /// Whether it is what was wanted when this was asked, or cannot become so.
+    /// Whether the machine had reached its desired state at the time of the response, or cannot reach it.
     pub settled: bool,
-    /// Since when it is in this phase. `null`: since before the daemon began.
+    /// Time at which the machine entered this phase. `null`: before the daemon started.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub since: Option<Timestamp>,
-    /// Whether it runs and is ready, by what its catalog says of that.
+    /// Whether the machine runs and its guest is ready, by the catalog's criterion.
     pub ready: bool,
-    /// Where it can be reached, if that is known: an address, or an address and port of this host.
+    /// Address of the guest if it is known: an address, or an address and port of this host.
     pub address: Option<String>,
-    /// Why it is not what is wanted, for people.
+    /// Reason why the machine has not reached its desired state, for people.
     pub message: Option<String>,
-    /// The same for programs, if it has failed or waits.
+    /// Error code of that reason, if the machine has failed or waits.
     pub code: Option<ErrorCode>,
-    /// Whether a failure is final: it is not tried again before the machine is started by somebody, or its catalog or the
-    /// version that its catalog takes changes.
+    /// Whether a failure is permanent: the machine is not retried before a client starts it, or its catalog or the
+    /// version for its catalog changes.
     pub permanent: bool,
-    /// What it was started with, unless it is stopped.
+    /// What the machine was started with, unless it is stopped.
     pub run: Option<MachineRun>,
 }
 
@@ -133,23 +134,23 @@ pub struct MachineStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Nothing of it runs, and nothing that it wrote is kept but by mode `persistent`.
+    /// Nothing of the machine runs. Its data is discarded, except in mode `persistent`.
     Stopped,
-    /// It is to run, and the host's budget has no space for it now. It starts as soon as others give enough back.
+    /// The machine should run, but does not fit into the host's budget. It starts as soon as others return enough.
     Waiting,
-    /// Its private copy of the image is being made.
+    /// The private copy of its image is being made.
     Placing,
-    /// Its disk or its VMM is being started.
+    /// The disk or the VMM of the machine is being started.
     Starting,
-    /// Its VMM runs; with hypervisor `none` its disk is served.
+    /// The VMM of the machine runs; with hypervisor `none` its disk is served.
     Running,
-    /// It was asked to end.
+    /// The machine was asked to shut down, or is being ended.
     Stopping,
-    /// It could not be started. It is tried again after a while, unless the failure is permanent.
+    /// The machine could not be started. It is retried after a while, unless the failure is permanent.
     Failed,
 }
 
-/// What a machine was started with. Paths are of the host.
+/// What a machine was started with. Paths are on the daemon's host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineRun {
     /// Name of the image that the running machine started from.
@@ -158,33 +159,34 @@ pub struct MachineRun {
     pub version: u32,
     /// Whether the next start will take another version or other settings.
     pub outdated: bool,
-    /// These: what they are, and what they are after it. The image is `NAME:VERSION`; `user_data` is not shown.
+    /// Settings that the next start will change, with their values before and after. The image is `NAME:VERSION`;
+    /// `user_data` is not shown.
     pub pending: Vec<Difference>,
-    /// The limit of its disk's RAM tier now, in modes that have one.
+    /// Current limit of the disk's RAM tier, in modes that have one.
     pub ram_bytes: Option<u64>,
-    /// The limit of its disk's overflow now, in modes that have one.
+    /// Current limit of the disk's overflow, in modes that have one.
     pub overflow_bytes: Option<u64>,
-    /// How much its disk may do in a second now.
+    /// Current rate limit of the disk.
     pub rate: Rate,
     /// Hypervisor that runs this machine.
     pub hypervisor: Hypervisor,
-    /// The process that serves its disk.
+    /// Id of the process that serves the disk.
     pub disk_pid: Option<u32>,
     /// Process id of the VMM, on the daemon's host.
     pub vmm_pid: Option<u32>,
-    /// The vhost-user socket of its disk.
+    /// Path of the disk's vhost-user socket.
     #[schema(value_type = String)]
     pub disk_socket: PathBuf,
-    /// The control socket of its disk, for `spillway stats` and the others.
+    /// Path of the disk's control socket, for `spillway stats` and others.
     #[schema(value_type = String)]
     pub control_socket: PathBuf,
-    /// Its serial console, a unix socket for one client at a time.
+    /// Unix socket of the serial console, for one client at a time.
     #[schema(value_type = Option<String>)]
     pub console_socket: Option<PathBuf>,
     /// Unix socket at which the disk of the machine is exported over NBD.
     #[schema(value_type = Option<String>)]
     pub nbd_socket: Option<PathBuf>,
-    /// How often its VMM has ended by itself since it was last asked to start.
+    /// How often the VMM has ended unexpectedly since the machine was last asked to start.
     pub crashes: u32,
 }
 
@@ -195,13 +197,13 @@ pub enum Hypervisor {
     /// QEMU, started by the daemon.
     #[default]
     Qemu,
-    /// QEMU, started by the host's libvirt as a domain of its.
+    /// QEMU, started as a domain by the host's libvirt.
     Libvirt,
-    /// Somebody else: the daemon serves disks.
+    /// Another program: the daemon only serves disks.
     None,
 }
 
-/// Asks machines to do something.
+/// Asks for an action on machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineAction {
@@ -209,13 +211,13 @@ pub struct MachineAction {
     pub action: Action,
     /// Machines that the action is applied to.
     pub select: Selector,
-    /// At once: nobody inside is asked to shut down first.
+    /// Whether guests are ended at once, without being asked to shut down.
     #[serde(default)]
     pub force: bool,
-    /// For a reset: what machines keep may be thrown away.
+    /// For a reset: whether data that machines keep may be discarded.
     #[serde(default)]
     pub discard_data: bool,
-    /// How long the guest may take to shut down before it is ended; as its catalog says if nothing is said.
+    /// Seconds that a guest gets to shut down before it is ended; the catalog's by default.
     #[serde(default)]
     pub grace_seconds: Option<u32>,
 }
@@ -228,17 +230,17 @@ pub enum Action {
     Start,
     /// Switches the machine off, after its grace period.
     Stop,
-    /// To shut down and run again; what its catalog resets at a power cycle is reset.
+    /// Shuts the machine down and starts it again. Its disk is reset if the catalog says so for a power cycle.
     Restart,
-    /// To end at once and run again on a clean disk, if it runs.
+    /// Ends the machine at once, and starts it again on a fresh disk if it was running.
     Reset,
-    /// To stop, as soon as nobody has claimed it, and not to start or be claimed again.
+    /// Stops the machine as soon as it is not claimed, and keeps it from being started or claimed.
     Drain,
-    /// To be startable and claimable again.
+    /// Allows the machine to be started and claimed again.
     Undrain,
 }
 
-/// Which machines: those that fit all that is named. To do something with all of them needs `all`.
+/// Selects the machines that match all given fields. Selecting all machines requires `all`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Selector {
@@ -248,7 +250,7 @@ pub struct Selector {
     /// Selects all machines of this catalog.
     #[serde(default)]
     pub catalog: Option<Name>,
-    /// Those whose catalog has all these labels.
+    /// Selects machines whose catalog has all these labels.
     #[serde(default)]
     pub labels: BTreeMap<Name, String>,
     /// Selects all machines of the host.
@@ -257,7 +259,7 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Whether it may choose machines of this catalog.
+    /// Whether machines of this catalog may match.
     pub fn chooses(&self, catalog: &Catalog) -> bool {
         let labels = &catalog.spec.labels;
         self.catalog.as_ref().is_none_or(|name| catalog.name == *name)

@@ -1,6 +1,6 @@
-//! Names of images, catalogs, machines and stores. Owns the rule.
+//! Names of images, catalogs, machines and stores. Owns the syntax.
 //!
-//! Invariant: a [`Name`] can be a host name, a file name and a part of a path or URL as it is.
+//! Invariant: a [`Name`] is valid as a host name, as a file name, and as a part of a path or URL.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,12 +13,12 @@ use utoipa::ToSchema;
 #[schema(value_type = String, pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", example = "debian")]
 pub struct Name(String);
 
-/// Why a text is no name.
+/// Error for a text that is not a valid name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{}' is no name: it takes 1 to 63 letters a to z, digits and hyphens, with no hyphen at its ends", shown(.0))]
 pub struct NameError(String);
 
-/// Enough of a text to recognise it.
+/// Shortens a text so that people recognise it.
 fn shown(text: &str) -> String {
     let mut short: String = text.chars().take(64).flat_map(char::escape_debug).collect();
     if text.chars().nth(64).is_some() {

@@ -1,13 +1,13 @@
-//! The name that somebody may have meant. Owns nothing.
+//! Suggestions for misspelled names. Owns nothing.
 
-/// The one that is nearest to a text, if one is near: at most a third of its letters are other ones.
+/// Returns the name that is nearest to a text, if at most a third of its letters differ.
 pub fn nearest<'a>(text: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let with_distance = names.into_iter().map(|name| (distance(text, name), name));
     let (distance, name) = with_distance.min()?;
     (distance <= text.len().max(name.len()).div_ceil(3)).then_some(name)
 }
 
-/// Letters to change, add, leave out or swap with their neighbour.
+/// Edit distance: letters to change, add, leave out or swap with their neighbour.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];

@@ -1,13 +1,13 @@
-//! What takes long.
+//! Operations: long work that continues without its client.
 
 use crate::{ImageRef, Problem};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Something that goes on in the daemon, whether its client waits for it or not.
+/// Long work in the daemon that continues whether its client waits for it or not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Operation {
-    /// Its name, until the daemon ends.
+    /// Id of the operation, valid until the daemon ends.
     pub id: u64,
     /// What the operation does, in words for people.
     pub what: String,
@@ -17,11 +17,11 @@ pub struct Operation {
     pub state: OperationState,
     /// Bytes of the operation's work that are done.
     pub done_bytes: u64,
-    /// How far it has to go; 0 while that is not known.
+    /// Size of the whole work, in bytes; 0 while it is not known.
     pub total_bytes: u64,
 }
 
-/// Whether an operation goes on.
+/// State of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", tag = "phase")]
 pub enum OperationState {
@@ -37,7 +37,7 @@ pub enum OperationState {
 }
 
 impl OperationState {
-    /// Whether it goes on no more.
+    /// Whether the operation has ended.
     pub fn has_ended(&self) -> bool {
         !matches!(self, OperationState::Running)
     }

@@ -1,4 +1,4 @@
-//! Why a request was not carried out: problem details (RFC 9457). Owns the kinds of problems, whose words are stable.
+//! Problem details (RFC 9457) of refused requests. Owns the kinds of problems, whose words are stable.
 //!
 //! Invariant: a kind has one status, one title and one address; `docs/api.md` lists them all.
 
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
 
-/// Where the kinds of problems are described, each below its word.
+/// Path of the descriptions of problems; each is below it under its word.
 pub const PROBLEM_TYPES: &str = "/v1/problem-types";
-/// The media type of every response that says why a request was not carried out.
+/// Media type of error responses.
 pub const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Kind of a problem, a stable word for programs.
@@ -47,9 +47,9 @@ pub enum ErrorCode {
     KeyReused,
     /// Too many requests or connections at a time, of this caller or of all. A later request may succeed.
     Busy,
-    /// Something that the request needs is not available: a program, a hypervisor, a file system.
+    /// Something that the request needs is missing: a program, a hypervisor, a file system.
     Unavailable,
-    /// Stored data is not what was written.
+    /// Stored data differs from what was written.
     Damaged,
     /// The daemon has a fault, which its log explains.
     Internal,
@@ -79,7 +79,7 @@ impl ErrorCode {
         ErrorCode::Unavailable,
     ];
 
-    /// The HTTP status, the title, and what a client does about a problem of this kind.
+    /// Returns the HTTP status, the title, and the advice for clients.
     fn facts(self) -> (u16, &'static str, &'static str) {
         match self {
             ErrorCode::Invalid => (400, "The request is invalid", "Correct what `detail` names."),
@@ -140,12 +140,12 @@ impl ErrorCode {
         }
     }
 
-    /// The HTTP status of a response that carries it.
+    /// HTTP status of a response with a problem of this kind.
     pub fn status(self) -> u16 {
         self.facts().0
     }
 
-    /// The kind of a problem of which only the status is known.
+    /// Returns the kind of a problem when only its status is known.
     pub fn of_status(status: u16) -> ErrorCode {
         match ErrorCode::ALL.into_iter().find(|code| code.status() == status) {
             Some(code) => code,
@@ -154,7 +154,7 @@ impl ErrorCode {
         }
     }
 
-    /// The word of this kind, such as `not_found`.
+    /// Word of this kind, such as `not_found`.
     pub fn word(self) -> String {
         match serde_json::to_value(self) {
             Ok(serde_json::Value::String(word)) => word,
@@ -162,7 +162,7 @@ impl ErrorCode {
         }
     }
 
-    /// A description of this kind.
+    /// Describes this kind.
     pub fn describe(self) -> ProblemType {
         let (status, title, advice) = self.facts();
         ProblemType {
@@ -207,7 +207,7 @@ pub struct Problem {
     pub status: u16,
     /// What failed, on which object, why, and what to do; for people.
     pub detail: String,
-    /// The path that was requested. Absent where the problem is not of a request, as in an operation.
+    /// Path of the request. Absent if the problem does not belong to a request, as in an operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
     /// Kind of the problem, a stable word for programs.

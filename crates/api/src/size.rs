@@ -1,14 +1,14 @@
-//! Sizes as people write them. Binary only: `256M` is 256 x 1024 x 1024 bytes, and decimal spellings are refused
-//! rather than taken for binary ones.
+//! Sizes as people write them, in binary units only: `256M` is 256 x 1024 x 1024 bytes. Decimal units are refused rather
+//! than taken for binary ones.
 //!
-//! Invariant: what is accepted is exact; nothing is rounded.
+//! Invariant: an accepted size is exact; nothing is rounded.
 
-/// Why a text is no size.
+/// Error for a text that is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SizeError(String);
 
-/// Reads `256M`, `10G`, `64KiB`, `1048576`: bytes.
+/// Parses `256M`, `10G`, `64KiB` or `1048576` into bytes.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
@@ -32,7 +32,7 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     bytes.ok_or_else(|| SizeError("too large".into()))
 }
 
-/// As people write it, and exact: `256M`. What no unit divides is a plain number.
+/// Formats a size exactly, such as `256M`; as a plain number if it is no multiple of a unit.
 pub fn size_text(bytes: u64) -> String {
     let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let whole = units.iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift);

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 pub struct StoreFolder {
     /// Name of the store, unique on its host.
     pub name: Name,
-    /// An absolute path on the host.
+    /// Absolute path of the folder, on the daemon's host.
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// Class of files that the store is for.
@@ -22,13 +22,13 @@ pub struct StoreFolder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreClass {
-    /// Other hosts see it too: images.
+    /// Shared with other hosts; for images.
     Shared,
-    /// On a disk of this host: images, overflows, disks that keep writes.
+    /// On a disk of this host; for images, overflows, and disks that keep writes.
     Local,
-    /// Fast and for what can be made again: private copies, before `temp`.
+    /// Fast, for data that can be made again; private copies, preferred to `temp`.
     Cache,
-    /// Emptied when the host starts: private copies, scratch disks.
+    /// Emptied when the host starts; for private copies and scratch disks.
     Temp,
 }
 
@@ -37,7 +37,7 @@ pub enum StoreClass {
 pub struct StoreDetails {
     /// Name of the store, unique on its host.
     pub name: Name,
-    /// An absolute path on the host.
+    /// Absolute path of the folder, on the daemon's host.
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// Class of files that the store is for.
@@ -54,7 +54,7 @@ impl StoreDetails {
     }
 }
 
-/// How full a store's file system is.
+/// Space of a store's file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Space {
     /// Size of the file system, in bytes.
@@ -63,19 +63,20 @@ pub struct Space {
     pub free_bytes: u64,
     /// What the free space means for new machines.
     pub level: SpaceLevel,
-    /// When it is full, if it fills on as it did in the last minutes.
+    /// Seconds until the file system is full at the rate of the last minutes.
     pub seconds_to_full: Option<u64>,
 }
 
-/// What it means how full a store is.
+/// Level of the used space in a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SpaceLevel {
     /// There is enough space for all uses.
     #[default]
     Normal,
-    /// More than 80% are used, and less than 64 GiB are left.
+    /// More than 80% of the space are used, and less than 64 GiB are free.
     Warning,
-    /// More than 90% are used, and less than 16 GiB are left: machines whose overflow is there are not given away.
+    /// More than 90% of the space are used, and less than 16 GiB are free: machines whose overflow is in the store cannot
+    /// be claimed.
     Critical,
 }

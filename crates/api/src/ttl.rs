@@ -1,8 +1,8 @@
-//! Times as people write them: `90s`, `30m`, `2h`, `7d`. Owns these words.
+//! Durations as people write them: `90s`, `30m`, `2h`, `7d`. Owns the syntax.
 //!
-//! Invariant: what is no time, or longer than a 32-bit number of seconds, is refused.
+//! Invariant: a text that is not a duration, or exceeds 32 bits of seconds, is refused.
 
-/// Seconds of a time such as `90`, `90s`, `30m`, `2h` or `7d`: 1 at least.
+/// Parses a duration such as `90`, `90s`, `30m`, `2h` or `7d` into seconds, at least 1.
 pub fn parse_seconds(text: &str) -> Result<u32, String> {
     let (number, unit) = match text.char_indices().next_back() {
         Some((at, 's')) => (&text[..at], 1),
@@ -16,7 +16,7 @@ pub fn parse_seconds(text: &str) -> Result<u32, String> {
     seconds.ok_or_else(|| "a time is a number and s, m, h or d, such as 90s, 30m, 2h or 7d".into())
 }
 
-/// How long a claim lasts: a time, or `none` (0) if it has no end.
+/// Parses the duration of a claim; `none` (0) means that it has no end.
 pub fn parse_ttl(text: &str) -> Result<u32, String> {
     match text {
         "none" => Ok(0),

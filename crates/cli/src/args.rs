@@ -12,8 +12,8 @@ use crate::examples::{
     SERVE_EXAMPLES, SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
 };
 use crate::host::{
-    self, Before, CatalogCommand, Daemon, HostCommand, ImageCommand, LeftoverCommand, MachineCommand,
-    OperationCommand, StoreCommand,
+    self, CatalogCommand, Daemon, GlobalDaemonOptions, HostCommand, ImageCommand, LeftoverCommand,
+    MachineCommand, OperationCommand, StoreCommand,
 };
 use crate::lab::LabCommand;
 use crate::man::Man;
@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 pub struct Cli {
     /// Where the daemon is.
     #[command(flatten)]
-    before: Before,
+    before: GlobalDaemonOptions,
     /// What to do.
     #[command(subcommand)]
     command: Command,

@@ -1,8 +1,8 @@
-//! Copies of the records, for the day on which the state is lost: `spillwayd backup` and `spillwayd restore`. Owns the file of a
-//! backup: a SQLite database with all records, and nothing else of the state's folder.
+//! Backups of the records: `spillwayd backup` and `spillwayd restore`. Owns the file of a backup: a SQLite database with
+//! all records, and nothing else of the state folder.
 //!
-//! Invariant: a backup is the state as it was between two changes, and has its name only once it is whole; a restore writes
-//! over nothing.
+//! Invariant: a backup is the state between two transactions, and gets its name only when it is complete; a restore
+//! overwrites nothing.
 
 use crate::daemon::{DATABASE, LOCK_FILE, is_ours};
 use crate::store::{SqliteStore, Summary};
@@ -18,28 +18,28 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Of an answer with a backup: the folder that it is of.
+/// Response header with the state folder of a backup.
 pub const STATE_HEADER: &str = "spillway-state";
 
-/// The records of a daemon that runs.
+/// Records of a running daemon.
 #[derive(Clone)]
 pub struct StateStore {
-    /// The state's folder.
+    /// The state folder.
     pub folder: PathBuf,
-    /// What is in it.
+    /// Its store.
     pub store: Arc<SqliteStore>,
 }
 
 impl StateStore {
-    /// The folder, for a header.
+    /// The folder as a header value.
     pub fn header(&self) -> HeaderValue {
         let value = HeaderValue::from_bytes(self.folder.as_os_str().as_bytes());
         value.unwrap_or(HeaderValue::from_static(""))
     }
 }
 
-/// Copies the records of a state's folder into a file, which may be there and is replaced. A daemon that runs there is asked
-/// for them.
+/// Copies the records of a state folder into a file, which is replaced if it exists. Asks the daemon that runs there, if
+/// any.
 pub fn backup(state: &Path, socket: &Path, file: &Path) -> Result<Summary> {
     let state = std::path::absolute(state).context("--state")?;
     let database = state.join(DATABASE);
@@ -85,7 +85,7 @@ fn copy_to(state: &Path, socket: &Path, to: &Path) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Puts the records of a backup into a state's folder in which there are none.
+/// Restores a backup into a state folder without records.
 pub fn restore(state: &Path, file: &Path) -> Result<Summary> {
     let state = std::path::absolute(state).context("--state")?;
     DirBuilder::new()
@@ -112,7 +112,7 @@ pub fn restore(state: &Path, file: &Path) -> Result<Summary> {
         let summary = SqliteStore::finish_copy(&partial, file)
             .with_context(|| format!("{} is not restored", file.display()))?;
         to.sync_all()?;
-        // What is there of a database that is gone belongs to that.
+        // Remove what is left of an earlier database.
         for rest in ["-wal", "-shm", "-journal"] {
             match fs::remove_file(state.join(format!("{DATABASE}{rest}"))) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
@@ -130,7 +130,7 @@ pub fn restore(state: &Path, file: &Path) -> Result<Summary> {
     done
 }
 
-/// A new file that only its owner can read: there are secrets in it.
+/// Creates a file that only its owner can read: it contains secrets.
 fn private(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -147,7 +147,7 @@ fn sync_folder_of(path: &Path) -> Result<()> {
     File::open(folder).and_then(|folder| folder.sync_all()).with_context(|| folder.display().to_string())
 }
 
-/// Takes a state's folder, as a daemon does, unless one has it.
+/// Locks a state folder as a daemon does; `None` if a daemon has it.
 fn try_lock(state: &Path) -> Result<Option<File>> {
     let path = state.join(LOCK_FILE);
     let at = || path.display().to_string();

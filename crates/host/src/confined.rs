@@ -1,9 +1,9 @@
-//! Programs of others that read what strangers have made: run so that they can do no harm. Owns the child's
-//! confinement; knows nothing of what the program is for.
+//! Runs other programs on untrusted files so that they can do no harm. Owns the confinement of the child; knows nothing
+//! of the program's purpose.
 //!
-//! Invariant: the child can open nothing but the files that it was given as open descriptors, what is in the directories
-//! that it may change, and the system's programs and libraries; it makes no socket and no device; it outlives neither
-//! this process nor its deadline, and what it says is bounded.
+//! Invariant: the child can open nothing but the files that were passed as descriptors, the directories that it may
+//! change, and the system's programs and libraries; it creates no socket and no device; it outlives neither this process
+//! nor its deadline, and its output is bounded.
 
 #![expect(unsafe_code, reason = "between fork and exec")]
 
@@ -24,13 +24,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What of the system every program may read and run.
+/// Parts of the system that every program may read and execute.
 const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache"];
-/// What a program may say before it is not heard any more.
+/// Largest output of a program.
 const MOST_SAID_BYTES: usize = 1 << 20;
-/// Address space that it may take.
+/// Largest address space of a program.
 const MEMORY_BYTES: u64 = 4 << 30;
-/// What no program that reads files needs.
+/// System calls that no program needs to read files.
 const REFUSED: &[libc::c_long] = &[
     libc::SYS_socket,
     libc::SYS_socketpair,
@@ -68,7 +68,7 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_request_key,
 ];
 
-/// A program, what it is given, and how long it may take.
+/// A program with its files and its deadline.
 pub struct Confined<'a> {
     command: Command,
     program: String,
@@ -78,24 +78,24 @@ pub struct Confined<'a> {
     deadline: Duration,
 }
 
-/// What came of it.
-pub struct Outcome {
-    /// It ended with 0.
+/// Result of a program.
+pub struct ConfinedOutput {
+    /// Whether it ended with status 0.
     pub success: bool,
-    /// Its standard output.
+    /// Standard output.
     pub said: Vec<u8>,
-    /// The last of its standard error, for people.
+    /// End of its standard error, for people.
     pub complaint: String,
 }
 
-/// The path by which a program finds a file that it was given.
+/// Path by which a program opens a file that was passed to it.
 pub fn path_of(file: &File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Whether the kernel confines files and directories (Landlock).
+/// Whether the kernel can confine file access (Landlock).
 pub fn is_supported() -> bool {
-    // SAFETY: with this flag the call reads no memory and makes nothing.
+    // SAFETY: with this flag the call reads no memory and creates nothing.
     let version = unsafe {
         // linux/landlock.h: LANDLOCK_CREATE_RULESET_VERSION.
         libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0usize, 1u32)
@@ -104,7 +104,7 @@ pub fn is_supported() -> bool {
 }
 
 impl<'a> Confined<'a> {
-    /// A program of the system.
+    /// Prepares a program of the system.
     pub fn new(program: &str, deadline: Duration) -> Confined<'a> {
         let mut command = Command::new(program);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
@@ -118,39 +118,42 @@ impl<'a> Confined<'a> {
         }
     }
 
-    /// One more argument.
+    /// Adds an argument.
     pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Confined<'a> {
         self.command.arg(argument);
         self
     }
 
-    /// One of its variables.
+    /// Sets an environment variable.
     pub fn env(mut self, name: &str, value: &str) -> Confined<'a> {
         self.command.env(name, value);
         self
     }
 
-    /// A file that it may read, at [`path_of`] it.
+    /// Passes a file that the program may read at [`path_of`] it.
     pub fn may_read(mut self, file: &'a File) -> Confined<'a> {
         self.reads.push(file);
         self
     }
 
-    /// A directory whose files it may change.
+    /// Adds a directory whose files the program may change.
     pub fn may_write(mut self, path: &Path) -> Confined<'a> {
         self.writes.push(path.to_owned());
         self
     }
 
-    /// Its standard input; without, it has none.
+    /// Sets the standard input; there is none by default.
     pub fn stdin(mut self, file: File) -> Confined<'a> {
         self.stdin = Some(file);
         self
     }
 
-    /// Runs it to its end. `hear` is given each piece of its standard output, and now and then nothing, and says whether
-    /// it may go on.
-    pub fn run(mut self, mut hear: impl FnMut(&[u8]) -> Result<(), HostError>) -> Result<Outcome, HostError> {
+    /// Runs the program to its end. Calls `hear` with each piece of its standard output, and now and then with nothing;
+    /// an error of it ends the program.
+    pub fn run(
+        mut self,
+        mut hear: impl FnMut(&[u8]) -> Result<(), HostError>,
+    ) -> Result<ConfinedOutput, HostError> {
         let mut ruleset = Some(self.ruleset()?);
         let filter = filter().map_err(|e| self.cannot(&e))?;
         let given: Vec<i32> = self.reads.iter().map(|file| file.as_raw_fd()).collect();
@@ -170,7 +173,7 @@ impl<'a> Confined<'a> {
                     return Err(io::Error::last_os_error());
                 }
             }
-            // Without new privileges the program gets none of root's back when it is executed.
+            // Without new privileges, executing the program does not restore root's.
             rustix::thread::set_no_new_privs(true)?;
             let has = rustix::thread::capabilities(None)?;
             let kept = CapabilitySet::DAC_OVERRIDE & has.permitted;
@@ -182,7 +185,7 @@ impl<'a> Confined<'a> {
             seccompiler::apply_filter(&filter).map_err(|_| io::ErrorKind::PermissionDenied)?;
             Ok(())
         };
-        // SAFETY: between fork and exec it makes system calls; ruleset, filter and list were made before.
+        // SAFETY: between fork and exec it only makes system calls; ruleset, filter and list were made before.
         unsafe { self.command.pre_exec(confine) };
         let stdin = self.stdin.take().map_or_else(Stdio::null, Stdio::from);
         self.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -227,7 +230,7 @@ impl<'a> Confined<'a> {
     }
 }
 
-/// The Debian package that has a program.
+/// Debian package of a program.
 fn package(program: &str) -> &str {
     match program {
         "qemu-img" => "qemu-utils",
@@ -237,7 +240,7 @@ fn package(program: &str) -> &str {
     }
 }
 
-/// Refuses calls, each with an error, as if the program were not allowed to.
+/// Builds a filter that makes these calls fail with an error.
 fn filter() -> Result<BpfProgram, String> {
     let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("{e}"))?;
     let rules = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
@@ -246,7 +249,7 @@ fn filter() -> Result<BpfProgram, String> {
     filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())
 }
 
-/// A child that ends with this value.
+/// A child process that is killed when this is dropped.
 struct Running(Child);
 
 impl Running {
@@ -255,7 +258,7 @@ impl Running {
         until: Instant,
         hear: &mut dyn FnMut(&[u8]) -> Result<(), HostError>,
         cannot: &dyn Fn(String) -> HostError,
-    ) -> Result<Outcome, HostError> {
+    ) -> Result<ConfinedOutput, HostError> {
         let mut stdout = self.0.stdout.take().ok_or_else(|| cannot("no standard output".into()))?;
         let mut stderr = self.0.stderr.take().ok_or_else(|| cannot("no standard error".into()))?;
         let complaint = std::thread::spawn(move || {
@@ -297,7 +300,7 @@ impl Running {
         }
         let status = self.0.wait().map_err(|e| cannot(e.to_string()))?;
         let complaint = complaint.join().unwrap_or_default();
-        Ok(Outcome { success: status.success(), said, complaint })
+        Ok(ConfinedOutput { success: status.success(), said, complaint })
     }
 }
 

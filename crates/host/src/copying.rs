@@ -1,6 +1,6 @@
-//! Copies of what is in files: shared with the source where the file system can, else byte by byte. Owns no file.
+//! Copies of file contents: by shared extents where the file system can, else byte by byte. Owns no file.
 //!
-//! Invariant: a hole stays a hole; whoever copies much is asked now and then whether it may go on.
+//! Invariant: a hole stays a hole; a long copy can be cancelled between steps.
 
 use crate::error::HostError;
 use rustix::fs::{SeekFrom, ioctl_ficlone, seek};
@@ -9,16 +9,16 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 
-/// Copied between two looks whether it may go on.
+/// Bytes that are copied between two checks for cancellation.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// Makes an empty file what another is, at once, so that both share their room. False: the file system cannot.
+/// Makes an empty file share all extents of another. Returns `false` if the file system cannot.
 pub fn share(source: &File, target: &File) -> bool {
     ioctl_ficlone(target, source).is_ok()
 }
 
-/// Copies a range of a file to a place of another that reads as zeroes. What lies behind the source's end are zeroes. Who
-/// says whether it may go on is told how far it is.
+/// Copies a range of a file to an offset of another that reads as zeroes. Beyond the source's end there are zeroes. Calls
+/// back with the progress, and stops at an error.
 pub fn copy(
     source: &File,
     range: Range<u64>,
@@ -29,9 +29,9 @@ pub fn copy(
 ) -> Result<(), HostError> {
     let find = |what: SeekFrom, otherwise: u64| match seek(source, what) {
         Ok(at) => Ok(at.min(range.end)),
-        // A hole to the end.
+        // A hole reaches to the end.
         Err(Errno::NXIO) => Ok(range.end),
-        // The file system has no holes to tell of.
+        // The file system does not report holes.
         Err(Errno::INVAL) => Ok(otherwise),
         Err(e) => Err(failed(e.into())),
     };
@@ -45,7 +45,7 @@ pub fn copy(
             let copy = || {
                 seek(source, SeekFrom::Start(at))?;
                 seek(target, SeekFrom::Start(to + (at - range.start)))?;
-                // In the kernel, if both are on file systems of one kind; else not.
+                // The kernel copies if both file systems allow it.
                 match io::copy(&mut source.take(step), &mut &*target)? {
                     n if n == step => Ok(()),
                     _ => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -1,29 +1,30 @@
-//! The daemon's life: its folder, its socket, its connections, its end. Owns these; knows nothing of what is kept.
+//! The daemon process: its state folder, its socket, its connections, its end. Owns these; knows nothing of what is
+//! stored.
 //!
-//! Invariant: one daemon has a folder; it can be killed at any instant, and the next one goes on. Connections are
-//! bounded in number, in the time that they may keep silent, and in the time that they may leave an answer unread.
+//! Invariant: a folder has one daemon; it can be killed at any time, and the next one continues. Connections are bounded
+//! in number, in the time that they may be idle, and in the time that they may leave a response unread.
 
 use crate::access::Peer;
 use crate::access::audit::{self, Audit};
-use crate::access::caller::Source;
-use crate::access::connections::{Connections, Limits, Place};
-use crate::access::paced::{Pace, Paced};
-use crate::access::tls::{Door, Remote};
-use crate::api::{self, Answered, App};
+use crate::access::caller::PeerAddress;
+use crate::access::connections::{ConnectionLimits, ConnectionSlot, Connections};
+use crate::access::paced::{PacedStream, ReaderLimits};
+use crate::access::tls::{Remote, RemoteListener};
+use crate::api::{self, ApiState, ResponseCounters};
 use crate::backup::StateStore;
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
-use crate::events::{Events, say};
-use crate::guest_users::Choice;
+use crate::events::{Events, log_line};
+use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
-use crate::machines::{Machines, Parts};
+use crate::machines::{MachineHostConfig, Machines};
 use crate::operations::Operations;
 use crate::records;
 use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
-use crate::store::{Objects, Reserve, SqliteStore, Store};
+use crate::store::{Objects, ReserveState, SqliteStore, Store};
 use crate::stores::Stores;
 use crate::systemd::ServiceManager;
 use anyhow::{Context, Result, bail};
@@ -45,84 +46,84 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// How long a request's head may take to come: from the connection's start, or from the end of the last answer.
+/// Longest time until a request's head is complete, from the start of the connection or the end of the last response.
 const HEAD: Duration = Duration::from_secs(30);
-/// How slowly an answer may be read.
-const PACE: Pace = Pace { stall: Duration::from_secs(30), bytes_a_second: 16 << 10 };
-/// Between two looks at what the audit log has counted.
+/// Minimum speed at which a response must be read.
+const PACE: ReaderLimits = ReaderLimits { stall: Duration::from_secs(30), bytes_a_second: 16 << 10 };
+/// Interval at which the audit log writes its counts.
 const AUDIT_EACH: Duration = Duration::from_secs(5);
 
-/// Of what a client sends after its last answer so much is read, for so long.
+/// Data of a client after its last response that is read and discarded, in size and time.
 const MOST_UNREAD_BYTES: usize = 1 << 20;
 const UNREAD: Duration = Duration::from_secs(2);
-/// Before connections are taken again when there was no descriptor for one.
+/// Pause before the next connection is accepted after descriptors ran out.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 
-/// The folder for what runs.
+/// Folder for files of running machines.
 const RUN: &str = "run";
-/// The system's libvirt.
+/// URI of the system's libvirt.
 pub const LIBVIRT_URI_DEFAULT: &str = "qemu:///system";
-/// A folder that has it is a daemon's.
+/// File that marks a folder as a daemon's.
 pub(crate) const LOCK_FILE: &str = "lock";
-/// The records.
+/// File of the records.
 pub(crate) const DATABASE: &str = "state.db";
-/// How often it is looked whether what frees room has room itself.
+/// Interval at which the reserve of the database is checked.
 const RESERVE_EACH: Duration = Duration::from_secs(10);
 /// How long the lock and the socket of a daemon that has just ended may stay.
 const LOCK: Duration = Duration::from_secs(2);
 
-/// How it is started.
+/// Settings of the daemon.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// Where everything is kept.
+pub struct DaemonSettings {
+    /// The state folder.
     pub state: PathBuf,
-    /// Where it listens.
+    /// Path of the socket.
     pub socket: PathBuf,
-    /// The socket's rights.
+    /// Permissions of the socket.
     pub socket_mode: u32,
-    /// Where it listens besides, for those who have a token.
+    /// The TCP listener, for clients with a token.
     pub remote: Option<Remote>,
-    /// Who runs machines.
+    /// Hypervisor that runs machines.
     pub hypervisor: Hypervisor,
-    /// The libvirt that does, if it does.
+    /// URI of libvirt, if it runs machines.
     pub libvirt_uri: String,
-    /// The users that machines' QEMUs run as.
-    pub guest_users: Choice,
+    /// Users that machines' QEMUs run as.
+    pub guest_users: UserChoice,
     /// The program that serves disks.
     pub program: PathBuf,
-    /// Memory that all caches may have together; half of the host's if nothing is said.
+    /// Memory that the guarantees of all caches may take together; half of the host's by default.
     pub ram_budget_bytes: Option<u64>,
-    /// Limits of caches may be so many percent of that together.
+    /// Limits of all caches together, in percent of that.
     pub overcommit_percent: u32,
-    /// What of the host's memory machines do not get; a tenth if nothing is said.
+    /// Memory of the host that machines do not get; a tenth by default.
     pub memory_reserve_bytes: Option<u64>,
-    /// Guests' memory and caches may be so many percent of the rest together.
+    /// Guests' memory and caches together, in percent of the rest.
     pub memory_overcommit_percent: u32,
-    /// Guests' processors may be so many percent of the host's together.
+    /// Guests' processors together, in percent of the host's.
     pub vcpu_overcommit_percent: u32,
-    /// Caches shrink when less memory than this is available; a twentieth of the host's if nothing is said.
+    /// Caches shrink when less memory than this is available; a twentieth of the host's by default.
     pub memory_floor_bytes: Option<u64>,
-    /// Where changes are written down; in the state folder if nothing is said.
+    /// Destinations of the audit log; a file in the state folder by default.
     pub audit: Vec<AuditTo>,
-    /// How long that is kept.
+    /// How long the audit log is kept.
     pub audit_keep: Duration,
-    /// How much of it is kept.
+    /// Largest size of the audit log.
     pub audit_max_bytes: u64,
-    /// How long a claim lasts of which neither it nor its catalog says that; `None`: until it is released.
+    /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
 }
 
-/// Where changes are written down.
+/// Destination of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuditTo {
     /// Standard error, which the journal keeps.
     Journal,
-    /// A file, and the older parts of it beside it.
+    /// A file, with rotated files beside it.
     File(PathBuf),
 }
 
-impl Settings {
-    fn audit(&self, state: &Path) -> Result<audit::Settings> {
+impl DaemonSettings {
+    fn audit(&self, state: &Path) -> Result<audit::AuditSettings> {
         let mut files = self.audit.iter().filter_map(|to| match to {
             AuditTo::File(path) => Some(path),
             AuditTo::Journal => None,
@@ -136,10 +137,10 @@ impl Settings {
             bail!("--audit: one file can be, and 'journal'");
         }
         let journal = self.audit.contains(&AuditTo::Journal);
-        Ok(audit::Settings { file, journal, keep: self.audit_keep, max_bytes: self.audit_max_bytes })
+        Ok(audit::AuditSettings { file, journal, keep: self.audit_keep, max_bytes: self.audit_max_bytes })
     }
 
-    /// What machines may take of this host.
+    /// Returns the host's budget for machines.
     fn capacity(&self) -> Capacity {
         let host_bytes = host_bytes();
         let host_cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
@@ -155,20 +156,20 @@ impl Settings {
     }
 }
 
-/// The folder of everything that is kept. No other daemon has it while this value lives.
+/// The state folder. No other daemon uses it while this value exists.
 struct StateFolder {
     path: PathBuf,
     _lock: File,
 }
 
 impl StateFolder {
-    /// Makes it, if need be, and closes it to everybody else.
-    fn take(settings: &Settings) -> Result<StateFolder> {
+    /// Creates the folder if necessary, and removes the rights of all others.
+    fn take(settings: &DaemonSettings) -> Result<StateFolder> {
         let path = std::path::absolute(&settings.state).context("--state")?;
         fs::create_dir_all(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
         is_ours(&path)?;
         raise_descriptors();
-        // What is made here is ours alone, unless it is made for others.
+        // New files are accessible to the daemon alone, unless they are meant for others.
         rustix::process::umask(Mode::from_raw_mode(0o077));
         let lock = lock(&path.join(LOCK_FILE))?;
         close(&path, settings.hypervisor).with_context(|| format!("{}: is not ours", path.display()))?;
@@ -176,7 +177,7 @@ impl StateFolder {
     }
 }
 
-/// What is recorded, and the parts that look after it. No machine is looked at yet.
+/// The stored records and the parts that manage them, before any machine is examined.
 struct Records {
     store: Arc<SqliteStore>,
     objects: Objects,
@@ -188,7 +189,7 @@ struct Records {
 }
 
 impl Records {
-    fn open(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Records> {
+    fn open(settings: &DaemonSettings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Records> {
         let store = Arc::new(SqliteStore::open(&state.join(DATABASE))?);
         let objects = Objects::new(Arc::clone(&store) as Arc<dyn Store>);
         let events = Events::open(&state.join("events"), complain);
@@ -208,15 +209,15 @@ impl Records {
         Ok(Records { store, objects, events, operations, stores, images, catalogs })
     }
 
-    /// Takes over the machines: what the routes ask.
-    fn app(self, parts: Parts, audit: Audit, state: &Path) -> Result<App> {
+    /// Adopts the machines. Returns the state of the API's routes.
+    fn app(self, parts: MachineHostConfig, audit: Audit, state: &Path) -> Result<ApiState> {
         let Records { store, objects, events, operations, stores, images, catalogs } = self;
         let idempotency = Idempotency::new(objects.clone());
         let machines =
             Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
-        Ok(App {
+        Ok(ApiState {
             audit,
-            answered: Answered::default(),
+            answered: ResponseCounters::default(),
             catalogs,
             events,
             idempotency,
@@ -229,13 +230,17 @@ impl Records {
     }
 }
 
-/// The folder that machines run in.
+/// Folder in which machines run.
 fn machine_folder(state: &Path) -> PathBuf {
     state.join(RUN).join("machines")
 }
 
-/// Where the parts are that machines are made of.
-fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> Result<Parts> {
+/// Returns the settings that machines need.
+fn parts(
+    settings: &DaemonSettings,
+    state: &Path,
+    complain: &mut dyn FnMut(&str),
+) -> Result<MachineHostConfig> {
     if !settings.program.is_file() {
         let program = settings.program.display();
         complain(&format!("{program} is not there, and no machine can start: say where it is with --worker"));
@@ -246,7 +251,7 @@ fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> R
         );
     }
     let guest_users = settings.guest_users.settle(settings.hypervisor, complain);
-    Ok(Parts {
+    Ok(MachineHostConfig {
         folder: machine_folder(state),
         program: settings.program.clone(),
         hypervisor: settings.hypervisor,
@@ -259,16 +264,17 @@ fn parts(settings: &Settings, state: &Path, complain: &mut dyn FnMut(&str)) -> R
     })
 }
 
-/// Serves until it is told to end. What goes on then is broken off, which the next one undoes.
+/// Serves until a signal ends the daemon. Work in progress is interrupted then, and undone by the next start.
 pub async fn run(
-    settings: Settings,
+    settings: DaemonSettings,
     mut service_manager: ServiceManager,
     ready: impl FnOnce(Option<SocketAddr>),
 ) -> Result<()> {
-    // Before anything that takes time: unheard it would end the daemon, and the service manager takes that for an end in order.
+    // Do this before anything that takes time: without a handler SIGHUP would end the daemon, and the service manager
+    // would take that for a regular end.
     let hangup = signal(SignalKind::hangup())?;
     let state = StateFolder::take(&settings)?;
-    let mut complain = |line: &str| say(&format!("warning: {line}"));
+    let mut complain = |line: &str| log_line(&format!("warning: {line}"));
     if !confined::is_supported() {
         complain(
             "this kernel has no Landlock: qemu-img and debugfs are kept from sockets, devices and rights, not from files",
@@ -276,7 +282,7 @@ pub async fn run(
     }
     let records = Records::open(&settings, &state.path, &mut complain)?;
     let parts = parts(&settings, &state.path, &mut complain)?;
-    // Before there are others who make files: it changes what all of them get.
+    // Do this before other threads create files: it changes the umask of all.
     let listener = match service_manager.listener(&settings.socket, &mut complain) {
         Some(listener) => listener,
         None => listen(&settings)?,
@@ -287,7 +293,7 @@ pub async fn run(
     tokio::spawn(keep_reserve(Arc::clone(&app.state.store), events.clone()));
 
     let door = match settings.remote {
-        Some(remote) => Some(Arc::new(Door::open(remote).await?)),
+        Some(remote) => Some(Arc::new(RemoteListener::open(remote).await?)),
         None => None,
     };
     let is_kept = service_manager.keep(&listener);
@@ -316,17 +322,17 @@ pub async fn run(
     Ok(())
 }
 
-/// Keeps room for what frees room. Told once when there is none, and when there is again.
+/// Keeps space in reserve for actions that free space. Raises an event when there is none, and when there is again.
 async fn keep_reserve(store: Arc<SqliteStore>, events: Events) {
-    let mut before = Reserve::Whole;
+    let mut before = ReserveState::Whole;
     loop {
         let filled = Arc::clone(&store);
         let Ok(now) = tokio::task::spawn_blocking(move || filled.fill_reserve()).await else { return };
         let text = match now {
-            Reserve::Short => {
+            ReserveState::Short => {
                 "the state's file system is full: nothing new can be recorded until there is room again"
             }
-            Reserve::Whole => "the state's file system has room again",
+            ReserveState::Whole => "the state's file system has room again",
         };
         if now != before {
             events.raise(EventKind::Space, "host", text);
@@ -336,7 +342,7 @@ async fn keep_reserve(store: Arc<SqliteStore>, events: Events) {
     }
 }
 
-/// Has the audit log write what it has counted.
+/// Writes the counts of the audit log regularly.
 async fn look_after(audit: Audit) {
     loop {
         tokio::time::sleep(AUDIT_EACH).await;
@@ -345,35 +351,35 @@ async fn look_after(audit: Audit) {
     }
 }
 
-/// Lets clients in for as long as it is asked.
+/// Accepts connections on the unix socket.
 async fn accept(listener: UnixListener, router: Router) {
-    let connections = Connections::new(Limits::LOCAL);
+    let connections = Connections::new(ConnectionLimits::LOCAL);
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors: others give some back.
+            // Out of descriptors: wait until others are closed.
             tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
             continue;
         };
         let who = stream.peer_cred().ok();
         let source =
-            Source::Local { uid: who.as_ref().map(|who| who.uid()), pid: who.and_then(|who| who.pid()) };
-        // All of that user's connections are being answered: this one goes.
+            PeerAddress::Local { uid: who.as_ref().map(|who| who.uid()), pid: who.and_then(|who| who.pid()) };
+        // All connections of that user are busy: refuse this one.
         let Ok(place) = connections.admit(source) else { continue };
         let peer = Peer { source, tokens: None, place: Arc::clone(&place) };
         tokio::spawn(until_closed(place, serve(stream, router.clone(), peer)));
     }
 }
 
-/// The same for those who come over TCP; nobody, without a door.
-async fn accept_remote(door: Option<Arc<Door>>, router: Router) {
+/// Accepts connections over TCP, if there is a listener.
+async fn accept_remote(door: Option<Arc<RemoteListener>>, router: Router) {
     let Some(door) = door else { return pending().await };
-    let connections = Connections::new(Limits::REMOTE);
+    let connections = Connections::new(ConnectionLimits::REMOTE);
     loop {
         let Some(stranger) = door.next().await else {
             tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
             continue;
         };
-        let source = Source::Remote(stranger.address.ip());
+        let source = PeerAddress::Remote(stranger.address.ip());
         let Ok(place) = connections.admit(source) else { continue };
         let peer = Peer { source, tokens: Some(Arc::clone(&door.tokens)), place: Arc::clone(&place) };
         let router = router.clone();
@@ -385,25 +391,25 @@ async fn accept_remote(door: Option<Arc<Door>>, router: Router) {
     }
 }
 
-/// Answers a connection until it ends, or another one needs its place.
-async fn until_closed(place: Arc<Place>, answering: impl Future<Output = ()>) {
+/// Serves a connection until it ends, or until it is closed for another one.
+async fn until_closed(place: Arc<ConnectionSlot>, answering: impl Future<Output = ()>) {
     tokio::select! {
         () = answering => {}
         () = place.closed() => {}
     }
 }
 
-/// Reads again who may come over TCP, and by what they know us, each time that it is asked to (daemon(7): SIGHUP). All else
-/// needs another start, which no machine notices.
-async fn reload(mut hangup: Signal, door: Option<Arc<Door>>, events: Events) {
+/// Reads the tokens and the certificate again at each SIGHUP (daemon(7)). All other settings need a restart, which
+/// machines do not notice.
+async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: Events) {
     while hangup.recv().await.is_some() {
         let Some(door) = &door else {
-            say("SIGHUP: there is nothing to read again without --listen");
+            log_line("SIGHUP: there is nothing to read again without --listen");
             continue;
         };
         match door.reload() {
-            Ok(()) => say("SIGHUP: the files of --tokens, --tls-cert and --tls-key were read again"),
-            // Where those look who have not sent it.
+            Ok(()) => log_line("SIGHUP: the files of --tokens, --tls-cert and --tls-key were read again"),
+            // Raise an event, for those who did not send the signal.
             Err(e) => events.raise(
                 EventKind::Failed,
                 "host",
@@ -414,16 +420,16 @@ async fn reload(mut hangup: Signal, door: Option<Arc<Door>>, events: Events) {
     pending().await
 }
 
-/// Answers a connection until it ends.
+/// Serves a connection until it ends.
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer: Peer) {
     let service = TowerToHyperService::new(router.layer(Extension(peer)));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(Paced::new(stream, PACE)), service);
+        .serve_connection(TokioIo::new(PacedStream::new(stream, PACE)), service);
     let Ok(parts) = connection.without_shutdown().await else { return };
     let mut stream = parts.io.into_inner();
-    // A connection that is closed with something unread loses the answer on its way: what was too much is read first.
+    // Closing a connection with unread data would lose the response: read some of that data first.
     let rest = async {
         stream.shutdown().await?;
         let (mut buffer, mut read) = (vec![0; 16 << 10], 0);
@@ -438,7 +444,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer
     let _ = tokio::time::timeout(UNREAD, rest).await;
 }
 
-/// Refuses a folder that holds something else: it is about to be closed to everybody.
+/// Refuses a folder with other contents, since its permissions are about to be changed.
 pub(crate) fn is_ours(state: &Path) -> Result<()> {
     if state.join(LOCK_FILE).exists() {
         return Ok(());
@@ -446,7 +452,7 @@ pub(crate) fn is_ours(state: &Path) -> Result<()> {
     let entries = fs::read_dir(state).with_context(|| format!("{}: cannot be read", state.display()))?;
     for entry in entries {
         let name = entry?.file_name();
-        // A file system has it from its birth.
+        // This folder exists in every new file system.
         if name != "lost+found" {
             bail!(
                 "{} holds '{}' and nothing of spillwayd's: give an empty folder, or a new one, as --state",
@@ -458,14 +464,14 @@ pub(crate) fn is_ours(state: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Each machine takes some descriptors.
+/// Raises the limit of descriptors: each machine takes some.
 fn raise_descriptors() {
     let most = getrlimit(Resource::Nofile).maximum;
-    // It stays as it is if that is not allowed.
+    // The limit stays as it is if raising it is not allowed.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
 }
 
-/// Nobody else has any right to what is kept; the group that libvirt's QEMU was let in as may go through to `run`.
+/// Removes all rights of others; only the group of libvirt's QEMU may pass through to `run`.
 fn close(state: &Path, hypervisor: Hypervisor) -> std::io::Result<()> {
     for entry in fs::read_dir(state)? {
         let entry = entry?;
@@ -479,7 +485,7 @@ fn close(state: &Path, hypervisor: Hypervisor) -> std::io::Result<()> {
     fs::set_permissions(state, fs::Permissions::from_mode(mode))
 }
 
-/// Held for as long as the daemon lives.
+/// Locks the folder for as long as the daemon runs.
 pub(crate) fn lock(path: &Path) -> Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(path);
     let file = file.with_context(|| format!("{}: cannot be made", path.display()))?;
@@ -487,7 +493,7 @@ pub(crate) fn lock(path: &Path) -> Result<File> {
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            // A process that the last one was just starting has it until it executes its program.
+            // A process that the last daemon was starting holds it until it executes its program.
             Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
             Err(Errno::WOULDBLOCK) => {
                 bail!("{}: another spillwayd has this folder: give another --state", path.display())
@@ -497,15 +503,15 @@ pub(crate) fn lock(path: &Path) -> Result<File> {
     }
 }
 
-/// Nobody can connect before the rights are right. One that nobody listens on any more is replaced.
-fn listen(settings: &Settings) -> Result<std::os::unix::net::UnixListener> {
+/// Creates the socket so that nobody can connect before its permissions are set. Replaces a socket without a listener.
+fn listen(settings: &DaemonSettings) -> Result<std::os::unix::net::UnixListener> {
     let path = &settings.socket;
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     }
     let until = Instant::now() + LOCK;
     while std::os::unix::net::UnixStream::connect(path).is_ok() {
-        // As with the lock: it may be a process that the last one was just starting.
+        // As with the lock: a process that the last daemon was starting may hold it.
         if Instant::now() > until {
             bail!("{}: somebody listens there: give another --socket", path.display());
         }

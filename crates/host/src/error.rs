@@ -1,38 +1,39 @@
-//! What can go wrong, as the API says it. Owns the translation, not the words.
+//! Errors of the host, as the API reports them. Owns the conversion, not the messages.
 
 use crate::store::{Revision, StoreError};
 use spillway_api::{ErrorCode, Problem};
 use spillway_control::{ErrorKind, SupervisorError};
 
-/// Why something was not done: for programs a code, for people what, where and what to do.
+/// Error of a request: a code for programs; for people what failed, on which object, and what to do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct HostError {
-    /// For programs.
+    /// Code for programs.
     pub code: ErrorCode,
-    /// For people.
+    /// Message for people.
     pub message: String,
-    /// Whether what failed fails again however often it is tried.
+    /// Whether retrying cannot succeed.
     pub is_permanent: bool,
 }
 
 impl HostError {
-    /// With these words. It may work when it is tried again.
+    /// Creates an error; a retry may succeed.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> HostError {
         HostError { code, message: message.into(), is_permanent: false }
     }
 
-    /// No other try can have another outcome until something else is asked for: other settings, another image.
+    /// Marks the error as permanent: a retry fails until something else is requested, such as other settings or another
+    /// image.
     pub fn permanent(self) -> HostError {
         HostError { is_permanent: true, ..self }
     }
 
-    /// What was sent cannot be.
+    /// Error for an invalid request.
     pub fn invalid(message: impl Into<String>) -> HostError {
         HostError::new(ErrorCode::Invalid, message)
     }
 
-    /// There is none of that name; perhaps another is meant.
+    /// Error for an unknown name; suggests a similar one.
     pub fn not_found<'a>(word: &str, name: &str, others: impl IntoIterator<Item = &'a str>) -> HostError {
         let message = match spillway_api::nearest(name, others) {
             Some(near) => format!("there is no {word} '{name}': do you mean '{near}'?"),
@@ -41,7 +42,7 @@ impl HostError {
         HostError::new(ErrorCode::NotFound, message)
     }
 
-    /// Refuses a change of an object (`what` names it) that has another tag now than the client has read.
+    /// Refuses to change an object (`what` names it) whose tag is not the one that the client has read.
     pub fn if_match(what: &str, expected: Option<Revision>, found: Revision) -> Result<(), HostError> {
         match expected {
             Some(expected) if expected != found => {
@@ -55,7 +56,7 @@ impl HostError {
         }
     }
 
-    /// The same for clients.
+    /// Converts the error for clients.
     pub fn problem(&self) -> Problem {
         Problem::new(self.code, self.message.clone())
     }

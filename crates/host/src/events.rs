@@ -1,8 +1,8 @@
-//! What happens on the host, for those who listen. Owns the events: the last ones in memory, those of a week in files. Each
-//! also goes to standard error, where a journal keeps it.
+//! Events of the host, for subscribers. Owns the events: the last ones in memory, those of a week in files. Each is also
+//! written to standard error, where the journal keeps it.
 //!
-//! Invariant: numbers rise, over restarts too; who asks for what came after an event gets all of it, in order, or is told
-//! that some of it was lost.
+//! Invariant: numbers increase, also over restarts; a client that asks for the events after a given one gets all of them,
+//! in order, or is told that some were lost.
 
 mod log;
 
@@ -17,50 +17,50 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use tokio::sync::watch;
 
-/// Events that are told at a time, and that are in memory.
+/// Number of events in memory, and in one response.
 const MOST_AT_ONCE: usize = 4096;
-/// Of an event's text so much is kept: parts of it may be a guest's.
+/// Longest text of an event that is kept: parts of it may come from a guest.
 const MOST_TEXT_BYTES: usize = 16 << 10;
 
-/// A line for whoever reads standard error. What runs does not end because nobody can.
-pub fn say(line: &str) {
-    // In one piece: others write there too.
+/// Writes a line to standard error. Failures are ignored: the daemon continues if nobody reads it.
+pub fn log_line(line: &str) {
+    // Write it at once, since other processes write there too.
     let _ = std::io::stderr().write_all(format!("spillwayd: {line}\n").as_bytes());
 }
 
-/// The events of a host. A clone is the same.
+/// The events of a host. A clone is the same events.
 #[derive(Clone)]
 pub struct Events(Arc<Inner>);
 
 struct Inner {
-    known: Mutex<Known>,
-    /// How many there were since the daemon began, in the order of [`EventKind::ALL`].
+    known: Mutex<EventBuffer>,
+    /// Number of events since the daemon started, in the order of [`EventKind::ALL`].
     counts: [AtomicU64; EventKind::ALL.len()],
     last: watch::Sender<u64>,
-    /// Wakes the thread that makes what was written durable.
+    /// Wakes the thread that flushes the files.
     written: SyncSender<()>,
 }
 
-struct Known {
+struct EventBuffer {
     history: u32,
-    /// The number of the next one.
+    /// Number of the next event.
     next: u64,
-    /// The last ones.
+    /// The last events.
     recent: VecDeque<Event>,
-    /// The files; none where they cannot be written.
+    /// The files; `None` where they cannot be written.
     log: Option<EventLog>,
 }
 
 impl Default for Events {
-    /// In memory alone.
+    /// Creates events that are kept in memory only.
     fn default() -> Events {
-        Events::with(Known { history: log::new_history(), next: 1, recent: VecDeque::new(), log: None })
+        Events::with(EventBuffer { history: log::new_history(), next: 1, recent: VecDeque::new(), log: None })
     }
 }
 
 impl Events {
-    /// Those that are kept in this folder, which is made if it is not there. Where that cannot be they are in memory, and
-    /// `complain` is told.
+    /// Opens the events in this folder, which is created if necessary. If that fails, events are kept in memory, and
+    /// `complain` is called.
     pub fn open(folder: &Path, complain: &mut dyn FnMut(&str)) -> Events {
         let (log, found) = match EventLog::open(folder) {
             Ok(opened) => opened,
@@ -70,7 +70,8 @@ impl Events {
             }
         };
         let recent = log.read(found.next.saturating_sub(MOST_AT_ONCE as u64), MOST_AT_ONCE);
-        let known = Known { history: log.history(), next: found.next, recent: recent.into(), log: Some(log) };
+        let known =
+            EventBuffer { history: log.history(), next: found.next, recent: recent.into(), log: Some(log) };
         let events = Events::with(known);
         if found.may_lack_some {
             let text = "the host has ended before the last events were safe: some may be missing here";
@@ -79,18 +80,18 @@ impl Events {
         events
     }
 
-    fn with(known: Known) -> Events {
+    fn with(known: EventBuffer) -> Events {
         let (written, wakes) = sync_channel(1);
         let last = watch::Sender::new(known.next.saturating_sub(1));
         let inner = Inner { known: Mutex::new(known), counts: Default::default(), last, written };
         let inner = Arc::new(inner);
         let known = Arc::downgrade(&inner);
-        // Without it the kernel writes when it thinks fit.
+        // Without this thread the kernel decides when to write.
         let _ = std::thread::Builder::new().name("events".into()).spawn(move || make_durable(&known, &wakes));
         Events(inner)
     }
 
-    /// Something happens to an object, such as `machine/desk-001`.
+    /// Raises an event about an object, such as `machine/desk-001`.
     pub fn raise(&self, kind: EventKind, object: &str, text: impl Into<String>) {
         let mut text: String = text.into();
         if text.len() > MOST_TEXT_BYTES {
@@ -110,12 +111,12 @@ impl Events {
         self.counted(kind).fetch_add(1, Ordering::Relaxed);
         self.0.last.send_replace(number);
         drop(known);
-        // One that waits already comes after this.
+        // A wakeup that is pending already covers this event.
         let _ = self.0.written.try_send(());
-        say(&line);
+        log_line(&line);
     }
 
-    /// How many of a kind there were since the daemon began.
+    /// Number of events of a kind since the daemon started.
     pub fn count(&self, kind: EventKind) -> u64 {
         self.counted(kind).load(Ordering::Relaxed)
     }
@@ -125,8 +126,8 @@ impl Events {
         &self.0.counts[at.expect("ALL has every kind")]
     }
 
-    /// What came after an event, the oldest first, so many at a time; the last ones, if none is named. If some of it is not
-    /// known any more, or there is no such event, the first of them says so.
+    /// Returns the events after this one, oldest first, up to a bound; the last ones if none is given. If some of them
+    /// are not known any more, or there is no such event, the first one says so.
     pub fn after(&self, after: Option<EventId>) -> Vec<Event> {
         let known = self.known();
         let Some(after) = after else { return known.recent.iter().cloned().collect() };
@@ -137,7 +138,7 @@ impl Events {
         }
         let what = match after.history == known.history {
             true => "are not kept any more",
-            false => "are of another history of this host, which was lost",
+            false => "belong to another history of this host, which was lost",
         };
         let id = EventId { history: known.history, number: oldest - 1 };
         let text = format!("events were lost: those after {after} {what}; what is known begins here");
@@ -148,40 +149,40 @@ impl Events {
         told
     }
 
-    /// The number of the last one, as it rises.
+    /// Subscribes to the number of the last event.
     pub fn last(&self) -> watch::Receiver<u64> {
         self.0.last.subscribe()
     }
 
-    /// The daemon ends: all that was told is safe.
+    /// Flushes all events before the daemon ends.
     pub fn close(&self) {
         let mut known = self.known();
         if let Some(Err(e)) = known.log.as_mut().map(EventLog::close) {
-            say(&format!("warning: the last events may be lost: {e}"));
+            log_line(&format!("warning: the last events may be lost: {e}"));
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, EventBuffer> {
         self.0.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Known {
+impl EventBuffer {
     fn write(&mut self, event: &Event) {
         let Some(log) = &mut self.log else { return };
         if let Err(e) = log.append(event) {
-            say(&format!("warning: events are in memory alone until the daemon starts again: {e}"));
+            log_line(&format!("warning: events are in memory alone until the daemon starts again: {e}"));
             self.log = None;
         }
     }
 
-    /// The number of the oldest that is known, or of the next one.
+    /// Number of the oldest known event, or of the next one.
     fn oldest(&self) -> u64 {
         let in_memory = self.recent.front().map_or(self.next, |event| event.id.number);
         self.log.as_ref().and_then(EventLog::oldest).map_or(in_memory, |oldest| oldest.min(in_memory))
     }
 
-    /// Those from this number on.
+    /// Returns the events from this number on.
     fn from(&self, number: u64) -> Vec<Event> {
         if self.recent.front().is_none_or(|first| first.id.number <= number) {
             return self.recent.iter().filter(|event| event.id.number >= number).cloned().collect();
@@ -190,7 +191,7 @@ impl Known {
     }
 }
 
-/// Makes durable what was written, again and again. It ends with the events.
+/// Flushes the files repeatedly, until the events are dropped.
 fn make_durable(inner: &Weak<Inner>, wakes: &Receiver<()>) {
     while wakes.recv().is_ok() {
         let Some(inner) = inner.upgrade() else { return };
@@ -198,7 +199,7 @@ fn make_durable(inner: &Weak<Inner>, wakes: &Receiver<()>) {
         let file = known.log.as_ref().map(EventLog::file);
         drop(known);
         drop(inner);
-        // What cannot be is told when it is written.
+        // An error shows at the next write.
         file.into_iter().for_each(|file| _ = file.sync_data());
     }
 }

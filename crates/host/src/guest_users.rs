@@ -1,7 +1,8 @@
-//! The users that machines' VMMs run as: each machine that runs has one of its own, so that a guest that breaks out of its
-//! VMM reaches neither the host nor another machine. Owns the range of their numbers and which machine has which.
+//! Users that VMMs run as: each running machine has its own, so that a guest that breaks out of its VMM reaches neither
+//! the host nor another machine. Owns the range of user ids and their assignment.
 //!
-//! Invariant: no two machines have the same user at a time. A user of the range has no name, no home and no rights.
+//! Invariant: no two machines have the same user at the same time. A user of the range has no name, no home and no
+//! rights.
 
 use crate::error::HostError;
 use crate::scopes::followed_by;
@@ -15,16 +16,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-/// Drops rights before it executes a program (util-linux, setpriv(1)).
+/// Program that drops privileges before it executes another (util-linux, setpriv(1)).
 const SETPRIV: &str = "setpriv";
-/// KVM's device.
+/// Device of KVM.
 const KVM: &str = "/dev/kvm";
-/// User and group -1 mean "leave it as it is" to the kernel (setresuid(2)).
+/// User and group -1 mean "unchanged" to the kernel (setresuid(2)).
 const NOBODY: u32 = u32::MAX;
-/// Numbers below are those of the system, its services and its people (login.defs(5)).
+/// Lower ids belong to the system, its services and its people (login.defs(5)).
 const FIRST: u32 = 65_536;
 
-/// Numbers of users, and of groups with the same numbers.
+/// Range of user ids, and of group ids with the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserRange {
     first: u32,
@@ -32,11 +33,11 @@ pub struct UserRange {
 }
 
 impl UserRange {
-    /// What is used if nothing is said. Above the ranges that containers (subuid(5), systemd's 524,288 to 1,879,048,191)
-    /// and directories (SSSD's 200,000 to 2,000,200,000) take, below 2^31 and what systemd takes at its end.
+    /// Default range. It lies above the ranges of containers (subuid(5), systemd's 524,288 to 1,879,048,191) and
+    /// directories (SSSD's 200,000 to 2,000,200,000), and below 2^31 and the range at systemd's end.
     pub const DEFAULT: UserRange = UserRange { first: 2_100_000_000, last: 2_100_065_535 };
 
-    /// Whether this number is one of them.
+    /// Whether the range contains this id.
     pub fn has(self, user: u32) -> bool {
         (self.first..=self.last).contains(&user)
     }
@@ -45,7 +46,7 @@ impl UserRange {
         u64::from(self.last - self.first) + 1
     }
 
-    /// What of a host's files gives numbers of the range to somebody else, a line for each.
+    /// Lists entries in the host's files that assign ids of the range to somebody else, one line each.
     pub fn conflicts(self, root: &Path) -> Vec<String> {
         let mut found = Vec::new();
         for (file, is_range) in [("passwd", false), ("group", false), ("subuid", true), ("subgid", true)] {
@@ -53,7 +54,7 @@ impl UserRange {
             for line in text.lines().filter(|line| !line.starts_with('#')) {
                 let mut fields = line.split(':');
                 let name = fields.next().unwrap_or_default();
-                // NAME:FIRST:COUNT, or NAME:PASSWORD:NUMBER.
+                // The format is NAME:FIRST:COUNT, or NAME:PASSWORD:NUMBER.
                 let mut number = || fields.next().and_then(|number| number.parse::<u32>().ok());
                 let (a, b) = (number(), number());
                 let taken = if is_range { a.zip(b) } else { b.map(|number| (number, 1)) };
@@ -95,28 +96,28 @@ impl fmt::Display for UserRange {
     }
 }
 
-/// What was asked for.
+/// Setting for the users of VMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
-    /// Nothing: users of the usual range, if the daemon may give any.
+pub enum UserChoice {
+    /// The default range, if the daemon may change users.
     Usual,
-    /// Users of this range.
+    /// This range.
     Range(UserRange),
-    /// None: VMMs run as the daemon does.
+    /// None: VMMs run as the daemon.
     DaemonsOwn,
 }
 
-impl FromStr for Choice {
+impl FromStr for UserChoice {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Choice, String> {
-        if text == "none" { Ok(Choice::DaemonsOwn) } else { text.parse().map(Choice::Range) }
+    fn from_str(text: &str) -> Result<UserChoice, String> {
+        if text == "none" { Ok(UserChoice::DaemonsOwn) } else { text.parse().map(UserChoice::Range) }
     }
 }
 
-impl Choice {
-    /// The range that is used, tried out; `None`: VMMs run as the daemon does, or as whoever starts them has it. Complains of
-    /// what is a risk.
+impl UserChoice {
+    /// Returns the range to use, after a test; `None`: VMMs run as the daemon, or as whoever starts them decides.
+    /// Complains about risks.
     pub fn settle(
         self,
         hypervisor: Hypervisor,
@@ -124,15 +125,15 @@ impl Choice {
     ) -> Result<Option<UserRange>, String> {
         let is_root = rustix::process::geteuid().is_root();
         let range = match (self, hypervisor) {
-            (Choice::Range(_), Hypervisor::Libvirt | Hypervisor::None) => {
+            (UserChoice::Range(_), Hypervisor::Libvirt | Hypervisor::None) => {
                 return Err("--guest-users is for --hypervisor qemu: leave it out".into());
             }
             (_, Hypervisor::Libvirt | Hypervisor::None) => return Ok(None),
-            (Choice::Range(_), _) if !is_root => {
+            (UserChoice::Range(_), _) if !is_root => {
                 return Err("--guest-users takes a spillwayd that is root: leave it out".into());
             }
-            (Choice::Usual, _) if !is_root => return Ok(None),
-            (Choice::DaemonsOwn, _) => {
+            (UserChoice::Usual, _) if !is_root => return Ok(None),
+            (UserChoice::DaemonsOwn, _) => {
                 if is_root {
                     complain(
                         "--guest-users none: machines' QEMUs run as root, and a guest that breaks out of its QEMU has this host",
@@ -140,8 +141,8 @@ impl Choice {
                 }
                 return Ok(None);
             }
-            (Choice::Usual, _) => UserRange::DEFAULT,
-            (Choice::Range(range), _) => range,
+            (UserChoice::Usual, _) => UserRange::DEFAULT,
+            (UserChoice::Range(range), _) => range,
         };
         range.conflicts(Path::new("/")).iter().for_each(|conflict| {
             complain(&format!(
@@ -161,7 +162,7 @@ impl Choice {
     }
 }
 
-/// Which machine has which user.
+/// Assignment of users to machines.
 #[derive(Debug)]
 pub struct GuestUsers {
     range: Option<UserRange>,
@@ -169,20 +170,20 @@ pub struct GuestUsers {
 }
 
 impl GuestUsers {
-    /// Nobody has one yet. Without a range VMMs run as the daemon does.
+    /// Creates an empty assignment. Without a range VMMs run as the daemon.
     pub fn new(range: Option<UserRange>) -> GuestUsers {
         GuestUsers { range, of: HashMap::new() }
     }
 
-    /// A machine that runs has this user, or whatever its number is, this group.
+    /// Notes the user of a running machine, and the group with the same number.
     pub fn note(&mut self, machine: &Name, user: u32) {
-        // The number of another range than today's too: it runs.
+        // Also note ids of another range than today's, since the machine runs.
         if user >= FIRST && user != NOBODY {
             self.of.insert(machine.clone(), user);
         }
     }
 
-    /// The user of a machine, which keeps it until it is given back; `None`: its VMM runs as the daemon does.
+    /// Returns the user of a machine, which keeps it until `give_back`; `None`: its VMM runs as the daemon.
     pub fn take(&mut self, machine: &Name, uuid: &str) -> Result<Option<u32>, HostError> {
         let Some(range) = self.range else {
             self.of.remove(machine);
@@ -191,12 +192,12 @@ impl GuestUsers {
         if let Some(user) = self.of.get(machine).filter(|user| range.has(**user)) {
             return Ok(Some(*user));
         }
-        // Where it begins to look depends on the machine: one that starts again has its own again, as a rule, and what
-        // a user may have left somewhere does not come to the next machine that starts.
+        // The search starts at a position that depends on the machine: it usually gets the same user again, and files of
+        // a former user do not fall to the next machine that starts.
         let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).take(8).collect();
         let begin = u64::from_str_radix(&digits, 16).unwrap_or(0) % range.len();
         let candidates = (0..range.len()).map(|i| range.first + ((begin + i) % range.len()) as u32);
-        // There are fewer machines than candidates that are taken, and one more.
+        // One candidate more than there are users in use.
         let mut candidates = candidates.take(self.of.len() + 1);
         let free = candidates.find(|user| !self.of.values().any(|taken| taken == user));
         let user = free.ok_or_else(|| {
@@ -209,13 +210,13 @@ impl GuestUsers {
         Ok(Some(user))
     }
 
-    /// Nothing of a machine runs any more.
+    /// Frees the user of a machine of which nothing runs.
     pub fn give_back(&mut self, machine: &Name) {
         self.of.remove(machine);
     }
 }
 
-/// The same program as this user, in its group and this one besides, without any capability and with none to be had.
+/// Wraps a command to run as this user, in its group and one more, without any capability.
 pub fn run_as(command: &Command, user: u32, group: Option<u32>) -> Command {
     let mut setpriv = Command::new(SETPRIV);
     setpriv.arg(format!("--reuid={user}")).arg(format!("--regid={user}"));
@@ -227,7 +228,7 @@ pub fn run_as(command: &Command, user: u32, group: Option<u32>) -> Command {
     followed_by(setpriv, command)
 }
 
-/// The group that lets a user come to the devices of this way to run guests; `None`: it needs none.
+/// Returns the group that gives access to the devices of an accelerator; `None`: it needs none.
 pub fn device_group(accelerator: &Accelerator) -> Result<Option<u32>, HostError> {
     match accelerator {
         Accelerator::Tcg(_) => Ok(None),
@@ -240,11 +241,11 @@ pub fn device_group(accelerator: &Accelerator) -> Result<Option<u32>, HostError>
     }
 }
 
-/// By the rights of KVM's device and its group.
+/// Decides by the permissions and the group of KVM's device.
 fn group_of(mode: u32, group: u32) -> Result<Option<u32>, HostError> {
     match mode & 0o066 {
         rights if rights & 0o006 == 0o006 => Ok(None),
-        // The group of root is more than this device.
+        // Root's group would give more than this device.
         rights if rights & 0o060 == 0o060 && group != 0 => Ok(Some(group)),
         _ => {
             let message = format!(
@@ -283,7 +284,7 @@ mod tests {
         let range: UserRange = "100000-100002".parse().unwrap();
         let mut told = Vec::new();
         let mut settle = |choice: &str, hypervisor| {
-            let choice = if choice.is_empty() { Choice::Usual } else { choice.parse().unwrap() };
+            let choice = if choice.is_empty() { UserChoice::Usual } else { choice.parse().unwrap() };
             choice.settle(hypervisor, &mut |line| told.push(line.to_owned()))
         };
         for other in [Hypervisor::Libvirt, Hypervisor::None] {

@@ -1,7 +1,7 @@
-//! One JSON value a line over a unix socket: monitors of VMMs, guest agents, disks' control sockets. Owns what was read
-//! and is no whole line yet.
+//! Lines of JSON over a unix socket: monitors of VMMs, guest agents, control sockets of disks. Owns the bytes of an
+//! incomplete line.
 //!
-//! Invariant: who says too much, or no JSON, is an error; a wait for a line may be given up without losing a byte.
+//! Invariant: a line that is too long or not JSON is an error; waiting for a line is cancel safe.
 
 use serde_json::Value;
 use std::io;
@@ -18,22 +18,22 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// Connects. Longer lines are not taken.
+    /// Connects. A longer line is an error.
     pub async fn connect(socket: &Path, longest_bytes: usize) -> io::Result<JsonLines> {
         Ok(JsonLines { stream: UnixStream::connect(socket).await?, input: Vec::new(), longest_bytes })
     }
 
-    /// The process that listens.
+    /// Id of the listening process.
     pub fn peer_pid(&self) -> Option<i32> {
         self.stream.peer_cred().ok()?.pid()
     }
 
-    /// Says something.
+    /// Sends a value.
     pub async fn send(&mut self, value: &Value) -> io::Result<()> {
         self.stream.write_all(format!("{value}\n").as_bytes()).await
     }
 
-    /// What is said next.
+    /// Receives the next value.
     pub async fn next(&mut self) -> io::Result<Value> {
         let strange = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
         loop {

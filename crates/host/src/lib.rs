@@ -1,4 +1,4 @@
-//! The daemon that keeps images, catalogs and machines of a host.
+//! The daemon that manages images, catalogs and machines of a host.
 
 pub mod access;
 pub mod api;

@@ -8,8 +8,8 @@ use spillway_api::client::Address;
 use spillway_control::program::{LIBEXEC, WORKER, worker_program};
 use spillway_host::access::tls::Remote;
 use spillway_host::backup;
-use spillway_host::daemon::{self, AuditTo, LIBVIRT_URI_DEFAULT, Settings};
-use spillway_host::guest_users::Choice;
+use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
+use spillway_host::guest_users::UserChoice;
 use spillway_host::systemd::ServiceManager;
 use std::ffi::OsString;
 use std::io;
@@ -91,8 +91,8 @@ struct Arguments {
     libvirt_uri: String,
     /// Users that machines' QEMUs run as, one for each, which nobody else may have; or none: they run as spillwayd does
     /// [default: 2100000000-2100065535 if spillwayd is root]
-    #[arg(long, value_name = "FIRST-LAST|none", value_parser = str::parse::<Choice>)]
-    guest_users: Option<Choice>,
+    #[arg(long, value_name = "FIRST-LAST|none", value_parser = str::parse::<UserChoice>)]
+    guest_users: Option<UserChoice>,
     /// The program that serves disks [default: spillway-worker beside this one, or in /usr/lib/spillway]
     #[arg(long, value_name = "PATH")]
     worker: Option<PathBuf>,
@@ -228,7 +228,7 @@ fn main() -> Result<()> {
         }
         _ => None,
     };
-    let settings = Settings {
+    let settings = DaemonSettings {
         remote,
         state: arguments.state,
         socket: arguments.socket,
@@ -245,7 +245,7 @@ fn main() -> Result<()> {
         audit_keep: Duration::from_secs(u64::from(arguments.audit_days) * 86_400),
         audit_max_bytes: arguments.audit_size,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
-        guest_users: arguments.guest_users.unwrap_or(Choice::Usual),
+        guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

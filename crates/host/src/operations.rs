@@ -1,7 +1,7 @@
-//! What takes long and goes on while its client may leave: imports, commits, checks of digests. Owns how far they are, in
-//! memory: what they come to is in the objects that they change.
+//! Operations: long work that continues without its client, such as imports, commits and checks of digests. Owns their
+//! progress in memory; their results are in the objects that they change.
 //!
-//! Invariant: an operation ends once, and is known for a while after it has.
+//! Invariant: an operation ends once, and is listed for a while after it has ended.
 
 use crate::error::HostError;
 use spillway_api::{ErrorCode, ImageRef, Operation, OperationState};
@@ -10,29 +10,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::watch;
 
-/// Those that go on at a time.
+/// Number of operations that may run at the same time.
 const MOST_RUNNING: usize = 8;
-/// Ended ones that are remembered.
+/// Number of ended operations that are listed.
 const REMEMBERED: usize = 1000;
 
-/// All operations since the daemon began. A clone is the same.
+/// All operations since the daemon started. A clone is the same operations.
 #[derive(Clone)]
-pub struct Operations(Arc<Mutex<Table>>);
+pub struct Operations(Arc<Mutex<OperationTable>>);
 
 impl Default for Operations {
     fn default() -> Operations {
-        // A client must not take one for another that an earlier daemon told it of. JSON's numbers have 53 bits.
+        // Ids differ from those of an earlier daemon, which clients may still know. Numbers in JSON have 53 bits.
         let last = (jiff::Timestamp::now().as_second() as u64) << 20;
-        Operations(Arc::new(Mutex::new(Table { last, known: BTreeMap::new() })))
+        Operations(Arc::new(Mutex::new(OperationTable { last, known: BTreeMap::new() })))
     }
 }
 
-struct Table {
+struct OperationTable {
     last: u64,
-    known: BTreeMap<u64, Arc<Known>>,
+    known: BTreeMap<u64, Arc<TrackedOperation>>,
 }
 
-struct Known {
+struct TrackedOperation {
     id: u64,
     what: String,
     image: ImageRef,
@@ -40,7 +40,7 @@ struct Known {
     state: watch::Sender<OperationState>,
 }
 
-/// How far an operation is, and whether it is to stop.
+/// Progress and cancellation of an operation.
 #[derive(Default)]
 pub struct Progress {
     done_bytes: AtomicU64,
@@ -49,32 +49,32 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// So much in all.
+    /// Sets the total.
     pub fn set_total(&self, bytes: u64) {
         self.total_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// So much is done.
+    /// Sets what is done.
     pub fn set_done(&self, bytes: u64) {
         self.done_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// So much more is done.
+    /// Adds to what is done.
     pub fn add_done(&self, bytes: u64) {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Whether it may go on: it may have been told to stop.
+    /// Returns an error if the operation was cancelled.
     pub fn goes_on(&self) -> Result<(), HostError> {
         match self.cancelled.load(Ordering::Relaxed) {
-            true => Err(HostError::new(ErrorCode::Cancelled, "it was told to stop")),
+            true => Err(HostError::new(ErrorCode::Cancelled, "it was cancelled")),
             false => Ok(()),
         }
     }
 }
 
 impl Operations {
-    /// Begins one on a thread of its own. It goes on until it ends, whoever waits for it. Refused while many do.
+    /// Starts an operation on a thread of its own; it runs to its end whoever waits for it. Refused while too many run.
     pub fn begin(
         &self,
         what: String,
@@ -85,25 +85,25 @@ impl Operations {
             let mut table = self.table();
             let running = table.known.values().filter(|known| !known.state.borrow().has_ended()).count();
             if running >= MOST_RUNNING {
-                let message = format!("{running} operations go on: wait for one of them to end");
+                let message = format!("{running} operations are running: wait for one of them to end");
                 return Err(HostError::new(ErrorCode::Exhausted, message));
             }
             table.last += 1;
             let progress = Arc::new(Progress::default());
             let state = watch::Sender::new(OperationState::Running);
-            let known = Arc::new(Known { id: table.last, what, image, progress, state });
+            let known = Arc::new(TrackedOperation { id: table.last, what, image, progress, state });
             table.known.insert(known.id, Arc::clone(&known));
             table.forget();
             known
         };
         let described = known.describe();
-        let ending = Ending(Some(known));
+        let ending = CompletionGuard(Some(known));
         let thread = std::thread::Builder::new().name("operation".into()).spawn(move || ending.after(work));
         let failed = |e| HostError::new(ErrorCode::Exhausted, format!("no thread can be started: {e}"));
         thread.map(|_| described).map_err(failed)
     }
 
-    /// One of them when it has ended, or so late.
+    /// Returns an operation when it has ended, or after this time.
     pub async fn wait(&self, id: u64, at_most: std::time::Duration) -> Option<Operation> {
         let known = Arc::clone(self.table().known.get(&id)?);
         let mut state = known.state.subscribe();
@@ -111,24 +111,24 @@ impl Operations {
         Some(known.describe())
     }
 
-    /// All that are known, oldest first.
+    /// Returns all known operations, oldest first.
     pub fn list(&self) -> Vec<Operation> {
         self.table().known.values().map(|known| known.describe()).collect()
     }
 
-    /// Asks one to stop. False: there is none.
+    /// Cancels an operation. Returns `false` if it does not exist.
     pub fn cancel(&self, id: u64) -> bool {
         let table = self.table();
         let known = table.known.get(&id);
         known.inspect(|known| known.progress.cancelled.store(true, Ordering::Relaxed)).is_some()
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, OperationTable> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Table {
+impl OperationTable {
     fn forget(&mut self) {
         let ended = self.known.values().filter(|known| known.state.borrow().has_ended());
         let surplus = ended.clone().count().saturating_sub(REMEMBERED);
@@ -137,10 +137,10 @@ impl Table {
     }
 }
 
-/// Says how an operation has ended, whatever happens to its thread.
-struct Ending(Option<Arc<Known>>);
+/// Sets how an operation has ended, even if its thread panics.
+struct CompletionGuard(Option<Arc<TrackedOperation>>);
 
-impl Ending {
+impl CompletionGuard {
     fn after(mut self, work: impl FnOnce(&Progress) -> Result<(), HostError>) {
         let Some(known) = self.0.as_ref() else { return };
         let end = match work(&known.progress) {
@@ -152,17 +152,17 @@ impl Ending {
     }
 }
 
-impl Drop for Ending {
+impl Drop for CompletionGuard {
     fn drop(&mut self) {
         if let Some(known) = self.0.take() {
-            let message = format!("{} was broken off: please report this", known.what);
+            let message = format!("{} was interrupted by a fault: please report this", known.what);
             let error = HostError::new(ErrorCode::Internal, message).problem();
             known.state.send_replace(OperationState::Failed { error });
         }
     }
 }
 
-impl Known {
+impl TrackedOperation {
     fn describe(&self) -> Operation {
         Operation {
             id: self.id,

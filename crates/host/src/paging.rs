@@ -1,32 +1,31 @@
-//! Parts of lists that may be long: which part a request asks for, and the page that answers it. Owns the tokens that
-//! continue a list.
+//! Pages of long lists: the part that a request selects, and the response. Owns the tokens that continue a list.
 //!
-//! Invariant: a token names the last object of a page, so that the list goes on at that place whatever is made or removed
-//! meanwhile; what a page takes of memory does not grow with the list.
+//! Invariant: a token names the last object of a page, so that the list continues there whatever is created or removed
+//! meanwhile; the memory of a page does not grow with the list.
 
 use base64ct::{Base64UrlUnpadded, Encoding};
 use spillway_api::Page;
 
-/// The longest token that continues a list.
+/// Longest token.
 const MOST_TOKEN_BYTES: usize = 256;
 
-/// Which part of a list is asked for.
+/// Part of a list that a request selects.
 #[derive(Clone, Debug)]
-pub struct Part {
-    /// What comes after this name; all if it is empty.
+pub struct PageRequest {
+    /// Only objects after this name; all if it is empty.
     pub after: String,
-    /// So many at most, one at least.
+    /// Largest number of objects, at least one.
     pub most: usize,
 }
 
-/// The name of the last object on the page that gave this token; nothing if no page did.
+/// Decodes a token: returns the name of the last object on the page that gave it; `None` if no page did.
 pub fn name_of(token: &str) -> Option<String> {
     let name = (token.len() <= MOST_TOKEN_BYTES).then(|| Base64UrlUnpadded::decode_vec(token).ok()).flatten();
     let name = name.and_then(|name| String::from_utf8(name).ok());
     name.filter(|name| name.bytes().all(|b| b.is_ascii_graphic()))
 }
 
-/// The token that continues a list after the object of this name.
+/// Encodes the token that continues a list after this name.
 fn token_of(name: &str) -> String {
     Base64UrlUnpadded::encode_string(name.as_bytes())
 }
@@ -40,12 +39,12 @@ pub struct PageBuilder<T> {
 }
 
 impl<T> PageBuilder<T> {
-    /// Starts with an empty page.
-    pub fn new(part: &Part) -> PageBuilder<T> {
+    /// Starts an empty page.
+    pub fn new(part: &PageRequest) -> PageBuilder<T> {
         PageBuilder { items: Vec::new(), most: part.most, last: String::new(), is_cut: false }
     }
 
-    /// Adds the object of this name. `false`: the page was full, and the list goes on after it.
+    /// Adds an object. Returns `false` if the page was full and the list continues after it.
     pub fn add(&mut self, name: &str, item: T) -> bool {
         self.is_cut = self.items.len() == self.most;
         if !self.is_cut {
@@ -55,7 +54,7 @@ impl<T> PageBuilder<T> {
         !self.is_cut
     }
 
-    /// The page.
+    /// Returns the page.
     pub fn page(self) -> Page<T> {
         let next = self.is_cut.then(|| token_of(&self.last));
         Page { items: self.items, next }
@@ -68,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_page_that_is_cut_says_how_the_list_goes_on() {
-        let mut page = PageBuilder::new(&Part { after: String::new(), most: 2 });
+        let mut page = PageBuilder::new(&PageRequest { after: String::new(), most: 2 });
         assert!(page.add("desk-1", 1) && page.add("desk-2", 2));
         let (full, mut cut) =
             (PageBuilder { items: page.items.clone(), last: page.last.clone(), ..page }, page);

@@ -1,8 +1,8 @@
-//! Processes that outlive the daemon: disks and virtual machines. Owns how they are begun so that the next daemon
-//! finds them again, and how they are ended; knows nothing of what they do.
+//! Processes that outlive the daemon: disks and VMMs. Owns how they are started so that the next daemon finds them, and
+//! how they are ended; knows nothing of what they do.
 //!
-//! Invariant: a process has written down who it is before it executes its program, so that nobody else needs to have;
-//! until it has, it holds a lock on that record, which whoever looks waits for.
+//! Invariant: a process records its own identity before it executes its program, so that nobody else needs to. Until then
+//! it holds a lock on the record, which readers wait for.
 
 #![expect(unsafe_code, reason = "between fork and exec, and for descriptors")]
 
@@ -24,20 +24,20 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// How long a process that has just been forked may take to say who it is.
+/// Longest time until a forked process has recorded its identity.
 const BIRTH: Duration = Duration::from_secs(5);
-/// How long one that was killed may take to end.
+/// Longest time until a killed process has ended.
 const DEATH: Duration = Duration::from_secs(10);
-/// A UUID in text and a line's end.
+/// Size of a UUID as text with a newline.
 const BOOT_ID_BYTES: usize = 37;
-/// What a process says may grow so long before its beginning is thrown away.
+/// Largest log of a process; a longer one is truncated.
 const MAX_LOG_BYTES: u64 = 1 << 20;
-/// Of what it said, so much may be its last words.
+/// Longest part of the log that counts as its last words.
 const MOST_LAST_BYTES: u64 = 1000;
-/// How soon a process is looked at again that cannot be watched.
+/// Interval of polling a process without a usable pidfd.
 const UNWATCHED: Duration = Duration::from_secs(1);
 
-/// A process that lived when this value was made.
+/// A process that was alive when this value was made.
 #[derive(Debug)]
 pub struct Process {
     pid: Pid,
@@ -45,24 +45,24 @@ pub struct Process {
     name: String,
 }
 
-/// What became of the last process of a name in a folder.
+/// State of the last process of a name in a folder.
 #[derive(Debug)]
-pub enum Seen {
-    /// There has been none.
+pub enum ObservedProcess {
+    /// No process was started.
     None,
-    /// It lives.
+    /// The process is alive.
     Alive(Process),
-    /// It has ended.
+    /// The process has ended.
     Ended,
 }
 
-/// Begins a process in a folder, which becomes its working directory, in a session of its own. It is nobody's
-/// child. What it says goes to `NAME.log`. Refused while the last one of that name lives.
+/// Starts a process with the folder as its working directory, in a session of its own, as nobody's child. Its output goes
+/// to `NAME.log`. Refused while the last process of that name is alive.
 pub fn start(folder: &Path, name: &str, command: Command) -> Result<Process, HostError> {
     start_with(folder, name, command, &[])
 }
 
-/// The same for a process that is given these descriptors, by the numbers that they have here. It has no others.
+/// Does the same for a process that inherits these descriptors under their current numbers, and no others.
 pub fn start_with(
     folder: &Path,
     name: &str,
@@ -78,7 +78,7 @@ pub fn start_with(
         };
         HostError::new(code, format!("{name} in {}: {program} {what}: {e}", folder.display()))
     };
-    if let Seen::Alive(_) = look(folder, name)? {
+    if let ObservedProcess::Alive(_) = look(folder, name)? {
         let message = format!("{name} in {} runs already", folder.display());
         return Err(HostError::new(ErrorCode::Conflict, message));
     }
@@ -94,7 +94,7 @@ pub fn start_with(
     let fd = record.as_raw_fd();
     let given: Vec<RawFd> = given.iter().map(AsRawFd::as_raw_fd).collect();
     let born = move || {
-        // SAFETY: system calls on plain numbers. The process between us and the one that executes ends at once.
+        // SAFETY: system calls on plain numbers. The intermediate process exits at once.
         unsafe {
             match libc::fork() {
                 0 => {}
@@ -104,14 +104,15 @@ pub fn start_with(
             if libc::setsid() < 0 {
                 return Err(io::Error::last_os_error());
             }
-            // What our own parent left open is not the machine's. A kernel without the call keeps it open.
+            // Descriptors that our own parent left open are not for the machine. A kernel without the call keeps them
+            // open.
             libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
         }
         for given in &given {
-            // SAFETY: whoever began this holds them open until the program is executed.
+            // SAFETY: the caller holds them open until the program is executed.
             rustix::io::fcntl_setfd(unsafe { BorrowedFd::borrow_raw(*given) }, FdFlags::empty())?;
         }
-        // Who it is, in its own words: a number alone may be somebody else's tomorrow.
+        // Record the whole identity: a process id alone may be reused.
         let mut stat = [0; 1024];
         let this = rustix::fs::open(c"/proc/self/stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let n = rustix::io::read(&this, &mut stat)?;
@@ -122,73 +123,81 @@ pub fn start_with(
     // SAFETY: it makes system calls and neither allocates nor locks.
     unsafe { command.pre_exec(born) };
     let spawned = command.spawn().and_then(|mut between| between.wait());
-    // The lock goes with the last of those that share it: this process, and the new one until it executes its program.
+    // The lock is released with its last holder: this process, and the new one when it executes its program.
     drop(record);
     spawned.map_err(|e| cannot("cannot be executed", e))?;
     match look(folder, name)? {
-        Seen::Alive(process) => Ok(process),
-        Seen::None | Seen::Ended => Err(cannot("ended at once", io::Error::other(last_words(folder, name)))),
+        ObservedProcess::Alive(process) => Ok(process),
+        ObservedProcess::None | ObservedProcess::Ended => {
+            Err(cannot("ended at once", io::Error::other(last_words(folder, name))))
+        }
     }
 }
 
-/// Takes a process that somebody else has begun for the one of this name in a folder, if its command line has this
-/// argument: its number may be somebody else's by now.
-pub fn adopt(folder: &Path, name: &str, pid: u32, argument: &str) -> Result<Seen, HostError> {
+/// Adopts a process that somebody else has started as the one of this name in a folder, if its command line contains this
+/// argument: its id may have been reused.
+pub fn adopt(folder: &Path, name: &str, pid: u32, argument: &str) -> Result<ObservedProcess, HostError> {
     let broken = |e: io::Error| {
         let message = format!("{name} in {}: process {pid} cannot be taken over: {e}", folder.display());
         HostError::new(ErrorCode::Internal, message)
     };
-    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(Seen::None) };
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(ObservedProcess::None) };
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => Process { pid, pidfd, name: name.to_owned() },
-        Err(Errno::SRCH) => return Ok(Seen::None),
+        Err(Errno::SRCH) => return Ok(ObservedProcess::None),
         Err(e) => return Err(broken(e.into())),
     };
     let of = |file: &str| std::fs::read(format!("/proc/{}/{file}", process.pid())).unwrap_or_default();
     let (stat, command_line) = (of("stat"), of("cmdline"));
-    // What was read is of this process if it still lives.
+    // The command line belongs to this process if it is still alive.
     if process.ends_within(Duration::ZERO)
         || !command_line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes())
     {
-        return Ok(Seen::None);
+        return Ok(ObservedProcess::None);
     }
     let record = File::options().create(true).truncate(false).write(true).open(record_path(folder, name));
     let record = record.map_err(broken)?;
     lock(&record, FlockOperation::NonBlockingLockExclusive).map_err(broken)?;
     let text = [boot_id().map_err(broken)?.as_slice(), &stat].concat();
     record.set_len(0).and_then(|()| record.write_all_at(&text, 0)).map_err(broken)?;
-    Ok(Seen::Alive(process))
+    Ok(ObservedProcess::Alive(process))
 }
 
-/// What became of the last process of that name in a folder.
-pub fn look(folder: &Path, name: &str) -> Result<Seen, HostError> {
+/// Finds out whether the last process of that name in a folder is alive.
+pub fn look(folder: &Path, name: &str) -> Result<ObservedProcess, HostError> {
     let path = record_path(folder, name);
     let broken = |e: io::Error| HostError::new(ErrorCode::Internal, format!("{}: {e}", path.display()));
     let record = match File::open(&path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Seen::None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(ObservedProcess::None),
         record => record.map_err(broken)?,
     };
     lock(&record, FlockOperation::NonBlockingLockShared).map_err(broken)?;
     let mut text = [0; BOOT_ID_BYTES + 1024];
     let n = record.read_at(&mut text, 0).map_err(broken)?;
-    let Some((boot, stat)) = text[..n].split_at_checked(BOOT_ID_BYTES) else { return Ok(Seen::None) };
-    let Some((pid, begun)) = identity(stat) else { return Ok(Seen::None) };
+    let Some((boot, stat)) = text[..n].split_at_checked(BOOT_ID_BYTES) else {
+        return Ok(ObservedProcess::None);
+    };
+    let Some((pid, begun)) = identity(stat) else { return Ok(ObservedProcess::None) };
     if boot != boot_id().map_err(broken)? {
-        return Ok(Seen::Ended);
+        return Ok(ObservedProcess::Ended);
     }
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
-        // Opened before it is looked at, so that it cannot become another meanwhile.
+        // Open it before the check, so that it cannot become another process in between.
         Ok(pidfd) if begins(pid).map_err(broken)? == Some(begun) => {
             Process { pid, pidfd, name: name.to_owned() }
         }
-        Ok(_) | Err(Errno::SRCH) => return Ok(Seen::Ended),
+        Ok(_) | Err(Errno::SRCH) => return Ok(ObservedProcess::Ended),
         Err(e) => return Err(broken(e.into())),
     };
-    // One that nobody has waited for is still there, and has ended.
-    Ok(if process.ends_within(Duration::ZERO) { Seen::Ended } else { Seen::Alive(process) })
+    // A zombie still exists, but has ended.
+    Ok(if process.ends_within(Duration::ZERO) {
+        ObservedProcess::Ended
+    } else {
+        ObservedProcess::Alive(process)
+    })
 }
 
-/// Forgets the last process of that name, which must have ended.
+/// Removes the record of the last process of that name, which must have ended.
 pub fn forget(folder: &Path, name: &str) -> Result<(), HostError> {
     match std::fs::remove_file(record_path(folder, name)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -199,7 +208,7 @@ pub fn forget(folder: &Path, name: &str) -> Result<(), HostError> {
     }
 }
 
-/// The last line that a process of that name has said, for people.
+/// Returns the last line of a process's output, for people.
 pub fn last_words(folder: &Path, name: &str) -> String {
     let end = || {
         let log = File::open(log_path(folder, name))?;
@@ -212,7 +221,7 @@ pub fn last_words(folder: &Path, name: &str) -> String {
     text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned()
 }
 
-/// Throws away what a process has said if that is much: a guest may make its VMM say things.
+/// Truncates the log of a process if it is large: a guest may cause output of its VMM.
 pub fn bound_log(folder: &Path, name: &str) {
     let log = File::options().write(true).open(log_path(folder, name));
     if let Ok(log) = log
@@ -223,24 +232,24 @@ pub fn bound_log(folder: &Path, name: &str) {
 }
 
 impl Process {
-    /// Its id, for people.
+    /// Id of the process, for people.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get() as u32
     }
 
-    /// Readable when it has ended.
+    /// Returns a descriptor that is readable when the process has ended.
     pub fn watch(&self) -> Result<OwnedFd, HostError> {
         let failed =
             |e| HostError::new(ErrorCode::Exhausted, format!("{} cannot be watched: {e}", self.name));
         self.pidfd.try_clone().map_err(failed)
     }
 
-    /// The same process.
+    /// Returns another handle of the same process.
     pub fn try_clone(&self) -> Result<Process, HostError> {
         Ok(Process { pid: self.pid, pidfd: self.watch()?, name: self.name.clone() })
     }
 
-    /// Whether it has ended, or does so within this time.
+    /// Whether the process has ended, or ends within this time.
     pub fn ends_within(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         loop {
@@ -253,7 +262,7 @@ impl Process {
         }
     }
 
-    /// Asks it to end, and ends it if it has not done so in time.
+    /// Asks the process to end, and kills it if it has not ended in time.
     pub fn end(&self, patience: Duration) -> Result<(), HostError> {
         for (signal, patience) in [(Signal::TERM, patience), (Signal::KILL, DEATH)] {
             let _ = pidfd_send_signal(&self.pidfd, signal);
@@ -266,14 +275,14 @@ impl Process {
     }
 }
 
-/// When a process has ended, of what [`Process::watch`] gave; never, if there is none.
+/// Waits until a process has ended, by the descriptor of [`Process::watch`]; forever if there is none.
 pub async fn ended(pidfd: Option<OwnedFd>) {
     let Some(pidfd) = pidfd else { return pending().await };
     // SAFETY: an `OwnedFd` has one number for as long as it lives.
     let watched = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
     match watched {
         Ok(pidfd) => _ = pidfd.readable().await,
-        // Whoever waits looks again, and not without a rest.
+        // The caller polls again after this pause.
         Err(_) => tokio::time::sleep(UNWATCHED).await,
     }
 }
@@ -286,7 +295,7 @@ fn log_path(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.log"))
 }
 
-/// Takes a lock that others hold for moments only.
+/// Takes a lock that others hold only for moments.
 fn lock(record: &File, operation: FlockOperation) -> io::Result<()> {
     let until = Instant::now() + BIRTH;
     loop {
@@ -298,23 +307,22 @@ fn lock(record: &File, operation: FlockOperation) -> io::Result<()> {
     }
 }
 
-/// Which start of the host this is: a UUID and a line's end.
+/// Returns the id of the host's current boot: a UUID and a newline.
 pub fn boot_id() -> io::Result<[u8; BOOT_ID_BYTES]> {
     let text = std::fs::read("/proc/sys/kernel/random/boot_id")?;
     text.try_into().map_err(|_| io::Error::other("the kernel's boot id is no UUID"))
 }
 
-/// Process and start time, of a line of `/proc/PID/stat` (proc(5)).
+/// Parses process id and start time from a line of `/proc/PID/stat` (proc(5)).
 fn identity(stat: &[u8]) -> Option<(Pid, u64)> {
     let stat = std::str::from_utf8(stat).ok()?;
     let pid = stat.split(' ').next()?.parse().ok()?;
-    // The program's name is in parentheses and may hold anything; the start time is field 22.
+    // The program's name is in parentheses and may contain anything; the start time is field 22.
     let begun = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     Some((Pid::from_raw(pid)?, begun))
 }
 
-/// When a process began, in ticks since the host did; none if there is no such process. That it could not be looked at says
-/// nothing of it.
+/// Returns a process's start time, in ticks since boot; `None` if there is no such process. An error leaves that open.
 pub fn begins(pid: Pid) -> io::Result<Option<u64>> {
     match std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())) {
         Ok(stat) => Ok(identity(&stat).map(|(_, begun)| begun)),
@@ -336,7 +344,7 @@ mod tests {
 
     fn alive(folder: &Path, name: &str) -> Process {
         match look(folder, name).unwrap() {
-            Seen::Alive(process) => process,
+            ObservedProcess::Alive(process) => process,
             other => panic!("{other:?}"),
         }
     }
@@ -344,7 +352,7 @@ mod tests {
     #[test]
     fn a_process_is_found_again_and_is_nobodys_child() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::None));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::None));
         let begun = start(dir.path(), "disk", sleep("1000")).unwrap();
         let pid = begun.pid();
         drop(begun);
@@ -365,11 +373,11 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         found.end(Duration::from_secs(5)).unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::Ended));
         // Its place is free.
         start(dir.path(), "disk", sleep("1000")).unwrap().end(Duration::ZERO).unwrap();
         forget(dir.path(), "disk").unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::None));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::None));
     }
 
     #[test]
@@ -387,7 +395,7 @@ mod tests {
         assert_eq!(last_words(dir.path(), "y"), "the reason");
         std::fs::write(log_path(dir.path(), "y"), format!("{}\nthe end \n\n", "x".repeat(5000))).unwrap();
         assert_eq!(last_words(dir.path(), "y"), "the end");
-        assert!(matches!(look(dir.path(), "y").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "y").unwrap(), ObservedProcess::Ended));
     }
 
     #[test]
@@ -402,19 +410,19 @@ mod tests {
         for (pid, argument) in
             [(child.id(), "100"), (child.id(), "sleep 1000"), (0, "1000"), (u32::MAX, "1000")]
         {
-            assert!(matches!(adopt(pid, argument), Seen::None), "{pid} {argument}");
-            assert!(matches!(look(dir.path(), "vmm").unwrap(), Seen::None));
+            assert!(matches!(adopt(pid, argument), ObservedProcess::None), "{pid} {argument}");
+            assert!(matches!(look(dir.path(), "vmm").unwrap(), ObservedProcess::None));
         }
-        assert!(matches!(adopt(child.id(), "1000"), Seen::Alive(_)));
+        assert!(matches!(adopt(child.id(), "1000"), ObservedProcess::Alive(_)));
         let found = alive(dir.path(), "vmm");
         assert_eq!(found.pid(), child.id());
         child.kill().unwrap();
         // Nobody has waited for it yet.
         assert!(found.ends_within(Duration::from_secs(5)));
-        assert!(matches!(adopt(child.id(), "1000"), Seen::None));
-        assert!(matches!(look(dir.path(), "vmm").unwrap(), Seen::Ended));
+        assert!(matches!(adopt(child.id(), "1000"), ObservedProcess::None));
+        assert!(matches!(look(dir.path(), "vmm").unwrap(), ObservedProcess::Ended));
         child.wait().unwrap();
-        assert!(matches!(look(dir.path(), "vmm").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "vmm").unwrap(), ObservedProcess::Ended));
     }
 
     #[test]
@@ -427,13 +435,13 @@ mod tests {
         let mut fields: Vec<&str> = after.split_whitespace().collect();
         fields[19] = "1";
         std::fs::write(&path, format!("{before}) {}", fields.join(" "))).unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::Ended));
         let another_boot = format!("{}{}", "0".repeat(36), &true_record[36..]);
         std::fs::write(&path, another_boot).unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::Ended));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::Ended));
         // One that was forked and has not said who it is, and never will.
         std::fs::write(&path, &true_record[..BOOT_ID_BYTES]).unwrap();
-        assert!(matches!(look(dir.path(), "disk").unwrap(), Seen::None));
+        assert!(matches!(look(dir.path(), "disk").unwrap(), ObservedProcess::None));
         begun.end(Duration::ZERO).unwrap();
     }
 }

@@ -1,30 +1,30 @@
-//! Where the processes of machines are among the host's control groups: each in a scope of its own, so that a restart of
-//! the daemon's service reaches none of them, none is swapped out, and each gets its share of the disks. Owns the choice
-//! between what hosts offer, and the command that puts a process there; starts no machine.
+//! Control groups of machines' processes: each has its own scope, so that a restart of the daemon's service does not
+//! affect it, it is not swapped out, and it gets its share of the disks. Owns the choice between what hosts offer, and
+//! the command that places a process; starts no machine.
 //!
-//! Invariant: the choice is made once. A process is in its place before it executes its program, and keeps the number
-//! that it was begun with.
+//! Invariant: the choice is made once. A process is in its group before it executes its program, and keeps its process
+//! id.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use uuid::Uuid;
 
-/// Below which all are.
+/// Slice of all scopes.
 const SLICE: &str = "spillway.slice";
-/// Of each scope, whatever the slice's own unit says. When the host goes down the unit that is named ends machines in order,
-/// and no scope is ended before it has.
+/// Properties of each scope, whatever the slice's own unit says. At a shutdown the named unit ends machines in order,
+/// before any scope is ended.
 const PROPERTIES: [&str; 3] = ["MemorySwapMax=0", "IOWeight=100", "Before=spillway-machines.service"];
-/// How long what is in a scope may take to end when that is stopped: as long as the daemon gives a disk.
+/// How long the processes of a scope may take to end: as long as the daemon gives a disk.
 const STOP: &str = "TimeoutStopSec=40s";
 const SYSTEMD_RUN: &str = "systemd-run";
-/// Where a system that has nothing but version 2 has it.
+/// Root of the control groups of version 2.
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// A prefix of the groups that we make there.
+/// Prefix of the groups that we create.
 const PREFIX: &str = "spillway-";
-/// Where the daemon itself goes: a group that has others below it has no process of its own (cgroups(7)).
+/// Group of the daemon itself: a group with children has no process of its own (cgroups(7)).
 const OWN: &str = "spillwayd";
-/// Puts itself into a group, which is made, and becomes a program. What this kernel cannot limit is left.
+/// Enters a group, which is created, and executes a program. Skips limits that this kernel does not have.
 const ENTER: &str = r#"group=$1; shift
 mkdir -p "$group" || exit
 [ ! -e "$group/memory.swap.max" ] || echo 0 >"$group/memory.swap.max"
@@ -32,19 +32,19 @@ mkdir -p "$group" || exit
 echo 0 >"$group/cgroup.procs" || exit
 exec "$@""#;
 
-/// What this host offers.
+/// How processes are placed on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scopes {
-    /// systemd makes a scope for each process.
+    /// systemd creates a scope for each process.
     Systemd,
-    /// Groups below this one are ours.
+    /// Our own groups below this one.
     Groups(PathBuf),
-    /// They stay in the daemon's own.
+    /// Processes stay in the daemon's group.
     None,
 }
 
 impl Scopes {
-    /// What can be had here, tried out. Complains if that is nothing.
+    /// Finds out what works on this host. Complains if nothing does.
     pub fn choose(complain: &mut dyn FnMut(&str)) -> Scopes {
         let systemd = Path::new("/run/systemd/system").exists();
         let no_systemd = match systemd {
@@ -63,9 +63,9 @@ impl Scopes {
         }
     }
 
-    /// What begins a machine's process in its place. The machine has the name of its folder.
+    /// Wraps the command of a machine's process so that it is placed. The machine has the name of its folder.
     pub fn place(&self, folder: &Path, process: &str, command: Command) -> Command {
-        // One that is not there is to be missed as itself.
+        // A missing program must be reported under its own name.
         if !is_there(&command) {
             return command;
         }
@@ -73,7 +73,7 @@ impl Scopes {
         match self {
             Scopes::Systemd => in_scope(&machine, process, &command),
             Scopes::Groups(parent) => {
-                // A group is used again. It goes when the daemon is next started.
+                // The group is reused, and removed at the daemon's next start.
                 let group = parent.join(format!("{PREFIX}{machine}-{process}"));
                 let mut shell = Command::new("/bin/sh");
                 shell.args(["-c", ENTER, "sh"]).arg(group);
@@ -84,7 +84,7 @@ impl Scopes {
     }
 }
 
-/// A scope is never used again: that of the last process may be there still.
+/// A scope's name is never reused: that of the last process may still exist.
 fn in_scope(machine: &str, process: &str, command: &Command) -> Command {
     let id = Uuid::new_v4().simple().to_string();
     let mut run = Command::new(SYSTEMD_RUN);
@@ -98,7 +98,7 @@ fn in_scope(machine: &str, process: &str, command: &Command) -> Command {
     followed_by(run, command)
 }
 
-/// The wrapper, which becomes this command.
+/// Appends a command to a wrapper that executes it.
 pub fn followed_by(mut wrapper: Command, command: &Command) -> Command {
     wrapper.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
@@ -110,17 +110,17 @@ pub fn followed_by(mut wrapper: Command, command: &Command) -> Command {
     wrapper
 }
 
-/// Whether the program of a command is on this host.
+/// Whether the program of a command exists on this host.
 pub fn is_there(command: &Command) -> bool {
     let program = Path::new(command.get_program());
-    // Where programs are looked for without one.
+    // Default search path.
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    // One with a slash is taken as it is.
+    // A path with a slash is used as it is.
     program.components().count() > 1 && program.exists()
         || std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// A scope for a program that does nothing; else why there is none.
+/// Creates a scope for a program that does nothing, as a test.
 fn try_systemd() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("systemd takes scopes from root only".into());
@@ -131,7 +131,7 @@ fn try_systemd() -> Result<(), String> {
     if tried.status.success() { Ok(()) } else { Err(format!("{SYSTEMD_RUN}: {}", said.trim())) }
 }
 
-/// The group below which ours may be made; else why not.
+/// Returns the group below which we may create groups.
 fn own_groups(systemd: bool) -> Result<PathBuf, String> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
@@ -140,7 +140,7 @@ fn own_groups(systemd: bool) -> Result<PathBuf, String> {
         return Err("control groups are not those of version 2".into());
     };
     let own = root.join(own);
-    // The tree is systemd's but for what it gives away (systemd.resource-control(5), Delegate=).
+    // systemd owns the tree, except for what it delegates (systemd.resource-control(5), Delegate=).
     let is_delegated = ["trusted.delegate", "user.delegate"].iter().any(|attribute| {
         rustix::fs::getxattr(&own, *attribute, &mut [0u8; 8][..]).is_ok_and(|bytes| bytes > 0)
     });
@@ -150,14 +150,14 @@ fn own_groups(systemd: bool) -> Result<PathBuf, String> {
     divide(&own).map_err(|e| format!("{}: {e}", own.display()))?;
     for entry in fs::read_dir(&own).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(PREFIX) {
-            // The kernel keeps those that somebody is in.
+            // The kernel keeps those with processes.
             let _ = fs::remove_dir(entry.path());
         }
     }
     Ok(own)
 }
 
-/// Lets a group limit those below it.
+/// Enables controllers for the children of a group.
 fn divide(own: &Path) -> std::io::Result<()> {
     let enable = || fs::write(own.join("cgroup.subtree_control"), "+memory +io");
     enable().or_else(|_| {

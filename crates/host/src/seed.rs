@@ -1,10 +1,10 @@
-//! The seed disk: what tells a machine's guest who it is, each time that it starts from the image again. Owns its files
-//! and its form (cloud-init's NoCloud: a small FAT file system with the label CIDATA).
+//! The seed disk: tells a machine's guest its identity whenever it starts from the image again. Owns its files and its
+//! format (cloud-init's NoCloud: a small FAT file system with the label CIDATA).
 //!
-//! What is ours is in `meta-data`, `network-config` and `vendor-data`, which cloud-init has for whoever runs the machine;
-//! `user-data` is the operator's, byte for byte, whatever of cloud-init's forms it has, and wins where both say something.
+//! Our settings are in `meta-data`, `network-config` and `vendor-data`, which cloud-init provides for the platform;
+//! `user-data` belongs to the operator, byte for byte, in any of cloud-init's formats, and wins where both set something.
 //!
-//! Invariant: a disk is a function of its [`Seed`]: the same one gives the same bytes, and so the same instance, host
+//! Invariant: a disk is a function of its [`Seed`]: the same seed gives the same bytes, and so the same instance, host
 //! name and host key after every reset.
 
 use crate::error::HostError;
@@ -20,51 +20,51 @@ use std::fmt;
 use std::io::{self, Cursor, Write};
 use utoipa::ToSchema;
 
-/// Of the disk.
+/// Size of the disk.
 pub const SEED_BYTES: usize = 1 << 20;
-/// The most user-data. The rest of the disk is for what is ours and for the file system.
+/// Largest user-data. The rest of the disk is for our files and the file system.
 pub const MOST_USER_DATA_BYTES: usize = 512 << 10;
 
-/// The files that cloud-init looks for.
+/// Names of the files that cloud-init reads.
 const META_DATA: &str = "meta-data";
 const USER_DATA: &str = "user-data";
 const VENDOR_DATA: &str = "vendor-data";
 const NETWORK_CONFIG: &str = "network-config";
-/// What a file of cloud-config begins with. JSON follows, which is YAML that needs no care with quotes.
+/// First line of a cloud-config file. JSON follows, which is YAML that needs no care with quotes.
 const CLOUD_CONFIG: &str = "#cloud-config\n";
 
-/// What a machine is told of itself.
+/// Contents of a seed disk.
 #[derive(Clone, Debug)]
 pub struct Seed<'a> {
-    /// Its name, and its host name.
+    /// Name of the machine, and its host name.
     pub name: &'a Name,
-    /// Its UUID, which names the instance, and the address of its network card.
+    /// UUID, which names the instance, and MAC address of the network card.
     pub identity: &'a Identity,
-    /// The key that its SSH server shows.
+    /// Host key of the SSH server.
     pub host_key: &'a HostKey,
-    /// Whether the card is used.
+    /// Configuration of the network card.
     pub network: SeedNetwork,
-    /// Who may log in, each a line of `authorized_keys`. They add to those that user-data names.
+    /// Public keys that may log in, each a line of `authorized_keys`, in addition to those in user-data.
     pub authorized_keys: &'a [String],
-    /// What the operator has for cloud-init, in any of its forms.
+    /// The operator's data for cloud-init, in any of its formats.
     pub user_data: Option<&'a str>,
 }
 
-/// What the guest does with its network card.
+/// Configuration of the guest's network card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeedNetwork {
-    /// It asks for an address (DHCP, IPv4); those of IPv6 come by router advertisement.
+    /// DHCP for IPv4; IPv6 addresses come by router advertisement.
     Dhcp,
-    /// Nothing.
+    /// The card is not configured.
     None,
 }
 
-/// An SSH host key (Ed25519). Made once for a machine, and kept with it.
+/// An SSH host key (Ed25519), created once for a machine and kept with it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostKey {
-    /// As OpenSSH keeps it in a file. A secret.
+    /// Private key in OpenSSH's format. A secret.
     pub private: String,
-    /// One line: kind, key.
+    /// Public key in one line: type and key.
     pub public: String,
 }
 
@@ -74,11 +74,11 @@ impl fmt::Debug for HostKey {
     }
 }
 
-/// A new host key.
+/// Creates a host key.
 pub fn host_key() -> Result<HostKey, HostError> {
     let mut secret = [0; 32];
     let failed = |why: String| HostError::new(ErrorCode::Internal, format!("no host key can be made: {why}"));
-    // So few bytes come at once, or, early in the host's life, when the kernel has enough randomness.
+    // So few bytes are never cut short. Early after boot the call waits for randomness.
     let got = rustix::rand::getrandom(&mut secret[..], rustix::rand::GetRandomFlags::empty());
     if got.map_err(|e| failed(e.to_string()))? != secret.len() {
         return Err(failed("the kernel gives no random bytes".into()));
@@ -93,7 +93,7 @@ pub fn host_key() -> Result<HostKey, HostError> {
 }
 
 impl Seed<'_> {
-    /// The disk, [`SEED_BYTES`] long.
+    /// Creates the disk, of [`SEED_BYTES`] bytes.
     pub fn disk(&self) -> Result<Vec<u8>, HostError> {
         let files = self.files()?;
         let failed = |why: &dyn fmt::Display| {
@@ -122,7 +122,7 @@ impl Seed<'_> {
         let vendor_data = json!({
             "hostname": self.name,
             "preserve_hostname": false,
-            // Those of the image go, whatever their kind; no others are made.
+            // Delete the image's keys of all types; create no others.
             "ssh_deletekeys": true,
             "ssh_keys": {
                 "ed25519_private": self.host_key.private,
@@ -131,8 +131,8 @@ impl Seed<'_> {
         });
         let ethernets = match self.network {
             SeedNetwork::None => json!({}),
-            // The lease follows the card, whatever identity the image may have baked in. Renderers other than netplan
-            // take the name from `set-name`.
+            // The lease follows the card, whatever identity the image contains. Renderers other than netplan take the
+            // name from `set-name`.
             SeedNetwork::Dhcp => json!({
                 "eth0": {
                     "match": { "macaddress": self.identity.mac },
@@ -152,7 +152,7 @@ impl Seed<'_> {
     }
 }
 
-/// The first instant that FAT knows.
+/// Earliest time that FAT can represent.
 #[derive(Debug)]
 struct Epoch;
 
@@ -166,7 +166,7 @@ impl TimeProvider for Epoch {
     }
 }
 
-/// A file system with these files in its root.
+/// Creates a file system with these files in its root folder.
 fn write(serial: u32, files: &[(&str, String)]) -> io::Result<Vec<u8>> {
     let mut disk = Cursor::new(vec![0; SEED_BYTES]);
     let options = FormatVolumeOptions::new()

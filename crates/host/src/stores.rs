@@ -1,10 +1,10 @@
-//! Stores: folders with a class. Owns their records, the mark in each, and what may be put where.
+//! Stores: folders with a class. Owns their records, the mark file in each, and the rules about what goes where.
 //!
-//! Invariant: a folder is in one store at most, of one daemon; a store's folder that is not the one that was added (a
-//! file system that is not mounted) is not used.
+//! Invariant: a folder belongs to one store of one daemon at most; a store whose folder is not the one that was added
+//! (its file system is not mounted) is not used.
 
 use crate::error::HostError;
-use crate::store::{Kind, Objects, RecordKind};
+use crate::store::{Objects, RecordKind, StoredRecord};
 use serde::{Deserialize, Serialize};
 use spillway_api::{ErrorCode, Name, StoreClass, StoreFolder};
 use std::fs::{DirBuilder, File};
@@ -14,37 +14,37 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use utoipa::ToSchema;
 
-/// The file that says which store a folder is.
+/// File that marks the folder of a store.
 const MARK: &str = ".spillway-store";
-/// The same, until the store is recorded.
+/// Name of the mark until the store is recorded.
 const NEW_MARK: &str = ".spillway-store.new";
 
-/// What is kept of a store.
+/// Record of a store.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 struct StoreRecord {
     folder: StoreFolder,
-    /// The content of its mark.
+    /// Content of the mark file.
     mark: String,
 }
 
-impl Kind for StoreRecord {
+impl StoredRecord for StoreRecord {
     const PREFIX: &'static str = "stores/";
     const WORD: &'static str = "store";
 }
 
-/// What is recorded here.
+/// Kinds of records of this module.
 pub(crate) const RECORDS: [RecordKind; 1] = [RecordKind::of::<StoreRecord>()];
 
-/// The stores of a host. A clone is the same.
+/// The stores of a host. A clone is the same stores.
 #[derive(Clone)]
 pub struct Stores {
     objects: Objects,
-    /// Held while one is added: two must not take one folder.
+    /// Held while a store is added, so that no two take one folder.
     adding: Arc<Mutex<()>>,
 }
 
 impl Stores {
-    /// Those that the records name, and at first one: `default`, in this folder.
+    /// Opens the recorded stores; creates the first one, `default`, in this folder.
     pub fn open(objects: Objects, default: &Path) -> Result<Stores, HostError> {
         let stores = Stores { objects, adding: Arc::default() };
         if stores.list()?.is_empty() && stores.objects.unreadable_names::<StoreRecord>().is_empty() {
@@ -54,18 +54,18 @@ impl Stores {
         Ok(stores)
     }
 
-    /// All, in the order of their names.
+    /// Returns all stores, in the order of their names.
     pub fn list(&self) -> Result<Vec<StoreFolder>, HostError> {
         Ok(self.objects.list::<StoreRecord>()?.into_iter().map(|store| store.value.folder).collect())
     }
 
-    /// One of them.
+    /// Returns a store.
     pub fn get(&self, name: &Name) -> Result<StoreFolder, HostError> {
         Ok(self.kept(name)?.folder)
     }
 
-    /// A new one. Its folder is made if it is not there; one that is must be empty. With `dry_run` all is looked at and nothing
-    /// made.
+    /// Adds a store. Its folder is created if necessary, and must be empty if it exists. With `dry_run` everything is
+    /// checked and nothing created.
     pub fn add(&self, store: StoreFolder, dry_run: bool) -> Result<StoreFolder, HostError> {
         let _adding = self.adding.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let given = &store.path;
@@ -90,7 +90,7 @@ impl Stores {
         let is_empty = || {
             for entry in std::fs::read_dir(&path)? {
                 let name = entry?.file_name();
-                // A file system has the one from its birth; the other was left by a daemon that was killed just then.
+                // The one exists in every new file system; the other was left by a daemon that was killed at this point.
                 if name != "lost+found" && name != NEW_MARK {
                     let message = "it is not empty: give a folder of its own";
                     return Err(io::Error::new(io::ErrorKind::DirectoryNotEmpty, message));
@@ -127,12 +127,12 @@ impl Stores {
         Ok(folder)
     }
 
-    /// The store that a file is in.
+    /// Returns the store that contains a file.
     pub fn holding(&self, path: &Path) -> Result<Option<StoreFolder>, HostError> {
         Ok(self.list()?.into_iter().find(|store| path.starts_with(&store.path)))
     }
 
-    /// Whether a store's folder is the one that was added.
+    /// Checks that a store's folder is the one that was added.
     pub fn check(&self, store: &StoreFolder) -> Result<(), HostError> {
         let kept = self.kept(&store.name)?;
         let path = store.path.display();
@@ -148,7 +148,7 @@ impl Stores {
         Err(HostError::new(ErrorCode::Unavailable, format!("store {}: {why}", store.name)))
     }
 
-    /// Where an image's versions go: the one that is named; else the first of class `shared`, then `local`.
+    /// Chooses the store for an image's versions: the named one, else the first of class `shared`, then `local`.
     pub fn for_images(&self, named: Option<&Name>) -> Result<StoreFolder, HostError> {
         if let Some(name) = named {
             return self.get(name);
@@ -160,7 +160,7 @@ impl Stores {
         chosen.ok_or_else(|| HostError::new(ErrorCode::Unavailable, none))
     }
 
-    /// Where a disk's files go: the one that is named; else the first of class `local`.
+    /// Chooses the store for a disk's files: the named one, else the first of class `local`.
     pub fn for_disks(&self, named: Option<&Name>) -> Result<StoreFolder, HostError> {
         if let Some(name) = named {
             return self.get(name);
@@ -182,17 +182,17 @@ impl Stores {
     }
 }
 
-/// The mark gets its name once it is recorded: so no other folder's is ever taken for a beginning.
+/// Renames the mark once it is recorded, so that no other folder is taken for an unfinished one.
 fn name_mark(folder: &Path, mark: &str) -> Option<String> {
     let found = std::fs::read_to_string(folder.join(NEW_MARK)).ok().filter(|found| found == mark);
     if found.is_some() && std::fs::rename(folder.join(NEW_MARK), folder.join(MARK)).is_ok() {
         File::open(folder).and_then(|folder| folder.sync_all()).ok()?;
     }
-    // Somebody else may have been faster.
+    // Another process may have been faster.
     std::fs::read_to_string(folder.join(MARK)).ok()
 }
 
-/// A path without links, of which the last parts need not be there. Nothing is made.
+/// Returns a path without links; its last parts need not exist. Creates nothing.
 fn real_path(path: &Path) -> io::Result<PathBuf> {
     let there = path.ancestors().find(|part| part.symlink_metadata().is_ok()).unwrap_or(path);
     let rest = path.strip_prefix(there).unwrap_or(Path::new(""));

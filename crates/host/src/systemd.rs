@@ -1,8 +1,8 @@
-//! What the daemon and the service manager (systemd, sd_notify(3) and sd_listen_fds(3)) say to each other. Owns what was
-//! handed over at the start, and the words that are sent back; knows nothing of what the daemon does.
+//! Communication with the service manager (systemd, sd_notify(3) and sd_listen_fds(3)). Owns the descriptors that were
+//! passed at the start, and the notifications; knows nothing of what the daemon does.
 //!
-//! Invariant: without a service manager every call does nothing. What was handed over and is not of use is closed, and
-//! taken out of the service manager's store.
+//! Invariant: without a service manager every call does nothing. A descriptor that was passed and is not used is closed,
+//! and removed from the service manager's store.
 
 #![expect(unsafe_code, reason = "for the process's variables, and descriptors that come with it")]
 
@@ -20,15 +20,15 @@ use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::path::Path;
 use std::time::Duration;
 
-/// The number of the first descriptor that is handed over.
+/// Number of the first passed descriptor.
 const FIRST: RawFd = 3;
-/// More are not looked at.
+/// Highest number that is examined.
 const MOST: RawFd = 64;
-/// What our own listener is called in the service manager's store.
+/// Name of our listener in the service manager's store.
 const LISTENER: &str = "listener";
-/// How long the service manager may leave a word unread.
+/// How long the service manager may leave a notification unread.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often it is told how things are, if nothing asks for more.
+/// Interval of status notifications, if the watchdog needs none more often.
 const USUAL: Duration = Duration::from_secs(10);
 
 /// The service manager, if one started this process.
@@ -36,17 +36,18 @@ const USUAL: Duration = Duration::from_secs(10);
 pub struct ServiceManager {
     socket: Option<UnixDatagram>,
     given: Vec<(String, OwnedFd)>,
-    /// The listener is the service manager's own.
+    /// Whether the listener belongs to a socket unit.
     of_unit: bool,
-    /// How long this process may be silent.
+    /// Longest interval between two watchdog notifications.
     watchdog: Option<Duration>,
 }
 
 impl ServiceManager {
-    /// The one that started this process. The variables by which it says so are removed: they are for nobody else.
+    /// Returns the service manager that started this process. Removes its environment variables, which are for nobody
+    /// else.
     ///
     /// # Safety
-    /// No other thread runs, and nobody else has taken the descriptors that were handed over.
+    /// No other thread runs, and nobody else has taken the passed descriptors.
     pub unsafe fn take() -> ServiceManager {
         let take = |name: &str| {
             let value = env::var_os(name);
@@ -62,12 +63,12 @@ impl ServiceManager {
         let mut names = names.split(':');
         let given = (FIRST..FIRST.saturating_add(fds.clamp(0, MOST))).filter_map(|number| {
             let name = names.next().unwrap_or_default().to_owned();
-            // SAFETY: whoever started this process says that it is open, and that is looked at first.
+            // SAFETY: the service manager says that it is open, which is checked first.
             let fd = unsafe {
                 rustix::io::fcntl_getfd(BorrowedFd::borrow_raw(number)).ok()?;
                 OwnedFd::from_raw_fd(number)
             };
-            // It is nobody's whom we start.
+            // It is not for processes that we start.
             rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).ok()?;
             Some((name, fd))
         });
@@ -79,8 +80,8 @@ impl ServiceManager {
         ServiceManager { socket, given, of_unit: false, watchdog: watchdog.map(Duration::from_micros) }
     }
 
-    /// The listener that an earlier life of the daemon, or the service manager itself, has had at this path. Whoever has
-    /// connected meanwhile waits there.
+    /// Returns the listener at this path that an earlier daemon or the service manager had opened. Clients that have
+    /// connected meanwhile wait in its queue.
     pub fn listener(&mut self, path: &Path, complain: &mut dyn FnMut(&str)) -> Option<UnixListener> {
         let (mut of_unit, mut kept) = (None, None);
         for (name, fd) in std::mem::take(&mut self.given) {
@@ -105,13 +106,13 @@ impl ServiceManager {
         of_unit.or(kept)
     }
 
-    /// Lets the listener outlive this process, if there is a service manager; whether there is one.
+    /// Stores the listener, so that it outlives this process. Returns whether there is a service manager.
     pub fn keep(&self, listener: &impl AsFd) -> bool {
         self.of_unit
             || self.send(&format!("FDSTORE=1\nFDNAME={LISTENER}"), &[listener.as_fd()]).is_ok_and(|sent| sent)
     }
 
-    /// Says one or more assignments of sd_notify(3). A service manager that does not listen is none.
+    /// Sends one or more assignments of sd_notify(3). Errors are ignored.
     pub fn say(&self, words: &str) {
         let _ = self.send(words, &[]);
     }
@@ -127,8 +128,8 @@ impl ServiceManager {
         Ok(true)
     }
 
-    /// Tells the service manager how things are, for as long as it is asked, and that we live: each time that `state` gives an
-    /// answer in time. It asks whatever must not stand still.
+    /// Sends status and watchdog notifications for as long as it is polled, each time that `state` answers in time.
+    /// `state` asks the parts that must not hang.
     pub async fn attend(&self, state: impl AsyncFn() -> String) {
         let pause = self.watchdog.map_or(USUAL, |watchdog| (watchdog / 3).min(USUAL));
         let mut said = String::new();
@@ -138,7 +139,7 @@ impl ServiceManager {
                     self.say("WATCHDOG=1");
                 }
                 if state != said {
-                    // A line's end would begin another assignment.
+                    // A newline would begin another assignment.
                     self.say(&format!("STATUS={}", state.replace('\n', " ")));
                     said = state;
                 }
@@ -159,7 +160,7 @@ fn connect(address: &[u8]) -> io::Result<UnixDatagram> {
     Ok(socket)
 }
 
-/// A stream listener of this path.
+/// Converts a descriptor that is a listening stream socket of this path.
 fn listens_at(fd: OwnedFd, path: &Path) -> Option<UnixListener> {
     use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
     let is_one = socket_domain(&fd) == Ok(AddressFamily::UNIX)
@@ -169,7 +170,7 @@ fn listens_at(fd: OwnedFd, path: &Path) -> Option<UnixListener> {
     (listener.local_addr().ok()?.as_pathname()? == path).then_some(listener)
 }
 
-/// Whether who connects to the path comes to this listener: another socket may have taken its name since.
+/// Whether connections to the path reach this listener: another socket may have replaced it.
 fn is_reached_by(listener: &UnixListener, path: &Path) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::net::{SocketAddrUnix, connect, socket_with};
@@ -177,7 +178,7 @@ fn is_reached_by(listener: &UnixListener, path: &Path) -> bool {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         match connect(&client, &SocketAddrUnix::new(path)?) {
-            // So many wait already that there is no room for one more.
+            // The queue of the listener is full.
             Err(rustix::io::Errno::AGAIN) => Ok(()),
             other => other,
         }

@@ -233,9 +233,9 @@ fn lists_are_chosen_by_label() {
     for (question, word) in [
         ("catalogs?label=team", "not KEY=VALUE"),
         ("catalogs?label=Team=x", "is no name"),
-        ("catalogs?catalog=a", "'catalog' cannot be asked: label"),
+        ("catalogs?catalog=a", "'catalog' is not a known parameter: label"),
         ("machines?label=team=x&label=team=y", "cannot have two values"),
-        ("machines?lable=team=x", "'lable' cannot be asked: catalog, label"),
+        ("machines?lable=team=x", "'lable' is not a known parameter: catalog, label"),
     ] {
         let error = refused(client.get::<List<Empty>>(&format!("/v1/{question}")));
         assert!(error.code == ErrorCode::Invalid && error.detail.contains(word), "{question}: {error:?}");

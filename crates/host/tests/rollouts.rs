@@ -115,5 +115,5 @@ fn machines_that_may_fail_are_passed_over() {
     roll_out(&client, r#", "deadline_seconds": 600, "max_failed": 3"#);
     until("it has ended", || desk(&client).rollout.is_none().then_some(()));
     let text = told(&client, EventKind::RolledOut).remove(0);
-    assert_eq!(text, "debian:2 has reached all machines; 3 have failed, as may be");
+    assert_eq!(text, "debian:2 has reached all machines; 3 have failed, which max_failed allows");
 }

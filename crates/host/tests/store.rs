@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use spillway_host::store::{
-    Changes, Expect, Kind, Objects, Revision, SqliteStore, Store, StoreError, Transaction,
+    Changes, Expect, Objects, Revision, SqliteStore, Store, StoreError, StoredRecord, Transaction,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ struct Thing {
     n: u64,
 }
 
-impl Kind for Thing {
+impl StoredRecord for Thing {
     const PREFIX: &'static str = "things/";
     const WORD: &'static str = "thing";
 }

@@ -1,6 +1,6 @@
-//! What differs between two sets of settings, one by one. Decides nothing.
+//! Differences between two sets of settings. Decides nothing.
 //!
-//! Invariant: settings that mean the same do not differ, whether they are said or usual.
+//! Invariant: equivalent settings do not differ, whether they are given or defaults.
 
 use super::CatalogSpec;
 use crate::Name;
@@ -12,19 +12,19 @@ use utoipa::ToSchema;
 /// A setting whose value a change replaces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Difference {
-    /// Its name; what is below it after a dot.
+    /// Name of the setting; nested names are separated by dots.
     pub setting: String,
-    /// What it is; null for nothing.
+    /// Value of the setting now; null if there is none.
     pub now: Value,
     /// Value of the setting after the change.
     pub then: Value,
-    /// Whether machines that run take it, or only those that start.
+    /// Whether running machines apply the change, or only the next start does.
     pub live: bool,
 }
 
-/// All that differ, in the order of their names.
+/// Returns all differences, in the order of the settings' names.
 pub fn differences(catalog: &Name, now: &CatalogSpec, then: &CatalogSpec) -> Vec<Difference> {
-    let (now, then) = (settings(&now.said(catalog)), settings(&then.said(catalog)));
+    let (now, then) = (settings(&now.with_defaults(catalog)), settings(&then.with_defaults(catalog)));
     let names: BTreeSet<&String> = now.keys().chain(then.keys()).collect();
     let of = |settings: &BTreeMap<String, Value>, name: &str| settings.get(name).cloned().unwrap_or_default();
     let differ = names.into_iter().filter(|name| of(&now, name) != of(&then, name));
@@ -36,7 +36,7 @@ pub fn differences(catalog: &Name, now: &CatalogSpec, then: &CatalogSpec) -> Vec
     differ.map(difference).collect()
 }
 
-/// The settings by their names; of labels and the like each by itself.
+/// Returns the settings by name; each label is a setting of its own.
 pub fn settings(spec: &CatalogSpec) -> BTreeMap<String, Value> {
     fn flatten(name: String, value: Value, into: &mut BTreeMap<String, Value>) {
         match value {

@@ -1,4 +1,4 @@
-//! Catalogs: machines of one kind.
+//! Catalogs: sets of machines of one kind.
 
 mod difference;
 mod ready;
@@ -8,7 +8,7 @@ mod spec;
 pub use difference::{Difference, differences, settings};
 pub use ready::Ready;
 pub use rollout::{
-    CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, InTheWay, Rollout, RolloutAction,
+    BlockingMachine, CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, Rollout, RolloutAction,
     RolloutChange, RolloutProgress, RolloutState, RolloutStrategy,
 };
 pub use spec::{CatalogKind, CatalogSpec, Network, ResetEvent};
@@ -23,23 +23,24 @@ use utoipa::ToSchema;
 pub struct Catalog {
     /// Name of the catalog, unique on its host.
     pub name: Name,
-    /// Another one after each change. A request may carry the one that it was decided on (`If-Match`).
+    /// Revision of the catalog, which changes with each change. A request may give the one that it was decided on
+    /// (`If-Match`).
     #[serde(default)]
     pub revision: u64,
     /// Settings of the catalog: the desired state of its machines.
     pub spec: CatalogSpec,
-    /// What its machines take at their next start.
+    /// Version that machines take at their next start.
     pub version: u32,
-    /// The versions that it has had, oldest first, the present one last. Of the older ones 31 are remembered; where disks
-    /// keep what is written, each version once at least.
+    /// Versions that the catalog has had, oldest first, with the current one last. 31 older entries are kept, and if
+    /// disks keep their data, at least one of each version.
     pub history: Vec<HistoryEntry>,
-    /// The update that is being carried out: machines that run are restarted. None: they take the version when they are.
+    /// Update in progress, which restarts running machines. None: machines take the version at their next start.
     #[serde(default)]
     pub rollout: Option<Rollout>,
     /// Time at which the catalog was created.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
-    /// Settings that are allowed and may be a mistake, a sentence each.
+    /// Warnings about settings that are allowed but may be a mistake, one sentence each.
     pub warnings: Vec<String>,
 }
 

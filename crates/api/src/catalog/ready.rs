@@ -1,4 +1,4 @@
-//! When a machine counts as ready. Owns the words.
+//! Criterion by which a machine counts as ready. Owns the syntax.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -8,15 +8,15 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-/// When a machine counts as ready: `agent`, `tcp:22`, `serial:login:`.
+/// Criterion by which a machine counts as ready: `agent`, `tcp:22`, `serial:login:`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Ready {
     /// Ready as soon as the guest agent in the machine answers.
     Agent,
-    /// It takes connections at this port.
+    /// Ready as soon as the guest accepts connections at this port.
     Tcp(NonZeroU16),
-    /// A line of its serial console is matched by this regular expression.
+    /// Ready as soon as a line of the serial console matches this regular expression.
     Serial(String),
 }
 

@@ -1,4 +1,4 @@
-//! Another version for machines: what is asked, and what is being carried out.
+//! Rollouts of a version to the machines of a catalog: requests and progress.
 
 use crate::{ImageRef, Name, bounds};
 use jiff::Timestamp;
@@ -7,19 +7,19 @@ use std::fmt;
 use std::str::FromStr;
 use utoipa::ToSchema;
 
-/// How long a rollout may make no progress if nothing is said.
+/// Default time without progress after which a rollout is stalled, in seconds.
 pub const DEADLINE_SECONDS_DEFAULT: u32 = 600;
 
-/// When machines that run take another version.
+/// When running machines take another version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RolloutStrategy {
-    /// When they are started next, by whomever.
+    /// Machines take the version at their next start, whoever starts them.
     #[default]
     NextStart,
     /// Immediately: all machines are restarted at once.
     Now,
-    /// Now: so many at a time are restarted.
+    /// Running machines are restarted now, this many at the same time.
     Batch(u32),
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for RolloutStrategy {
 impl FromStr for RolloutStrategy {
     type Err = String;
 
-    /// As people write it: `next-start`, `now`, `batch=5`.
+    /// Parses `next-start`, `now` or `batch=5`.
     fn from_str(text: &str) -> Result<RolloutStrategy, String> {
         let machines = text.strip_prefix("batch=").and_then(|k| k.parse::<u32>().ok());
         let machines = machines.filter(|k| bounds::BATCH.check("batch", (*k).into()).is_ok());
@@ -49,18 +49,18 @@ impl FromStr for RolloutStrategy {
     }
 }
 
-/// An update that is being carried out: until it has ended, machines that run with another version are restarted.
+/// An update in progress: running machines with another version are restarted until it has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Rollout {
     /// How machines that run now get the new version.
     pub strategy: RolloutStrategy,
-    /// How long machines that somebody has claimed are left alone; until they are released if nothing is said.
+    /// Seconds for which claimed machines are spared; by default until they are released.
     pub grace_seconds: Option<u32>,
-    /// How many seconds may pass without progress before the rollout counts as stalled. It goes on when it can.
+    /// Seconds without progress after which the rollout counts as stalled. It continues when it can.
     pub deadline_seconds: u32,
-    /// So many machines that fail are passed over; each one more holds a place of the batch until it is ready.
+    /// Number of failed machines that are ignored. Each further one occupies a place of the batch until it is ready.
     pub max_failed: u32,
-    /// No further machine is restarted until the rollout is resumed.
+    /// Whether the rollout is paused: no further machine is restarted until it is resumed.
     pub paused: bool,
     /// Time at which the rollout was requested.
     #[schema(value_type = String, format = DateTime)]
@@ -69,46 +69,46 @@ pub struct Rollout {
     pub image: Name,
     /// Version of the image that the rollout brings, counted from 1.
     pub version: u32,
-    /// How far it is. Absent until the daemon has looked at the machines for the first time, which takes a moment, and while
-    /// the host is closed.
+    /// Progress of the rollout. Absent for a moment until the daemon has counted the machines, and while the host is
+    /// closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<RolloutProgress>,
 }
 
-/// How far a rollout is. `done`, `failed`, `waiting` and `restarting` count different machines; the rest of `of` are still to
-/// be restarted.
+/// Progress of a rollout. `done`, `failed`, `waiting` and `restarting` count different machines; the others of `of` still
+/// have to be restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RolloutProgress {
     /// Whether the rollout makes progress, and if not why.
     pub state: RolloutState,
-    /// Why it does not move, for people.
+    /// Reason why the rollout makes no progress, for people.
     pub reason: Option<String>,
-    /// Machines that run with the version, or keep the one that their disk stays on, and are ready.
+    /// Number of machines that run the version, or keep the one that their disk stays on, and are ready.
     pub done: u32,
-    /// Machines that are to run.
+    /// Number of machines that should run.
     pub of: u32,
-    /// Machines that were restarted, or start for another reason, and are not ready yet.
+    /// Number of machines that are starting, because of the rollout or for another reason.
     pub restarting: u32,
-    /// Machines that cannot be started.
+    /// Number of machines that cannot be started.
     pub failed: u32,
-    /// Machines that run with another version and are left alone, since somebody has claimed them.
+    /// Number of claimed machines that run another version and are spared.
     pub waiting: u32,
-    /// When a machine was last done or restarted.
+    /// Time at which a machine was last done or restarted.
     #[schema(value_type = String, format = DateTime)]
     pub progressed: Timestamp,
-    /// Machines that the rollout waits for, at most 16: those first that have failed.
-    pub in_the_way: Vec<InTheWay>,
+    /// Machines that the rollout waits for, at most 16, failed ones first.
+    pub in_the_way: Vec<BlockingMachine>,
 }
 
 /// State of a rollout of an image version to the machines of a catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutState {
-    /// It restarts machines, and its deadline has not passed.
+    /// The rollout restarts machines, and its deadline has not passed.
     Running,
-    /// Nothing is left but machines that somebody has claimed.
+    /// Only claimed machines are left.
     Waiting,
-    /// It has made no progress within its deadline.
+    /// The rollout has made no progress within its deadline.
     Stalled,
     /// A user has paused the rollout; `resume` continues it.
     Paused,
@@ -116,14 +116,14 @@ pub enum RolloutState {
 
 /// A machine that a rollout waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct InTheWay {
+pub struct BlockingMachine {
     /// Name of the machine that keeps the rollout from finishing.
     pub machine: Name,
-    /// Why it is not done, for people.
+    /// Reason why the machine is not done, for people.
     pub why: String,
 }
 
-/// Asks a rollout to do something.
+/// Asks for an action on a rollout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RolloutChange {
@@ -135,57 +135,58 @@ pub struct RolloutChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutAction {
-    /// To restart no further machine. Those that it has restarted come up.
+    /// Restart no further machine. Those that were restarted already continue to start.
     Pause,
-    /// To go on after a pause. Its deadline begins anew.
+    /// Continue after a pause. The deadline begins anew.
     Resume,
-    /// To end. Machines that have the version keep it; the others take it at their next start.
+    /// End the rollout. Machines that have the version keep it; the others take it at their next start.
     Abort,
 }
 
-/// Asks for another version, or for another way that machines come to it.
+/// Asks for another version of a catalog, or another strategy of its rollout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogUpdate {
-    /// The image, and the version if it is to stay the same: without one, each start takes the published one.
+    /// Image of the catalog. With a version it stays at that one; without, each start takes the published one.
     pub image: ImageRef,
-    /// When machines that run take it.
+    /// When running machines take the version.
     #[serde(default)]
     pub rollout: RolloutStrategy,
-    /// How long machines that somebody has claimed are left alone; until they are released if nothing is said.
+    /// Seconds for which claimed machines are spared; by default until they are released.
     #[serde(default)]
     pub grace_seconds: Option<u32>,
-    /// How many seconds may pass without progress before the rollout counts as stalled. By default 600.
+    /// Seconds without progress after which the rollout counts as stalled. By default 600.
     #[serde(default)]
     pub deadline_seconds: Option<u32>,
-    /// So many machines that fail are passed over; each one more holds a place of the batch until it is ready.
+    /// Number of failed machines that are ignored. Each further one occupies a place of the batch until it is ready.
     #[serde(default)]
     pub max_failed: u32,
-    /// What machines keep may be thrown away.
+    /// Whether data that machines keep may be discarded.
     #[serde(default)]
     pub discard_data: bool,
 }
 
-/// Asks for a version that the catalog has had. It stays with it: the image's next published one does not follow.
+/// Asks for an earlier version of a catalog. The catalog stays at it: it does not follow the image's next published
+/// version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogRollback {
-    /// The version; if none is named, the one before the present one.
+    /// Version to return to; by default the one before the current one.
     #[serde(default)]
     pub to: Option<u32>,
-    /// When machines that run take it.
+    /// When running machines take the version.
     #[serde(default)]
     pub rollout: RolloutStrategy,
-    /// How long machines that somebody has claimed are left alone; until they are released if nothing is said.
+    /// Seconds for which claimed machines are spared; by default until they are released.
     #[serde(default)]
     pub grace_seconds: Option<u32>,
-    /// How many seconds may pass without progress before the rollout counts as stalled. By default 600.
+    /// Seconds without progress after which the rollout counts as stalled. By default 600.
     #[serde(default)]
     pub deadline_seconds: Option<u32>,
-    /// So many machines that fail are passed over; each one more holds a place of the batch until it is ready.
+    /// Number of failed machines that are ignored. Each further one occupies a place of the batch until it is ready.
     #[serde(default)]
     pub max_failed: u32,
-    /// What machines keep may be thrown away.
+    /// Whether data that machines keep may be discarded.
     #[serde(default)]
     pub discard_data: bool,
 }

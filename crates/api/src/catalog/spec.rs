@@ -1,5 +1,4 @@
-//! What is wanted of a catalog. Owns the settings, their words and what they are if nothing is said; which of them go
-//! together is the daemon's to say.
+//! Settings of catalogs. Owns the settings, their words and their defaults; the daemon checks combinations.
 
 use super::Ready;
 use crate::{DiskMode, ImageRef, Name};
@@ -10,19 +9,20 @@ use utoipa::ToSchema;
 
 const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 const GRACE_SECONDS_DEFAULT: u32 = 60;
-/// Settings that hold secrets: the role `read` does not see them, and no log has them.
+/// Secret settings: they are hidden from the role `read` and from logs.
 const SECRETS: &[&str] = &["user_data"];
 
-/// What is wanted: so many machines of one image with one cache policy. What is left out has its usual value.
+/// Settings of a catalog: a number of machines of one image with one cache policy. A setting that is left out has its
+/// default.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogSpec {
-    /// The image, and the version if it is to stay the same: without one, each start takes the published one.
+    /// Image of the catalog. With a version it stays at that one; without, each start takes the published one.
     pub image: ImageRef,
     /// Number of machines that the catalog has, from 0 on.
     #[serde(default)]
     pub count: u32,
-    /// Whether a machine is somebody's own and keeps what is written.
+    /// Whether machines are interchangeable, or keep what is written for one owner.
     #[serde(default, rename = "type")]
     pub kind: CatalogKind,
     /// Settings of the machines' disks.
@@ -32,20 +32,21 @@ pub struct CatalogSpec {
     /// Part of the limit of a disk's RAM tier that the disk always has.
     #[serde(default)]
     pub ram_guarantee_bytes: u64,
-    /// The store for overflow, difference and data files; the first of class `local` if none is named.
+    /// Store for overflow, difference and data files; by default the first of class `local`.
     #[serde(default)]
     pub overflow_store: Option<Name>,
-    /// Compare each MiB of the image with its digest before a disk uses it for the first time. What differs is an I/O error
-    /// for the guest, and an event.
+    /// Whether each MiB of the image is compared with its digest before a disk uses it for the first time. A mismatch is
+    /// an I/O error for the guest, and an event.
     #[serde(default)]
     pub verify_reads: bool,
-    /// A second disk of each machine, which keeps what is written over resets. It can grow.
+    /// Size in bytes of a second disk of each machine, whose data outlives resets. It can grow.
     #[serde(default)]
     pub data_disk_bytes: Option<u64>,
-    /// The store for data disks; the first of class `local` if none is named.
+    /// Store for data disks; by default the first of class `local`.
     #[serde(default)]
     pub data_disk_store: Option<Name>,
-    /// A disk for what can be made again, of pooled machines, empty at each start. It is in the first store of class `temp`.
+    /// Size in bytes of a disk for temporary data of pooled machines, which is empty at each start. It is in the first
+    /// store of class `temp`.
     #[serde(default)]
     pub scratch_disk_bytes: Option<u64>,
     /// Number of virtual processors of each machine.
@@ -57,37 +58,37 @@ pub struct CatalogSpec {
     /// Network to which each machine is connected.
     #[serde(default)]
     pub network: Network,
-    /// Names of machines: a run of `#` stands for a number. By default the catalog's name and `-###`.
+    /// Pattern of machine names: a run of `#` stands for the number. By default the catalog's name and `-###`.
     #[serde(default)]
     pub naming: Option<String>,
-    /// What throws away what a machine has written. By default `power-cycle`, for dedicated machines `never`.
+    /// Event that discards what a machine has written. By default `power-cycle`, for dedicated machines `never`.
     #[serde(default)]
     pub reset: Option<ResetEvent>,
-    /// When a machine counts as ready. By default as soon as it runs.
+    /// Criterion by which a machine counts as ready. By default it does as soon as it runs.
     #[serde(default)]
     pub ready: Option<Ready>,
-    /// How long a guest has to shut down by itself, before it is stopped.
+    /// Seconds that a guest gets to shut down before it is ended.
     #[serde(default = "grace_seconds")]
     pub grace_seconds: u32,
-    /// Machines that are kept started, ready and unclaimed.
+    /// Number of machines that are kept started, ready and unclaimed.
     #[serde(default)]
     pub warm: u32,
-    /// How long a claim of a machine lasts that does not say so itself; 0: until it is released. By default as the host says.
+    /// Default duration of claims in seconds; 0: until they are released. The host's by default.
     #[serde(default)]
     pub claim_ttl_seconds: Option<u32>,
-    /// Started when the daemon starts and kept so.
+    /// Whether machines start with the daemon and are kept running.
     #[serde(default)]
     pub autostart: bool,
-    /// For cloud-init: text, at most 16 KiB.
+    /// User-data for cloud-init: text, at most 16 KiB.
     #[serde(default)]
     pub user_data: Option<String>,
-    /// SSH keys that cloud-init lets in, each a line of `authorized_keys`.
+    /// SSH public keys that may log in, each a line of `authorized_keys`.
     #[serde(default)]
     pub authorized_keys: Vec<String>,
-    /// A kernel to start instead of the image's boot loader: an absolute path on the host.
+    /// Kernel to start instead of the image's boot loader: an absolute path on the host.
     #[serde(default)]
     pub kernel: Option<String>,
-    /// Its initial RAM disk: an absolute path on the host.
+    /// Initial RAM disk of that kernel: an absolute path on the host.
     #[serde(default)]
     pub initrd: Option<String>,
     /// Kernel command line, for machines that start from a kernel file.
@@ -96,31 +97,31 @@ pub struct CatalogSpec {
     /// Labels for people and for selectors, as keys and values.
     #[serde(default)]
     pub labels: BTreeMap<Name, String>,
-    /// Names of settings that were left out of this response, since the role `read` may not see them. A request that has
-    /// this is refused: what was left out would be lost.
+    /// Names of settings that were left out of this response, because the role `read` may not see them. A request with
+    /// this field is refused, since the values would be lost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub redacted: Vec<String>,
 }
 
 impl CatalogSpec {
-    /// Settings of which nothing is said but an image, `x`.
-    pub fn usual() -> CatalogSpec {
+    /// Returns the default settings, with an image `x`.
+    pub fn defaults() -> CatalogSpec {
         serde_json::from_str(r#"{"image": "x"}"#).expect("an image is enough")
     }
 
-    /// Whether a setting holds a secret.
+    /// Whether a setting is secret.
     pub fn is_secret(setting: &str) -> bool {
         SECRETS.contains(&setting)
     }
 
-    /// Leaves secrets out and names them in `redacted`.
+    /// Removes the secret settings and lists their names in `redacted`.
     pub fn redact(&mut self) {
         if self.user_data.take().is_some() {
             self.redacted = vec!["user_data".into()];
         }
     }
 
-    /// Where the disks' writes go.
+    /// Destination of the disks' writes.
     pub fn mode(&self) -> DiskMode {
         let usual = match self.kind {
             CatalogKind::Pooled => DiskMode::RamOverflow,
@@ -134,7 +135,7 @@ impl CatalogSpec {
         DiskSettings { mode: Some(self.mode()), ..self.disk }
     }
 
-    /// What throws away what a machine has written. Of dedicated machines nothing does.
+    /// Event that discards what a machine has written; never for dedicated machines.
     pub fn reset(&self) -> ResetEvent {
         match self.kind {
             CatalogKind::Pooled => self.reset.unwrap_or(ResetEvent::PowerCycle),
@@ -142,33 +143,33 @@ impl CatalogSpec {
         }
     }
 
-    /// Whether a machine has at its next start what it has written before. Such a disk stays on its version.
+    /// Whether a machine's data outlives its stop. Such a disk stays on its version.
     pub fn keeps_writes(&self) -> bool {
         self.reset() == ResetEvent::Never
     }
 
-    /// Limit of a disk's RAM tier; none in modes without one.
+    /// Limit of a disk's RAM tier; `None` in modes without one.
     pub fn ram_bytes(&self) -> Option<u64> {
         self.mode().has_ram().then(|| self.disk().ram_bytes())
     }
 
-    /// Limit of a disk's overflow file; none in modes without one.
+    /// Limit of a disk's overflow file; `None` in modes without one.
     pub fn overflow_bytes(&self) -> Option<u64> {
         self.mode().has_log().then(|| self.disk().overflow_bytes())
     }
 
-    /// How much a disk may do in a second.
+    /// Rate limit of a disk.
     pub fn rate(&self) -> Rate {
         self.disk.rate()
     }
 
-    /// Names of machines, for a catalog of this name.
+    /// Pattern of machine names, for a catalog of this name.
     pub fn naming(&self, catalog: &Name) -> String {
         self.naming.clone().unwrap_or_else(|| format!("{catalog}-###"))
     }
 
-    /// The same with every usual value said: equal for two that mean the same.
-    pub fn said(&self, catalog: &Name) -> CatalogSpec {
+    /// Fills in all defaults, so that equivalent settings are equal.
+    pub fn with_defaults(&self, catalog: &Name) -> CatalogSpec {
         CatalogSpec {
             disk: self.disk().said(),
             naming: Some(self.naming(catalog)),
@@ -177,7 +178,7 @@ impl CatalogSpec {
         }
     }
 
-    /// Whether a change of this setting reaches machines that run; others are taken at the next start.
+    /// Whether running machines apply a change of this setting; others apply at the next start.
     pub fn is_live(setting: &str) -> bool {
         let live = [
             "autostart",
@@ -210,14 +211,14 @@ fn one() -> u32 {
     1
 }
 
-/// Whether a machine is somebody's own.
+/// Kind of the machines of a catalog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CatalogKind {
-    /// No: each is as good as the others, and forgets.
+    /// Machines are interchangeable, and are reset.
     #[default]
     Pooled,
-    /// Yes: it keeps what is written.
+    /// Each machine belongs to one owner and keeps what is written.
     Dedicated,
 }
 
@@ -225,22 +226,23 @@ pub enum CatalogKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
-    /// Through the hypervisor, outward only: to all that the host reaches, also to what listens on the host's loopback.
+    /// User-mode network of the hypervisor: outgoing connections to everything that the host reaches, including services
+    /// on its loopback.
     #[default]
     User,
-    /// On a bridge of the host.
+    /// A bridge of the host, which is given by name.
     Bridge(String),
     /// The machines have no network card.
     None,
 }
 
-/// What throws away what a machine has written.
+/// Event that discards what a machine has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResetEvent {
     /// Each stop of the machine discards what was written.
     PowerCycle,
-    /// Its stop, and a reboot from within.
+    /// Each stop of the machine, and a reboot by its guest.
     GuestReboot,
     /// Only a request to reset discards what was written.
     Never,

@@ -1,6 +1,6 @@
-//! Where a daemon is asked: at its socket, or over TCP. Owns how that is written.
+//! Address of a daemon: a socket or a TCP port. Owns the syntax.
 //!
-//! Invariant: nothing is ever sent in the clear: an address that would do so is none.
+//! Invariant: nothing is sent without encryption over TCP: such an address is refused.
 
 use hyper::Uri;
 use std::ffi::OsStr;
@@ -8,10 +8,10 @@ use std::fmt;
 use std::path::PathBuf;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-/// Port that an https address without a port means.
+/// Default port of an https address.
 const HTTPS: u16 = 443;
 
-/// Where a daemon is asked.
+/// Address of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// The daemon listens on this unix socket.
@@ -20,32 +20,32 @@ pub enum Address {
     Remote(HostPort),
 }
 
-/// A host and a port of it.
+/// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPort {
     pub(super) host: ServerName<'static>,
     pub(super) port: u16,
 }
 
-/// Why a text is no address.
+/// Error for a text that is not an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It would show the token to all on the way.
+    /// The scheme would send the token without encryption.
     #[error("http:// would show the token to all who listen on the way: say https://HOST:PORT")]
     Clear,
-    /// Of a kind that is not known.
+    /// The scheme is not supported.
     #[error("it takes the path of a socket, or https://HOST:PORT")]
     Kind,
-    /// Not a host and a port.
+    /// The text is not a host and a port.
     #[error("it takes https://HOST:PORT and nothing else")]
     Host,
-    /// A user or a password, which others would see in the list of processes.
+    /// The text contains a user or a password, which other users would see in the list of processes.
     #[error("who asks is said by a token, not in the address")]
     User,
 }
 
 impl Address {
-    /// Reads one. What looks like no URL is a path.
+    /// Parses an address. A text that is not a URL is a path.
     pub fn parse(text: &OsStr) -> Result<Address, AddressError> {
         let url = text.to_str().and_then(|text| Some((text, text.split_once("://")?.0)));
         let plain = |scheme: &str| scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
@@ -73,7 +73,7 @@ impl HostPort {
             Some(port) => port.strip_prefix(':').and_then(|port| port.parse().ok()),
             None => None,
         };
-        // Those of IPv6 are written in brackets.
+        // IPv6 addresses are written in brackets.
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let host = ServerName::try_from(host.to_owned()).ok();
         match (host, port, url.path(), url.query()) {
@@ -82,7 +82,7 @@ impl HostPort {
         }
     }
 
-    /// As the head of a request says it.
+    /// Formats the value of the header `Host`.
     pub(super) fn authority(&self) -> String {
         let HostPort { host, port } = self;
         match host {

@@ -1,10 +1,10 @@
-//! Why a daemon could not be asked, or says no. Owns the words.
+//! Errors of the client. Owns the messages.
 
 use crate::Problem;
 use std::io;
 use std::path::PathBuf;
 
-/// Why there is no answer, or the answer is no.
+/// Error of a request: no response, or a refusal.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The connection to the daemon could not be made.
@@ -17,7 +17,7 @@ pub enum ClientError {
         /// Advice to the user on what to do next.
         hint: &'static str,
     },
-    /// Who listens there does not show to be who is meant: nothing was said to it.
+    /// The server did not prove its identity; no request was sent to it.
     #[error("{at}: its certificate is not trusted: {why}")]
     Untrusted {
         /// Address or socket of the daemon that was asked.
@@ -25,23 +25,23 @@ pub enum ClientError {
         /// What is wrong with it, and what to do.
         why: String,
     },
-    /// The answer was cut off, or is not one of the daemon's.
+    /// The response was cut off, or does not come from spillwayd.
     #[error("{at}: {why}: is it spillwayd that listens there?")]
     Broken {
         /// Address or socket of the daemon that was asked.
         at: String,
-        /// What is wrong with it.
+        /// What is wrong with the response.
         why: String,
     },
-    /// A file of this side's: a token, certificates.
+    /// A local file, such as a token or certificates, cannot be used.
     #[error("{}: {source}", path.display())]
     File {
         /// File that could not be read.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         source: io::Error,
     },
-    /// A signal has ended the waiting.
+    /// A signal has interrupted the request.
     #[error("{at}: interrupted while it was asked")]
     Interrupted {
         /// Address or socket of the daemon that was asked.

@@ -1,6 +1,6 @@
-//! What happens on a host, as it happens: server-sent events, read. Owns a connection and what of an event has come.
+//! Reads the events of a host as server-sent events. Owns a connection and the incomplete event.
 //!
-//! Invariant: what is held of an event is bounded, and a daemon that is silent for longer than it ever is counts as gone.
+//! Invariant: the memory for an event is bounded, and a daemon that sends nothing for too long counts as gone.
 
 use super::{Client, ClientError};
 use crate::Event;
@@ -10,22 +10,22 @@ use hyper::client::conn::http1::SendRequest;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Longest event that is taken.
+/// Longest event.
 const MAX_EVENT_BYTES: usize = 1 << 20;
-/// A daemon with nothing to tell says that every 15 s.
+/// Longest time without data: an idle daemon sends a comment every 15 s.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// The events of a host, one after the other.
+/// Stream of the events of a host.
 pub struct Following<'a> {
     pub(super) client: &'a Client,
-    /// The connection lives as long as it does.
+    /// Keeps the connection open.
     pub(super) _sender: SendRequest<Full<Bytes>>,
     pub(super) body: Incoming,
     pub(super) lines: Lines,
 }
 
 impl Following<'_> {
-    /// Waits for the next one. `None`: the daemon ends.
+    /// Waits for the next event. `None`: the daemon has ended.
     pub fn next_event(&mut self) -> Result<Option<Event>, ClientError> {
         let client = self.client;
         loop {
@@ -51,7 +51,7 @@ impl Following<'_> {
     }
 }
 
-/// Puts the data of events together, line by line (WHATWG HTML, 9.2.6). Lines end as spillwayd ends them.
+/// Assembles the data of events line by line (WHATWG HTML, 9.2.6). Lines end as spillwayd ends them.
 #[derive(Default)]
 pub(super) struct Lines {
     line: Vec<u8>,
@@ -60,7 +60,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// More has come. `false`: too much of one.
+    /// Adds received bytes. Returns `false` if an event is too long.
     fn take(&mut self, mut bytes: &[u8]) -> bool {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.line.extend_from_slice(&bytes[..end]);
@@ -75,7 +75,7 @@ impl Lines {
         let line = std::mem::take(&mut self.line);
         let line = line.strip_suffix(b"\r").unwrap_or(&line);
         if line.is_empty() {
-            // What only says that the daemon is there has no data.
+            // A comment that keeps the connection alive has no data.
             if !self.data.is_empty() {
                 self.whole.push_back(std::mem::take(&mut self.data));
             }

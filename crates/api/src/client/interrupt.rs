@@ -1,4 +1,5 @@
-//! Signals that end the waiting of a client, so that who asked can still clean up. Owns no state: tokio has the signal handlers.
+//! Signals that interrupt a waiting client, so that the program can clean up. Owns no state: tokio has the signal
+//! handlers.
 //!
 //! Invariant: a signal that this process was started to ignore (nohup, a shell's background job) stays ignored.
 
@@ -9,8 +10,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
 impl Client {
-    /// From now on a signal that would end the process (SIGINT, SIGTERM, SIGHUP) ends the question that is being asked, or
-    /// the next one, with [`super::ClientError::Interrupted`]; each signal one.
+    /// Makes signals that would end the process (SIGINT, SIGTERM, SIGHUP) end the current or the next request with
+    /// [`super::ClientError::Interrupted`], one request per signal.
     pub fn interruptible(&mut self) -> io::Result<()> {
         let interrupt = Arc::new(Notify::new());
         let ignored = ignored();
@@ -31,7 +32,7 @@ impl Client {
     }
 }
 
-/// The signals that this process ignores, a bit for each; none, if that cannot be seen.
+/// Returns the signals that this process ignores, one bit for each; none if that cannot be read.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

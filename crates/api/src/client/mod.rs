@@ -1,7 +1,6 @@
-//! A client of `spillwayd` that waits for each answer, at its socket or over TCP. Owns a connection for each question
-//! and no state.
+//! A blocking client of `spillwayd`, over its socket or TCP. Owns one connection per request and no other state.
 //!
-//! Invariant: an answer that is not the daemon's, or too long, is an error, not a panic.
+//! Invariant: a response that does not come from the daemon, or is too long, causes an error, never a panic.
 
 mod address;
 mod error;
@@ -9,7 +8,7 @@ mod follow;
 mod interrupt;
 mod pages;
 mod token;
-mod way;
+mod transport;
 
 pub use address::{Address, AddressError, HostPort};
 pub use error::ClientError;
@@ -31,16 +30,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
-use way::{Remote, Way};
+use transport::{TlsTransport, Transport};
 
-/// Longest answer that is taken.
+/// Longest response.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// The header that names a request, so that it is done once.
+/// Header with the idempotency key of a request.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
-/// How long an answer may take unless the question says how long it waits.
+/// Longest wait for a response, in addition to the wait that the request asks for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What follows a path: `?catalog=desk&label=team%3Dx`, and nothing if there is nothing to say.
+/// Formats a query such as `?catalog=desk&label=team%3Dx`; empty without parameters.
 pub fn query<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_.~".contains(b);
     let letter = |b: u8| if plain(&b) { char::from(b).to_string() } else { format!("%{b:02X}") };
@@ -53,62 +52,62 @@ pub fn query<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
 
 /// Client of the daemon's API, over a unix socket or TLS.
 pub struct Client {
-    way: Way,
+    transport: Transport,
     runtime: tokio::runtime::Runtime,
-    /// Signals that end the waiting, if it is to be ended by them.
+    /// Signals that interrupt requests, if they should.
     interrupt: Option<Arc<Notify>>,
 }
 
-/// How a question is kept from being done twice.
-enum Once<'a> {
+/// Protection of a request against being carried out twice.
+enum Precondition<'a> {
     No,
     Revision(u64),
     Key(&'a str),
 }
 
 /// A request to the daemon before it is sent.
-struct Question<'a> {
+struct ApiRequest<'a> {
     method: Method,
     path: &'a str,
     body: Vec<u8>,
-    /// It counts only for this revision.
+    /// Revision that the object must have.
     revision: Option<u64>,
-    /// It is done once, however often it is asked with this key.
+    /// Idempotency key.
     key: Option<&'a str>,
 }
 
 impl Client {
-    /// For the daemon that listens on this socket.
+    /// Creates a client of the daemon that listens on this socket.
     pub fn new(socket: &Path) -> io::Result<Client> {
-        Client::by(Way::Socket(socket.to_owned()))
+        Client::by(Transport::Socket(socket.to_owned()))
     }
 
-    /// For the daemon of another host, known by a certificate that one of these (PEM) has signed; of the system's, if
-    /// nothing is said. It knows who asks by a token.
+    /// Creates a client of a remote daemon. Its certificate must be signed by one of these (PEM), by default of the
+    /// system's. The token authenticates the user.
     pub fn remote(host: HostPort, token: Token, ca: Option<&Path>) -> Result<Client, ClientError> {
-        let remote = Remote::new(host, token, ca)?;
+        let remote = TlsTransport::new(host, token, ca)?;
         let at = remote.to_string();
         let cannot =
             |source| ClientError::Connect { at, source, hint: "has this process too many files open?" };
-        Client::by(Way::Remote(Box::new(remote))).map_err(cannot)
+        Client::by(Transport::Remote(Box::new(remote))).map_err(cannot)
     }
 
-    fn by(way: Way) -> io::Result<Client> {
+    fn by(transport: Transport) -> io::Result<Client> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Client { way, runtime, interrupt: None })
+        Ok(Client { transport, runtime, interrupt: None })
     }
 
     /// Reads an object from the daemon (HTTP GET).
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.ask::<(), T>(Method::GET, path, None, Once::No)
+        self.ask::<(), T>(Method::GET, path, None, Precondition::No)
     }
 
-    /// Asks for a list that comes in pages, `most` objects of it at most: a page when it is needed. The path may have a query.
+    /// Reads a list of at most `most` objects page by page, as needed. The path may contain a query.
     pub fn pages<T: DeserializeOwned>(&self, path: &str, most: Option<u32>) -> Pages<'_, T> {
         Pages::new(self, path, most)
     }
 
-    /// Asks for a list that comes in pages: all of it at once, for lists that are short.
+    /// Reads a whole list, for lists that are short.
     pub fn list<T: DeserializeOwned>(&self, path: &str) -> Result<List<T>, ClientError> {
         let mut items = Vec::new();
         for page in self.pages(path, None) {
@@ -117,7 +116,7 @@ impl Client {
         Ok(List { items })
     }
 
-    /// The same, after a page that has come already.
+    /// Reads the rest of a list after its first page.
     pub fn list_on<T: DeserializeOwned>(&self, path: &str, first: Page<T>) -> Result<List<T>, ClientError> {
         let Page { mut items, next } = first;
         for page in Pages::after(self, path, next) {
@@ -126,48 +125,48 @@ impl Client {
         Ok(List { items })
     }
 
-    /// Asks for something to be done.
+    /// Sends a request that creates something or acts (HTTP POST).
     pub fn post<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T, ClientError> {
-        self.ask(Method::POST, path, Some(body), Once::No)
+        self.ask(Method::POST, path, Some(body), Precondition::No)
     }
 
-    /// Asks for something to be done, which is done once however often it is asked with this key (`Idempotency-Key`).
+    /// Sends such a request with an idempotency key (`Idempotency-Key`), so that it is carried out once.
     pub fn post_once<B: Serialize, T: DeserializeOwned>(
         &self,
         path: &str,
         key: Option<&str>,
         body: &B,
     ) -> Result<T, ClientError> {
-        self.ask(Method::POST, path, Some(body), key.map_or(Once::No, Once::Key))
+        self.ask(Method::POST, path, Some(body), key.map_or(Precondition::No, Precondition::Key))
     }
 
-    /// Puts an object in its place.
+    /// Replaces an object (HTTP PUT).
     pub fn put<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T, ClientError> {
-        self.ask(Method::PUT, path, Some(body), Once::No)
+        self.ask(Method::PUT, path, Some(body), Precondition::No)
     }
 
-    /// Puts an object in its place if what is there is still of this revision (`If-Match`); else nothing is done.
+    /// Replaces an object if it still has this revision (`If-Match`).
     pub fn put_if<B: Serialize, T: DeserializeOwned>(
         &self,
         path: &str,
         revision: u64,
         body: &B,
     ) -> Result<T, ClientError> {
-        self.ask(Method::PUT, path, Some(body), Once::Revision(revision))
+        self.ask(Method::PUT, path, Some(body), Precondition::Revision(revision))
     }
 
-    /// Asks for an object to be no more.
+    /// Deletes an object.
     pub fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.ask::<(), T>(Method::DELETE, path, None, Once::No)
+        self.ask::<(), T>(Method::DELETE, path, None, Precondition::No)
     }
 
-    /// What has happened since this event, or lately, then what happens. What is not known any more is told by an event of
-    /// kind `lost`.
+    /// Streams the events after this one, or the last ones, and then new ones. An event of kind `lost` stands for events
+    /// that were removed.
     pub fn follow(&self, after: Option<EventId>) -> Result<Following<'_>, ClientError> {
         let after = query(after.map(|id| ("after", id.to_string())));
         let path = format!("/v1/event-stream{after}");
         let question =
-            Question { method: Method::GET, path: &path, body: Vec::new(), revision: None, key: None };
+            ApiRequest { method: Method::GET, path: &path, body: Vec::new(), revision: None, key: None };
         let (sender, answer) = self.in_time(async {
             let (sender, answer) = self.send(question).await?;
             match answer.status() {
@@ -178,9 +177,9 @@ impl Client {
         Ok(Following { client: self, _sender: sender, body: answer.into_body(), lines: Lines::default() })
     }
 
-    /// Asks for something that may be large, and writes it as it comes. What its answer says in this header.
+    /// Copies a large response to a writer as it arrives. Returns the value of this header.
     pub fn copy(&self, path: &str, header: &str, to: &mut dyn Write) -> Result<Option<Vec<u8>>, ClientError> {
-        let question = Question { method: Method::POST, path, body: Vec::new(), revision: None, key: None };
+        let question = ApiRequest { method: Method::POST, path, body: Vec::new(), revision: None, key: None };
         let (_sender, answer) = self.in_time(async {
             let (sender, answer) = self.send(question).await?;
             match answer.status() {
@@ -209,23 +208,23 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&B>,
-        once: Once<'_>,
+        once: Precondition<'_>,
     ) -> Result<T, ClientError> {
         let body = body.map_or_else(Vec::new, |body| serde_json::to_vec(body).expect("a body is plain data"));
         let answer = self.in_time(async {
             let (revision, key) = match once {
-                Once::No => (None, None),
-                Once::Revision(revision) => (Some(revision), None),
-                Once::Key(key) => (None, Some(key)),
+                Precondition::No => (None, None),
+                Precondition::Revision(revision) => (Some(revision), None),
+                Precondition::Key(key) => (None, Some(key)),
             };
-            let (_sender, answer) = self.send(Question { method, path, body, revision, key }).await?;
+            let (_sender, answer) = self.send(ApiRequest { method, path, body, revision, key }).await?;
             let (status, body) = (answer.status(), self.whole(answer.into_body()).await?);
             if status.is_success() { Ok(body) } else { Err(self.refusal(status, &body)) }
         })?;
         serde_json::from_slice(&answer).map_err(|e| self.broken(format!("its answer is not understood: {e}")))
     }
 
-    /// Waits, but not for ever.
+    /// Waits for a result with a time limit.
     fn in_time<T>(&self, asked: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
         self.runtime.block_on(async {
             let asked = async {
@@ -235,25 +234,25 @@ impl Client {
             let Some(interrupt) = &self.interrupt else { return asked.await };
             tokio::select! {
                 asked = asked => asked,
-                () = interrupt.notified() => Err(ClientError::Interrupted { at: self.way.to_string() }),
+                () = interrupt.notified() => Err(ClientError::Interrupted { at: self.transport.to_string() }),
             }
         })
     }
 
-    /// Asks, on a connection that ends with the sender. The head of the answer, and what is to come of it.
+    /// Sends a request on a connection that ends with the sender. Returns the head and the pending body of the response.
     async fn send(
         &self,
-        question: Question<'_>,
+        question: ApiRequest<'_>,
     ) -> Result<(SendRequest<Full<Bytes>>, Response<Incoming>), ClientError> {
-        let Question { method, path, body, revision, key } = question;
-        let stream = self.way.connect().await?;
+        let ApiRequest { method, path, body, revision, key } = question;
+        let stream = self.transport.connect().await?;
         let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = shaken.map_err(|e| self.broken(e.to_string()))?;
         tokio::spawn(connection);
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::HOST, self.way.host())
+            .header(header::HOST, self.transport.host())
             .header(header::ACCEPT, format!("application/json, {PROBLEM_JSON}, */*;q=0.1"))
             .header(header::CONTENT_TYPE, "application/json");
         if let Some(revision) = revision {
@@ -262,7 +261,7 @@ impl Client {
         if let Some(key) = key {
             request = request.header(IDEMPOTENCY_KEY, key);
         }
-        if let Way::Remote(remote) = &self.way {
+        if let Transport::Remote(remote) = &self.transport {
             request = request.header(header::AUTHORIZATION, remote.token.header());
         }
         let request = request.body(Full::<Bytes>::from(body)).map_err(|e| self.broken(e.to_string()))?;
@@ -277,10 +276,10 @@ impl Client {
 
     fn refusal(&self, status: StatusCode, body: &[u8]) -> ClientError {
         match serde_json::from_slice::<Problem>(body) {
-            // A token was sent: that it says who it is, is not what is missing.
+            // A token was sent, so the daemon's advice to send one does not help.
             Ok(error) if error.code == ErrorCode::Unauthenticated => {
                 let message =
-                    format!("{}: the token is not known there: is it in its file of tokens?", self.way);
+                    format!("{}: the token is not known there: is it in its file of tokens?", self.transport);
                 ClientError::Refused(Problem::new(error.code, message))
             }
             Ok(error) => ClientError::Refused(error),
@@ -289,7 +288,7 @@ impl Client {
     }
 
     fn broken(&self, why: String) -> ClientError {
-        ClientError::Broken { at: self.way.to_string(), why }
+        ClientError::Broken { at: self.transport.to_string(), why }
     }
 }
 

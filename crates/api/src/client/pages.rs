@@ -1,19 +1,19 @@
-//! Lists that come in pages. Owns how a list is continued.
+//! Lists in pages. Owns the continuation of a list.
 //!
-//! Invariant: one page is held at a time, whatever the length of the list.
+//! Invariant: one page is in memory at a time, whatever the length of the list.
 
 use super::{Client, ClientError, query};
 use crate::{MOST_ON_A_PAGE, Page};
 use serde::de::DeserializeOwned;
 use std::marker::PhantomData;
 
-/// The pages of a list, each asked for when it is needed. Nothing comes after an error.
+/// Iterates over the pages of a list, each requested when needed. Ends after an error.
 pub struct Pages<'a, T> {
     client: &'a Client,
     path: String,
-    /// Token of the next page, empty for the first; none at the end.
+    /// Token of the next page, empty for the first; `None` at the end.
     next: Option<String>,
-    /// How many objects are still wanted; all if nothing is said.
+    /// Number of objects that are still wanted; `None`: all.
     left: Option<usize>,
     of: PhantomData<T>,
 }
@@ -24,12 +24,12 @@ impl<'a, T> Pages<'a, T> {
         Pages { left, ..Pages::after(client, path, Some(String::new())) }
     }
 
-    /// From the page of this token on.
+    /// Starts at the page of this token.
     pub(super) fn after(client: &'a Client, path: &str, next: Option<String>) -> Pages<'a, T> {
         Pages { client, path: path.to_owned(), next, left: None, of: PhantomData }
     }
 
-    /// The path of the page of this token.
+    /// Path of the page of this token.
     fn path(&self, token: &str) -> String {
         let limit = self.left.unwrap_or(MOST_ON_A_PAGE).min(MOST_ON_A_PAGE);
         let token = Some(("continue", token.to_owned())).filter(|(_, token)| !token.is_empty());

@@ -1,6 +1,6 @@
-//! A token: what a remote daemon knows somebody by. Owns its text, and never shows it.
+//! Access tokens for remote daemons. Owns the text, and never shows it.
 //!
-//! Invariant: a token can be a header's value as it is, and one from a file was not for others to read.
+//! Invariant: a token is a valid header value, and a file with a token is not readable by others.
 
 use super::ClientError;
 use hyper::header::HeaderValue;
@@ -10,20 +10,20 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The longest that spillwayd looks at.
+/// Longest token that spillwayd accepts.
 const MAX_TOKEN_BYTES: usize = 512;
 
 /// Access token that is sent with each request.
 #[derive(Clone)]
 pub struct Token(HeaderValue);
 
-/// Why a text is no token. It does not hold the text.
+/// Error for a text that is not a token. It does not contain the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a token is one word of printable ASCII, 512 bytes at most, as 'spillway token new' prints it")]
 pub struct TokenError;
 
 impl Token {
-    /// Of its text. White space around it is none of it.
+    /// Parses a token, without white space around it.
     pub fn new(text: &str) -> Result<Token, TokenError> {
         let text = text.trim_ascii();
         let is_word =
@@ -33,7 +33,7 @@ impl Token {
         value.map(Token).ok_or(TokenError)
     }
 
-    /// Of a file that holds it and nothing else, and that nobody else may read or write.
+    /// Reads a file that contains a token and nothing else, and that nobody else may read or write.
     pub fn load(path: &Path) -> Result<Token, ClientError> {
         let read = || {
             let file = File::open(path)?;
@@ -42,14 +42,14 @@ impl Token {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
             let mut text = String::new();
-            // A line's end more is taken, and looked at.
+            // Read more than the longest token, to detect a longer one.
             file.take(2 * MAX_TOKEN_BYTES as u64).read_to_string(&mut text)?;
             Token::new(&text).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
         };
         read().map_err(|source| ClientError::File { path: path.to_owned(), source })
     }
 
-    /// As the head of a request says it.
+    /// Value of the header `Authorization`.
     pub(super) fn header(&self) -> &HeaderValue {
         &self.0
     }

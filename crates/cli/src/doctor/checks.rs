@@ -360,9 +360,9 @@ fn guest_users(host: &HostDetails) -> Finding {
 fn machines(figures: &Figures) -> Finding {
     let sum = |of: fn(&spillway_api::CatalogFigures) -> u64| figures.catalogs.iter().map(of).sum::<u64>();
     let (full, failed) = (sum(|c| c.levels.full), sum(|c| c.machines.failed));
-    let (silent, degraded) = (sum(|c| c.silent_disks), sum(|c| c.levels.degraded));
+    let (unresponsive, degraded) = (sum(|c| c.unresponsive_disks), sum(|c| c.levels.degraded));
     let text = format!(
-        "{} run, {failed} failed; write caches: {full} full, {} nearly full, {degraded} degraded, {silent} silent",
+        "{} run, {failed} failed; write caches: {full} full, {} nearly full, {degraded} degraded, {unresponsive} unresponsive",
         sum(|c| c.machines.running),
         sum(|c| c.levels.warning),
     );
@@ -370,7 +370,7 @@ fn machines(figures: &Figures) -> Finding {
         () if full + failed + degraded > 0 => {
             Finding::problem("machines", text, "see 'spillway machine list' and 'spillway top'")
         }
-        () if silent + sum(|c| c.levels.warning) > 0 => {
+        () if unresponsive + sum(|c| c.levels.warning) > 0 => {
             Finding::notice("machines", text, "see 'spillway top'")
         }
         () => Finding::ok("machines", text),

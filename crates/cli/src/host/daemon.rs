@@ -37,7 +37,7 @@ pub struct Daemon {
 /// The same before the command, where those of other commands are none.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of commands that ask spillwayd, here or behind the command")]
-pub struct Before {
+pub struct GlobalDaemonOptions {
     /// Socket that spillwayd listens on; of another host's, https://HOST:PORT
     #[arg(long, value_name = "SOCK", value_parser = address())]
     socket: Option<Address>,
@@ -52,7 +52,7 @@ pub struct Before {
     json: bool,
 }
 
-impl Before {
+impl GlobalDaemonOptions {
     /// Whether JSON is wanted, of a command that does not ask the daemon.
     pub fn json(self) -> Result<bool, Failure> {
         let given = [
@@ -76,8 +76,8 @@ fn address() -> impl TypedValueParser<Value = Address> {
 
 impl Daemon {
     /// Takes over what was said before the command, and is not said again behind it.
-    pub fn or(&mut self, before: Before) {
-        let Before { socket, token_file, ca, json } = before;
+    pub fn or(&mut self, before: GlobalDaemonOptions) {
+        let GlobalDaemonOptions { socket, token_file, ca, json } = before;
         self.socket = self.socket.take().or(socket);
         self.token_file = self.token_file.take().or(token_file);
         self.ca = self.ca.take().or(ca);

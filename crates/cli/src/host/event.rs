@@ -56,7 +56,7 @@ pub fn event(daemon: &Daemon, args: &Events) -> Result<(), Failure> {
         return Ok(());
     }
     let last = known.items.last().map(|event| event.id);
-    let mut listener = Listener { args, json: daemon.json, last, is_waiting: false };
+    let mut listener = EventFollower { args, json: daemon.json, last, is_waiting: false };
     while listener.listens(&client)? {
         sleep(RETRY);
     }
@@ -76,7 +76,7 @@ impl Events {
 }
 
 /// Who listens.
-struct Listener<'a> {
+struct EventFollower<'a> {
     args: &'a Events,
     json: bool,
     /// What was heard last, chosen or not.
@@ -85,7 +85,7 @@ struct Listener<'a> {
     is_waiting: bool,
 }
 
-impl Listener<'_> {
+impl EventFollower<'_> {
     /// Until the daemon goes. `false`: nobody reads what is told any more.
     fn listens(&mut self, client: &Client) -> Result<bool, Failure> {
         match self.hear(client) {

@@ -57,30 +57,30 @@ pub enum MachineCommand {
     },
     /// Start machines
     #[command(after_help = START_EXAMPLES)]
-    Start(Which),
+    Start(MachineSelection),
     /// Shut machines down: what they have written is thrown away, unless their mode keeps it
     Stop {
         /// Which.
         #[command(flatten)]
-        which: Which,
+        which: MachineSelection,
         /// How.
         #[command(flatten)]
-        how: How,
+        how: EndOptions,
     },
     /// Shut machines down and start them again, clean if their catalog resets at a power cycle
     Restart {
         /// Which.
         #[command(flatten)]
-        which: Which,
+        which: MachineSelection,
         /// How.
         #[command(flatten)]
-        how: How,
+        how: EndOptions,
     },
     /// End machines at once and start them again on a clean disk
     Reset {
         /// Which.
         #[command(flatten)]
-        which: Which,
+        which: MachineSelection,
         /// What machines keep may be thrown away
         #[arg(long)]
         discard_data: bool,
@@ -90,7 +90,7 @@ pub enum MachineCommand {
     Delete {
         /// Which.
         #[command(flatten)]
-        selected: Selected,
+        selected: SelectorOptions,
         /// Remove their data disks, and the disks that they keep; else their files stay in their store
         #[arg(long)]
         with_data: bool,
@@ -109,9 +109,9 @@ pub enum MachineCommand {
         claim: Option<String>,
     },
     /// Stop machines as soon as nobody has claimed them, and keep them from being started and claimed
-    Drain(Selected),
+    Drain(SelectorOptions),
     /// Let drained machines be started and claimed again
-    Undrain(Selected),
+    Undrain(SelectorOptions),
     /// Talk to a machine's serial console; Ctrl-] leaves it
     Console {
         /// The machine
@@ -138,7 +138,7 @@ pub enum MachineCommand {
 /// Which machines.
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["names", "catalog", "label", "all"])))]
-pub struct Selected {
+pub struct SelectorOptions {
     /// Machines
     names: Vec<Name>,
     /// Those of this catalog
@@ -152,8 +152,8 @@ pub struct Selected {
     all: bool,
 }
 
-impl From<Selected> for Selector {
-    fn from(which: Selected) -> Selector {
+impl From<SelectorOptions> for Selector {
+    fn from(which: SelectorOptions) -> Selector {
         let labels = which.label.into_iter().collect();
         Selector { names: which.names, catalog: which.catalog, labels, all: which.all }
     }
@@ -161,10 +161,10 @@ impl From<Selected> for Selector {
 
 /// Which machines, and whether to wait for them.
 #[derive(Debug, Args)]
-pub struct Which {
+pub struct MachineSelection {
     /// Which.
     #[command(flatten)]
-    selected: Selected,
+    selected: SelectorOptions,
     /// Wait until it is done
     #[arg(long)]
     wait: bool,
@@ -175,7 +175,7 @@ pub struct Which {
 
 /// How machines are ended.
 #[derive(Debug, Default, Args)]
-pub struct How {
+pub struct EndOptions {
     /// Of a reset.
     #[arg(skip)]
     discard_data: bool,
@@ -200,11 +200,11 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
             daemon.show_pages(machines, COLUMNS, |machine| vec![row(machine)])
         }
         MachineCommand::Show { name } => daemon.show(&get(&client, &name)?, page),
-        MachineCommand::Start(which) => act(daemon, &client, Action::Start, which, How::default()),
+        MachineCommand::Start(which) => act(daemon, &client, Action::Start, which, EndOptions::default()),
         MachineCommand::Stop { which, how } => act(daemon, &client, Action::Stop, which, how),
         MachineCommand::Restart { which, how } => act(daemon, &client, Action::Restart, which, how),
         MachineCommand::Reset { which, discard_data } => {
-            act(daemon, &client, Action::Reset, which, How { discard_data, ..How::default() })
+            act(daemon, &client, Action::Reset, which, EndOptions { discard_data, ..EndOptions::default() })
         }
         MachineCommand::Delete { selected, with_data } => delete(daemon, &client, selected, with_data),
         MachineCommand::Claim(claim) => claim.run(daemon, &mut client),
@@ -258,9 +258,15 @@ fn run(client: &Client, name: &Name) -> Result<MachineRun, Failure> {
     run.ok_or_else(|| Failure::new(Exit::Refused, format!("{name} is {phase}: start it first")))
 }
 
-fn act(daemon: &Daemon, client: &Client, action: Action, which: Which, how: How) -> Result<(), Failure> {
+fn act(
+    daemon: &Daemon,
+    client: &Client,
+    action: Action,
+    which: MachineSelection,
+    how: EndOptions,
+) -> Result<(), Failure> {
     let select = which.selected.into();
-    let How { discard_data, force, grace } = how;
+    let EndOptions { discard_data, force, grace } = how;
     let asked = MachineAction { action, select, force, discard_data, grace_seconds: grace };
     let mut machines = ask(client, asked)?;
     if which.wait {
@@ -289,14 +295,19 @@ fn runs_again(machine: &MachineDetails) -> Result<(), Failure> {
 
 /// What has become of a machine that was to be deleted.
 #[derive(Serialize)]
-struct Deleted {
+struct DeletionReport {
     name: Name,
     /// Why it is still there.
     error: Option<Problem>,
 }
 
 /// One that is refused does not stop the others.
-fn delete(daemon: &Daemon, client: &Client, selected: Selected, with_data: bool) -> Result<(), Failure> {
+fn delete(
+    daemon: &Daemon,
+    client: &Client,
+    selected: SelectorOptions,
+    with_data: bool,
+) -> Result<(), Failure> {
     let mut items = Vec::new();
     for name in selected.names(client)? {
         let error = match client.delete::<Empty>(&format!("/v1/machines/{name}?with_data={with_data}")) {
@@ -304,11 +315,11 @@ fn delete(daemon: &Daemon, client: &Client, selected: Selected, with_data: bool)
             Err(ClientError::Refused(error)) => Some(error),
             Err(other) => return Err(other.into()),
         };
-        items.push(Deleted { name, error });
+        items.push(DeletionReport { name, error });
     }
     let deleted = List { items };
     daemon.show(&deleted, |deleted| {
-        let line = |Deleted { name, error }: &Deleted| match error {
+        let line = |DeletionReport { name, error }: &DeletionReport| match error {
             None => format!("{name} is deleted\n"),
             Some(why) => format!("{name} stays: {why}\n"),
         };
@@ -326,7 +337,7 @@ fn delete(daemon: &Daemon, client: &Client, selected: Selected, with_data: bool)
     Err(Failure::new(exit(first.code), message))
 }
 
-impl Selected {
+impl SelectorOptions {
     /// Their names: as they were given, or those of them that fit what else is asked for.
     fn names(self, client: &Client) -> Result<Vec<Name>, Failure> {
         if self.catalog.is_none() && self.label.is_empty() && !self.all {
@@ -344,7 +355,7 @@ impl Selected {
     }
 }
 
-fn drain(daemon: &Daemon, client: &Client, action: Action, which: Selected) -> Result<(), Failure> {
+fn drain(daemon: &Daemon, client: &Client, action: Action, which: SelectorOptions) -> Result<(), Failure> {
     let select = which.into();
     let asked = MachineAction { action, select, force: false, discard_data: false, grace_seconds: None };
     daemon.show(&ask(client, asked)?, |machines| rows(&machines.items))

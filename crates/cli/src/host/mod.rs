@@ -19,7 +19,7 @@ pub mod words;
 pub use words::word;
 
 pub use catalog::{CatalogCommand, catalog};
-pub use daemon::{Before, Daemon};
+pub use daemon::{Daemon, GlobalDaemonOptions};
 pub use event::{Events, event};
 pub use image::{ImageCommand, image};
 pub use itself::{HostCommand, host};

@@ -112,8 +112,8 @@ fn machine(machine: &spillway_api::MachineFigures) -> Row {
     let mut state = if machine.ready { "ready".into() } else { word(&machine.phase) };
     if machine.levels.full > 0 {
         state = "full".into();
-    } else if machine.silent {
-        state = "silent".into();
+    } else if machine.unresponsive {
+        state = "unresponsive".into();
     } else if machine.claimed {
         state.push_str(", claimed");
     }
@@ -135,7 +135,7 @@ fn catalog(catalog: &spillway_api::CatalogFigures) -> Row {
     for (number, what) in [
         (m.failed, "failed"),
         (catalog.levels.full, "full"),
-        (catalog.silent_disks, "silent"),
+        (catalog.unresponsive_disks, "unresponsive"),
         (m.claimed, "claimed"),
     ] {
         if number > 0 {
@@ -296,12 +296,12 @@ pub mod tests {
         };
         let machine = |(name, used, written): &(&str, u64, u64)| {
             json!({ "name": name, "catalog": "desk", "phase": "running", "ready": true, "claimed": false,
-                    "silent": false, "levels": levels(*used), "counters": counters(*written), "spared_bytes": 0 })
+                    "unresponsive": false, "levels": levels(*used), "counters": counters(*written), "spared_bytes": 0 })
         };
         serde_json::from_value(json!({
             "time": format!("2026-01-01T00:00:{second:02}Z"), "since": "2025-12-31T00:00:00Z",
             "machines": of.iter().map(machine).collect::<Vec<_>>(), "stores": [],
-            "catalogs": [{ "name": "desk", "machines": {}, "warm": 0, "disks": of.len(), "silent_disks": 0,
+            "catalogs": [{ "name": "desk", "machines": {}, "warm": 0, "disks": of.len(), "unresponsive_disks": 0,
                 "levels": levels(of.iter().map(|m| m.1).sum()), "counters": counters(of.iter().map(|m| m.2).sum()),
                 "spared_bytes": 7 }],
         }))

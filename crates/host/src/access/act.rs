@@ -1,42 +1,42 @@
-//! What a request does, by its method and path: the verb, the object, and the role that it takes. Owns that table.
+//! The action of a request, derived from its method and path: verb, object and required role. Owns that table.
 //!
-//! Invariant: a route that the table does not name takes the role `admin`, and still has a verb and an object.
+//! Invariant: a route that is missing from the table requires the role `admin`, and still has a verb and an object.
 
 use super::caller::Role;
 use axum::http::Method;
 use serde::Serialize;
 
-/// Characters of an object's name that are kept.
+/// Longest name of an object that is kept, in characters.
 const MAX_NAME_CHARACTERS: usize = 256;
 
-/// What a request does.
+/// Action of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Act {
-    /// Such as `claim`.
+pub struct RequestAction {
+    /// Verb, such as `claim`.
     pub verb: String,
-    /// To which object.
-    pub object: Object,
-    /// The least role that may do it.
+    /// Object of the action.
+    pub object: ActionObject,
+    /// Lowest role that may do it.
     pub role: Role,
 }
 
-/// An object of the interface.
+/// Object of an action.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Object {
-    /// Such as `catalog`.
+pub struct ActionObject {
+    /// Kind of the object, such as `catalog`.
     pub kind: String,
-    /// Its name, if the path says it.
+    /// Name of the object, if the path contains it.
     pub name: Option<String>,
 }
 
-impl Act {
-    /// What a request with this method and path does.
-    pub fn of(method: &Method, path: &str) -> Act {
+impl RequestAction {
+    /// Returns the action of a request with this method and path.
+    pub fn of(method: &Method, path: &str) -> RequestAction {
         let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
         let act = |role, verb: &str, kind: &str, name: &str| {
             let name: String = name.chars().take(MAX_NAME_CHARACTERS).collect();
-            let object = Object { kind: kind.into(), name: (!name.is_empty()).then_some(name) };
-            Act { verb: verb.chars().take(MAX_NAME_CHARACTERS).collect(), object, role }
+            let object = ActionObject { kind: kind.into(), name: (!name.is_empty()).then_some(name) };
+            RequestAction { verb: verb.chars().take(MAX_NAME_CHARACTERS).collect(), object, role }
         };
         let [_, collection, ..] = parts.as_slice() else {
             return act(Role::Admin, method.as_str(), "path", path);
@@ -44,7 +44,7 @@ impl Act {
         let kind = collection.strip_suffix('s').unwrap_or(collection);
         match (method, &parts[1..]) {
             (&Method::GET | &Method::HEAD, [_, rest @ ..]) => act(Role::Read, "read", kind, &rest.join("/")),
-            // Which action it is, its body says.
+            // The body says which action it is.
             (&Method::POST, ["machine-actions"]) => act(Role::Operate, "act on", "machine", ""),
             (&Method::POST, ["catalogs", name, "claims"]) => act(Role::Operate, "claim", "catalog", name),
             (&Method::PUT, ["machines", name, "claim"]) => act(Role::Operate, "renew", "machine", name),
@@ -104,10 +104,13 @@ mod tests {
             (Method::OPTIONS, "/v1/images", Admin, "OPTIONS", "path", "/v1/images"),
             (Method::PUT, "", Admin, "PUT", "path", ""),
         ] {
-            let act = Act::of(&method, path);
+            let act = RequestAction::of(&method, path);
             let found = (act.role, act.verb.as_str(), act.object.kind.as_str(), act.object.name.as_deref());
             assert_eq!(found, (role, verb, kind, (!name.is_empty()).then_some(name)), "{method} {path}");
         }
-        assert_eq!(Act::of(&Method::PUT, &long).object.name.unwrap().chars().count(), MAX_NAME_CHARACTERS);
+        assert_eq!(
+            RequestAction::of(&Method::PUT, &long).object.name.unwrap().chars().count(),
+            MAX_NAME_CHARACTERS
+        );
     }
 }

@@ -1,14 +1,14 @@
-//! The audit log: one JSON line for each change that somebody asked for. Owns the file and the older ones beside it, and
-//! how long they are kept.
+//! The audit log: one JSON line for each change that a client requests. Owns the file and the rotated files beside it,
+//! and how long they are kept.
 //!
-//! Invariant: the line of a change is written before the change is answered. Requests that were refused or failed are
-//! summed up, so that whoever repeats them pushes no line of a change out. No line holds a token or a secret setting.
+//! Invariant: the line of a change is written before the response is sent. Refused and failed requests are summed up, so
+//! that repeating them cannot displace lines of changes. No line contains a token or a secret setting.
 
-use super::act::{Act, Object};
-use super::caller::{Caller, Source};
-use super::note::Noted;
-use super::refusals::{Kind, Refusals, Sum};
-use crate::events::say;
+use super::act::{ActionObject, RequestAction};
+use super::caller::{Caller, PeerAddress};
+use super::note::AuditNotes;
+use super::refusals::{RefusalKind, RefusalSummary, Refusals};
+use crate::events::log_line;
 use jiff::Timestamp;
 use serde::Serialize;
 use spillway_api::ErrorCode;
@@ -19,42 +19,42 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The file is divided into parts of this share of all, and of one day.
+/// A file is rotated when it has this fraction of the total size, or after a day.
 const PARTS: u64 = 16;
 const LEAST_PART_BYTES: u64 = 64 << 10;
 const PART_AGE: Duration = Duration::from_secs(86_400);
-/// Longest first line that is looked at for its time.
+/// Longest first line whose time is read.
 const MAX_LINE_BYTES: u64 = 256 << 10;
 
-/// Where the log is written, and how long it is kept.
+/// Settings of the audit log.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// The file; the older parts are beside it, with the time of their last line in their names.
+pub struct AuditSettings {
+    /// Path of the file. Rotated files are beside it, with the time of their last line in their names.
     pub file: Option<PathBuf>,
-    /// Write each line to standard error too, which the journal keeps.
+    /// Whether each line is also written to standard error, which the journal keeps.
     pub journal: bool,
-    /// Parts whose last line is older are removed.
+    /// Rotated files whose last line is older are removed.
     pub keep: Duration,
-    /// The oldest parts are removed while all of them have more bytes together.
+    /// The oldest rotated files are removed while all files together are larger.
     pub max_bytes: u64,
 }
 
-/// The log. A clone is the same log.
+/// The audit log. A clone is the same log.
 #[derive(Clone)]
 pub struct Audit(Arc<Mutex<Inner>>);
 
 struct Inner {
-    settings: Settings,
+    settings: AuditSettings,
     refusals: Refusals,
-    /// When the first line of the file was written.
+    /// Time of the file's first line.
     began: Option<SystemTime>,
-    /// Writing has failed, which was said.
+    /// Whether writing has failed, which was logged.
     fails: bool,
 }
 
-/// A line for a request.
+/// A line for one request.
 #[derive(Serialize)]
-struct Line<'a> {
+struct AuditLine<'a> {
     time: Timestamp,
     who: &'a str,
     role: Option<&'static str>,
@@ -64,63 +64,63 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
     verb: &'a str,
-    object: &'a Object,
+    object: &'a ActionObject,
     #[serde(flatten)]
-    noted: Noted,
-    /// `done`, or why not: the code of the response's error.
-    result: ErrorCodeOrDone,
+    noted: AuditNotes,
+    /// `done`, or the error code of the response.
+    result: ResultWord,
     status: u16,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum ErrorCodeOrDone {
+enum ResultWord {
     Code(ErrorCode),
     Word(&'static str),
 }
 
-/// A line for requests that were counted.
+/// A line for refused requests that were counted.
 #[derive(Serialize)]
-struct SumLine {
+struct RefusalLine {
     time: Timestamp,
     #[serde(flatten)]
-    sum: Sum,
+    sum: RefusalSummary,
     result: &'static str,
 }
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome {
-    /// The status of the response.
+pub struct RequestOutcome {
+    /// Status of the response.
     pub status: u16,
-    /// Its error's code, if it has one.
+    /// Error code of the response, if it has one.
     pub code: Option<ErrorCode>,
-    /// Whether the caller's role was enough: what they asked for was looked at.
+    /// Whether the caller's role was sufficient, so that the request was processed.
     pub let_in: bool,
 }
 
 impl Audit {
-    /// A log with these settings.
-    pub fn new(settings: Settings) -> Audit {
+    /// Opens a log with these settings.
+    pub fn new(settings: AuditSettings) -> Audit {
         let began = settings.file.as_deref().and_then(first_time);
         Audit(Arc::new(Mutex::new(Inner { settings, refusals: Refusals::default(), began, fails: false })))
     }
 
-    /// A change was asked for, and this came of it.
-    pub fn write(&self, caller: &Caller, act: &Act, noted: Noted, outcome: Outcome) {
+    /// Writes the line of a change that a caller has requested.
+    pub fn write(&self, caller: &Caller, act: &RequestAction, noted: AuditNotes, outcome: RequestOutcome) {
         let verb = noted.verb.as_deref().unwrap_or(&act.verb).to_owned();
         let name = noted.name.clone().or_else(|| act.object.name.clone());
-        let object = Object { kind: act.object.kind.clone(), name };
+        let object = ActionObject { kind: act.object.kind.clone(), name };
         let mut inner = self.inner();
         if !(200..300).contains(&outcome.status) {
-            let kind = Kind {
+            let kind = RefusalKind {
                 who: caller.name.to_string(),
                 from: caller.source.to_string(),
                 verb: outcome.let_in.then(|| verb.clone()),
                 object: outcome.let_in.then(|| object.clone()),
                 status: outcome.status,
             };
-            if !inner.refusals.is_first(kind, Instant::now()) {
+            if !inner.refusals.record(kind, Instant::now()) {
                 return;
             }
         }
@@ -134,18 +134,18 @@ impl Audit {
         ));
     }
 
-    /// Somebody without a token that is known has asked for something.
-    pub fn write_unknown(&self, source: Source, act: &Act, outcome: Outcome) {
+    /// Records a request without a known token.
+    pub fn write_unknown(&self, source: PeerAddress, act: &RequestAction, outcome: RequestOutcome) {
         const WHO: &str = "unknown";
         let (who, from) = (WHO.to_owned(), source.counted().to_string());
-        let kind = Kind { who, from, verb: None, object: None, status: outcome.status };
+        let kind = RefusalKind { who, from, verb: None, object: None, status: outcome.status };
         let mut inner = self.inner();
-        if inner.refusals.is_first(kind, Instant::now()) {
-            inner.line(&line(WHO, None, source, (&act.verb, &act.object), Noted::default(), outcome));
+        if inner.refusals.record(kind, Instant::now()) {
+            inner.line(&line(WHO, None, source, (&act.verb, &act.object), AuditNotes::default(), outcome));
         }
     }
 
-    /// Writes the counts whose time has come, and removes what is too old. To be called every few seconds.
+    /// Writes the counts that are due, and removes old files. Call this every few seconds.
     pub fn tick(&self) {
         let mut inner = self.inner();
         let sums = inner.refusals.due(Instant::now());
@@ -153,7 +153,7 @@ impl Audit {
         inner.tidy();
     }
 
-    /// Writes all counts: the daemon ends.
+    /// Writes all counts before the daemon ends.
     pub fn end(&self) {
         let mut inner = self.inner();
         let sums = inner.refusals.rest(Instant::now());
@@ -168,42 +168,42 @@ impl Audit {
 fn line<'a>(
     who: &'a str,
     role: Option<&'static str>,
-    source: Source,
-    (verb, object): (&'a str, &'a Object),
-    noted: Noted,
-    outcome: Outcome,
-) -> Line<'a> {
+    source: PeerAddress,
+    (verb, object): (&'a str, &'a ActionObject),
+    noted: AuditNotes,
+    outcome: RequestOutcome,
+) -> AuditLine<'a> {
     let (uid, pid) = match source {
-        Source::Local { uid, pid } => (uid, pid),
-        Source::Remote(_) => (None, None),
+        PeerAddress::Local { uid, pid } => (uid, pid),
+        PeerAddress::Remote(_) => (None, None),
     };
     let done = (200..300).contains(&outcome.status);
     let result = match outcome.code {
-        Some(code) => ErrorCodeOrDone::Code(code),
-        None => ErrorCodeOrDone::Word(if done { "done" } else { "failed" }),
+        Some(code) => ResultWord::Code(code),
+        None => ResultWord::Word(if done { "done" } else { "failed" }),
     };
     let (time, from, status) = (Timestamp::now(), source.to_string(), outcome.status);
-    Line { time, who, role, from, uid, pid, verb, object, noted, result, status }
+    AuditLine { time, who, role, from, uid, pid, verb, object, noted, result, status }
 }
 
 impl Inner {
-    fn sums(&mut self, sums: Vec<Sum>) {
+    fn sums(&mut self, sums: Vec<RefusalSummary>) {
         for sum in sums {
-            self.line(&SumLine { time: Timestamp::now(), sum, result: "summed up" });
+            self.line(&RefusalLine { time: Timestamp::now(), sum, result: "summed up" });
         }
     }
 
     fn line(&mut self, line: &impl Serialize) {
         let text = serde_json::to_string(line).expect("a line is plain data");
         if self.settings.journal {
-            say(&format!("audit {text}"));
+            log_line(&format!("audit {text}"));
         }
         let Some(file) = self.settings.file.clone() else { return };
         let written = self.append(&file, &format!("{text}\n"));
         if let Err(e) = &written
             && !self.fails
         {
-            say(&format!("warning: {}: changes are not written down: {e}", file.display()));
+            log_line(&format!("warning: {}: the audit log cannot be written: {e}", file.display()));
         }
         self.fails = written.is_err();
     }
@@ -225,7 +225,7 @@ impl Inner {
         file.write_all(text.as_bytes())
     }
 
-    /// Removes parts that are too old, and the oldest while there is too much.
+    /// Removes rotated files that are too old, and the oldest while the log is too large.
     fn tidy(&self) {
         let Some(path) = &self.settings.file else { return };
         let mut parts = parts(path);
@@ -239,7 +239,7 @@ impl Inner {
             }
             if fs::remove_file(&part.path).is_ok() {
                 total -= part.bytes;
-                say(&format!(
+                log_line(&format!(
                     "warning: {} is removed before its age: the audit log has {} bytes (--audit-size)",
                     part.path.display(),
                     self.settings.max_bytes
@@ -249,15 +249,15 @@ impl Inner {
     }
 }
 
-/// An older part of the log.
-struct Part {
+/// A rotated file of the log.
+struct RotatedFile {
     path: PathBuf,
     bytes: u64,
-    /// When its last line was written.
+    /// Time of its last line.
     last: SystemTime,
 }
 
-/// The path of a part, whose name ends with a time.
+/// Path of a rotated file, whose name ends with a time.
 fn beside(path: &Path, time: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".");
@@ -265,18 +265,18 @@ fn beside(path: &Path, time: &str) -> PathBuf {
     name.into()
 }
 
-/// The older parts, oldest first.
-fn parts(path: &Path) -> Vec<Part> {
+/// Lists the rotated files, oldest first.
+fn parts(path: &Path) -> Vec<RotatedFile> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let prefix = format!("{}.", name.to_string_lossy());
     let is_time = |text: &str| text.len() == 26 && text.starts_with("20") && text.ends_with('Z');
-    let mut found: Vec<Part> = Vec::new();
+    let mut found: Vec<RotatedFile> = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let is_part = entry.file_name().to_str().and_then(|n| n.strip_prefix(&prefix)).is_some_and(is_time);
         let metadata = entry.metadata().ok().filter(|found| is_part && found.is_file());
         let last = metadata.as_ref().and_then(|found| found.modified().ok());
-        found.extend(metadata.zip(last).map(|(metadata, last)| Part {
+        found.extend(metadata.zip(last).map(|(metadata, last)| RotatedFile {
             path: entry.path(),
             bytes: metadata.len(),
             last,
@@ -286,7 +286,7 @@ fn parts(path: &Path) -> Vec<Part> {
     found
 }
 
-/// When the first line of a file was written.
+/// Reads the time of a file's first line.
 fn first_time(path: &Path) -> Option<SystemTime> {
     let mut first = String::new();
     BufReader::new(File::open(path).ok()?).take(MAX_LINE_BYTES).read_line(&mut first).ok()?;
@@ -302,15 +302,15 @@ mod tests {
     use serde_json::Value;
     use std::os::unix::fs::MetadataExt;
 
-    const DONE: Outcome = Outcome { status: 200, code: None, let_in: true };
+    const DONE: RequestOutcome = RequestOutcome { status: 200, code: None, let_in: true };
 
     fn audit(dir: &Path, max_bytes: u64) -> Audit {
         let file = Some(dir.join("audit.log"));
-        Audit::new(Settings { file, journal: false, keep: Duration::from_secs(86_400 * 30), max_bytes })
+        Audit::new(AuditSettings { file, journal: false, keep: Duration::from_secs(86_400 * 30), max_bytes })
     }
 
     fn caller(role: Role) -> Caller {
-        Caller { name: role.word().into(), role, source: Source::Remote([192, 0, 2, 1].into()) }
+        Caller { name: role.word().into(), role, source: PeerAddress::Remote([192, 0, 2, 1].into()) }
     }
 
     /// All lines, oldest first.
@@ -325,17 +325,17 @@ mod tests {
     fn refused_requests_leave_every_other_line_in_place() {
         let dir = tempfile::tempdir().unwrap();
         let audit = audit(dir.path(), 1 << 20);
-        let act = |n: u32| Act::of(&Method::DELETE, &format!("/v1/catalogs/desk-{n}\n\"x"));
-        let refused = Outcome { status: 403, code: Some(ErrorCode::Forbidden), let_in: false };
+        let act = |n: u32| RequestAction::of(&Method::DELETE, &format!("/v1/catalogs/desk-{n}\n\"x"));
+        let refused = RequestOutcome { status: 403, code: Some(ErrorCode::Forbidden), let_in: false };
         for n in 0..30_000 {
-            audit.write(&caller(Role::Read), &act(n), Noted::default(), refused);
+            audit.write(&caller(Role::Read), &act(n), AuditNotes::default(), refused);
             audit.write_unknown(
-                Source::Remote([198, 51, 100, 7].into()),
+                PeerAddress::Remote([198, 51, 100, 7].into()),
                 &act(n),
-                Outcome { status: 401, ..refused },
+                RequestOutcome { status: 401, ..refused },
             );
             if n % 1000 == 0 {
-                audit.write(&caller(Role::Admin), &act(n), Noted::default(), DONE);
+                audit.write(&caller(Role::Admin), &act(n), AuditNotes::default(), DONE);
             }
         }
         audit.end();
@@ -356,11 +356,11 @@ mod tests {
         let path = dir.path().join("audit.log");
         fs::write(dir.path().join("audit.log.mine"), "not ours").unwrap();
         let audit = audit(dir.path(), 256 << 10);
-        let act = Act::of(&Method::PUT, &format!("/v1/catalogs/{}", "é".repeat(100_000)));
+        let act = RequestAction::of(&Method::PUT, &format!("/v1/catalogs/{}", "é".repeat(100_000)));
         for _ in 0..2000 {
-            audit.write(&caller(Role::Admin), &act, Noted::default(), DONE);
+            audit.write(&caller(Role::Admin), &act, AuditNotes::default(), DONE);
         }
-        let bytes = |paths: &[Part]| paths.iter().map(|part| part.bytes).sum::<u64>();
+        let bytes = |paths: &[RotatedFile]| paths.iter().map(|part| part.bytes).sum::<u64>();
         let kept = parts(&path);
         assert!((2..8).contains(&kept.len()) && bytes(&kept) <= 256 << 10, "{} {}", kept.len(), bytes(&kept));
         assert!(lines(dir.path()).iter().all(|line| line["who"] == "admin" && line["role"] == "admin"));
@@ -378,8 +378,8 @@ mod tests {
         let path = dir.path().join("audit.log");
         for (first, more) in [(Timestamp::now(), 0), (Timestamp::now() - PART_AGE, 1)] {
             fs::write(&path, format!("{{\"time\":\"{first}\"}}\n")).unwrap();
-            let act = Act::of(&Method::DELETE, "/v1/catalogs/desk");
-            audit(dir.path(), 1 << 30).write(&caller(Role::Admin), &act, Noted::default(), DONE);
+            let act = RequestAction::of(&Method::DELETE, "/v1/catalogs/desk");
+            audit(dir.path(), 1 << 30).write(&caller(Role::Admin), &act, AuditNotes::default(), DONE);
             assert_eq!(parts(&path).len(), more);
         }
     }
@@ -388,11 +388,16 @@ mod tests {
     fn a_line_says_who_did_what_to_which_object() {
         let dir = tempfile::tempdir().unwrap();
         let audit = audit(dir.path(), 1 << 20);
-        let note = super::super::note::Note::default();
+        let note = super::super::note::RequestNote::default();
         note.machines(["runner-001"]);
-        let local = Source::Local { uid: Some(0), pid: Some(7) };
+        let local = PeerAddress::Local { uid: Some(0), pid: Some(7) };
         let root = Caller { name: "uid 0".into(), role: Role::Admin, source: local };
-        audit.write(&root, &Act::of(&Method::POST, "/v1/catalogs/runner/claims"), note.take(), DONE);
+        audit.write(
+            &root,
+            &RequestAction::of(&Method::POST, "/v1/catalogs/runner/claims"),
+            note.take(),
+            DONE,
+        );
         let line = lines(dir.path()).remove(0);
         assert!(line["time"].is_string(), "{line}");
         let want = serde_json::json!({ "who": "uid 0", "role": "admin", "from": "local", "uid": 0, "pid": 7,

@@ -1,44 +1,50 @@
-//! The open connections of one way in: how many a source and a token may have, and which is closed to admit another. Owns
-//! the table of connections; reads and writes none of them.
+//! Limits of open connections on one listener: how many a peer and a token may have, and which is closed to admit
+//! another. Owns the table of connections; reads and writes none of them.
 //!
-//! A connection is *waiting* while the daemon waits for its client (handshake, request, a response that is being read, events
-//! that are followed), and *busy* from the end of a request's head to the start of its response. Where a limit is reached
-//! the connection that has waited longest is closed; only if none is waiting the new one is refused.
+//! A connection is *waiting* while the daemon waits for its client (handshake, request, a response that is being read,
+//! events that are followed), and *busy* from the end of a request's head to the start of its response. When a limit is
+//! reached, the connection that has waited longest is closed; the new one is refused only if none is waiting.
 //!
-//! Invariant: a connection that waits never keeps another one out, a source's connections never keep another source's
-//! out before authentication, and those of other roles never keep an administrator's out after it.
+//! Invariant: a waiting connection never keeps another one out, a peer's connections never keep another peer's out before
+//! authentication, and those of other roles never keep an administrator's out after it.
 
-use super::caller::Source;
+use super::caller::PeerAddress;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// How many connections there may be.
+/// Maximum numbers of connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Before authentication, of one source.
+pub struct ConnectionLimits {
+    /// Per peer, before authentication.
     pub unknown_of_source: usize,
-    /// Before authentication, of all sources.
+    /// Of all peers, before authentication.
     pub unknown: usize,
-    /// After authentication, of one token.
+    /// Per token, after authentication.
     pub of_token: usize,
-    /// After authentication, of one source, but for administrators.
+    /// Per peer, after authentication, without administrators.
     pub of_source: usize,
-    /// After authentication, of all tokens but those of administrators.
+    /// Of all tokens, after authentication, without administrators.
     pub known: usize,
 }
 
-impl Limits {
-    /// Over TCP. Administrators have a place for each of their tokens' connections beside `known`: that is their reserve.
-    pub const REMOTE: Limits =
-        Limits { unknown_of_source: 128, unknown: 512, of_token: 64, of_source: 128, known: 192 };
-    /// On the unix socket, where the kernel says who connects: everybody there is an administrator, and none has a token.
-    pub const LOCAL: Limits =
-        Limits { unknown_of_source: 512, unknown: 2048, of_token: 512, of_source: 512, known: 2048 };
+impl ConnectionLimits {
+    /// Limits over TCP. Administrators have slots for the connections of their tokens beside `known`, as a reserve.
+    pub const REMOTE: ConnectionLimits =
+        ConnectionLimits { unknown_of_source: 128, unknown: 512, of_token: 64, of_source: 128, known: 192 };
+    /// Limits on the unix socket, where the kernel identifies callers: everybody there is an administrator, and nobody
+    /// has a token.
+    pub const LOCAL: ConnectionLimits = ConnectionLimits {
+        unknown_of_source: 512,
+        unknown: 2048,
+        of_token: 512,
+        of_source: 512,
+        known: 2048,
+    };
 }
 
-/// Time between two lines about connections that were closed for others.
+/// Interval of log lines about connections that were closed for others.
 const SAY_EACH: Duration = Duration::from_secs(60);
 
 /// The table of open connections. A clone is the same table.
@@ -46,112 +52,122 @@ const SAY_EACH: Duration = Duration::from_secs(60);
 pub struct Connections(Arc<Inner>);
 
 struct Inner {
-    limits: Limits,
-    table: Mutex<Table>,
+    limits: ConnectionLimits,
+    table: Mutex<ConnectionTable>,
 }
 
 #[derive(Default)]
-struct Table {
-    /// Counts changes of state: what is older has waited longer.
+struct ConnectionTable {
+    /// Counts changes of state: a smaller value has waited longer.
     clock: u64,
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, OpenConnection>,
     said: Option<Instant>,
 }
 
-struct Open {
-    source: Source,
-    token: Option<Token>,
-    state: State,
+struct OpenConnection {
+    source: PeerAddress,
+    token: Option<TokenHolder>,
+    state: ConnectionState,
     close: Arc<Notify>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-struct Token {
+struct TokenHolder {
     name: Arc<str>,
     is_admin: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Since this tick of the table's clock.
+enum ConnectionState {
+    /// Waiting since this value of the table's clock.
     Waiting(u64),
     Busy,
-    /// It was told to end.
+    /// Told to close.
     Closing,
 }
 
-/// The entry of one connection, removed when this is dropped.
-pub struct Place {
+/// Slot of one connection, which is freed when this is dropped.
+pub struct ConnectionSlot {
     connections: Connections,
     id: u64,
     close: Arc<Notify>,
 }
 
-/// A request of a connection is being answered, until this is dropped.
-pub struct Busy(Arc<Place>);
+/// A request that is being answered, until this is dropped.
+pub struct ActiveRequest(Arc<ConnectionSlot>);
 
-/// No connection could be closed to admit this one.
+/// Error: no connection could be closed to admit this one.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Crowded;
+pub struct TooManyConnections;
 
 impl Connections {
-    /// An empty table.
-    pub fn new(limits: Limits) -> Connections {
+    /// Creates an empty table.
+    pub fn new(limits: ConnectionLimits) -> Connections {
         Connections(Arc::new(Inner { limits, table: Mutex::default() }))
     }
 
     /// Admits a new connection.
-    pub fn admit(&self, source: Source) -> Result<Arc<Place>, Crowded> {
+    pub fn admit(&self, source: PeerAddress) -> Result<Arc<ConnectionSlot>, TooManyConnections> {
         let (source, limits) = (source.counted(), &self.0.limits);
         let mut table = self.table();
-        let of_source = |open: &Open| open.token.is_none() && open.source == source;
-        table.make_room(limits.unknown_of_source, of_source)?;
+        let of_source = |open: &OpenConnection| open.token.is_none() && open.source == source;
+        table.close_one_for(limits.unknown_of_source, of_source)?;
         if table.count(|open| open.token.is_none()) >= limits.unknown {
-            // Of the source that has most of them: whoever has a few keeps them.
-            let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
+            // Close one of the peer that has the most.
+            let mut counts: BTreeMap<PeerAddress, usize> = BTreeMap::new();
             let unknown = table.open.values().filter(|open| open.token.is_none());
             unknown.for_each(|open| *counts.entry(open.source).or_default() += 1);
             let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
             table.close_oldest(|open| open.token.is_none() && Some(open.source) == most)?;
         }
         let (id, close) = (table.tick(), Arc::new(Notify::new()));
-        let open = Open { source, token: None, state: State::Waiting(id), close: Arc::clone(&close) };
+        let open = OpenConnection {
+            source,
+            token: None,
+            state: ConnectionState::Waiting(id),
+            close: Arc::clone(&close),
+        };
         table.open.insert(id, open);
         drop(table);
-        Ok(Arc::new(Place { connections: self.clone(), id, close }))
+        Ok(Arc::new(ConnectionSlot { connections: self.clone(), id, close }))
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.0.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Waits until the connection has to be closed.
     pub async fn closed(&self) {
         self.close.notified().await;
     }
 
-    /// A request has come, by the owner of a token if there is one.
-    pub fn begin(self: &Arc<Place>, token: Option<(&Arc<str>, bool)>) -> Result<Busy, Crowded> {
+    /// Notes a request on the connection, with the owner of its token if there is one.
+    pub fn begin(
+        self: &Arc<ConnectionSlot>,
+        token: Option<(&Arc<str>, bool)>,
+    ) -> Result<ActiveRequest, TooManyConnections> {
         let limits = &self.connections.0.limits;
         let mut table = self.connections.table();
-        let Some(open) = table.open.get_mut(&self.id).filter(|open| open.state != State::Closing) else {
-            return Err(Crowded);
+        let Some(open) = table.open.get_mut(&self.id).filter(|open| open.state != ConnectionState::Closing)
+        else {
+            return Err(TooManyConnections);
         };
         let (source, before) = (open.source, (open.token.clone(), open.state));
-        open.state = State::Busy;
+        open.state = ConnectionState::Busy;
         if let Some((name, is_admin)) = token {
-            let token = Token { name: Arc::clone(name), is_admin };
-            // Others are counted: this one has left what it was counted with before.
+            let token = TokenHolder { name: Arc::clone(name), is_admin };
+            // Count the others only: this connection no longer counts where it did before.
             open.token = None;
-            let same = |open: &Open| open.token.as_ref().is_some_and(|other| other.name == token.name);
-            let other = |open: &Open| open.token.as_ref().is_some_and(|other| !other.is_admin);
-            let mut admitted = table.make_room(limits.of_token, same);
+            let same =
+                |open: &OpenConnection| open.token.as_ref().is_some_and(|other| other.name == token.name);
+            let other = |open: &OpenConnection| open.token.as_ref().is_some_and(|other| !other.is_admin);
+            let mut admitted = table.close_one_for(limits.of_token, same);
             if !is_admin && admitted.is_ok() {
                 admitted = table
-                    .make_room(limits.of_source, |open| other(open) && open.source == source)
-                    .and_then(|()| table.make_room(limits.known, other));
+                    .close_one_for(limits.of_source, |open| other(open) && open.source == source)
+                    .and_then(|()| table.close_one_for(limits.known, other));
             }
             if let Some(open) = table.open.get_mut(&self.id) {
                 match admitted {
@@ -161,52 +177,58 @@ impl Place {
             }
             admitted?;
         }
-        Ok(Busy(Arc::clone(self)))
+        Ok(ActiveRequest(Arc::clone(self)))
     }
 }
 
-impl Drop for Busy {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         let mut table = self.0.connections.table();
         let now = table.tick();
-        if let Some(open) = table.open.get_mut(&self.0.id).filter(|open| open.state == State::Busy) {
-            open.state = State::Waiting(now);
+        if let Some(open) = table.open.get_mut(&self.0.id).filter(|open| open.state == ConnectionState::Busy)
+        {
+            open.state = ConnectionState::Waiting(now);
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.connections.table().open.remove(&self.id);
     }
 }
 
-impl Table {
+impl ConnectionTable {
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
-    fn count(&self, is: impl Fn(&Open) -> bool) -> usize {
-        self.open.values().filter(|open| open.state != State::Closing && is(open)).count()
+    fn count(&self, is: impl Fn(&OpenConnection) -> bool) -> usize {
+        self.open.values().filter(|open| open.state != ConnectionState::Closing && is(open)).count()
     }
 
-    /// One more of these can be admitted: the one that has waited longest is closed if there are as many as may be.
-    fn make_room(&mut self, most: usize, is: impl Fn(&Open) -> bool) -> Result<(), Crowded> {
+    /// Makes sure that one more of these connections can be admitted: closes the one that has waited longest if the limit
+    /// is reached.
+    fn close_one_for(
+        &mut self,
+        most: usize,
+        is: impl Fn(&OpenConnection) -> bool,
+    ) -> Result<(), TooManyConnections> {
         match self.count(&is) < most {
             true => Ok(()),
             false => self.close_oldest(is),
         }
     }
 
-    /// Tells the one of these that has waited longest to end.
-    fn close_oldest(&mut self, is: impl Fn(&Open) -> bool) -> Result<(), Crowded> {
+    /// Tells the connection of these that has waited longest to close.
+    fn close_oldest(&mut self, is: impl Fn(&OpenConnection) -> bool) -> Result<(), TooManyConnections> {
         let waiting = self.open.values_mut().filter(|open| is(open)).filter_map(|open| match open.state {
-            State::Waiting(since) => Some((since, open)),
-            State::Busy | State::Closing => None,
+            ConnectionState::Waiting(since) => Some((since, open)),
+            ConnectionState::Busy | ConnectionState::Closing => None,
         });
-        let (_, oldest) = waiting.min_by_key(|(since, _)| *since).ok_or(Crowded)?;
-        oldest.state = State::Closing;
+        let (_, oldest) = waiting.min_by_key(|(since, _)| *since).ok_or(TooManyConnections)?;
+        oldest.state = ConnectionState::Closing;
         oldest.close.notify_one();
         let whose = oldest
             .token
@@ -215,7 +237,7 @@ impl Table {
         let text = format!("a connection of {} ({whose}) is closed for a newer one", oldest.source);
         if self.said.is_none_or(|said| said.elapsed() >= SAY_EACH) {
             self.said = Some(Instant::now());
-            crate::events::say(&format!("warning: {text}; others are closed without a line for a minute"));
+            crate::events::log_line(&format!("warning: {text}; no further line for a minute"));
         }
         Ok(())
     }
@@ -225,22 +247,27 @@ impl Table {
 mod tests {
     use super::*;
 
-    const SMALL: Limits = Limits { unknown_of_source: 3, unknown: 5, of_token: 3, of_source: 4, known: 5 };
+    const SMALL: ConnectionLimits =
+        ConnectionLimits { unknown_of_source: 3, unknown: 5, of_token: 3, of_source: 4, known: 5 };
 
-    fn at(last: u8) -> Source {
-        Source::Remote([192, 0, 2, last].into())
+    fn at(last: u8) -> PeerAddress {
+        PeerAddress::Remote([192, 0, 2, last].into())
     }
 
-    fn is_closed(place: &Place) -> bool {
+    fn is_closed(place: &ConnectionSlot) -> bool {
         let table = place.connections.table();
-        table.open[&place.id].state == State::Closing
+        table.open[&place.id].state == ConnectionState::Closing
     }
 
-    fn closed(places: &[Arc<Place>]) -> Vec<bool> {
+    fn closed(places: &[Arc<ConnectionSlot>]) -> Vec<bool> {
         places.iter().map(|place| is_closed(place)).collect()
     }
 
-    fn known(connections: &Connections, source: Source, token: &str) -> Result<(Arc<Place>, Busy), Crowded> {
+    fn known(
+        connections: &Connections,
+        source: PeerAddress,
+        token: &str,
+    ) -> Result<(Arc<ConnectionSlot>, ActiveRequest), TooManyConnections> {
         let place = connections.admit(source)?;
         let busy = place.begin(Some((&token.into(), token.starts_with("admin"))))?;
         Ok((place, busy))
@@ -305,8 +332,8 @@ mod tests {
 
     #[test]
     fn on_the_socket_a_user_closes_only_what_is_theirs() {
-        let connections = Connections::new(Limits { unknown_of_source: 2, ..SMALL });
-        let user = |uid| Source::Local { uid: Some(uid), pid: Some(1) };
+        let connections = Connections::new(ConnectionLimits { unknown_of_source: 2, ..SMALL });
+        let user = |uid| PeerAddress::Local { uid: Some(uid), pid: Some(1) };
         let root = connections.admit(user(0)).unwrap();
         let working: Vec<_> = (0..2).map(|_| connections.admit(user(7)).unwrap()).collect();
         let busy: Vec<_> = working.iter().map(|place| place.begin(None).unwrap()).collect();

@@ -1,8 +1,8 @@
-//! Who may ask what, and what is written down of it. Owns the check that every request passes; roles are in `caller`, what
-//! a request does in `act`, tokens in `tokens`, connections in `connections`, the audit log in `audit`.
+//! Authorization and audit: every request passes this check. Roles are in `caller`, actions in `act`, tokens in `tokens`,
+//! limits of connections in `connections`, the audit log in `audit`.
 //!
-//! Invariant: a request whose role is not known to be enough reaches no route; each change that somebody asks for is in
-//! the audit log, whatever came of it.
+//! Invariant: a request without a sufficient role reaches no route; each change that a client requests is in the audit
+//! log, whatever its outcome.
 
 pub mod act;
 pub mod audit;
@@ -15,54 +15,55 @@ pub mod tls;
 pub mod tokens;
 
 use crate::error::HostError;
-use act::Act;
-use audit::{Audit, Outcome};
+use act::RequestAction;
+use audit::{Audit, RequestOutcome};
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use caller::{Caller, Role, Source};
-use connections::{Busy, Place};
-use note::Note;
+use caller::{Caller, PeerAddress, Role};
+use connections::{ActiveRequest, ConnectionSlot};
+use note::RequestNote;
 use spillway_api::{ErrorCode, Problem};
 use std::sync::Arc;
 use tokens::Tokens;
 use tokio::sync::watch;
 
-/// The other side of a connection.
+/// The peer of a connection.
 #[derive(Clone)]
 pub struct Peer {
-    /// Where it comes from.
-    pub source: Source,
-    /// Over TCP: the tokens that are known. On the unix socket none is needed: who can open it may do everything.
+    /// Origin of the connection.
+    pub source: PeerAddress,
+    /// Known tokens, over TCP. On the unix socket none is needed: whoever can open it may do everything.
     pub tokens: Option<Arc<Tokens>>,
-    /// Its entry in the table of connections.
-    pub place: Arc<Place>,
+    /// Slot of the connection.
+    pub place: Arc<ConnectionSlot>,
 }
 
-/// Tells a route that the connection went before the request was answered.
+/// Tells a route that the connection was closed before the response.
 #[derive(Clone)]
-pub struct Gone(watch::Receiver<()>);
+pub struct ConnectionClosed(watch::Receiver<()>);
 
-impl Gone {
-    /// Waits until the connection is gone.
+impl ConnectionClosed {
+    /// Waits until the connection is closed.
     pub async fn wait(&mut self) {
-        // The other end is dropped with the connection, and nothing is ever sent.
+        // The sender is dropped with the connection, and never sends anything.
         let _ = self.0.changed().await;
     }
 }
 
-/// What is undone if a response does not reach the connection: a part of the response until it is handed over.
+/// An effect that is undone if the response does not reach the connection. It is a part of the response until that is
+/// sent.
 pub trait Undo: Send + Sync {
-    /// The response was handed over: what it tells of stays.
+    /// Keeps the effect, since the response was sent.
     fn keep(&self);
 }
 
-/// Lets a request through if its role is enough, and writes changes down: also those of clients that do not wait for the
-/// answer.
+/// Lets a request through if its role is sufficient, and writes changes to the audit log, also those of clients that do
+/// not wait for the response.
 pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next) -> Response {
-    let act = Act::of(request.method(), request.uri().path());
-    let outcome = |response: &Response, let_in| Outcome {
+    let act = RequestAction::of(request.method(), request.uri().path());
+    let outcome = |response: &Response, let_in| RequestOutcome {
         status: response.status().as_u16(),
         code: response.extensions().get::<Problem>().map(|problem| problem.code),
         let_in,
@@ -80,7 +81,7 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
         Err(crowded) => {
             let mut response = crowded.into_response();
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            audit.write(&caller, &act, note::Noted::default(), outcome(&response, false));
+            audit.write(&caller, &act, note::AuditNotes::default(), outcome(&response, false));
             return response;
         }
     };
@@ -91,16 +92,16 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
         return response;
     }
     let (stays, gone) = watch::channel(());
-    let note = Note::default();
+    let note = RequestNote::default();
     request.extensions_mut().insert(note.clone());
-    request.extensions_mut().insert(Gone(gone));
+    request.extensions_mut().insert(ConnectionClosed(gone));
     let answer = async move {
         let let_in = caller.role >= act.role;
         let response = if let_in {
             next.run(request).await
         } else {
             let role = act.role.word();
-            let message = format!("{caller} may not do this: it takes a token with the role '{role}'");
+            let message = format!("{caller} may not do this: use a token with the role '{role}'");
             HostError::new(ErrorCode::Forbidden, message).into_response()
         };
         audit.write(&caller, &act, note.take(), outcome(&response, let_in));
@@ -108,7 +109,7 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
         response
     };
     let lost = |_| HostError::new(ErrorCode::Internal, "the answer was lost").into_response();
-    // Dropped with this future when the connection goes.
+    // Dropped with this future when the connection is closed.
     let _stays = stays;
     let mut response = tokio::spawn(answer).await.unwrap_or_else(lost);
     if let Some(undo) = response.extensions_mut().remove::<Arc<dyn Undo>>() {
@@ -117,16 +118,16 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
     response
 }
 
-type Identified = (Caller, Result<Busy, HostError>);
+type Identified = (Caller, Result<ActiveRequest, HostError>);
 
-/// Who asks, and the place of their connection while they are answered.
-fn identify(request: &Request) -> Result<Identified, (HostError, Source)> {
+/// Identifies the caller, and marks the connection as busy while the request is answered.
+fn identify(request: &Request) -> Result<Identified, (HostError, PeerAddress)> {
     let Some(peer) = request.extensions().get::<Peer>() else {
-        let nobody = HostError::new(ErrorCode::Unauthenticated, "nobody knows who asks");
-        return Err((nobody, Source::Local { uid: None, pid: None }));
+        let nobody = HostError::new(ErrorCode::Unauthenticated, "the caller cannot be identified");
+        return Err((nobody, PeerAddress::Local { uid: None, pid: None }));
     };
     let (caller, token) = match (&peer.tokens, peer.source) {
-        (None, Source::Local { uid, .. }) => {
+        (None, PeerAddress::Local { uid, .. }) => {
             let name = uid.map_or_else(|| "uid unknown".to_owned(), |uid| format!("uid {uid}"));
             (Caller { name: name.into(), role: Role::Admin, source: peer.source }, false)
         }
@@ -135,7 +136,7 @@ fn identify(request: &Request) -> Result<Identified, (HostError, Source)> {
             let token = token.and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
             let known = token.and_then(|token| tokens.as_ref()?.find(token));
             let Some((name, role)) = known else {
-                let message = "say who asks: Authorization: Bearer TOKEN";
+                let message = "authenticate with the header Authorization: Bearer TOKEN";
                 return Err((HostError::new(ErrorCode::Unauthenticated, message), source));
             };
             (Caller { name: name.into(), role, source }, true)

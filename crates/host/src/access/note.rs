@@ -1,7 +1,7 @@
-//! What a route tells the audit log of the request that it answers: what was asked, which machines it has met, and which
-//! settings it has changed. Owns these notes while the request is answered.
+//! Notes for the audit log that a route makes about its request: what was requested, the machines concerned, and the
+//! settings that have changed. Owns these notes while the request is answered.
 //!
-//! Invariant: a note is bounded whatever a client sends, holds only requests that were understood, and no secret.
+//! Invariant: a note is bounded whatever a client sends, and contains only requests that were understood, and no secret.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -11,48 +11,48 @@ use spillway_api::{CatalogSpec, Difference, settings};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Names of machines, and items of a list, that are kept.
+/// Number of machine names, and of items of a list, that are kept.
 const MAX_ITEMS: usize = 32;
-/// Settings that are kept.
+/// Number of settings that are kept.
 const MAX_SETTINGS: usize = 128;
-/// Characters of a text that are kept.
+/// Longest text that is kept, in characters.
 const MAX_CHARACTERS: usize = 256;
-/// What stands for a value that nobody may see.
+/// Placeholder for a secret value.
 const SECRET: &str = "(secret)";
 
-/// The notes of a request. A clone is the same notes.
+/// Notes about a request. A clone is the same notes.
 #[derive(Clone, Debug, Default)]
-pub struct Note(Arc<Mutex<Noted>>);
+pub struct RequestNote(Arc<Mutex<AuditNotes>>);
 
-/// All that was noted.
+/// Content of the notes.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Noted {
-    /// The verb, where the body says it.
+pub struct AuditNotes {
+    /// The verb, if the body contains it.
     #[serde(skip)]
     pub verb: Option<String>,
-    /// The object's name, where the body says it.
+    /// Name of the object, if the body contains it.
     #[serde(skip)]
     pub name: Option<String>,
-    /// The machines that it met, as far as there is room.
+    /// Machines concerned, up to a bound.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     machines: Vec<String>,
-    /// How many more.
+    /// Number of further machines.
     #[serde(skip_serializing_if = "is_zero")]
     more_machines: usize,
-    /// What was asked, by its names in the interface.
+    /// Values of the request, by their names in the API.
     #[serde(skip_serializing_if = "Map::is_empty")]
     asked: Map<String, Value>,
-    /// What has become another.
+    /// Settings that have changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    changed: Vec<Changed>,
-    /// An earlier request with the same `Idempotency-Key` had done it already.
+    changed: Vec<FieldChange>,
+    /// Whether an earlier request with the same `Idempotency-Key` had done it already.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     repeated: bool,
 }
 
-/// A setting that has become another.
+/// A setting that has changed.
 #[derive(Clone, Debug, Serialize)]
-struct Changed {
+struct FieldChange {
     field: String,
     old: Value,
     new: Value,
@@ -62,18 +62,18 @@ fn is_zero(n: &usize) -> bool {
     *n == 0
 }
 
-impl Note {
-    /// The verb that the body says.
+impl RequestNote {
+    /// Notes the verb that the body contains.
     pub fn verb(&self, verb: impl Into<String>) {
         self.noted().verb = Some(verb.into());
     }
 
-    /// The object's name that the body says.
+    /// Notes the object's name that the body contains.
     pub fn name(&self, name: &str) {
         self.noted().name = Some(short(name));
     }
 
-    /// Machines that it has met.
+    /// Notes machines that the request concerns.
     pub fn machines<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
         let mut noted = self.noted();
         for name in names {
@@ -84,14 +84,14 @@ impl Note {
         }
     }
 
-    /// The request's body, which was understood.
+    /// Notes the request's body, which was parsed.
     pub fn asked(&self, body: &impl Serialize) {
         let Ok(body) = serde_json::to_value(body) else { return };
         let mut noted = self.noted();
         flatten(String::new(), body, &mut noted.asked);
     }
 
-    /// What followed the question mark, which was understood.
+    /// Notes the request's query, which was parsed.
     pub fn asked_beside(&self, query: &str) {
         let query = query.chars().take(MAX_CHARACTERS).collect::<String>();
         self.noted().asked.insert("query".into(), query.into());
@@ -105,14 +105,14 @@ impl Note {
                 true => SECRET.into(),
                 false => bounded(value),
             };
-            Changed { old: value(now), new: value(then), field: setting }
+            FieldChange { old: value(now), new: value(then), field: setting }
         };
         self.noted().changed = differences.into_iter().take(MAX_SETTINGS).map(changed).collect();
     }
 
     /// The settings of a new catalog.
     pub fn made(&self, spec: &CatalogSpec) {
-        let usual = CatalogSpec { image: spec.image.clone(), ..CatalogSpec::usual() };
+        let usual = CatalogSpec { image: spec.image.clone(), ..CatalogSpec::defaults() };
         let (usual, said) = (settings(&usual), settings(spec));
         let new = said.into_iter().filter(|(name, value)| name == "image" || usual.get(name) != Some(value));
         let difference = |(setting, then)| Difference { setting, now: Value::Null, then, live: false };
@@ -121,26 +121,26 @@ impl Note {
         self.noted().asked.clear();
     }
 
-    /// It was done by an earlier request.
+    /// Notes that an earlier request had done it.
     pub fn repeated(&self) {
         self.noted().repeated = true;
     }
 
-    /// All of it.
-    pub fn take(&self) -> Noted {
+    /// Takes all notes.
+    pub fn take(&self) -> AuditNotes {
         std::mem::take(&mut *self.noted())
     }
 
-    fn noted(&self) -> MutexGuard<'_, Noted> {
+    fn noted(&self) -> MutexGuard<'_, AuditNotes> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Note {
+impl<S: Send + Sync> FromRequestParts<S> for RequestNote {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Note, Infallible> {
-        Ok(parts.extensions.get::<Note>().cloned().unwrap_or_default())
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<RequestNote, Infallible> {
+        Ok(parts.extensions.get::<RequestNote>().cloned().unwrap_or_default())
     }
 }
 
@@ -155,13 +155,13 @@ fn bounded(value: Value) -> Value {
     match value {
         Value::String(text) => short(&text).into(),
         Value::Array(items) => items.into_iter().take(MAX_ITEMS).map(bounded).collect(),
-        // Settings are flat: what is nested deeper is told whole or not at all.
+        // Settings are flat: a deeper value is kept whole or not at all.
         Value::Object(fields) => short(&Value::Object(fields).to_string()).into(),
         plain => plain,
     }
 }
 
-/// Each field by its name, after a dot if it is below another. What is null was not said.
+/// Adds each field by its path, with dots. Null means that the field was left out.
 fn flatten(name: String, value: Value, into: &mut Map<String, Value>) {
     let last = name.rsplit('.').next().unwrap_or_default();
     if into.len() >= MAX_SETTINGS || value.is_null() {
@@ -187,13 +187,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn noted(note: &Note) -> Value {
+    fn noted(note: &RequestNote) -> Value {
         serde_json::to_value(note.take()).unwrap()
     }
 
     #[test]
     fn secrets_are_not_in_it() {
-        let note = Note::default();
+        let note = RequestNote::default();
         let spec: CatalogSpec =
             serde_json::from_value(json!({ "image": "debian", "count": 2, "user_data": "hunter2" })).unwrap();
         note.asked(&json!({ "name": "desk", "spec": spec, "force": false, "none": null }));
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn it_is_bounded() {
-        let note = Note::default();
+        let note = RequestNote::default();
         let names: Vec<String> = (0..10_000).map(|n| format!("desk-{n}")).collect();
         note.machines(names.iter().map(String::as_str));
         let labels: Map<String, Value> =

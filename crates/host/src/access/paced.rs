@@ -1,7 +1,7 @@
-//! A stream whose reader has to keep up: how long a client may leave what it is sent. Owns that measure.
+//! A stream with a minimum reading speed: limits how long a client may leave data unread. Owns that measure.
 //!
-//! Invariant: a write that makes no progress for [`Pace::stall`], and a reader slower than [`Pace::bytes_a_second`] in the
-//! long run, end the connection with an error.
+//! Invariant: a write without progress for [`ReaderLimits::stall`], and a reader slower than
+//! [`ReaderLimits::bytes_a_second`] in the long run, end the connection with an error.
 
 use std::io;
 use std::pin::Pin;
@@ -10,31 +10,31 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How slow a reader may be.
+/// Limits of a slow reader.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// How long writes may be blocked in all. What is written pays it back, at the rate below.
+pub struct ReaderLimits {
+    /// Total time that writes may be blocked. Written bytes earn it back, at the rate below.
     pub stall: Duration,
-    /// Least rate of a reader in the long run.
+    /// Minimum rate of a reader in the long run.
     pub bytes_a_second: u32,
 }
 
-/// A stream that ends if its reader is too slow.
-pub struct Paced<S> {
+/// A stream that fails if its reader is too slow.
+pub struct PacedStream<S> {
     stream: S,
-    pace: Pace,
-    /// How long writes were blocked, less what was paid back.
+    pace: ReaderLimits,
+    /// Time that writes were blocked, minus what was earned back.
     debt: Duration,
     blocked: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
-impl<S> Paced<S> {
-    /// Watches a stream.
-    pub fn new(stream: S, pace: Pace) -> Paced<S> {
-        Paced { stream, pace, debt: Duration::ZERO, blocked: None }
+impl<S> PacedStream<S> {
+    /// Wraps a stream.
+    pub fn new(stream: S, pace: ReaderLimits) -> PacedStream<S> {
+        PacedStream { stream, pace, debt: Duration::ZERO, blocked: None }
     }
 
-    /// The stream took so much, or wants to be asked again. An error: it has taken too long.
+    /// Processes the result of a write. Fails if writes were blocked for too long.
     fn watch<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -61,7 +61,7 @@ impl<S> Paced<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PacedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -71,7 +71,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for PacedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
-    const QUICK: Pace = Pace { stall: Duration::from_millis(200), bytes_a_second: 100_000 };
+    const QUICK: ReaderLimits = ReaderLimits { stall: Duration::from_millis(200), bytes_a_second: 100_000 };
 
     fn run<T>(test: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
@@ -121,7 +121,7 @@ mod tests {
         for (part, pause) in [(0, 0), (64, 10)] {
             let written = run(async {
                 let (server, mut client) = duplex(64);
-                let mut server = Paced::new(server, QUICK);
+                let mut server = PacedStream::new(server, QUICK);
                 // 6,400 bytes a second at most, where 100,000 have to be.
                 let reading = tokio::spawn(async move {
                     let mut buffer = [0; 64];
@@ -144,7 +144,7 @@ mod tests {
     fn a_reader_that_keeps_up_is_served_for_longer_than_it_may_stall() {
         run(async {
             let (server, mut client) = duplex(20_000);
-            let mut server = Paced::new(server, QUICK);
+            let mut server = PacedStream::new(server, QUICK);
             let writing = async {
                 server.write_all(&[0; 300_000]).await.unwrap();
                 drop(server);

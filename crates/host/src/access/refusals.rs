@@ -1,62 +1,62 @@
-//! Requests that were refused or failed, summed up: the first of a kind is written whole, the others are counted. Owns
-//! the counts.
+//! Summaries of refused and failed requests: the first of a kind is written in full, further ones are counted. Owns the
+//! counts.
 //!
-//! Invariant: whatever clients do, at most [`MOST_KINDS`] kinds are told apart, of one of them at most [`MOST_OF_ONE`], and of each
-//! kind at most some lines an hour are written; no request goes uncounted.
+//! Invariant: whatever clients do, at most [`MOST_KINDS`] kinds are distinguished, at most [`MOST_OF_ONE`] of them per
+//! caller, and few lines an hour are written for each; no request goes uncounted.
 
-use super::act::Object;
+use super::act::ActionObject;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Kinds that are told apart at a time; what comes beyond is counted together.
+/// Number of kinds that are distinguished at a time. Others are counted together.
 const MOST_KINDS: usize = 64;
-/// Of these, of one token or user: who is refused in many ways does not hide others.
+/// Number of kinds per token or user, so that one caller with many refusals does not hide others.
 const MOST_OF_ONE: usize = 16;
-/// Time from the first line of a kind to the one with the count. It doubles with each such line, to the longest.
+/// Time from the first line of a kind to its summary. It doubles with each summary, up to the longest.
 const FIRST: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// What refused requests have in common that are counted together.
+/// Properties by which refused requests are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Kind {
-    /// The token's name or the user; `unknown` without a token that is known; `others` for those beyond the bound.
+pub struct RefusalKind {
+    /// Name of the token, or the user; `unknown` without a known token; `others` beyond the bound.
     pub who: String,
-    /// The address, or `local`.
+    /// Address of the peer, or `local`.
     pub from: String,
-    /// The verb, if the caller was let in.
+    /// Verb, if the caller's role was sufficient.
     pub verb: Option<String>,
-    /// The object, if the caller was let in.
-    pub object: Option<Object>,
-    /// The status of the response.
+    /// Object, if the caller's role was sufficient.
+    pub object: Option<ActionObject>,
+    /// Status of the response.
     pub status: u16,
 }
 
-/// How many there were since the last line.
+/// Count of refusals since the last line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Sum {
-    /// Of which kind.
+pub struct RefusalSummary {
+    /// Kind of the refusals.
     #[serde(flatten)]
-    pub kind: Kind,
-    /// How many.
+    pub kind: RefusalKind,
+    /// Number of refusals.
     pub count: u64,
-    /// Within so many seconds.
+    /// Period in seconds.
     pub seconds: u64,
 }
 
-struct Count {
+struct RefusalCount {
     since: Instant,
     window: Duration,
     count: u64,
 }
 
-/// The counts.
+/// Counts of refusals, by kind.
 #[derive(Default)]
-pub struct Refusals(BTreeMap<Kind, Count>);
+pub struct Refusals(BTreeMap<RefusalKind, RefusalCount>);
 
 impl Refusals {
-    /// Another one. Whether it is to be written whole: it is the first of its kind for an hour.
-    pub fn is_first(&mut self, kind: Kind, now: Instant) -> bool {
+    /// Counts a refusal. Returns whether it should be written in full, because it is the first of its kind for an hour.
+    pub fn record(&mut self, kind: RefusalKind, now: Instant) -> bool {
         let is_known = self.0.contains_key(&kind);
         let has_room = is_known || self.0.len() < MOST_KINDS && self.of(&kind.who) < MOST_OF_ONE;
         let kind = if has_room { kind } else { self.summed(kind) };
@@ -66,44 +66,49 @@ impl Refusals {
                 false
             }
             None => {
-                // One of many kinds is counted from the start: the line would name one of them only.
+                // A collective kind is counted from its first refusal, since a line would name one of many only.
                 let count = u64::from(!has_room);
-                self.0.insert(kind, Count { since: now, window: FIRST, count });
+                self.0.insert(kind, RefusalCount { since: now, window: FIRST, count });
                 has_room
             }
         }
     }
 
-    /// Kinds of one that are told apart.
+    /// Number of kinds that are distinguished for one caller.
     fn of(&self, who: &str) -> usize {
         self.0.keys().filter(|kind| kind.who == who).count()
     }
 
-    /// What a kind is counted as for which there is no room: all of the same token or user, or of all if it has no kind yet.
-    fn summed(&self, kind: Kind) -> Kind {
+    /// Collective kind for refusals beyond the bounds: of the same caller, or of all.
+    fn summed(&self, kind: RefusalKind) -> RefusalKind {
         let who = if self.of(&kind.who) < MOST_OF_ONE { "others".into() } else { kind.who };
-        Kind { who, from: "anywhere".into(), verb: None, object: None, status: kind.status }
+        RefusalKind { who, from: "anywhere".into(), verb: None, object: None, status: kind.status }
     }
 
-    /// The counts whose time has come. Kinds that were quiet for an hour are forgotten.
-    pub fn due(&mut self, now: Instant) -> Vec<Sum> {
+    /// Returns the counts that are due. Forgets kinds without a refusal for an hour.
+    pub fn due(&mut self, now: Instant) -> Vec<RefusalSummary> {
         let mut sums = Vec::new();
         self.0.retain(|kind, count| {
             let passed = now.saturating_duration_since(count.since);
             if count.count > 0 && passed >= count.window {
-                sums.push(Sum { kind: kind.clone(), count: count.count, seconds: passed.as_secs() });
-                *count = Count { since: now, window: (count.window * 2).min(LONGEST), count: 0 };
+                sums.push(RefusalSummary {
+                    kind: kind.clone(),
+                    count: count.count,
+                    seconds: passed.as_secs(),
+                });
+                *count = RefusalCount { since: now, window: (count.window * 2).min(LONGEST), count: 0 };
             }
             count.count > 0 || now.saturating_duration_since(count.since) < LONGEST
         });
         sums
     }
 
-    /// All counts, since nobody will ask again.
-    pub fn rest(&mut self, now: Instant) -> Vec<Sum> {
+    /// Returns all counts, at the end.
+    pub fn rest(&mut self, now: Instant) -> Vec<RefusalSummary> {
         let all = std::mem::take(&mut self.0).into_iter().filter(|(_, count)| count.count > 0);
-        let seconds = |count: &Count| now.saturating_duration_since(count.since).as_secs();
-        all.map(|(kind, count)| Sum { kind, count: count.count, seconds: seconds(&count) }).collect()
+        let seconds = |count: &RefusalCount| now.saturating_duration_since(count.since).as_secs();
+        all.map(|(kind, count)| RefusalSummary { kind, count: count.count, seconds: seconds(&count) })
+            .collect()
     }
 }
 
@@ -111,37 +116,37 @@ impl Refusals {
 mod tests {
     use super::*;
 
-    fn kind(who: &str) -> Kind {
-        Kind { who: who.into(), from: "192.0.2.1".into(), verb: None, object: None, status: 403 }
+    fn kind(who: &str) -> RefusalKind {
+        RefusalKind { who: who.into(), from: "192.0.2.1".into(), verb: None, object: None, status: 403 }
     }
 
     #[test]
     fn the_first_is_written_and_the_others_are_counted() {
         let (mut refusals, start) = (Refusals::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert!(refusals.is_first(kind("eve"), start));
-        assert!((0..30_000).all(|_| !refusals.is_first(kind("eve"), after(1))));
-        assert!(refusals.is_first(kind("bob"), after(1)));
+        assert!(refusals.record(kind("eve"), start));
+        assert!((0..30_000).all(|_| !refusals.record(kind("eve"), after(1))));
+        assert!(refusals.record(kind("bob"), after(1)));
         assert_eq!(refusals.due(after(59)), []);
         let sums = refusals.due(after(60));
-        assert_eq!(sums, [Sum { kind: kind("eve"), count: 30_000, seconds: 60 }]);
+        assert_eq!(sums, [RefusalSummary { kind: kind("eve"), count: 30_000, seconds: 60 }]);
         // It goes on: the next line comes after twice as long.
-        refusals.is_first(kind("eve"), after(61));
+        refusals.record(kind("eve"), after(61));
         assert_eq!((refusals.due(after(179)).len(), refusals.due(after(180)).len()), (0, 1));
-        refusals.is_first(kind("eve"), after(181));
-        assert_eq!(refusals.rest(after(182)), [Sum { kind: kind("eve"), count: 1, seconds: 2 }]);
+        refusals.record(kind("eve"), after(181));
+        assert_eq!(refusals.rest(after(182)), [RefusalSummary { kind: kind("eve"), count: 1, seconds: 2 }]);
     }
 
     #[test]
     fn one_that_is_refused_in_many_ways_hides_nobody_else() {
         let (mut refusals, start) = (Refusals::default(), Instant::now());
-        let way = |n: usize| Kind { from: format!("192.0.2.{n}"), ..kind("eve") };
-        let written = (0..100).filter(|n| refusals.is_first(way(*n), start)).count();
+        let way = |n: usize| RefusalKind { from: format!("192.0.2.{n}"), ..kind("eve") };
+        let written = (0..100).filter(|n| refusals.record(way(*n), start)).count();
         assert_eq!(written, MOST_OF_ONE);
-        assert!(refusals.is_first(kind("bob"), start), "what another one was refused is written");
+        assert!(refusals.record(kind("bob"), start), "what another one was refused is written");
         let sums = refusals.rest(start);
-        let of_eve = Kind { from: "anywhere".into(), ..kind("eve") };
-        assert_eq!(sums, [Sum { kind: of_eve, count: 100 - MOST_OF_ONE as u64, seconds: 0 }]);
+        let of_eve = RefusalKind { from: "anywhere".into(), ..kind("eve") };
+        assert_eq!(sums, [RefusalSummary { kind: of_eve, count: 100 - MOST_OF_ONE as u64, seconds: 0 }]);
     }
 
     /// Whoever asks without end, and pauses as is best for it, fills no disk.
@@ -152,7 +157,7 @@ mod tests {
         for second in (0..hours * 3600).step_by(10) {
             let now = start + Duration::from_secs(second);
             for who in 0..100 {
-                lines += usize::from(refusals.is_first(kind(&format!("{who}-{}", second % 7)), now));
+                lines += usize::from(refusals.record(kind(&format!("{who}-{}", second % 7)), now));
             }
             let sums = refusals.due(now);
             lines += sums.len();

@@ -1,6 +1,6 @@
-//! The way in over TCP: TLS always, and a token with each request. Owns the port and how long a handshake may take.
+//! The TCP listener: always with TLS, and a token in each request. Owns the port and the time limit of a handshake.
 //!
-//! Invariant: nothing that came in the clear is answered, and remote clients take no places from local ones.
+//! Invariant: plain text is never answered, and remote clients take no slots from local ones.
 
 use super::tokens::Tokens;
 use anyhow::{Context, Result, bail};
@@ -17,45 +17,45 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-/// How long a handshake may take.
+/// Longest time of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Where and how it listens: all of it, or not at all.
+/// Settings of the listener; all are required.
 #[derive(Clone, Debug)]
 pub struct Remote {
-    /// Where.
+    /// Address to listen on.
     pub address: SocketAddr,
-    /// The server's certificate and those above it, PEM.
+    /// File of the server's certificate chain, PEM.
     pub certificate: PathBuf,
-    /// Its key, PEM.
+    /// File of the server's key, PEM.
     pub key: PathBuf,
-    /// The file of tokens.
+    /// File of the tokens.
     pub tokens: PathBuf,
 }
 
-/// The open port.
-pub struct Door {
+/// The open listener.
+pub struct RemoteListener {
     listener: TcpListener,
     remote: Remote,
-    /// What the next who comes is greeted with.
+    /// Accepts the handshake of the next connection.
     acceptor: RwLock<TlsAcceptor>,
-    /// Whom it knows.
+    /// Known tokens.
     pub tokens: Arc<Tokens>,
 }
 
-impl Door {
-    /// Opens it, once everything that it takes was read.
-    pub async fn open(remote: Remote) -> Result<Door> {
+impl RemoteListener {
+    /// Opens the listener after its files were read.
+    pub async fn open(remote: Remote) -> Result<RemoteListener> {
         let tokens = Arc::new(Tokens::load(&remote.tokens).context("--tokens")?);
         let config = config(&remote)?;
         let listener = TcpListener::bind(remote.address).await;
         let listener = listener.with_context(|| format!("--listen {}", remote.address))?;
         let acceptor = RwLock::new(TlsAcceptor::from(Arc::new(config)));
-        Ok(Door { listener, remote, acceptor, tokens })
+        Ok(RemoteListener { listener, remote, acceptor, tokens })
     }
 
-    /// Reads the files again: tokens hold for the next request of each connection, the certificate for the next connection. All
-    /// of them, or none if one cannot be used.
+    /// Reads the files again: tokens apply to the next request of each connection, the certificate to the next
+    /// connection. Changes nothing if one of the files cannot be used.
     pub fn reload(&self) -> Result<()> {
         let tokens = Tokens::load(&self.remote.tokens).context("--tokens")?;
         let config = config(&self.remote)?;
@@ -65,29 +65,29 @@ impl Door {
         Ok(())
     }
 
-    /// Where it is: the port may have been the kernel's choice.
+    /// Address of the listener: the kernel may have chosen the port.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }
 
-    /// Whoever comes next, unknown yet. May be given up at any time.
-    pub async fn next(&self) -> Option<Stranger> {
+    /// Accepts the next connection. Cancel safe.
+    pub async fn next(&self) -> Option<PendingHandshake> {
         let (stream, address) = self.listener.accept().await.ok()?;
         let acceptor = self.acceptor.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        Some(Stranger { stream, address, acceptor })
+        Some(PendingHandshake { stream, address, acceptor })
     }
 }
 
-/// Somebody who has said nothing yet.
-pub struct Stranger {
+/// A connection before its TLS handshake.
+pub struct PendingHandshake {
     stream: TcpStream,
-    /// Where it comes from.
+    /// Address of the peer.
     pub address: SocketAddr,
     acceptor: TlsAcceptor,
 }
 
-impl Stranger {
-    /// Speaks TLS with it, if it does in time.
+impl PendingHandshake {
+    /// Does the TLS handshake; `None` if that fails or takes too long.
     pub async fn greet(self) -> Option<TlsStream<TcpStream>> {
         let _ = self.stream.set_nodelay(true);
         let greeted = tokio::time::timeout(HANDSHAKE, self.acceptor.accept(self.stream)).await;

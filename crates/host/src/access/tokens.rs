@@ -1,7 +1,7 @@
-//! The tokens by which requests over TCP are known: a file with a line each, `ROLE NAME HASH`. Owns what was read of it
-//! last; the tokens themselves are nowhere here.
+//! Tokens that authenticate requests over TCP: a file with one line `ROLE NAME HASH` per token. Owns the last contents of
+//! the file; the tokens themselves are not stored.
 //!
-//! Invariant: how long a token takes to be refused says nothing of those that there are.
+//! Invariant: the time to refuse a token reveals nothing about the known tokens.
 
 use super::Role;
 use anyhow::{Context, Result, bail};
@@ -12,22 +12,22 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::RwLock;
 
-/// Longest file that is taken.
+/// Longest file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Longest token that is looked at.
+/// Longest token.
 const MAX_TOKEN_BYTES: usize = 512;
 
-struct Known {
+struct TokenEntry {
     role: Role,
     name: String,
     hash: [u8; 32],
 }
 
-/// All of them.
-pub struct Tokens(RwLock<Vec<Known>>);
+/// All known tokens.
+pub struct Tokens(RwLock<Vec<TokenEntry>>);
 
 impl Tokens {
-    /// Those of a file that nobody else may read or write.
+    /// Reads a file that nobody else may read or write.
     pub fn load(path: &Path) -> Result<Tokens> {
         let file = File::open(path).with_context(|| path.display().to_string())?;
         let found = file.metadata().with_context(|| path.display().to_string())?;
@@ -40,7 +40,7 @@ impl Tokens {
     }
 
     fn parse(text: &str) -> Result<Tokens> {
-        let mut known: Vec<Known> = Vec::new();
+        let mut known: Vec<TokenEntry> = Vec::new();
         for (number, line) in text.lines().enumerate() {
             if line.trim().is_empty() || line.starts_with('#') {
                 continue;
@@ -56,11 +56,11 @@ impl Tokens {
             let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.@".contains(&b));
             if !plain || name.len() > 64 || known.iter().any(|other| other.name == name) {
                 bail!(
-                    "line {}: a name is of letters, digits and -_.@, 64 at most, and there once",
+                    "line {}: a name has at most 64 letters, digits and -_.@, and is used once",
                     number + 1
                 );
             }
-            known.push(Known { role, name: name.into(), hash });
+            known.push(TokenEntry { role, name: name.into(), hash });
         }
         if known.is_empty() {
             bail!("there is no token in it: 'spillway token new' makes one");
@@ -68,13 +68,13 @@ impl Tokens {
         Ok(Tokens(RwLock::new(known)))
     }
 
-    /// These hold from now on, and no others.
+    /// Replaces all tokens by those of `others`.
     pub fn become_those(&self, others: Tokens) {
         let others = others.0.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         *self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = others;
     }
 
-    /// Whose it is.
+    /// Returns the name and role of a token's owner.
     pub fn find(&self, token: &str) -> Option<(String, Role)> {
         if token.len() > MAX_TOKEN_BYTES {
             return None;
@@ -83,7 +83,7 @@ impl Tokens {
         let all = self.0.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut found = None;
         for known in all.iter() {
-            // All of them, and all of each, whatever was found.
+            // Compare with all hashes in full, whatever was found.
             let differs = known.hash.iter().zip(hash).fold(0, |sum, (a, b)| sum | (a ^ b));
             if std::hint::black_box(differs) == 0 {
                 found = Some(known);
@@ -142,7 +142,7 @@ mod tests {
             (format!("admin a {}\n", &HASH[1..]), "64 hexadecimal"),
             (format!("admin a {}é\n", &HASH[2..]), "64 hexadecimal"),
             (format!("admin a/b {HASH}\n"), "a name"),
-            (format!("{line}{line}"), "there once"),
+            (format!("{line}{line}"), "used once"),
         ] {
             let error = format!("{:#}", Tokens::parse(&text).err().unwrap());
             assert!(error.contains(word), "{text}: {error}");

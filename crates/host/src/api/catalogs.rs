@@ -1,11 +1,11 @@
 //! Routes of catalogs.
 
 use super::conditions::{IfMatch, Tagged};
-use super::extract::{Body, DryRun, IdempotencyKey, PartOfList, Path, Query, part, select};
-use super::{App, Failure, ask, ask_for};
+use super::extract::{Body, DryRun, IdempotencyKey, PageQuery, Path, Query, part, select};
+use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::access::caller::{Caller, Role};
-use crate::access::note::Note;
-use crate::catalogs::Terms;
+use crate::access::note::RequestNote;
+use crate::catalogs::CatalogChangeTerms;
 use crate::error::HostError;
 use crate::paging::PageBuilder;
 use crate::store::Revision;
@@ -20,10 +20,10 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-type Answer<T> = Result<Json<T>, HostError>;
+type JsonResult<T> = Result<Json<T>, HostError>;
 type TaggedCatalog = Result<Tagged<Catalog>, HostError>;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(list_catalogs, create_catalog))
         .routes(routes!(get_catalog, replace_catalog, delete_catalog))
@@ -32,23 +32,23 @@ pub fn routes() -> OpenApiRouter<App> {
         .routes(routes!(roll_back_catalog))
 }
 
-/// Which of them.
+/// Query parameters of the list.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "for the document")]
-struct Labelled {
-    /// Those with this label, `KEY=VALUE`; again for more, all of which must be there.
+struct CatalogQuery {
+    /// Lists only catalogs with this label, `KEY=VALUE`; if given several times, with all of them.
     #[param(required = false)]
     label: Vec<String>,
 }
 
-/// All catalogs, or those with certain labels.
-#[utoipa::path(get, path = "", params(Labelled, PartOfList), responses((status = 200, body = Page<Catalog>), Failure))]
+/// Lists all catalogs, or those with certain labels.
+#[utoipa::path(get, path = "", params(CatalogQuery, PageQuery), responses((status = 200, body = Page<Catalog>), ProblemResponse))]
 async fn list_catalogs(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
     Query(mut pairs): Query<Vec<(String, String)>>,
-) -> Answer<Page<Catalog>> {
+) -> JsonResult<Page<Catalog>> {
     let part = part(&mut pairs)?;
     let selector = select(pairs, &["label"])?;
     ask(move || {
@@ -67,7 +67,7 @@ async fn list_catalogs(
     .await
 }
 
-/// What is passed on to guests may hold secrets: it is for those who may do something with them.
+/// Removes what is passed on to guests for callers who may only read: it may contain secrets.
 fn seen_by(role: Role, mut catalog: Catalog) -> Catalog {
     if role == Role::Read {
         catalog.spec.redact();
@@ -75,8 +75,8 @@ fn seen_by(role: Role, mut catalog: Catalog) -> Catalog {
     catalog
 }
 
-/// Tells the audit log what has become another.
-fn note_change(note: &Note, before: &Catalog, after: &Catalog) {
+/// Notes the changed settings for the audit log.
+fn note_change(note: &RequestNote, before: &Catalog, after: &Catalog) {
     let mut changed = differences(&after.name, &before.spec, &after.spec);
     if before.version != after.version {
         let (now, then) = (before.version.into(), after.version.into());
@@ -90,12 +90,12 @@ fn tagged(catalog: Catalog) -> Tagged<Catalog> {
     Tagged(Revision(catalog.revision), catalog)
 }
 
-/// A new catalog. Its machines are recorded when this is answered.
-#[utoipa::path(post, path = "", params(DryRun, IdempotencyKey), request_body = NewCatalog, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Creates a catalog. Its machines are recorded before the response.
+#[utoipa::path(post, path = "", params(DryRun, IdempotencyKey), request_body = NewCatalog, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn create_catalog(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    note: Note,
+    note: RequestNote,
     key: IdempotencyKey,
     Query(DryRun { dry_run }): Query<DryRun>,
     Body(new): Body<NewCatalog>,
@@ -117,10 +117,10 @@ async fn create_catalog(
     made.await.map(tagged)
 }
 
-/// A catalog.
-#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Returns a catalog.
+#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn get_catalog(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
 ) -> TaggedCatalog {
@@ -129,18 +129,18 @@ async fn get_catalog(
     ask_for(seen).await.map(tagged)
 }
 
-/// On which terms.
+/// Conditions of the change.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ChangeTerms {
-    /// What machines keep may be thrown away.
+    /// With `true` the change may discard data that machines keep.
     #[serde(default)]
     discard_data: bool,
-    /// What machines keep that are removed goes too; else their files stay in their store.
+    /// With `true` the kept files of removed machines are deleted too; else they stay in their store.
     #[serde(default)]
     with_data: bool,
-    /// Remove machines though somebody has claimed them.
+    /// With `true` machines are removed even if they are claimed.
     #[serde(default)]
     force: bool,
     /// With `true` the request is checked in full and nothing is changed; the answer is what the change would make.
@@ -148,18 +148,18 @@ struct ChangeTerms {
     dry_run: bool,
 }
 
-/// Other settings of a catalog, all of them: what is left out has its usual value.
-#[utoipa::path(put, path = "/{name}", params(("name" = Name, Path), IfMatch, ChangeTerms), request_body = CatalogSpec, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Replaces all settings of a catalog; a setting that is left out gets its default.
+#[utoipa::path(put, path = "/{name}", params(("name" = Name, Path), IfMatch, ChangeTerms), request_body = CatalogSpec, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn replace_catalog(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-    note: Note,
+    note: RequestNote,
     Query(terms): Query<ChangeTerms>,
     Body(spec): Body<CatalogSpec>,
 ) -> TaggedCatalog {
     let ChangeTerms { discard_data, with_data, force, dry_run } = terms;
-    let terms = Terms { expected, discard_data, with_data, force, dry_run };
+    let terms = CatalogChangeTerms { expected, discard_data, with_data, force, dry_run };
     let changed = ask_for(move || {
         let (catalog, before) = app.catalogs.change(&name, &spec, terms)?;
         if !dry_run {
@@ -170,42 +170,43 @@ async fn replace_catalog(
     changed.await.map(tagged)
 }
 
-/// What goes with a catalog.
+/// Conditions of the deletion.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct DeleteTerms {
-    /// What the machines keep goes too; else their files stay in their store.
+    /// With `true` the kept files of the machines are deleted too; else they stay in their store.
     #[serde(default)]
     with_data: bool,
-    /// Also if somebody has claimed one of its machines.
+    /// With `true` the catalog is deleted even if machines are claimed.
     #[serde(default)]
     force: bool,
 }
 
-/// Removes a catalog and its machines. Those that run are ended: with their grace if they keep something that stays, else at once.
-#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), Failure))]
+/// Deletes a catalog and its machines. Machines that run are ended: with their grace if they keep data that stays, else
+/// at once.
+#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_catalog(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
     Query(DeleteTerms { with_data, force }): Query<DeleteTerms>,
-) -> Answer<Empty> {
-    let terms = Terms { expected, with_data, force, ..Terms::default() };
+) -> JsonResult<Empty> {
+    let terms = CatalogChangeTerms { expected, with_data, force, ..CatalogChangeTerms::default() };
     ask(move || app.catalogs.delete(&name, terms).map(|()| Empty {})).await
 }
 
-/// Another version for a catalog's machines, or another way that they come to it. A rollout that goes on is replaced.
-#[utoipa::path(post, path = "/{name}/update", params(("name" = Name, Path), IfMatch, DryRun), request_body = CatalogUpdate, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Changes the version of a catalog's machines, or the strategy of its rollout. Replaces a rollout in progress.
+#[utoipa::path(post, path = "/{name}/update", params(("name" = Name, Path), IfMatch, DryRun), request_body = CatalogUpdate, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn update_catalog(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-    note: Note,
+    note: RequestNote,
     Query(DryRun { dry_run }): Query<DryRun>,
     Body(update): Body<CatalogUpdate>,
 ) -> TaggedCatalog {
-    let terms = Terms { expected, dry_run, ..Terms::default() };
+    let terms = CatalogChangeTerms { expected, dry_run, ..CatalogChangeTerms::default() };
     let updated = ask_for(move || {
         let (catalog, before) = app.catalogs.update(&name, &update, terms)?;
         if !dry_run {
@@ -216,15 +217,15 @@ async fn update_catalog(
     updated.await.map(tagged)
 }
 
-/// Pauses a catalog's rollout, lets it go on, or ends it. Machines that have the version keep it in any case. `conflict`:
-/// no rollout goes on.
-#[utoipa::path(post, path = "/{name}/rollout", params(("name" = Name, Path), IfMatch), request_body = RolloutChange, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Pauses, resumes or aborts a catalog's rollout. Machines that have the version keep it in any case. `conflict`: there
+/// is no rollout in progress.
+#[utoipa::path(post, path = "/{name}/rollout", params(("name" = Name, Path), IfMatch), request_body = RolloutChange, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn change_catalog_rollout(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-    note: Note,
+    note: RequestNote,
     Body(RolloutChange { action }): Body<RolloutChange>,
 ) -> TaggedCatalog {
     note.verb(match action {
@@ -236,7 +237,7 @@ async fn change_catalog_rollout(
         let (catalog, is_changed) = app.catalogs.change_rollout(&name, action, expected)?;
         let what = match action {
             RolloutAction::Pause => "is paused",
-            RolloutAction::Resume => "goes on",
+            RolloutAction::Resume => "is resumed",
             RolloutAction::Abort => {
                 "is aborted: machines that have the version keep it, the others take it at their next start"
             }
@@ -250,17 +251,17 @@ async fn change_catalog_rollout(
     changed.await.map(tagged)
 }
 
-/// A version of a catalog's history. It stays with that one until the next update.
-#[utoipa::path(post, path = "/{name}/rollback", params(("name" = Name, Path), IfMatch, DryRun), request_body = CatalogRollback, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Moves a catalog back to a version of its history. It keeps that version until the next update.
+#[utoipa::path(post, path = "/{name}/rollback", params(("name" = Name, Path), IfMatch, DryRun), request_body = CatalogRollback, responses((status = 200, body = Catalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn roll_back_catalog(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-    note: Note,
+    note: RequestNote,
     Query(DryRun { dry_run }): Query<DryRun>,
     Body(rollback): Body<CatalogRollback>,
 ) -> TaggedCatalog {
-    let terms = Terms { expected, dry_run, ..Terms::default() };
+    let terms = CatalogChangeTerms { expected, dry_run, ..CatalogChangeTerms::default() };
     let moved = ask_for(move || {
         let (catalog, before) = app.catalogs.rollback(&name, &rollback, terms)?;
         if !dry_run {

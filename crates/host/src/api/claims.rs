@@ -1,15 +1,15 @@
-//! Routes of claims: a machine becomes somebody's for a while.
+//! Routes of claims, by which a client gets a machine for a while.
 //!
-//! Invariant: a claim of which nobody could be told is given up, unless its key says that the client asks again.
+//! Invariant: a claim whose client cannot be told of it is released, unless the request has an idempotency key.
 
 use super::conditions::IfMatch;
 use super::extract::{Body, IdempotencyKey, Path, Query, Wait};
-use super::{App, Failure, ask, ask_for};
+use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::access::caller::Caller;
-use crate::access::note::Note;
-use crate::access::{Gone, Undo};
+use crate::access::note::RequestNote;
+use crate::access::{ConnectionClosed, Undo};
 use crate::error::HostError;
-use crate::machines::{Claimant, Machines, WhichClaim};
+use crate::machines::{ClaimSelector, Claimant, Machines};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -21,25 +21,25 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-type Answer<T> = Result<Json<T>, HostError>;
+type JsonResult<T> = Result<Json<T>, HostError>;
 
-pub fn catalog_routes() -> OpenApiRouter<App> {
+pub fn catalog_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(claim_machine))
 }
 
-pub fn machine_routes() -> OpenApiRouter<App> {
+pub fn machine_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(renew_claim, release_machine))
 }
 
-/// Takes a machine of a catalog: one that is ready, if there is one. `exhausted`: there is none. If the connection goes
-/// before this is answered the claim is given up, unless it has an `Idempotency-Key`.
-#[utoipa::path(post, path = "/{name}/claims", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = NewClaim, responses((status = 200, body = MachineDetails), Failure))]
+/// Claims a machine of a catalog, a ready one if there is one. `exhausted`: there is none. If the connection is closed
+/// before the response the claim is released, unless the request has an `Idempotency-Key`.
+#[utoipa::path(post, path = "/{name}/claims", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = NewClaim, responses((status = 200, body = MachineDetails), ProblemResponse))]
 #[expect(clippy::too_many_arguments, reason = "each is a part of the request")]
 async fn claim_machine(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    Extension(mut gone): Extension<Gone>,
-    note: Note,
+    Extension(mut gone): Extension<ConnectionClosed>,
+    note: RequestNote,
     Path(catalog): Path<Name>,
     key: IdempotencyKey,
     Query(wait): Query<Wait>,
@@ -54,9 +54,9 @@ async fn claim_machine(
         note.machines([machine.machine.name.as_str()]);
         match (is_repeated, &by.key) {
             (true, _) => note.repeated(),
-            (false, Some(_)) => app.idempotency.has_grown()?,
+            (false, Some(_)) => app.idempotency.forget_old_keys()?,
             (false, None) => {
-                let given_up = GivenUp::of(&machines, &machine);
+                let given_up = UnansweredClaim::of(&machines, &machine);
                 return Ok((machine, given_up));
             }
         }
@@ -79,29 +79,29 @@ async fn claim_machine(
     Ok(response)
 }
 
-/// A claim that is given up when this is dropped, unless it was answered.
-struct GivenUp {
+/// A claim that is released when this is dropped, unless it was answered.
+struct UnansweredClaim {
     machines: Machines,
     machine: Name,
     claim: String,
     is_answered: AtomicBool,
 }
 
-impl GivenUp {
-    fn of(machines: &Machines, machine: &MachineDetails) -> Option<GivenUp> {
+impl UnansweredClaim {
+    fn of(machines: &Machines, machine: &MachineDetails) -> Option<UnansweredClaim> {
         let claim = machine.claim.as_ref()?.id.clone();
         let (machines, machine) = (machines.clone(), machine.machine.name.clone());
-        Some(GivenUp { machines, machine, claim, is_answered: AtomicBool::new(false) })
+        Some(UnansweredClaim { machines, machine, claim, is_answered: AtomicBool::new(false) })
     }
 }
 
-impl Undo for GivenUp {
+impl Undo for UnansweredClaim {
     fn keep(&self) {
         self.is_answered.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for GivenUp {
+impl Drop for UnansweredClaim {
     fn drop(&mut self) {
         let (false, Ok(runtime)) =
             (self.is_answered.load(Ordering::Relaxed), tokio::runtime::Handle::try_current())
@@ -110,52 +110,54 @@ impl Drop for GivenUp {
         };
         let (machines, machine, claim) = (self.machines.clone(), self.machine.clone(), self.claim.clone());
         runtime.spawn_blocking(move || {
-            let text = "it is released: who claimed it went before the answer".to_owned();
-            // An error: the claim is over already.
-            let _ = machines.claims.release(&machine, WhichClaim { id: Some(&claim), expected: None }, text);
+            let text = "it is released: the client that claimed it closed the connection before the response"
+                .to_owned();
+            // An error means that the claim has ended already.
+            let _ =
+                machines.claims.release(&machine, ClaimSelector { id: Some(&claim), expected: None }, text);
         });
     }
 }
 
-/// Which claim.
+/// Query parameters that select a claim.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Which {
-    /// The id of a claim; whichever there is if nothing is said.
+struct ClaimQuery {
+    /// Id of the claim; the current one if it is left out.
     claim: Option<String>,
 }
 
-/// Lets a claim last longer: from now on. With the id of a claim only if the machine is still claimed by that one, else this is
-/// a `conflict`.
-#[utoipa::path(put, path = "/{name}/claim", params(("name" = Name, Path), IfMatch, Which), request_body = ClaimRenewal, responses((status = 200, body = MachineDetails), Failure))]
+/// Renews a claim from now on. With the id of a claim only if the machine still has that claim, else this is a
+/// `conflict`.
+#[utoipa::path(put, path = "/{name}/claim", params(("name" = Name, Path), IfMatch, ClaimQuery), request_body = ClaimRenewal, responses((status = 200, body = MachineDetails), ProblemResponse))]
 async fn renew_claim(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-    Query(which): Query<Which>,
+    Query(which): Query<ClaimQuery>,
     Body(renewal): Body<ClaimRenewal>,
-) -> Answer<MachineDetails> {
+) -> JsonResult<MachineDetails> {
     ask(move || {
-        let which = WhichClaim { id: which.claim.as_deref(), expected };
+        let which = ClaimSelector { id: which.claim.as_deref(), expected };
         app.machines.claims.renew(&name, which, renewal.ttl_seconds)
     })
     .await
 }
 
-/// Gives a machine back: it forgets. With the id of a claim only if it is still claimed by that one, else this is a
+/// Releases a machine, which is reset. With the id of a claim only if the machine still has that claim, else this is a
 /// `conflict`.
-#[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path), IfMatch, Which), responses((status = 200, body = MachineDetails), Failure))]
+#[utoipa::path(delete, path = "/{name}/claim", params(("name" = Name, Path), IfMatch, ClaimQuery), responses((status = 200, body = MachineDetails), ProblemResponse))]
 async fn release_machine(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-    Query(which): Query<Which>,
-) -> Answer<MachineDetails> {
+    Query(which): Query<ClaimQuery>,
+) -> JsonResult<MachineDetails> {
     let text = format!("it is released by {caller}");
     ask(move || {
-        let which = WhichClaim { id: which.claim.as_deref(), expected };
+        let which = ClaimSelector { id: which.claim.as_deref(), expected };
         app.machines.claims.release(&name, which, text)
     })
     .await

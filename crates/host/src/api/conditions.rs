@@ -1,7 +1,7 @@
-//! Conditional requests (RFC 9110, 13): the entity tag of an object, and what a request demands of it.
+//! Conditional requests (RFC 9110, 13): entity tags of objects, and the conditions of a request.
 //!
-//! Invariant: a tag is the revision of what is stored of an object, and another one after each change of that. What is
-//! observed of the object (status, progress) may change while its tag stays.
+//! Invariant: a tag is the revision of an object's stored record, and changes whenever that changes. Observed state
+//! (status, progress) may change while the tag stays.
 
 use crate::error::HostError;
 use crate::store::Revision;
@@ -26,20 +26,20 @@ impl<T: Serialize> IntoResponse for Tagged<T> {
     }
 }
 
-/// The tag that the object had when the client read it, if the client says it: `If-Match: "12"`.
+/// Tag of the object when the client read it, if given: `If-Match: "12"`.
 pub struct IfMatch(pub Option<Revision>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
     type Rejection = HostError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<IfMatch, HostError> {
-        let refused = || HostError::invalid("If-Match: one tag can be, such as \"12\", or *");
+        let refused = || HostError::invalid("If-Match: give one tag, such as \"12\", or *");
         let Some(text) = only(parts, header::IF_MATCH, refused)? else { return Ok(IfMatch(None)) };
         let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
         let digits = quoted.unwrap_or(&text);
         let plain = digits.bytes().all(|b| b.is_ascii_digit());
         match digits.parse() {
-            // Any object that is there will do; one that is not there is not found anyway.
+            // Any existing object matches; a missing one is not found anyway.
             _ if text == "*" => Ok(IfMatch(None)),
             Ok(revision) if plain => Ok(IfMatch(Some(Revision(revision)))),
             _ => Err(refused()),
@@ -47,14 +47,16 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
     }
 }
 
-/// Whether the object must not be there yet: `If-None-Match: *`.
+/// Whether the object must not exist yet: `If-None-Match: *`.
 pub struct IfNoneMatch(pub bool);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfNoneMatch {
     type Rejection = HostError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<IfNoneMatch, HostError> {
-        let refused = || HostError::invalid("If-None-Match: only * can be: the object must not exist yet");
+        let refused = || {
+            HostError::invalid("If-None-Match: only * is supported, for an object that must not exist yet")
+        };
         match only(parts, header::IF_NONE_MATCH, refused)?.as_deref() {
             None => Ok(IfNoneMatch(false)),
             Some("*") => Ok(IfNoneMatch(true)),
@@ -63,7 +65,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfNoneMatch {
     }
 }
 
-/// The value of a header that may be there once.
+/// Value of a header that may be given once.
 fn only(
     parts: &Parts,
     name: HeaderName,
@@ -77,7 +79,7 @@ fn only(
     }
 }
 
-/// A header of a request, for the document.
+/// Describes a request header for the OpenAPI document.
 pub fn header_parameter(name: &str, description: &str, pattern: &str) -> Vec<Parameter> {
     let parameter = ParameterBuilder::new()
         .name(name)

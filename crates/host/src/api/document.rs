@@ -1,8 +1,8 @@
-//! The OpenAPI document: what the routes say of themselves, with the bounds of every integer, what each response is, the names
-//! and groups of operations, and how callers show who they are. Owns no route.
+//! The OpenAPI document: descriptions of the routes, completed with the bounds of every integer, descriptions of
+//! responses, names and groups of operations, and the security schemes. Owns no route.
 //!
-//! Invariant: an integer of a request has the bounds by which it is checked; one that only answers carry has those of its
-//! type.
+//! Invariant: an integer of a request has the bounds by which it is checked; an integer that only responses contain has
+//! those of its type.
 
 use spillway_api::bounds::{self, Bounds};
 use std::collections::{BTreeSet, VecDeque};
@@ -14,7 +14,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Object, OpenApi, RefOr, Schema};
 use utoipa::{Modify, Number};
 
-/// Adds how callers show who they are.
+/// Adds the security schemes.
 pub struct Security;
 
 impl Modify for Security {
@@ -28,7 +28,7 @@ impl Modify for Security {
     }
 }
 
-/// Adds the bounds, what responses are, and what operations are called.
+/// Adds the bounds, and the descriptions and names of operations.
 pub fn complete(api: &mut OpenApi) {
     for schema in api.components.iter_mut().flat_map(|components| components.schemas.values_mut()) {
         join(schema);
@@ -62,7 +62,7 @@ pub fn complete(api: &mut OpenApi) {
     }
 }
 
-/// The group that a path belongs to.
+/// Group of a path.
 fn tag(path: &str) -> &str {
     let collection = path.split('/').nth(2).unwrap_or(path);
     match collection {
@@ -74,7 +74,7 @@ fn tag(path: &str) -> &str {
     }
 }
 
-/// `createCatalog` of `create_catalog`.
+/// Converts `create_catalog` to `createCatalog`.
 fn camel_case(function: &str) -> String {
     let capital = |word: &str| word[..1].to_ascii_uppercase() + &word[1..];
     let words = function.split('_').enumerate();
@@ -100,7 +100,7 @@ fn join(schema: &mut RefOr<Schema>) {
     *schema = RefOr::T(Schema::Object(whole));
 }
 
-/// Says of each response that says nothing itself what its body is.
+/// Adds a description of the body to each response without one.
 fn describe(operation: &mut Operation) {
     for response in operation.responses.responses.values_mut() {
         let RefOr::T(response) = response else { continue };
@@ -117,7 +117,7 @@ fn describe(operation: &mut Operation) {
     }
 }
 
-/// The schemas that bodies of requests are made of.
+/// Names of the schemas that request bodies consist of.
 fn asked(api: &OpenApi) -> BTreeSet<String> {
     let mut left = VecDeque::new();
     for item in api.paths.paths.values() {
@@ -137,7 +137,7 @@ fn asked(api: &OpenApi) -> BTreeSet<String> {
     found
 }
 
-/// The schemas that this one names.
+/// Collects the schemas that this one refers to.
 fn names(schema: &RefOr<Schema>, found: &mut VecDeque<String>) {
     match schema {
         RefOr::Ref(to) => found.extend(to.ref_location.rsplit('/').next().map(str::to_owned)),
@@ -159,7 +159,7 @@ fn names(schema: &RefOr<Schema>, found: &mut VecDeque<String>) {
     }
 }
 
-/// Shows every number below a schema, with the property that it is of.
+/// Calls `see` with every number below a schema, and the property that it belongs to.
 fn walk(schema: &mut RefOr<Schema>, property: Option<&str>, see: &mut dyn FnMut(&mut Object, Option<&str>)) {
     match schema {
         RefOr::T(Schema::Object(object)) => {
@@ -200,7 +200,7 @@ fn set(object: &mut Object, bounds: &Bounds) {
     object.multiple_of = (bounds.step > 1).then_some(Number::UInt(bounds.step as usize));
 }
 
-/// What only answers carry is as large as its type; counts of 64 bits as large as others can read.
+/// Sets bounds by type for integers of responses; for 64-bit counts, the largest integer that JSON clients can read.
 fn set_by_type(object: &mut Object) {
     let most = match object.format {
         Some(SchemaFormat::KnownFormat(KnownFormat::Int32)) => u64::from(u32::MAX),

@@ -1,7 +1,7 @@
 //! Routes of events.
 
 use super::extract::Query;
-use super::{App, ask};
+use super::{ApiState, ask};
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
@@ -16,57 +16,57 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_events))
 }
 
-pub fn stream_routes() -> OpenApiRouter<App> {
+pub fn stream_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(stream_events))
 }
 
-/// Which events.
+/// Query parameters that select events.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Since {
-    /// Those after the event with this id, the oldest 4,096 of them; the last 4,096, if nothing is said
+struct EventQuery {
+    /// Lists the oldest 4,096 events after the event with this id; the last 4,096 if it is left out
     #[serde(default)]
     #[param(value_type = Option<String>)]
     after: Option<EventId>,
 }
 
-/// What has happened on the host, oldest first. Events are kept for a week, over restarts of the daemon too, as long as all of
-/// them take at most 64 MiB. If some of those that were asked for are not known any more, the first item is an event of kind
-/// `lost`, which says so. Who asks again after the last one that was told, until nothing comes, misses none.
-#[utoipa::path(get, path = "", params(Since), responses((status = 200, body = List<Event>), super::Failure))]
+/// Lists what has happened on the host, oldest first. Events are kept for a week, also over restarts of the daemon, as
+/// long as all of them take at most 64 MiB. If some of the selected events were removed, the first item is an event of
+/// kind `lost`. A client that repeats the request with the last id until nothing comes misses no event.
+#[utoipa::path(get, path = "", params(EventQuery), responses((status = 200, body = List<Event>), super::ProblemResponse))]
 async fn list_events(
-    State(app): State<App>,
-    Query(since): Query<Since>,
+    State(app): State<ApiState>,
+    Query(since): Query<EventQuery>,
 ) -> Result<Json<List<Event>>, HostError> {
     ask(move || Ok(List { items: app.events.after(since.after) })).await
 }
 
-/// What has happened, then what happens, as server-sent events: `id` is an event's id, `data` the event. Who connects again says
-/// which one was the last (`Last-Event-ID`, or `after`), and gets all that came after it, also from before a restart of the
-/// daemon. If some of that is not known any more, the first event is of kind `lost`, and says so.
-#[utoipa::path(get, path = "", params(Since), responses((status = 200, content_type = "text/event-stream", body = String), super::Failure))]
+/// Streams past and new events as server-sent events: `id` is an event's id, `data` the event. A client that reconnects
+/// gives the last id (`Last-Event-ID`, or `after`) and gets all later events, also those from before a restart of the
+/// daemon. If some of these were removed, the first event is of kind `lost`.
+#[utoipa::path(get, path = "", params(EventQuery), responses((status = 200, content_type = "text/event-stream", body = String), super::ProblemResponse))]
 async fn stream_events(
-    State(app): State<App>,
-    Query(since): Query<Since>,
+    State(app): State<ApiState>,
+    Query(since): Query<EventQuery>,
     headers: HeaderMap,
 ) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
     let resumed = headers.get("last-event-id").map(|id| {
-        // What is no id of ours is none that is known.
+        // An id that is not ours matches no known event.
         id.to_str().ok().and_then(|id| id.parse().ok()).unwrap_or(EventId { history: 0, number: 0 })
     });
     let after = resumed.or(since.after);
     let state = (app.events.last(), app.events, after, VecDeque::new());
     let events = stream::unfold(state, |(mut last, events, mut after, mut waiting)| async move {
         while waiting.is_empty() {
-            // Looked at before the list is: what comes in between wakes us again.
+            // Mark the value as seen before the list is read: an event in between wakes us again.
             last.borrow_and_update();
             let (events, after) = (events.clone(), after);
-            // It may have to be read.
+            // The events may have to be read from the disk.
             waiting.extend(tokio::task::spawn_blocking(move || events.after(after)).await.ok()?);
             if waiting.is_empty() {
                 last.changed().await.ok()?;

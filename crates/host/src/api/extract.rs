@@ -1,10 +1,10 @@
-//! What a request carries, checked. Owns the words of a refusal.
+//! Extractors that check the contents of a request. Owns the texts of their errors.
 
 use super::conditions::header_parameter;
-use crate::access::note::Note;
+use crate::access::note::RequestNote;
 use crate::error::HostError;
-use crate::idempotency::Key;
-use crate::paging::{Part, name_of};
+use crate::idempotency::IdempotentRequest;
+use crate::paging::{PageRequest, name_of};
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
@@ -20,12 +20,12 @@ use utoipa::openapi::path::{Parameter, ParameterIn};
 
 /// Longest `Idempotency-Key`.
 const MOST_KEY_CHARACTERS: usize = 128;
-/// Objects on a page if nothing is said.
+/// Default number of objects on a page.
 const PAGE: usize = 500;
-/// How long a body may take to come.
+/// Longest time until a body is complete.
 const BODY: Duration = Duration::from_secs(30);
 
-/// A body: JSON, with each number within its bounds. The audit log is told what it asks.
+/// A JSON body whose numbers are within their bounds. It is noted for the audit log.
 pub struct Body<T>(pub T);
 
 impl<T: DeserializeOwned + Serialize + Bounded, S: Send + Sync> FromRequest<S> for Body<T> {
@@ -33,7 +33,7 @@ impl<T: DeserializeOwned + Serialize + Bounded, S: Send + Sync> FromRequest<S> f
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, HostError> {
         is_json(request.headers())?;
-        let note = request.extensions().get::<Note>().cloned();
+        let note = request.extensions().get::<RequestNote>().cloned();
         let bytes = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await;
         let late = |_| {
             let message = format!("the request's body did not come within {} s", BODY.as_secs());
@@ -52,7 +52,7 @@ impl<T: DeserializeOwned + Serialize + Bounded, S: Send + Sync> FromRequest<S> f
     }
 }
 
-/// Refuses a body that is said to be something else than JSON.
+/// Refuses a body with another content type than JSON.
 fn is_json(headers: &HeaderMap) -> Result<(), HostError> {
     let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let text = value.to_str().unwrap_or_default();
@@ -69,7 +69,7 @@ fn is_json(headers: &HeaderMap) -> Result<(), HostError> {
     }
 }
 
-/// The parts of a path that have names.
+/// Named parts of a path.
 pub struct Path<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
@@ -81,7 +81,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     }
 }
 
-/// What follows the question mark. The audit log is told what it asks.
+/// Query parameters. They are noted for the audit log.
 pub struct Query<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
@@ -90,18 +90,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Query<T>, HostError> {
         let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
         let query = query.map_err(|e: QueryRejection| HostError::invalid(e.body_text()))?;
-        if let (Some(note), Some(text)) = (parts.extensions.get::<Note>(), parts.uri.query()) {
+        if let (Some(note), Some(text)) = (parts.extensions.get::<RequestNote>(), parts.uri.query()) {
             note.asked_beside(text);
         }
         Ok(Query(query.0))
     }
 }
 
-/// Which part of a list, for the document.
+/// Query parameters that select a page of a list, for the OpenAPI document.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "for the document")]
-pub struct PartOfList {
+pub struct PageQuery {
     /// How many objects a page has at most. By default 500.
     #[param(required = false)]
     limit: u32,
@@ -110,13 +110,13 @@ pub struct PartOfList {
     r#continue: String,
 }
 
-/// The key of a request that is to be done once, if the client gives one: `Idempotency-Key: 8e03978e`.
+/// Idempotency key of a request, if the client gives one: `Idempotency-Key: 8e03978e`.
 pub struct IdempotencyKey(Option<String>);
 
 impl IdempotencyKey {
-    /// With who asks, the route and what is asked.
-    pub fn of(&self, caller: &str, route: &str, body: &impl Serialize) -> Option<Key> {
-        self.0.as_ref().map(|key| Key::new(caller, route, key, body))
+    /// Combines the key with the caller, the route and the request.
+    pub fn of(&self, caller: &str, route: &str, body: &impl Serialize) -> Option<IdempotentRequest> {
+        self.0.as_ref().map(|key| IdempotentRequest::new(caller, route, key, body))
     }
 }
 
@@ -133,7 +133,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
         match is_plain && (1..=MOST_KEY_CHARACTERS).contains(&key.len()) && values.next().is_none() {
             true => Ok(IdempotencyKey(Some(key.into()))),
             false => Err(HostError::invalid(format!(
-                "Idempotency-Key: one key can be, of 1 to {MOST_KEY_CHARACTERS} visible ASCII characters without quotes"
+                "Idempotency-Key: give one key of 1 to {MOST_KEY_CHARACTERS} visible ASCII characters without quotes"
             ))),
         }
     }
@@ -146,7 +146,7 @@ impl utoipa::IntoParams for IdempotencyKey {
     }
 }
 
-/// How long the answer may be held back, of a request whose work takes time.
+/// How long the response to a request is delayed while its work goes on.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -158,7 +158,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// As long as it may be.
+    /// Longest delay of the response.
     pub fn at_most(self) -> Result<Duration, HostError> {
         let checked = bounds::WAIT_SECONDS.check("wait", self.wait.into());
         checked.map_err(|e| HostError::invalid(e.to_string()))?;
@@ -166,7 +166,7 @@ impl Wait {
     }
 }
 
-/// Whether the request only asks what would happen.
+/// Whether the request only checks what would happen.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -176,23 +176,24 @@ pub struct DryRun {
     pub dry_run: bool,
 }
 
-/// Takes which part of a list is asked for out of what follows the question mark.
-pub fn part(pairs: &mut Vec<(String, String)>) -> Result<Part, HostError> {
-    let mut part = Part { after: String::new(), most: PAGE };
+/// Takes the parameters that select a page out of the query.
+pub fn part(pairs: &mut Vec<(String, String)>) -> Result<PageRequest, HostError> {
+    let mut part = PageRequest { after: String::new(), most: PAGE };
     for (word, value) in pairs.extract_if(.., |(word, _)| word == "limit" || word == "continue") {
         if word == "limit" {
             let most = value.parse().map_err(|_| HostError::invalid("limit: it is a number"))?;
             bounds::LIMIT.check("limit", most).map_err(|e| HostError::invalid(e.to_string()))?;
             part.most = most as usize;
         } else {
-            let unknown = || HostError::invalid("continue: take the `next` of the page before, as it is");
+            let unknown =
+                || HostError::invalid("continue: give the value `next` of the previous page unchanged");
             part.after = name_of(&value).ok_or_else(unknown)?;
         }
     }
     Ok(part)
 }
 
-/// Reads which objects are asked for, of what follows the question mark; only these words are known.
+/// Parses the query parameters that select objects; refuses unknown ones.
 pub fn select(pairs: Vec<(String, String)>, words: &[&str]) -> Result<Selector, HostError> {
     let mut selector = Selector::default();
     for (word, value) in pairs {
@@ -212,7 +213,7 @@ pub fn select(pairs: Vec<(String, String)>, words: &[&str]) -> Result<Selector, 
                 let word = word.escape_debug();
                 let known =
                     words.iter().chain(&["limit", "continue"]).copied().collect::<Vec<_>>().join(", ");
-                return Err(HostError::invalid(format!("'{word}' cannot be asked: {known}")));
+                return Err(HostError::invalid(format!("'{word}' is not a known parameter: {known}")));
             }
         }
     }

@@ -2,8 +2,8 @@
 
 use super::conditions::{IfMatch, Tagged};
 use super::extract::Body;
-use super::{App, Failure, ask_for};
-use crate::access::note::Note;
+use super::{ApiState, ProblemResponse, ask_for};
+use crate::access::note::RequestNote;
 use crate::backup::STATE_HEADER;
 use crate::error::HostError;
 use axum::extract::State;
@@ -16,13 +16,13 @@ use utoipa::{PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(get_host, change_host)).routes(routes!(create_backup))
 }
 
-/// The host.
-#[utoipa::path(get, path = "", responses((status = 200, body = HostDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
-async fn get_host(State(app): State<App>) -> Result<Tagged<HostDetails>, HostError> {
+/// Returns the state of the host.
+#[utoipa::path(get, path = "", responses((status = 200, body = HostDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
+async fn get_host(State(app): State<ApiState>) -> Result<Tagged<HostDetails>, HostError> {
     ask_for(move || {
         let tag = app.machines.gate.tag()?;
         Ok(Tagged(tag, app.machines.gate.details()?))
@@ -30,7 +30,7 @@ async fn get_host(State(app): State<App>) -> Result<Tagged<HostDetails>, HostErr
     .await
 }
 
-/// The bytes of a SQLite database, for the document.
+/// Bytes of a SQLite database, for the OpenAPI document.
 struct DatabaseFile;
 
 impl PartialSchema for DatabaseFile {
@@ -42,12 +42,12 @@ impl PartialSchema for DatabaseFile {
 
 impl ToSchema for DatabaseFile {}
 
-/// Copies the records of the host as they are now: a SQLite database, for `spillwayd restore`. It has secrets: the SSH host keys
-/// of machines, and what guests are told. The folder that it is of comes in the header `Spillway-State`.
+/// Copies the records of the host as they are now: a SQLite database, for `spillwayd restore`. It contains secrets: the
+/// SSH host keys of machines, and data for guests. The header `Spillway-State` names the state folder.
 #[utoipa::path(post, path = "/backup", responses(
-    (status = 200, content_type = "application/vnd.sqlite3", body = inline(DatabaseFile)), Failure
+    (status = 200, content_type = "application/vnd.sqlite3", body = inline(DatabaseFile)), ProblemResponse
 ))]
-async fn create_backup(State(app): State<App>) -> Result<Response, HostError> {
+async fn create_backup(State(app): State<ApiState>) -> Result<Response, HostError> {
     let state = app.state;
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.sqlite3")),
@@ -58,12 +58,12 @@ async fn create_backup(State(app): State<App>) -> Result<Response, HostError> {
     Ok((headers, copied.map_err(broken)??).into_response())
 }
 
-/// Closes the host, which stops its machines, or opens it. It is done after the answer.
-#[utoipa::path(post, path = "", params(IfMatch), request_body = NewHostAction, responses((status = 200, body = HostDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Closes the host, which stops its machines, or opens it again. The machines stop after the response.
+#[utoipa::path(post, path = "", params(IfMatch), request_body = NewHostAction, responses((status = 200, body = HostDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn change_host(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     IfMatch(expected): IfMatch,
-    note: Note,
+    note: RequestNote,
     Body(asked): Body<NewHostAction>,
 ) -> Result<Tagged<HostDetails>, HostError> {
     note.verb(match asked.action {

@@ -1,13 +1,13 @@
 //! Routes of images.
 
 use super::conditions::{IfMatch, IfNoneMatch, Tagged};
-use super::extract::{Body, DryRun, IdempotencyKey, PartOfList, Path, Query, Wait, part, select};
-use super::{App, Failure, ask, ask_for};
+use super::extract::{Body, DryRun, IdempotencyKey, PageQuery, Path, Query, Wait, part, select};
+use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::access::caller::Caller;
-use crate::access::note::Note;
+use crate::access::note::RequestNote;
 use crate::error::HostError;
-use crate::idempotency::Key;
-use crate::images::Terms;
+use crate::idempotency::IdempotentRequest;
+use crate::images::ImageChangeTerms;
 use crate::paging::PageBuilder;
 use crate::store::Object;
 use axum::extract::State;
@@ -23,11 +23,11 @@ use std::time::Duration;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-type Answer<T> = Result<Json<T>, HostError>;
-type Begun = Result<Response, HostError>;
+type JsonResult<T> = Result<Json<T>, HostError>;
+type OperationResponse = Result<Response, HostError>;
 type TaggedImage = Result<Tagged<Image>, HostError>;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(list_images))
         .routes(routes!(get_image, delete_image))
@@ -40,12 +40,12 @@ pub fn routes() -> OpenApiRouter<App> {
         .routes(routes!(tag_image_version, untag_image_version))
 }
 
-/// All images, in the order of their names.
-#[utoipa::path(get, path = "", params(PartOfList), responses((status = 200, body = Page<Image>), Failure))]
+/// Lists all images, in the order of their names.
+#[utoipa::path(get, path = "", params(PageQuery), responses((status = 200, body = Page<Image>), ProblemResponse))]
 async fn list_images(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Query(mut pairs): Query<Vec<(String, String)>>,
-) -> Answer<Page<Image>> {
+) -> JsonResult<Page<Image>> {
     let part = part(&mut pairs)?;
     select(pairs, &[])?;
     ask(move || {
@@ -61,70 +61,70 @@ async fn list_images(
     .await
 }
 
-/// An image with its tag, after it was changed.
+/// An image with its tag, after a change.
 fn tagged(image: Object<Image>) -> Tagged<Image> {
     Tagged(image.revision, image.value)
 }
 
-/// An image with its versions.
-#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = ImageDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Returns an image with its versions.
+#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path)), responses((status = 200, body = ImageDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn get_image(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
 ) -> Result<Tagged<ImageDetails>, HostError> {
     let (details, tag) = ask_for(move || app.images.details(&name)).await?;
     Ok(Tagged(tag, details))
 }
 
-/// Removes an image with all versions, if nobody uses one.
-#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch), responses((status = 200, body = Empty), Failure))]
+/// Deletes an image with all its versions, if none is in use.
+#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_image(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-) -> Answer<Empty> {
+) -> JsonResult<Empty> {
     ask(move || {
-        app.machines.reader.unused(&name, None)?;
+        app.machines.reader.check_unused(&name, None)?;
         app.images.delete(&name, expected).map(|()| Empty {})
     })
     .await
 }
 
-/// Begins to make a new version from a file of the host; the first one makes the image, and is published.
+/// Begins to import a new version from a file of the host. The first version creates the image and is published.
 #[utoipa::path(post, path = "/{name}/versions", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImageImport, responses(
     (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
-    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), Failure
+    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
 ))]
 async fn import_image(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    note: Note,
+    note: RequestNote,
     Path(name): Path<Name>,
     key: IdempotencyKey,
     Query(wait): Query<Wait>,
     Body(import): Body<ImageImport>,
-) -> Begun {
+) -> OperationResponse {
     let key = key.of(&caller.name, &format!("imports/{name}"), &import);
-    let (images, once) = (app.images.clone(), Once { note, key, wait });
+    let (images, once) = (app.images.clone(), OperationStart { note, key, wait });
     once.begin(app, move || images.import(&name, import)).await
 }
 
-/// How an operation is begun.
-struct Once {
-    note: Note,
-    /// It is begun once with this key.
-    key: Option<Key>,
+/// How an operation is started.
+struct OperationStart {
+    note: RequestNote,
+    /// Idempotency key: the operation is started once for it.
+    key: Option<IdempotentRequest>,
     wait: Wait,
 }
 
-impl Once {
-    /// Begins an operation, unless the key has begun it already: then it is that one, as it is now.
+impl OperationStart {
+    /// Starts an operation, or returns the one that was started with the key, as it is now.
     async fn begin(
         self,
-        app: App,
+        app: ApiState,
         begin: impl FnOnce() -> Result<Operation, HostError> + Send + 'static,
-    ) -> Begun {
-        let Once { note, key, wait } = self;
+    ) -> OperationResponse {
+        let OperationStart { note, key, wait } = self;
         wait.at_most()?;
         let keys = app.idempotency.clone();
         let (begun, is_repeated) = ask_for(move || keys.once(key.as_ref(), begin)).await?;
@@ -135,7 +135,7 @@ impl Once {
         if let Some(known) = app.operations.wait(begun.id, Duration::ZERO).await {
             return attend(&app, known, wait).await;
         }
-        // What it was to make is there if it had ended well before it was forgotten.
+        // If the operation succeeded before it was forgotten, its version exists.
         let (images, image) = (app.images.clone(), begun.image.clone());
         let version = image.version.map_or(0, NonZeroU32::get);
         let made = ask_for(move || images.size(&image.name, version)).await.map_err(|e| match e.code {
@@ -156,42 +156,43 @@ fn forgotten(begun: &Operation) -> HostError {
     HostError::new(ErrorCode::Conflict, message)
 }
 
-/// Answers with an operation that was begun: when it has ended, if it does so in time.
-async fn attend(app: &App, begun: Operation, wait: Wait) -> Begun {
+/// Responds with a started operation: when it has ended, if it does so within `wait`.
+async fn attend(app: &ApiState, begun: Operation, wait: Wait) -> OperationResponse {
     let now = app.operations.wait(begun.id, wait.at_most()?).await.unwrap_or(begun);
     let status = if now.state.has_ended() { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, [(header::LOCATION, format!("/v1/operations/{}", now.id))], Json(now)).into_response())
 }
 
-/// Begins to make a new version from the disk of a machine of mode `persistent` that is off. It cannot be started meanwhile.
+/// Begins to commit the disk of a stopped machine of mode `persistent` as a new version. The machine cannot be started
+/// meanwhile.
 #[utoipa::path(post, path = "/{name}/commits", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImageCommit, responses(
     (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
-    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), Failure
+    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
 ))]
 async fn commit_machine(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    note: Note,
+    note: RequestNote,
     Path(name): Path<Name>,
     key: IdempotencyKey,
     Query(wait): Query<Wait>,
     Body(commit): Body<ImageCommit>,
-) -> Begun {
+) -> OperationResponse {
     note.machines([commit.machine.as_str()]);
     let key = key.of(&caller.name, &format!("commits/{name}"), &commit);
-    let (machines, once) = (app.machines.clone(), Once { note, key, wait });
+    let (machines, once) = (app.machines.clone(), OperationStart { note, key, wait });
     once.begin(app, move || machines.commits.begin(&name, &commit)).await
 }
 
-/// Removes a version, if nobody uses it.
-#[utoipa::path(delete, path = "/{name}/versions/{version}", params(("name" = Name, Path), ("version" = u32, Path), IfMatch), responses((status = 200, body = Empty), Failure))]
+/// Deletes a version, if it is not in use.
+#[utoipa::path(delete, path = "/{name}/versions/{version}", params(("name" = Name, Path), ("version" = u32, Path), IfMatch), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_image_version(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path((name, version)): Path<(Name, u32)>,
     IfMatch(expected): IfMatch,
-) -> Answer<Empty> {
+) -> JsonResult<Empty> {
     ask(move || {
-        app.machines.reader.unused(&name, Some(version))?;
+        app.machines.reader.check_unused(&name, Some(version))?;
         app.images.delete_version(&name, version, expected).map(|()| Empty {})
     })
     .await
@@ -200,64 +201,65 @@ async fn delete_image_version(
 /// Begins to read a version again and compare it with its digests.
 #[utoipa::path(post, path = "/{name}/versions/{version}/verify", params(("name" = Name, Path), ("version" = u32, Path), Wait), responses(
     (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
-    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), Failure
+    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
 ))]
 async fn verify_image_version(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path((name, version)): Path<(Name, u32)>,
     Query(wait): Query<Wait>,
-) -> Begun {
+) -> OperationResponse {
     wait.at_most()?;
     let images = app.images.clone();
     let begun = ask_for(move || images.verify(&name, version)).await?;
     attend(&app, begun, wait).await
 }
 
-/// Looks into a version for what breaks its clones, and says what firmware finds on its disk. It takes some seconds, 40 at
-/// most. Two checks run at a time: where the answer takes more than 50 s for the sake of others it is a conflict, the check goes
-/// on, and a later request has its result. The result is kept: the same content is looked into once.
-#[utoipa::path(get, path = "/{name}/versions/{version}/check", params(("name" = Name, Path), ("version" = u32, Path)), responses((status = 200, body = ImageCheck), Failure))]
+/// Checks a version for content that breaks its clones, and reports what firmware finds on its disk. A check takes some
+/// seconds, at most 40. Two checks run at a time: if the response would take more than 50 s because of others, it is a
+/// `conflict`; the check continues, and a later request gets its result. Results are kept: the same content is checked
+/// once.
+#[utoipa::path(get, path = "/{name}/versions/{version}/check", params(("name" = Name, Path), ("version" = u32, Path)), responses((status = 200, body = ImageCheck), ProblemResponse))]
 async fn check_image_version(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path((name, version)): Path<(Name, u32)>,
-) -> Answer<ImageCheck> {
+) -> JsonResult<ImageCheck> {
     Ok(Json(app.images.check(&name, version).await?))
 }
 
-/// Makes a version the one that those take who name none.
-#[utoipa::path(put, path = "/{name}/published", params(("name" = Name, Path), IfMatch, DryRun), request_body = VersionChoice, responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Publishes a version: requests without a version use this one.
+#[utoipa::path(put, path = "/{name}/published", params(("name" = Name, Path), IfMatch, DryRun), request_body = VersionChoice, responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn publish_image_version(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
     Query(DryRun { dry_run }): Query<DryRun>,
     Body(choice): Body<VersionChoice>,
 ) -> TaggedImage {
-    let terms = Terms { expected, dry_run, is_new: false };
+    let terms = ImageChangeTerms { expected, dry_run, is_new: false };
     ask_for(move || app.images.publish(&name, choice.version, terms)).await.map(tagged)
 }
 
-/// Names a version.
-#[utoipa::path(put, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch, IfNoneMatch, DryRun), request_body = VersionChoice, responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Sets a tag of an image to a version.
+#[utoipa::path(put, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch, IfNoneMatch, DryRun), request_body = VersionChoice, responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn tag_image_version(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path((name, tag)): Path<(Name, Name)>,
     IfMatch(expected): IfMatch,
     IfNoneMatch(is_new): IfNoneMatch,
     Query(DryRun { dry_run }): Query<DryRun>,
     Body(choice): Body<VersionChoice>,
 ) -> TaggedImage {
-    let terms = Terms { expected, is_new, dry_run };
+    let terms = ImageChangeTerms { expected, is_new, dry_run };
     ask_for(move || app.images.tag(&name, &tag, choice.version, terms)).await.map(tagged)
 }
 
-/// Takes a name from a version.
-#[utoipa::path(delete, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch), responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Removes a tag from an image.
+#[utoipa::path(delete, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch), responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn untag_image_version(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path((name, tag)): Path<(Name, Name)>,
     IfMatch(expected): IfMatch,
 ) -> TaggedImage {
-    let terms = Terms { expected, ..Terms::default() };
+    let terms = ImageChangeTerms { expected, ..ImageChangeTerms::default() };
     ask_for(move || app.images.untag(&name, &tag, terms)).await.map(tagged)
 }

@@ -1,7 +1,7 @@
-//! Routes of what deleted machines have left.
+//! Routes of files that deleted machines have left.
 
-use super::extract::{PartOfList, Path, Query, part, select};
-use super::{App, Failure, ask};
+use super::extract::{PageQuery, Path, Query, part, select};
+use super::{ApiState, ProblemResponse, ask};
 use crate::error::HostError;
 use axum::Json;
 use axum::extract::State;
@@ -9,14 +9,14 @@ use spillway_api::{Empty, Leftover, Page};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_leftovers)).routes(routes!(delete_leftover))
 }
 
-/// What deleted machines have left, in the order of their names.
-#[utoipa::path(get, path = "", params(PartOfList), responses((status = 200, body = Page<Leftover>), Failure))]
+/// Lists the files that deleted machines have left, in the order of the machines' names.
+#[utoipa::path(get, path = "", params(PageQuery), responses((status = 200, body = Page<Leftover>), ProblemResponse))]
 async fn list_leftovers(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Query(mut pairs): Query<Vec<(String, String)>>,
 ) -> Result<Json<Page<Leftover>>, HostError> {
     let part = part(&mut pairs)?;
@@ -24,8 +24,11 @@ async fn list_leftovers(
     ask(move || app.machines.leftovers.page(&part)).await
 }
 
-/// Removes the files that a deleted machine has left: soon after the answer.
-#[utoipa::path(delete, path = "/{uuid}", params(("uuid" = String, Path)), responses((status = 200, body = Empty), Failure))]
-async fn delete_leftover(State(app): State<App>, Path(uuid): Path<String>) -> Result<Json<Empty>, HostError> {
+/// Deletes the files that a deleted machine has left, soon after the response.
+#[utoipa::path(delete, path = "/{uuid}", params(("uuid" = String, Path)), responses((status = 200, body = Empty), ProblemResponse))]
+async fn delete_leftover(
+    State(app): State<ApiState>,
+    Path(uuid): Path<String>,
+) -> Result<Json<Empty>, HostError> {
     ask(move || app.machines.leftovers.delete(&uuid).map(|()| Empty {})).await
 }

@@ -1,10 +1,10 @@
 //! Routes of machines.
 
 use super::conditions::{IfMatch, Tagged};
-use super::extract::{Body, PartOfList, Path, Query, Wait, part, select};
-use super::{App, Failure, ask, ask_for};
+use super::extract::{Body, PageQuery, Path, Query, Wait, part, select};
+use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::access::caller::{Caller, Role};
-use crate::access::note::Note;
+use crate::access::note::RequestNote;
 use crate::error::HostError;
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -14,39 +14,39 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-type Answer<T> = Result<Json<T>, HostError>;
+type JsonResult<T> = Result<Json<T>, HostError>;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(list_machines))
         .routes(routes!(get_machine, delete_machine))
         .routes(routes!(get_machine_curve))
 }
 
-pub fn action_routes() -> OpenApiRouter<App> {
+pub fn action_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(run_machine_action))
 }
 
-/// Which machines.
+/// Query parameters that select machines.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "for the document")]
-struct Which {
+struct MachineQuery {
     /// Lists only machines of this catalog.
     catalog: Option<Name>,
-    /// Those whose catalog has this label, `KEY=VALUE`; again for more, all of which must be there.
+    /// Lists only machines whose catalog has this label, `KEY=VALUE`; if given several times, with all of them.
     #[param(required = false)]
     label: Vec<String>,
-    /// Those that this owner has claimed.
+    /// Lists only machines that this owner has claimed.
     owner: Option<String>,
 }
 
-/// All machines, or those of certain catalogs or owners.
-#[utoipa::path(get, path = "", params(Which, PartOfList), responses((status = 200, body = Page<MachineDetails>), Failure))]
+/// Lists all machines, or those of certain catalogs or owners.
+#[utoipa::path(get, path = "", params(MachineQuery, PageQuery), responses((status = 200, body = Page<MachineDetails>), ProblemResponse))]
 async fn list_machines(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Query(mut pairs): Query<Vec<(String, String)>>,
-) -> Answer<Page<MachineDetails>> {
+) -> JsonResult<Page<MachineDetails>> {
     let part = part(&mut pairs)?;
     let owners = pairs.extract_if(.., |(word, _)| word == "owner");
     let owners: Vec<String> = owners.map(|(_, owner)| owner).collect();
@@ -54,10 +54,10 @@ async fn list_machines(
     ask(move || app.machines.reader.page(&selector, &owners, &part)).await
 }
 
-/// A machine. With `wait` it is answered when the machine is what is wanted of it.
-#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path), Wait), responses((status = 200, body = MachineDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), Failure))]
+/// Returns a machine. With `wait` the response comes when the machine has reached its desired state.
+#[utoipa::path(get, path = "/{name}", params(("name" = Name, Path), Wait), responses((status = 200, body = MachineDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn get_machine(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     Query(wait): Query<Wait>,
 ) -> Result<Tagged<MachineDetails>, HostError> {
@@ -67,47 +67,48 @@ async fn get_machine(
     Ok(Tagged(tag, app.machines.reader.wait(&name, at_most).await?))
 }
 
-/// What its RAM tier should do.
+/// Goal of the recommended RAM tier.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Goal {
-    /// The share of the written bytes that it should absorb, 0 to 1; 0.95 if nothing is said.
+struct CurveQuery {
+    /// Share of the written bytes that the RAM tier should absorb, from 0 to 1; 0.95 by default.
     goal: Option<f64>,
 }
 
-/// What every size of a machine's RAM tier would have done since its disk's worker began. `conflict`: its disk is not served.
-#[utoipa::path(get, path = "/{name}/curve", params(("name" = Name, Path), Goal), responses((status = 200, body = DiskCurve), Failure))]
+/// Returns what every size of a machine's RAM tier would have done since its disk's worker started. `conflict`: its disk
+/// is not served.
+#[utoipa::path(get, path = "/{name}/curve", params(("name" = Name, Path), CurveQuery), responses((status = 200, body = DiskCurve), ProblemResponse))]
 async fn get_machine_curve(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
-    Query(Goal { goal }): Query<Goal>,
-) -> Answer<DiskCurve> {
+    Query(CurveQuery { goal }): Query<CurveQuery>,
+) -> JsonResult<DiskCurve> {
     ask(move || app.machines.curves.of(&name, goal)).await
 }
 
-/// What goes with a machine.
+/// Conditions of the deletion.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct DeleteTerms {
-    /// Its data disk goes too, and the disk that it keeps; else their files stay in their store.
+    /// With `true` the machine's data disk and kept disk are deleted too; else their files stay in their store.
     #[serde(default)]
     with_data: bool,
 }
 
-/// Removes a machine that is off and that nobody has claimed. Its catalog's count goes down by one.
-#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), Failure))]
+/// Deletes a machine that is off and not claimed. Its catalog's count goes down by one.
+#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DeleteTerms), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_machine(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
     Query(DeleteTerms { with_data }): Query<DeleteTerms>,
-) -> Answer<Empty> {
+) -> JsonResult<Empty> {
     ask(move || app.machines.actions.delete(&name, with_data, expected).map(|()| Empty {})).await
 }
 
-/// The verb of an action.
+/// Verb of an action.
 fn word(action: &Action) -> &'static str {
     match action {
         Action::Start => "start",
@@ -119,28 +120,28 @@ fn word(action: &Action) -> &'static str {
     }
 }
 
-/// Records what is wanted of machines: it is done after the answer, or while that is held back by `wait`. Answers the first
-/// 1,000 of these machines as they are; `next` goes on with `GET /v1/machines` of the same catalog and labels. To throw away what machines keep takes the
-/// role `admin`.
-#[utoipa::path(post, path = "", params(Wait), request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), Failure))]
+/// Records the desired state of machines, which reach it after the response, or while that is delayed by `wait`. Responds
+/// with the first 1,000 of these machines as they are; `next` continues with `GET /v1/machines` of the same catalog and
+/// labels. To discard data that machines keep requires the role `admin`.
+#[utoipa::path(post, path = "", params(Wait), request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), ProblemResponse))]
 async fn run_machine_action(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    note: Note,
+    note: RequestNote,
     Query(wait): Query<Wait>,
     Body(action): Body<MachineAction>,
-) -> Answer<Page<MachineDetails>> {
+) -> JsonResult<Page<MachineDetails>> {
     let until = tokio::time::Instant::now() + wait.at_most()?;
     note.verb(word(&action.action));
     if action.discard_data && caller.role < Role::Admin {
-        let message = "this throws away what machines keep: it takes a token with the role 'admin'";
+        let message = "this throws away what machines keep: use a token with the role 'admin'";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
     let machines = app.machines.clone();
     let mut page =
         ask_for(move || machines.actions.act(&action, |name| note.machines([name.as_str()]))).await?;
     for machine in page.items.iter_mut().filter(|machine| !machine.status.settled) {
-        // One after the other: all of them have the same time. One that is deleted meanwhile stays as it was seen.
+        // Wait for one after the other, with one deadline. A machine that is deleted meanwhile is returned as it was.
         let left = until.saturating_duration_since(tokio::time::Instant::now());
         if left.is_zero() {
             break;

@@ -1,12 +1,11 @@
-//! Routes of figures: as JSON, and for Prometheus. Owns the names of the daemon's metrics, and how many requests it has
-//! answered.
+//! Routes of figures, as JSON and for Prometheus. Owns the names of the daemon's metrics, and the count of responses.
 //!
-//! Invariant: labels are bounded: by catalogs, stores and codes, and by machines only for who asks for those.
+//! Invariant: labels are bounded: by catalogs, stores and codes, and by machines only if the client asks for them.
 
-use super::App;
+use super::ApiState;
 use super::extract::Query;
 use crate::error::HostError;
-use crate::machines::CurvesOf;
+use crate::machines::CurvesByMachine;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::header;
@@ -26,52 +25,55 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub fn figure_routes() -> OpenApiRouter<App> {
+pub fn figure_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(get_figures))
 }
 
-pub fn metric_routes() -> OpenApiRouter<App> {
+pub fn metric_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(get_metrics))
 }
 
-/// Requests that were answered, by status. A clone is the same.
+/// Responses by status. A clone is the same counters.
 #[derive(Clone, Default)]
-pub struct Answered(Arc<Mutex<BTreeMap<u16, u64>>>);
+pub struct ResponseCounters(Arc<Mutex<BTreeMap<u16, u64>>>);
 
-impl Answered {
+impl ResponseCounters {
     fn by_status(&self) -> MutexGuard<'_, BTreeMap<u16, u64>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// Counts an answer.
-pub async fn count(State(answered): State<Answered>, request: Request, next: Next) -> Response {
+/// Counts a response.
+pub async fn count(State(answered): State<ResponseCounters>, request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     *answered.by_status().entry(response.status().as_u16()).or_default() += 1;
     response
 }
 
-/// What machines' disks hold and have done, by machine and by catalog. Not older than half a second.
-#[utoipa::path(get, path = "", responses((status = 200, body = Figures), super::Failure))]
-async fn get_figures(State(app): State<App>) -> Result<Json<Figures>, HostError> {
+/// Returns what machines' disks hold and have done, by machine and by catalog, at most half a second old.
+#[utoipa::path(get, path = "", responses((status = 200, body = Figures), super::ProblemResponse))]
+async fn get_figures(State(app): State<ApiState>) -> Result<Json<Figures>, HostError> {
     Ok(Json(Figures::clone(&*app.machines.figures.all().await?)))
 }
 
-/// How much of it.
+/// Query parameters for the level of detail.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Detail {
-    /// With `true` each figure is given for each machine, too.
+struct FigureQuery {
+    /// With `true` each figure is also given for each machine.
     #[serde(default)]
     machines: bool,
 }
 
-/// The same for Prometheus, by catalog, and what the daemon has done.
-#[utoipa::path(get, path = "", params(Detail), responses((status = 200, body = String, content_type = "text/plain"), super::Failure))]
-async fn get_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Result<Response, HostError> {
+/// Returns the same for Prometheus, by catalog, and the daemon's own counters.
+#[utoipa::path(get, path = "", params(FigureQuery), responses((status = 200, body = String, content_type = "text/plain"), super::ProblemResponse))]
+async fn get_metrics(
+    State(app): State<ApiState>,
+    Query(detail): Query<FigureQuery>,
+) -> Result<Response, HostError> {
     let begun = Instant::now();
-    // At once: both ask all disks.
+    // Read both at the same time: each asks all disks.
     let (figures, curves) = tokio::try_join!(app.machines.figures.all(), app.machines.curves.all())?;
     let mut text = Exposition::default();
     disks(&mut text, &figures, &curves);
@@ -84,18 +86,17 @@ async fn get_metrics(State(app): State<App>, Query(detail): Query<Detail>) -> Re
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text.text()).into_response())
 }
 
-/// Name, help and value of what is told of disks. Without a help it is that of a disk's own figure of this name.
-type OfDisk<T> = (&'static str, Option<&'static str>, fn(&T) -> u64);
+/// Name of a figure of disks, its help text, and how to read it. Without a help text it has that of a disk's own figure of this name.
+type DiskColumn<T> = (&'static str, Option<&'static str>, fn(&T) -> u64);
+/// Name of another figure, its help text, and how to read it.
+type FigureColumn<T> = (&'static str, &'static str, fn(&T) -> u64);
 
 /// The help of a metric, which each row without one takes from a disk's own.
 fn help_of(metric: &str, own: Option<&'static str>) -> &'static str {
     own.or_else(|| of_metric(metric).map(|counter| counter.help)).expect("a test looks at each row")
 }
 
-/// Name, what it is, and how it is found.
-type Of<T> = (&'static str, &'static str, fn(&T) -> u64);
-
-const LEVELS: [OfDisk<DiskLevels>; 12] = [
+const LEVELS: [DiskColumn<DiskLevels>; 12] = [
     ("ram_used_bytes", None, |l| l.ram_used_bytes),
     ("ram_limit_bytes", None, |l| l.ram_limit_bytes),
     ("overflow_used_bytes", None, |l| l.overflow_used_bytes),
@@ -110,14 +111,14 @@ const LEVELS: [OfDisk<DiskLevels>; 12] = [
     ("disks_degraded", Some("Disks whose overflow writes go on failing."), |l| l.degraded),
 ];
 
-const PLANES: [OfDisk<PlaneCounters>; 4] = [
+const PLANES: [DiskColumn<PlaneCounters>; 4] = [
     ("reads_total", None, |p| p.reads),
     ("writes_total", None, |p| p.writes),
     ("read_bytes_total", None, |p| p.read_bytes),
     ("written_bytes_total", None, |p| p.written_bytes),
 ];
 
-const COUNTERS: [OfDisk<DiskCounters>; 12] = [
+const COUNTERS: [DiskColumn<DiskCounters>; 12] = [
     ("base_store_reads_total", None, |c| c.base_store_reads),
     ("base_store_read_bytes_total", None, |c| c.base_store_read_bytes),
     ("evicted_blocks_total", None, |c| c.evicted_blocks),
@@ -132,27 +133,29 @@ const COUNTERS: [OfDisk<DiskCounters>; 12] = [
     ("guest_writes_completed_total", Some("Guest writes completed."), |c| c.write_count),
 ];
 
-const SECONDS: [OfDisk<DiskCounters>; 4] = [
+const SECONDS: [DiskColumn<DiskCounters>; 4] = [
     ("stall_seconds_total", None, |c| c.stall_ns),
     ("throttled_seconds_total", None, |c| c.throttled_ns),
     ("guest_read_seconds_total", Some("How long guest reads took."), |c| c.read_ns),
     ("guest_write_seconds_total", Some("How long guest writes took."), |c| c.write_ns),
 ];
 
-const MACHINES: [Of<MachineCounts>; 3] = [
+const MACHINES: [FigureColumn<MachineCounts>; 3] = [
     ("machines_ready", "Machines that are ready.", |m| m.ready),
     ("machines_claimed", "Machines that are claimed.", |m| m.claimed),
     ("machines_available", "Machines that are ready to be claimed.", |m| m.available),
 ];
 
-const CATALOG: [Of<CatalogFigures>; 4] = [
+const CATALOG: [FigureColumn<CatalogFigures>; 4] = [
     ("machines_warm", "Machines that are to be kept ready.", |c| c.warm.into()),
     ("disks", "Disks that have said their figures.", |c| c.disks),
-    ("disks_silent", "Disks that have not: their last known figures are in the sums.", |c| c.silent_disks),
+    ("disks_unresponsive", "Disks that have not: their last known figures are in the sums.", |c| {
+        c.unresponsive_disks
+    }),
     ("spared_bytes", "Bytes written by guests that never reached a disk.", |c| c.spared_bytes),
 ];
 
-const CURVES: [Of<CurveFigures>; 3] = [
+const CURVES: [FigureColumn<CurveFigures>; 3] = [
     ("written_bytes", "What guests wrote while the curves were counted, zeroes left out.", |c| {
         c.written_bytes
     }),
@@ -164,15 +167,15 @@ const CURVES: [Of<CurveFigures>; 3] = [
     }),
 ];
 
-/// What a family's samples are of.
-struct Row<'a> {
+/// Object whose figures are the samples.
+struct SampleSource<'a> {
     labels: Vec<(&'a str, &'a str)>,
     levels: &'a DiskLevels,
     counters: &'a DiskCounters,
 }
 
-/// Families of the same figures, whatever they are of.
-fn families(text: &mut Exposition, of: &str, rows: &[Row]) {
+/// Writes the families that catalogs and machines have in common.
+fn families(text: &mut Exposition, of: &str, rows: &[SampleSource]) {
     for (metric, help, value) in LEVELS {
         let (name, help) = (format!("{of}_{metric}"), help_of(metric, help));
         text.family(&name, "gauge", help);
@@ -214,7 +217,7 @@ fn families(text: &mut Exposition, of: &str, rows: &[Row]) {
     }
 }
 
-/// What is told of curves. They begin with each disk's worker and end with it, so sums of them fall too.
+/// Writes the families of curves. A curve begins and ends with its disk's worker, so sums of them can decrease.
 fn curve_families(text: &mut Exposition, of: &str, rows: &[(Vec<(&str, &str)>, CurveFigures)]) {
     let name = format!("{of}_curve_overflow_written_bytes");
     text.family(
@@ -237,7 +240,7 @@ fn curve_families(text: &mut Exposition, of: &str, rows: &[(Vec<(&str, &str)>, C
     }
 }
 
-fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
+fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesByMachine) {
     text.family("catalog_machines", "gauge", "Machines by phase.");
     for catalog in &figures.catalogs {
         let m = &catalog.machines;
@@ -266,7 +269,7 @@ fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
     for (name, help, value) in CATALOG {
         by_catalog(name, help, &value);
     }
-    let rows = figures.catalogs.iter().map(|catalog| Row {
+    let rows = figures.catalogs.iter().map(|catalog| SampleSource {
         labels: vec![("catalog", catalog.name.as_str())],
         levels: &catalog.levels,
         counters: &catalog.counters,
@@ -278,13 +281,13 @@ fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
     curve_families(text, "catalog", &rows.collect::<Vec<_>>());
 }
 
-fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
+fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesByMachine) {
     text.family("machine_spared_bytes", "gauge", "Bytes written by the guest that never reached a disk.");
     for machine in &figures.machines {
         let labels = [("catalog", machine.catalog.as_str()), ("machine", machine.name.as_str())];
         text.sample("machine_spared_bytes", labels, machine.spared_bytes);
     }
-    let rows = figures.machines.iter().map(|machine| Row {
+    let rows = figures.machines.iter().map(|machine| SampleSource {
         labels: vec![("catalog", machine.catalog.as_str()), ("machine", machine.name.as_str())],
         levels: &machine.levels,
         counters: &machine.counters,
@@ -296,8 +299,8 @@ fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesOf) {
     curve_families(text, "machine", &rows.collect::<Vec<_>>());
 }
 
-/// What is the host's and the daemon's.
-fn host(text: &mut Exposition, figures: &Figures, app: &App) {
+/// Writes the families of the host and the daemon.
+fn host(text: &mut Exposition, figures: &Figures, app: &ApiState) {
     text.family("store_size_bytes", "gauge", "Size of a store's file system.");
     for store in &figures.stores {
         text.sample("store_size_bytes", [("store", store.name.as_str())], store.size_bytes);

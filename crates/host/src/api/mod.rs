@@ -1,7 +1,8 @@
-//! The daemon's HTTP interface: routes, what they take, what they answer. Owns no state; everything is asked of the
-//! parts that have it, on threads that may wait for a disk.
+//! The daemon's HTTP API: routes, requests and responses. Owns no state: asks the parts that do, on threads for blocking
+//! work.
 //!
-//! Invariant: every answer but 2xx carries a [`Problem`](spillway_api::Problem); what a client sends is bounded and checked before use.
+//! Invariant: every response but 2xx contains a [`Problem`](spillway_api::Problem); client data is bounded and checked
+//! before use.
 
 #![expect(unused_qualifications, reason = "the macro of routes writes paths in full")]
 
@@ -20,7 +21,7 @@ mod operations;
 mod problem;
 mod stores;
 
-pub use metrics::Answered;
+pub use metrics::ResponseCounters;
 
 use crate::access;
 use crate::access::audit::Audit;
@@ -43,31 +44,31 @@ use spillway_api::{ErrorCode, PROBLEM_TYPES, Problem};
 use utoipa::{IntoResponses, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 
-/// Longest request that is taken.
+/// Longest request body.
 const MAX_REQUEST_BYTES: usize = 256 << 10;
 
-/// What the routes ask.
+/// Parts of the daemon that routes use.
 #[derive(Clone)]
-pub struct App {
-    /// Where changes are written down.
+pub struct ApiState {
+    /// The audit log.
     pub audit: Audit,
-    /// What was answered.
-    pub answered: Answered,
-    /// Catalogs.
+    /// Counters of responses.
+    pub answered: ResponseCounters,
+    /// The catalogs.
     pub catalogs: Catalogs,
-    /// What happens.
+    /// The events.
     pub events: Events,
-    /// What requests have made that name a key.
+    /// Answers to requests with idempotency keys.
     pub idempotency: Idempotency,
-    /// Images.
+    /// The images.
     pub images: Images,
-    /// What is wanted of machines, and what they are.
+    /// The machines.
     pub machines: Machines,
-    /// What goes on.
+    /// The operations.
     pub operations: Operations,
-    /// The records, to be copied.
+    /// The records, for backups.
     pub state: StateStore,
-    /// Folders.
+    /// The store folders.
     pub stores: Stores,
 }
 
@@ -95,7 +96,7 @@ pub struct App {
 )]
 struct Document;
 
-/// What every route may answer instead.
+/// Error response of every route.
 #[derive(IntoResponses)]
 #[response(
     status = "default",
@@ -103,9 +104,9 @@ struct Document;
     content_type = "application/problem+json"
 )]
 #[expect(dead_code, reason = "for the document")]
-struct Failure(Problem);
+struct ProblemResponse(Problem);
 
-fn routes() -> OpenApiRouter<App> {
+fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::with_openapi(Document::openapi())
         .nest("/v1/catalogs", catalogs::routes().merge(claims::catalog_routes()))
         .nest("/v1/events", events::routes())
@@ -122,15 +123,15 @@ fn routes() -> OpenApiRouter<App> {
         .nest("/v1/stores", stores::routes())
 }
 
-/// The interface's description (OpenAPI, JSON).
+/// Returns the OpenAPI document as JSON.
 pub fn document() -> String {
     let (_, mut api) = routes().split_for_parts();
     document::complete(&mut api);
     api.to_pretty_json().expect("the document is plain data")
 }
 
-/// The interface.
-pub fn router(app: App) -> Router {
+/// Creates the router of the API.
+pub fn router(app: ApiState) -> Router {
     let (router, _) = routes().split_for_parts();
     let nowhere = |uri: Uri| async move {
         HostError::new(ErrorCode::NotFound, format!("there is nothing at {}", uri.path()))
@@ -148,14 +149,14 @@ pub fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// Asks a part that may wait for a disk.
+/// Calls a part of the daemon on a thread for blocking work, and responds with the result.
 async fn ask<T: Serialize + Send + 'static>(
     question: impl FnOnce() -> Result<T, HostError> + Send + 'static,
 ) -> Result<Json<T>, HostError> {
     ask_for(question).await.map(Json)
 }
 
-/// The same for what is not an answer yet.
+/// Does the same for a result that is not a response.
 async fn ask_for<T: Send + 'static>(
     question: impl FnOnce() -> Result<T, HostError> + Send + 'static,
 ) -> Result<T, HostError> {

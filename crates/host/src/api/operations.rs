@@ -1,7 +1,7 @@
 //! Routes of operations.
 
-use super::extract::{PartOfList, Path, Query, Wait, part, select};
-use super::{App, Failure};
+use super::extract::{PageQuery, Path, Query, Wait, part, select};
+use super::{ApiState, ProblemResponse};
 use crate::error::HostError;
 use crate::paging::PageBuilder;
 use axum::Json;
@@ -10,14 +10,14 @@ use spillway_api::{Empty, ErrorCode, Operation, Page};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_operations)).routes(routes!(get_operation, cancel_operation))
 }
 
-/// What goes on, and what has ended lately, oldest first.
-#[utoipa::path(get, path = "", params(PartOfList), responses((status = 200, body = Page<Operation>), Failure))]
+/// Lists operations in progress and those that have ended lately, oldest first.
+#[utoipa::path(get, path = "", params(PageQuery), responses((status = 200, body = Page<Operation>), ProblemResponse))]
 async fn list_operations(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Query(mut pairs): Query<Vec<(String, String)>>,
 ) -> Result<Json<Page<Operation>>, HostError> {
     let part = part(&mut pairs)?;
@@ -29,10 +29,10 @@ async fn list_operations(
     Ok(Json(page.page()))
 }
 
-/// How far an operation is. With `wait` it is answered when the operation has ended.
-#[utoipa::path(get, path = "/{id}", params(("id" = u64, Path), Wait), responses((status = 200, body = Operation), Failure))]
+/// Returns the progress of an operation. With `wait` the response comes when the operation has ended.
+#[utoipa::path(get, path = "/{id}", params(("id" = u64, Path), Wait), responses((status = 200, body = Operation), ProblemResponse))]
 async fn get_operation(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Path(id): Path<u64>,
     Query(wait): Query<Wait>,
 ) -> Result<Json<Operation>, HostError> {
@@ -40,9 +40,12 @@ async fn get_operation(
     found.map(Json).ok_or_else(|| none(id))
 }
 
-/// Asks an operation to stop: it fails as soon as it can, and leaves nothing behind.
-#[utoipa::path(delete, path = "/{id}", params(("id" = u64, Path)), responses((status = 200, body = Empty), Failure))]
-async fn cancel_operation(State(app): State<App>, Path(id): Path<u64>) -> Result<Json<Empty>, HostError> {
+/// Cancels an operation: it fails as soon as it can, and leaves nothing behind.
+#[utoipa::path(delete, path = "/{id}", params(("id" = u64, Path)), responses((status = 200, body = Empty), ProblemResponse))]
+async fn cancel_operation(
+    State(app): State<ApiState>,
+    Path(id): Path<u64>,
+) -> Result<Json<Empty>, HostError> {
     if app.operations.cancel(id) { Ok(Json(Empty {})) } else { Err(none(id)) }
 }
 

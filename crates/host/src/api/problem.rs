@@ -1,10 +1,10 @@
-//! Problem details (RFC 9457): the bodies of error responses, and routes that describe the kinds of problems.
+//! Problem details (RFC 9457): bodies of error responses, and routes that describe the kinds of problems.
 //!
-//! Invariant: every response of the router with a status from 400 on has a body of type `application/problem+json`,
-//! whoever made the response.
+//! Invariant: every response with a status of 400 or higher has a body of type `application/problem+json`, whoever made
+//! the response.
 
 use super::extract::Path;
-use super::{App, Failure};
+use super::{ApiState, ProblemResponse};
 use crate::error::HostError;
 use axum::Json;
 use axum::body::Body;
@@ -16,29 +16,29 @@ use spillway_api::{ErrorCode, List, PROBLEM_JSON, Problem, ProblemType};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Longest path that a problem names.
+/// Longest path that a problem contains.
 const MAX_INSTANCE_BYTES: usize = 1024;
-/// Seconds after which a request that was refused for the sake of others may be sent again.
+/// Seconds after which a request that was refused because of others may be repeated.
 const RETRY_AFTER: &str = "1";
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_problem_types)).routes(routes!(get_problem_type))
 }
 
 /// Lists the kinds of problems that error responses can have, in the order of their statuses.
-#[utoipa::path(get, path = "", responses((status = 200, body = List<ProblemType>), Failure))]
+#[utoipa::path(get, path = "", responses((status = 200, body = List<ProblemType>), ProblemResponse))]
 async fn list_problem_types() -> Json<List<ProblemType>> {
     Json(List { items: ErrorCode::ALL.map(ErrorCode::describe).into() })
 }
 
 /// Describes a kind of problem: the `type` of a problem leads here.
-#[utoipa::path(get, path = "/{code}", params(("code" = ErrorCode, Path)), responses((status = 200, body = ProblemType), Failure))]
+#[utoipa::path(get, path = "/{code}", params(("code" = ErrorCode, Path)), responses((status = 200, body = ProblemType), ProblemResponse))]
 async fn get_problem_type(Path(code): Path<ErrorCode>) -> Json<ProblemType> {
     Json(code.describe())
 }
 
 impl IntoResponse for HostError {
-    /// A status and the problem itself; [`complete`] makes the body, since it knows the path.
+    /// Responds with the status and the problem; [`complete`] adds the path and makes the body.
     fn into_response(self) -> Response {
         let problem = self.problem();
         let mut response = status(&problem).into_response();
@@ -51,7 +51,7 @@ fn status(problem: &Problem) -> StatusCode {
     StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// Gives each error response its body. Those that a library made say no more than their status.
+/// Gives each error response its body. Responses of libraries contain nothing but their status.
 pub async fn complete(request: Request, next: Next) -> Response {
     let path = Some(request.uri().path()).filter(|path| path.len() <= MAX_INSTANCE_BYTES).map(str::to_owned);
     let mut response = next.run(request).await;

@@ -1,8 +1,8 @@
 //! Routes of stores.
 
-use super::extract::{Body, DryRun, PartOfList, Query, part, select};
-use super::{App, Failure, ask};
-use crate::access::note::Note;
+use super::extract::{Body, DryRun, PageQuery, Query, part, select};
+use super::{ApiState, ProblemResponse, ask};
+use crate::access::note::RequestNote;
 use crate::error::HostError;
 use crate::paging::PageBuilder;
 use axum::Json;
@@ -11,14 +11,14 @@ use spillway_api::{Page, StoreDetails, StoreFolder};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub fn routes() -> OpenApiRouter<App> {
+pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_stores, create_store))
 }
 
-/// All stores, in the order of their names.
-#[utoipa::path(get, path = "", params(PartOfList), responses((status = 200, body = Page<StoreDetails>), Failure))]
+/// Lists all stores, in the order of their names.
+#[utoipa::path(get, path = "", params(PageQuery), responses((status = 200, body = Page<StoreDetails>), ProblemResponse))]
 async fn list_stores(
-    State(app): State<App>,
+    State(app): State<ApiState>,
     Query(mut pairs): Query<Vec<(String, String)>>,
 ) -> Result<Json<Page<StoreDetails>>, HostError> {
     let part = part(&mut pairs)?;
@@ -33,11 +33,11 @@ async fn list_stores(
     .await
 }
 
-/// A new store.
-#[utoipa::path(post, path = "", params(DryRun), request_body = StoreFolder, responses((status = 200, body = StoreFolder), Failure))]
+/// Creates a store.
+#[utoipa::path(post, path = "", params(DryRun), request_body = StoreFolder, responses((status = 200, body = StoreFolder), ProblemResponse))]
 async fn create_store(
-    State(app): State<App>,
-    note: Note,
+    State(app): State<ApiState>,
+    note: RequestNote,
     Query(DryRun { dry_run }): Query<DryRun>,
     Body(store): Body<StoreFolder>,
 ) -> Result<Json<StoreFolder>, HostError> {

@@ -1,6 +1,6 @@
-//! Other settings for a catalog: what may become of what. Owns the rules of a change and their words.
+//! Changes of a catalog's settings. Owns the rules of what may change, and their messages.
 //!
-//! Invariant: what machines keep is thrown away only by who says so.
+//! Invariant: data that machines keep is discarded only on explicit request.
 
 use super::records::Removal;
 use super::{Catalogs, spec, update};
@@ -8,42 +8,42 @@ use crate::error::HostError;
 use crate::store::Revision;
 use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name};
 
-/// On which terms a change is asked for.
+/// Conditions of a change.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terms {
-    /// The revision that it was decided on: nothing is done if the catalog has another one.
+pub struct CatalogChangeTerms {
+    /// Revision on which it was decided: nothing is done if the catalog has another one.
     pub expected: Option<Revision>,
-    /// What machines keep may be thrown away.
+    /// Whether data that machines keep may be discarded.
     pub discard_data: bool,
-    /// What machines keep that are removed goes too.
+    /// Whether the kept files of removed machines are deleted too.
     pub with_data: bool,
-    /// Machines are removed though somebody has claimed them.
+    /// Whether machines may be removed even if they are claimed.
     pub force: bool,
-    /// All is looked at and nothing done.
+    /// Whether everything is checked and nothing changed.
     pub dry_run: bool,
 }
 
 impl Catalogs {
-    /// Other settings. Machines are recorded and removed as the count says. What is as it was is not written. The catalog,
-    /// and what it was before.
+    /// Replaces the settings. Machines are recorded and removed to match the count. Writes nothing if nothing changes.
+    /// Returns the catalog, and the one before.
     pub fn change(
         &self,
         name: &Name,
         spec: &CatalogSpec,
-        terms: Terms,
+        terms: CatalogChangeTerms,
     ) -> Result<(Catalog, Catalog), HostError> {
-        spec::is_whole(name, spec)?;
+        spec::check_not_redacted(name, spec)?;
         let counting = self.counting();
         let warnings = self.check(name, spec)?;
-        self.names_are_free(name, spec)?;
+        self.check_names_free(name, spec)?;
         let (mut catalog, before, notes, is_new) = self.objects.change(|changes| {
             let before = self.found(changes, name, terms.expected)?;
             check(&before, spec, terms.discard_data)?;
-            // A claim ends with a machine that forgets.
+            // A claim ends with a reset, so machines that start to keep their data must not be claimed.
             let count = if !before.spec.keeps_writes() && spec.keeps_writes() { 0 } else { spec.count };
-            self.none_is_claimed(changes, &self.surplus(name, count)?, terms.force)?;
+            self.check_none_claimed(changes, &self.surplus(name, count)?, terms.force)?;
             let mut warnings = warnings.clone();
-            warnings.extend(self.fits(name, spec, Some(&before.spec))?);
+            warnings.extend(self.check_capacity(name, spec, Some(&before.spec))?);
             let mut catalog = Catalog { spec: spec.clone(), warnings, ..before.clone() };
             let mut notes = Vec::new();
             if before.spec.image != spec.image {
@@ -51,7 +51,7 @@ impl Catalogs {
                 notes.extend(update::take(&mut catalog, version));
             }
             let is_new = catalog != before && !terms.dry_run;
-            // An earlier change may have been broken off.
+            // An earlier change may have been interrupted.
             let is_unfinished = changes.get::<Removal>(name.as_str())?.is_some() && !terms.dry_run;
             match is_new {
                 true => {
@@ -73,7 +73,7 @@ impl Catalogs {
     }
 }
 
-/// Refuses what cannot become of a catalog.
+/// Refuses settings that a catalog cannot change to.
 pub(super) fn check(before: &Catalog, after: &CatalogSpec, discard_data: bool) -> Result<(), HostError> {
     let (name, spec) = (&before.name, &before.spec);
     let refuse = |why: &str| Err(HostError::new(ErrorCode::Conflict, format!("catalog {name}: {why}")));

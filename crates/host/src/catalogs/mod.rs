@@ -1,7 +1,7 @@
-//! Catalogs and the records of their machines. Owns how many there are and what they are called; starts none.
+//! Catalogs and the records of their machines. Owns the number and the names of machines; starts none.
 //!
-//! Invariant: a machine's record is of a catalog that has one; what was not finished when the daemon ended is finished
-//! when it starts.
+//! Invariant: a machine's record belongs to an existing catalog; work that was interrupted by the daemon's end is
+//! completed when it starts.
 
 mod change;
 mod naming;
@@ -11,15 +11,15 @@ mod scale_tests;
 mod spec;
 mod update;
 
-pub use change::Terms;
-pub(crate) use records::{none_is_removed, whole};
+pub use change::CatalogChangeTerms;
+pub(crate) use records::{check_no_removal, whole};
 pub use spec::serial_pattern;
 pub(crate) use update::follow;
 
 use crate::error::HostError;
 use crate::hypervisor::domain;
 use crate::resources::budget::{Capacity, Need};
-use crate::store::{Changes, Kind, Objects, RecordKind, Revision};
+use crate::store::{Changes, Objects, RecordKind, Revision, StoredRecord};
 use crate::stores::Stores;
 use jiff::Timestamp;
 use records::Removal;
@@ -30,7 +30,7 @@ use spillway_api::{
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-impl Kind for Catalog {
+impl StoredRecord for Catalog {
     const PREFIX: &'static str = "catalogs/";
     const WORD: &'static str = "catalog";
 
@@ -39,39 +39,39 @@ impl Kind for Catalog {
     }
 }
 
-impl Kind for Machine {
+impl StoredRecord for Machine {
     const PREFIX: &'static str = "machines/";
     const WORD: &'static str = "machine";
 }
 
-/// What is recorded here.
+/// Kinds of records of this module.
 pub(crate) const RECORDS: [RecordKind; 3] =
     [RecordKind::of::<Catalog>(), RecordKind::of::<Machine>(), RecordKind::of::<Removal>()];
 
-/// The host that machines run on, as far as settings must fit it.
+/// Properties of the host that settings must fit.
 #[derive(Clone)]
 pub struct HostSettings {
-    /// What it has to promise to machines.
+    /// Its capacity for machines.
     pub capacity: Capacity,
-    /// Who runs machines.
+    /// Its hypervisor.
     pub hypervisor: Hypervisor,
-    /// The folder that they run in.
+    /// Folder in which machines run.
     pub machines: PathBuf,
 }
 
-/// The catalogs of a host. A clone is the same.
+/// The catalogs of a host. A clone is the same catalogs.
 #[derive(Clone)]
 pub struct Catalogs {
     objects: Objects,
     stores: Stores,
     host: HostSettings,
-    /// Held while machines are recorded or removed: two catalogs must not take one name.
+    /// Held while machines are recorded or removed, so that no two catalogs take one name.
     counting: Arc<Mutex<()>>,
 }
 
 impl Catalogs {
-    /// Those that the records name, each with as many machines as it wants. Where that cannot be, since a record cannot be read
-    /// or there is no room for more, it is tried again at the next start, and `complain` is told.
+    /// Opens the recorded catalogs, and makes their machines match their counts. If that fails because a record cannot be
+    /// read or there is no space, `complain` is called and the next start tries again.
     pub fn open(
         objects: Objects,
         stores: Stores,
@@ -80,7 +80,7 @@ impl Catalogs {
     ) -> Result<Catalogs, HostError> {
         let catalogs = Catalogs { objects, stores, host, counting: Arc::default() };
         let counting = catalogs.counting();
-        // Those of removals that were broken off; of a catalog that there still is, with its count.
+        // Complete interrupted removals; those of a catalog that still exists are completed with its count.
         for removal in catalogs.objects.list::<Removal>()? {
             if let Ok(name) = removal.name.parse() {
                 let finished = catalogs.finish_removal(&counting, &name);
@@ -95,17 +95,17 @@ impl Catalogs {
         Ok(catalogs)
     }
 
-    /// All, in the order of their names.
+    /// Returns all catalogs, in the order of their names.
     pub fn list(&self) -> Result<Vec<Catalog>, HostError> {
         Ok(self.objects.list()?.into_iter().map(|catalog| catalog.value).collect())
     }
 
-    /// Those whose names come after this one, in the order of their names; read some at a time.
+    /// Iterates over the catalogs after this name, in the order of their names, reading some at a time.
     pub fn list_after(&self, after: &str) -> impl Iterator<Item = Result<Catalog, HostError>> + use<'_> {
         self.objects.each_after::<Catalog>(after).map(|catalog| Ok(catalog?.value))
     }
 
-    /// One of them.
+    /// Returns a catalog.
     pub fn get(&self, name: &Name) -> Result<Catalog, HostError> {
         match self.objects.get::<Catalog>(name.as_str())? {
             Some(catalog) => Ok(catalog.value),
@@ -113,14 +113,14 @@ impl Catalogs {
         }
     }
 
-    /// A new one. It is there, with its machines, when this returns. With `dry_run` all is looked at and nothing made.
+    /// Creates a catalog with its machines. With `dry_run` everything is checked and nothing created.
     pub fn create(&self, name: &Name, spec: &CatalogSpec, dry_run: bool) -> Result<Catalog, HostError> {
-        spec::is_whole(name, spec)?;
+        spec::check_not_redacted(name, spec)?;
         let counting = self.counting();
         self.finish_removal(&counting, name)?;
         let mut warnings = self.check(name, spec)?;
-        warnings.extend(self.fits(name, spec, None)?);
-        self.names_are_free(name, spec)?;
+        warnings.extend(self.check_capacity(name, spec, None)?);
+        self.check_names_free(name, spec)?;
         let catalog = self.objects.change(|changes| {
             if changes.get::<Catalog>(name.as_str())?.is_some() {
                 return Err(HostError::new(
@@ -153,12 +153,12 @@ impl Catalogs {
         self.get(name)
     }
 
-    /// Removes a catalog and its machines, and what they keep too if that is said.
-    pub fn delete(&self, name: &Name, terms: Terms) -> Result<(), HostError> {
+    /// Deletes a catalog and its machines, and with `with_data` what they keep.
+    pub fn delete(&self, name: &Name, terms: CatalogChangeTerms) -> Result<(), HostError> {
         let counting = self.counting();
         self.objects.change(|changes| {
             self.found(changes, name, terms.expected)?;
-            self.none_is_claimed(changes, &self.machines(Some(name))?, terms.force)?;
+            self.check_none_claimed(changes, &self.machines(Some(name))?, terms.force)?;
             changes.delete::<Catalog>(name.as_str());
             changes.put(name.as_str(), &Removal { with_data: terms.with_data });
             Ok::<_, HostError>(())
@@ -166,7 +166,7 @@ impl Catalogs {
         self.finish_removal(&counting, name)
     }
 
-    /// Removes what there still is of a catalog that is no more.
+    /// Completes the removal of a deleted catalog.
     fn finish_removal(&self, counting: &MutexGuard<()>, name: &Name) -> Result<(), HostError> {
         let is_removed = self.objects.get::<Removal>(name.as_str())?.is_some()
             && self.objects.get::<Catalog>(name.as_str())?.is_none();
@@ -176,7 +176,7 @@ impl Catalogs {
         }
     }
 
-    /// A catalog that is to be changed, as somebody has seen it.
+    /// Returns a catalog for a change, if it has the expected revision.
     fn found(
         &self,
         changes: &mut Changes,
@@ -188,10 +188,10 @@ impl Catalogs {
         Ok(found.value)
     }
 
-    /// Whether the settings can be on this host; what may not be meant so.
+    /// Checks whether the settings are possible on this host. Returns warnings.
     fn check(&self, name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> {
         let warnings = spec::check(name, spec)?;
-        self.can_run(name, spec)?;
+        self.check_hypervisor(name, spec)?;
         let refuse = |why: String| Err(HostError::invalid(format!("catalog {name}: {why}")));
         for (store, keeps) in [(&spec.overflow_store, spec.keeps_writes()), (&spec.data_disk_store, true)] {
             let Some(store) = store else { continue };
@@ -214,20 +214,21 @@ impl Catalogs {
         Ok(warnings)
     }
 
-    /// Refuses settings that whoever runs machines here cannot give them.
-    fn can_run(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+    /// Refuses settings that this host's hypervisor does not support.
+    fn check_hypervisor(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
         if self.host.hypervisor != Hypervisor::Libvirt {
             return Ok(());
         }
-        // All names are equally long.
+        // All names have the same length.
         let machine = spec::naming(name, spec)?.name(1)?;
-        domain::can_be(spec)
+        domain::check_supported(spec)
             .and_then(|()| domain::fits(&self.host.machines.join(machine.as_str())))
             .map_err(|e| HostError { message: format!("catalog {name}: {}", e.message), ..e })
     }
 
-    /// Refuses what can never start on this host, unless it was so before; says if not all machines can run at a time.
-    fn fits(
+    /// Refuses settings that can never start on this host, unless they were in use before. Returns a warning if not all
+    /// machines can run at the same time.
+    fn check_capacity(
         &self,
         name: &Name,
         spec: &CatalogSpec,
@@ -242,7 +243,8 @@ impl Catalogs {
         Ok(capacity.fewer(need, spec.count))
     }
 
-    /// The version that an image stands for, which must be ready. A catalog is to be written together with this.
+    /// Returns the version that an image refers to, which must be ready. The catalog must be written in the same
+    /// transaction.
     fn version(&self, changes: &mut Changes, image: &ImageRef) -> Result<u32, HostError> {
         let Some(found) = changes.get::<Image>(image.name.as_str())? else {
             let images = self.objects.list::<Image>()?;
@@ -256,7 +258,7 @@ impl Catalogs {
         let version = image.version.map_or_else(published, |version| Ok(version.get()))?;
         let record = changes.get::<ImageVersion>(&crate::images::key(&image.name, version))?;
         match record.map(|record| record.value) {
-            Some(record) if record.state == VersionState::Ready => crate::images::can_be_served(&record)?,
+            Some(record) if record.state == VersionState::Ready => crate::images::check_size(&record)?,
             Some(_) => {
                 let message = format!("{}:{version} is being made or deleted", image.name);
                 return Err(HostError::new(ErrorCode::Conflict, message));
@@ -266,7 +268,7 @@ impl Catalogs {
                 return Err(HostError::new(ErrorCode::NotFound, message));
             }
         }
-        // Written as it was: who publishes or deletes a version meanwhile must see that it has one more catalog.
+        // Write the image unchanged, so that a concurrent change or deletion of a version conflicts with this one.
         changes.put(image.name.as_str(), &found.value);
         Ok(version)
     }
@@ -285,7 +287,7 @@ impl Catalogs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::{Images, Terms as ImageTerms, key};
+    use crate::images::{ImageChangeTerms, Images, key};
     use crate::operations::Operations;
     use crate::store::SqliteStore;
     use serde_json::json;
@@ -363,10 +365,10 @@ mod tests {
             assert!(error.code == ErrorCode::Invalid && says, "{error:?}");
         };
         too_large(catalogs.create(&large, &spec("big:2"), false).unwrap_err());
-        too_large(catalogs.change(&small, &spec("big:2"), Terms::default()).unwrap_err());
+        too_large(catalogs.change(&small, &spec("big:2"), CatalogChangeTerms::default()).unwrap_err());
         let update = serde_json::from_value(json!({ "image": "big:2" })).unwrap();
-        too_large(catalogs.update(&small, &update, Terms::default()).unwrap_err());
-        too_large(images.publish(&name, 2, ImageTerms::default()).unwrap_err());
+        too_large(catalogs.update(&small, &update, CatalogChangeTerms::default()).unwrap_err());
+        too_large(images.publish(&name, 2, ImageChangeTerms::default()).unwrap_err());
         too_large(images.disk(&name, 2).unwrap_err());
         assert_eq!(catalogs.get(&small).unwrap().version, 1);
     }

@@ -1,21 +1,21 @@
-//! Names of machines from a pattern: a run of `#` stands for a number with so many digits.
+//! Names of machines from a pattern: a run of `#` stands for a number with that many digits.
 //!
-//! Invariant: a pattern gives each number another name, and every name can be a host's.
+//! Invariant: a pattern gives each number a different name, and every name is a valid host name.
 
 use crate::error::HostError;
 use spillway_api::Name;
 
-/// A pattern that can be.
+/// A valid pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Naming {
+pub struct NamePattern {
     before: String,
     digits: usize,
     after: String,
 }
 
-impl Naming {
-    /// Reads `desk-###`.
-    pub fn parse(pattern: &str) -> Result<Naming, HostError> {
+impl NamePattern {
+    /// Parses a pattern such as `desk-###`.
+    pub fn parse(pattern: &str) -> Result<NamePattern, HostError> {
         let refuse = |why: &str| HostError::invalid(format!("naming '{}': {why}", pattern.escape_debug()));
         let Some(from) = pattern.find('#') else {
             return Err(refuse("it needs a run of # for the number, such as desk-###"));
@@ -25,12 +25,12 @@ impl Naming {
         if after.contains('#') || digits > 9 {
             return Err(refuse("it takes one run of # for the number, 9 of them at most"));
         }
-        let naming = Naming { before: pattern[..from].into(), digits, after: after.into() };
+        let naming = NamePattern { before: pattern[..from].into(), digits, after: after.into() };
         naming.name(1).map_err(|e| refuse(&e.message))?;
         Ok(naming)
     }
 
-    /// The name of a number, from 1 on.
+    /// Returns the name for a number, from 1 on.
     pub fn name(&self, number: u32) -> Result<Name, HostError> {
         let text = format!("{}{number:0width$}{}", self.before, self.after, width = self.digits);
         if number.to_string().len() > self.digits {
@@ -52,15 +52,15 @@ mod tests {
 
     #[test]
     fn numbers_become_names() {
-        let naming = Naming::parse("desk-###").unwrap();
+        let naming = NamePattern::parse("desk-###").unwrap();
         assert_eq!(naming.name(7).unwrap().as_str(), "desk-007");
         assert_eq!(naming.name(999).unwrap().as_str(), "desk-999");
         assert!(naming.name(1000).unwrap_err().message.contains("more digits"));
-        assert_eq!(Naming::parse("#x").unwrap().name(5).unwrap().as_str(), "5x");
+        assert_eq!(NamePattern::parse("#x").unwrap().name(5).unwrap().as_str(), "5x");
         for pattern in
             ["", "desk", "a#b#", "Desk-#", "-#", "#-", "a_#", "##########", &format!("{}#", "x".repeat(63))]
         {
-            assert!(Naming::parse(pattern).is_err(), "{pattern}");
+            assert!(NamePattern::parse(pattern).is_err(), "{pattern}");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! The records of machines: as many as the catalog says, each with its name and its identity.
+//! Records of machines: as many as the catalog says, each with a name and an identity.
 //!
-//! Invariant: a name is of one machine of the host; an identity is given once.
+//! Invariant: a name belongs to one machine of the host; an identity is used once.
 
-use super::naming::Naming;
+use super::naming::NamePattern;
 use super::{Catalogs, spec};
 use crate::error::HostError;
+use crate::machines::desired_state::DesiredState;
 use crate::machines::leftovers;
-use crate::machines::wanted::Wanted;
-use crate::store::{Changes, Kind};
+use crate::store::{Changes, StoredRecord};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, CatalogSpec, ErrorCode, Identity, Machine, Name};
@@ -15,13 +15,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::MutexGuard;
 use utoipa::ToSchema;
 
-/// Records written in one transaction.
+/// Number of records that one transaction writes at most.
 const BATCH: usize = 256;
-/// Machines among which one is looked for that may be meant by a name that none has.
+/// Number of machines that are searched for a similar name, for the error message.
 const LOOKED_AT: usize = 256;
 
 impl Catalogs {
-    /// All machines, or those of a catalog, in the order of their names.
+    /// Returns all machines, or those of a catalog, in the order of their names.
     pub fn machines(&self, catalog: Option<&Name>) -> Result<Vec<Machine>, HostError> {
         let is_of = |machine: &Machine| catalog.is_none_or(|catalog| machine.catalog == *catalog);
         let mut found = Vec::new();
@@ -31,12 +31,12 @@ impl Catalogs {
         Ok(found)
     }
 
-    /// One machine.
+    /// Returns a machine.
     pub fn machine(&self, name: &Name) -> Result<Machine, HostError> {
         match self.objects.get::<Machine>(name.as_str())? {
             Some(machine) => Ok(machine.value),
             None => {
-                // Who asks for one that is gone is not to cost more than one that is there.
+                // Looking up a missing machine must not cost more than an existing one.
                 let some = self.objects.page::<Machine>("", LOOKED_AT)?;
                 let names = some.objects.iter().map(|machine| machine.name.as_str());
                 Err(HostError::not_found(Machine::WORD, name.as_str(), names))
@@ -44,8 +44,8 @@ impl Catalogs {
         }
     }
 
-    /// Refuses if a machine of another catalog has a name that a machine would have which this one is to get.
-    pub(super) fn names_are_free(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+    /// Refuses if a machine of another catalog has a name that this catalog's machines would get.
+    pub(super) fn check_names_free(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
         let naming = spec::naming(name, spec)?;
         let (own, others): (Vec<Machine>, Vec<Machine>) =
             self.machines(None)?.into_iter().partition(|machine| machine.catalog == *name);
@@ -61,13 +61,14 @@ impl Catalogs {
         Ok(())
     }
 
-    /// Records machines that are missing, and removes those beyond the count, on the terms that are recorded.
+    /// Records missing machines, and removes those beyond the count, under the recorded conditions.
     pub(super) fn count(&self, counting: &MutexGuard<()>, catalog: &Catalog) -> Result<(), HostError> {
-        self.names_are_free(&catalog.name, &catalog.spec)?;
+        self.check_names_free(&catalog.name, &catalog.spec)?;
         let naming = spec::naming(&catalog.name, &catalog.spec)?;
         let count = catalog.spec.count;
         let unreadable = self.unreadable_numbers(&naming, count);
-        let Difference { surplus, missing } = differ(self.machines(Some(&catalog.name))?, &unreadable, count);
+        let MachineCountDifference { surplus, missing } =
+            differ(self.machines(Some(&catalog.name))?, &unreadable, count);
         self.remove(counting, &catalog.name, &surplus)?;
         for numbers in missing.chunks(BATCH) {
             self.objects.change(|changes| {
@@ -87,15 +88,15 @@ impl Catalogs {
         Ok(())
     }
 
-    /// Refuses if somebody has one of these machines, unless that is said not to matter.
-    pub(super) fn none_is_claimed(
+    /// Refuses if one of these machines is claimed, unless `force` is set.
+    pub(super) fn check_none_claimed(
         &self,
         changes: &mut Changes,
         machines: &[Machine],
         force: bool,
     ) -> Result<(), HostError> {
         for machine in machines.iter().filter(|_| !force) {
-            let wanted = changes.get::<Wanted>(machine.name.as_str())?;
+            let wanted = changes.get::<DesiredState>(machine.name.as_str())?;
             if wanted.is_some_and(|wanted| wanted.value.claim.is_some()) {
                 let name = &machine.name;
                 let message = format!(
@@ -108,7 +109,7 @@ impl Catalogs {
         Ok(())
     }
 
-    /// The machines that there are too many, with this count.
+    /// Returns the machines beyond this count.
     pub(super) fn surplus(&self, catalog: &Name, count: u32) -> Result<Vec<Machine>, HostError> {
         let machines = self.machines(Some(catalog))?;
         let unreadable = match self.objects.get::<Catalog>(catalog.as_str())? {
@@ -118,17 +119,17 @@ impl Catalogs {
         Ok(differ(machines, &unreadable, count).surplus)
     }
 
-    /// The numbers of machines whose records cannot be read, of those that have names of this pattern: they count as there,
-    /// since something of them may be.
-    fn unreadable_numbers(&self, naming: &Naming, count: u32) -> HashSet<u32> {
+    /// Returns the numbers of machines of this pattern whose records cannot be read. They count as existing, since
+    /// something of them may run.
+    fn unreadable_numbers(&self, naming: &NamePattern, count: u32) -> HashSet<u32> {
         let names: HashSet<String> = self.objects.unreadable_names::<Machine>().into_iter().collect();
         let most = count.saturating_add(u32::try_from(names.len()).unwrap_or(u32::MAX));
         let is_one = |number: &u32| naming.name(*number).is_ok_and(|name| names.contains(name.as_str()));
         if names.is_empty() { HashSet::new() } else { (1..=most).filter(is_one).collect() }
     }
 
-    /// Removes the records of machines of a catalog and what was wanted of them. The files that they keep stay unless the
-    /// catalog's removal says that they go; that is over then.
+    /// Removes the records of a catalog's machines and their desired states. Their kept files stay unless the catalog's
+    /// removal record says otherwise. Then ends the removal.
     pub(super) fn remove(
         &self,
         _counting: &MutexGuard<()>,
@@ -150,7 +151,7 @@ impl Catalogs {
         Ok(())
     }
 
-    /// Removes one machine, and its catalog's count goes down by it. `may_go` refuses, or becomes a condition.
+    /// Removes one machine and lowers its catalog's count. `may_go` may refuse.
     pub fn delete_machine(
         &self,
         machine: &Machine,
@@ -169,74 +170,74 @@ impl Catalogs {
     }
 }
 
-/// Machines of a catalog are being removed. Written with the change that makes them too many, and gone when they are: so
-/// one that was broken off goes on as it was meant.
+/// Record of a removal of machines in progress. It is written with the change of the count and deleted at the end, so
+/// that an interrupted removal is completed under the same conditions.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct Removal {
-    /// What they keep goes too.
+    /// Whether the machines' kept files are deleted too.
     pub with_data: bool,
 }
 
-impl Kind for Removal {
+impl StoredRecord for Removal {
     const PREFIX: &'static str = "removals/";
     const WORD: &'static str = "removal";
 }
 
-/// A catalog of which no machine is being removed. That it stays so becomes a condition of the change.
+/// Returns a catalog none of whose machines is being removed. The transaction fails if that changes before its commit.
 pub(crate) fn whole(changes: &mut Changes, catalog: &Name) -> Result<Catalog, HostError> {
     let found = changes.get::<Catalog>(catalog.as_str())?;
     let found = found.ok_or_else(|| HostError::not_found("catalog", catalog.as_str(), []))?;
     match changes.get::<Removal>(catalog.as_str())? {
         None => Ok(found.value),
-        Some(_) => Err(is_being_removed(catalog.as_str())),
+        Some(_) => Err(being_removed_error(catalog.as_str())),
     }
 }
 
-fn is_being_removed(catalog: &str) -> HostError {
+fn being_removed_error(catalog: &str) -> HostError {
     let message = format!("machines of the catalog '{catalog}' are being removed: try again");
     HostError::new(ErrorCode::Conflict, message)
 }
 
-/// Refuses while machines are being removed: what they leave is not recorded yet.
-pub(crate) fn none_is_removed(changes: &mut Changes) -> Result<(), HostError> {
+/// Refuses while machines are being removed, because their leftovers are not recorded yet.
+pub(crate) fn check_no_removal(changes: &mut Changes) -> Result<(), HostError> {
     match changes.list_below::<Removal>("")?.first() {
         None => Ok(()),
-        Some(removal) => Err(is_being_removed(&removal.name)),
+        Some(removal) => Err(being_removed_error(&removal.name)),
     }
 }
 
-/// How a catalog's machines differ from what it wants.
-struct Difference {
-    /// Those that it has too many: of the highest numbers.
+/// Difference between a catalog's machines and its count.
+struct MachineCountDifference {
+    /// Surplus machines, those with the highest numbers.
     surplus: Vec<Machine>,
-    /// The numbers of those that it has too few: the lowest that no machine has. None is higher than the count.
+    /// Numbers of missing machines: the lowest free ones, none above the count.
     missing: Vec<u32>,
 }
 
-fn differ(mut machines: Vec<Machine>, unreadable: &HashSet<u32>, count: u32) -> Difference {
+fn differ(mut machines: Vec<Machine>, unreadable: &HashSet<u32>, count: u32) -> MachineCountDifference {
     machines.sort_by_key(|machine| machine.number);
     let (has, count) = (machines.len(), (count as usize).saturating_sub(unreadable.len()));
     let known: HashSet<u32> =
         machines.iter().map(|machine| machine.number).chain(unreadable.iter().copied()).collect();
     let missing = (1..).filter(|number| !known.contains(number)).take(count.saturating_sub(has)).collect();
-    Difference { surplus: machines.split_off(count.min(has)), missing }
+    MachineCountDifference { surplus: machines.split_off(count.min(has)), missing }
 }
 
-/// Removes what is recorded of a machine.
+/// Removes the records of a machine.
 fn forget(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
     changes.delete::<Machine>(machine.name.as_str());
-    // Of one that was never wanted nothing runs, and nobody is to be woken to find that out.
-    if changes.get::<Wanted>(machine.name.as_str())?.is_some() {
-        changes.delete::<Wanted>(machine.name.as_str());
+    // Nothing runs of a machine without a desired state, so no task needs to be woken.
+    if changes.get::<DesiredState>(machine.name.as_str())?.is_some() {
+        changes.delete::<DesiredState>(machine.name.as_str());
     }
-    leftovers::leave(changes, machine, with_data)
+    leftovers::record(changes, machine, with_data)
 }
 
-/// One that no other machine has.
+/// Creates a unique identity.
 fn identity() -> Identity {
     let uuid = uuid::Uuid::new_v4();
     let [a, b, c, d, e, ..] = uuid::Uuid::new_v4().into_bytes();
-    // Administered locally, for one card.
+    // A locally administered unicast address.
     Identity { uuid: uuid.to_string(), mac: format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}") }
 }
 
@@ -245,7 +246,7 @@ mod tests {
     use super::*;
     use crate::catalogs::HostSettings;
     use crate::machines::belongings::Belongings;
-    use crate::machines::leftovers::none_needs;
+    use crate::machines::leftovers::check_no_leftover_needs;
     use crate::resources::budget::NO_LIMITS;
     use crate::store::{Objects, SqliteStore};
     use crate::stores::Stores;
@@ -288,7 +289,7 @@ mod tests {
                 })
                 .unwrap();
             let image = "debian".parse().unwrap();
-            let is_busy = objects.change(none_is_removed).unwrap_err();
+            let is_busy = objects.change(check_no_removal).unwrap_err();
             assert_eq!(is_busy.code, ErrorCode::Conflict);
             let host = HostSettings {
                 capacity: NO_LIMITS,
@@ -299,13 +300,14 @@ mod tests {
                 Catalogs::open(objects.clone(), stores, host, &mut |line| panic!("{line}")).unwrap();
             assert_eq!(catalogs.machines(None).unwrap(), []);
             assert!(objects.list::<Belongings>().unwrap().is_empty());
-            objects.change(none_is_removed).unwrap();
-            let needed = objects.change(|changes| none_needs(changes, &image, Some(3))).unwrap_err();
+            objects.change(check_no_removal).unwrap();
+            let needed =
+                objects.change(|changes| check_no_leftover_needs(changes, &image, Some(3))).unwrap_err();
             assert_eq!(needed.code, ErrorCode::InUse, "until its file is gone");
-            objects.change(|changes| none_needs(changes, &image, Some(2))).unwrap();
-            let doomed = objects.list::<leftovers::LeftoverFiles>().unwrap();
-            let doomed: Vec<bool> = doomed.iter().map(|left| left.value.is_doomed()).collect();
-            assert_eq!(doomed, [with_data; 2]);
+            objects.change(|changes| check_no_leftover_needs(changes, &image, Some(2))).unwrap();
+            let removed = objects.list::<leftovers::LeftoverFiles>().unwrap();
+            let removed: Vec<bool> = removed.iter().map(|left| left.value.is_to_be_removed()).collect();
+            assert_eq!(removed, [with_data; 2]);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! What requests cost among many machines, in steps of the database: counted, so that it is the same on a busy host.
 
-use super::{Catalogs, HostSettings, Terms};
+use super::{CatalogChangeTerms, Catalogs, HostSettings};
 use crate::error::HostError;
 use crate::images;
-use crate::machines::wanted::Wanted;
+use crate::machines::desired_state::DesiredState;
 use crate::resources::budget::NO_LIMITS;
 use crate::store::{Objects, SqliteStore};
 use crate::stores::Stores;
@@ -62,7 +62,7 @@ impl Host {
                 .change(|changes| {
                     machines
                         .iter()
-                        .for_each(|machine| changes.put(machine.name.as_str(), &Wanted::default()));
+                        .for_each(|machine| changes.put(machine.name.as_str(), &DesiredState::default()));
                     Ok::<_, HostError>(())
                 })
                 .unwrap();
@@ -86,7 +86,7 @@ fn many_machines_cost_others_nothing() {
             for version in [2, 1, 2, 1] {
                 let update = format!(r#"{{"image": "debian:{version}"}}"#);
                 let update: CatalogUpdate = serde_json::from_str(&update).unwrap();
-                host.catalogs.update(&few, &update, Terms::default()).unwrap();
+                host.catalogs.update(&few, &update, CatalogChangeTerms::default()).unwrap();
             }
         });
         let get = host.steps(|| drop(host.catalogs.get(&few).unwrap()));
@@ -111,7 +111,7 @@ fn deleting_takes_steps_in_proportion() {
     host.create("warm-up", 10);
     let [few, many] = [1000, 4000].map(|count| {
         let name = host.create("pool", count);
-        host.steps(|| host.catalogs.delete(&name, Terms::default()).unwrap())
+        host.steps(|| host.catalogs.delete(&name, CatalogChangeTerms::default()).unwrap())
     });
     assert!(many > few && many < few * 5, "1,000: {few}, 4,000: {many}");
 }

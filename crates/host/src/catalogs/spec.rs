@@ -1,6 +1,6 @@
-//! What goes with what in a catalog. Owns the rules and their words; looks at nothing else.
+//! Rules about valid combinations of a catalog's settings. Owns the rules and their messages; checks nothing else.
 
-use super::naming::Naming;
+use super::naming::NamePattern;
 use crate::error::HostError;
 use regex::bytes::{Regex, RegexBuilder};
 use spillway_api::bounds::Bounded;
@@ -9,25 +9,25 @@ use spillway_control::SettingFault;
 
 const MOST_LABELS: usize = 64;
 const MOST_LABEL_CHARS: usize = 256;
-/// What stood for `user_data` in what the role `read` was shown.
+/// Placeholder that once replaced `user_data` for the role `read`.
 const REDACTED_ONCE: &str = "(not for the role 'read')";
 const MOST_USER_DATA_BYTES: usize = 16 << 10;
 const MOST_KEYS: usize = 64;
 const MOST_KEY_BYTES: usize = 8 << 10;
-/// As the kernel has it: a path, its command line.
+/// Limit of the kernel for a path, and for its command line.
 const MOST_PATH_BYTES: usize = 4095;
 const MOST_APPEND_BYTES: usize = 2047;
 const MOST_PATTERN_BYTES: usize = 256;
-/// What a compiled pattern may take.
+/// Largest memory of a compiled pattern.
 const MOST_PATTERN_MEMORY_BYTES: usize = 1 << 20;
 
-/// The names of its machines.
-pub fn naming(name: &Name, spec: &CatalogSpec) -> Result<Naming, HostError> {
-    Naming::parse(&spec.naming(name))
+/// Returns the name pattern of the machines.
+pub fn naming(name: &Name, spec: &CatalogSpec) -> Result<NamePattern, HostError> {
+    NamePattern::parse(&spec.naming(name))
 }
 
-/// What a line of a serial console is matched with. The pattern is a stranger's: its length and its memory are bounded, and
-/// matching takes time in proportion to the line.
+/// Compiles the pattern for a line of a serial console. The pattern is untrusted: its length and memory are bounded, and
+/// matching takes linear time.
 pub fn serial_pattern(text: &str) -> Result<Regex, String> {
     if text.len() > MOST_PATTERN_BYTES {
         return Err(format!("it has {} bytes: {MOST_PATTERN_BYTES} can be", text.len()));
@@ -36,10 +36,10 @@ pub fn serial_pattern(text: &str) -> Result<Regex, String> {
     compiled.map_err(|e| e.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// Why something cannot be. None: it can.
+/// Why a setting is refused; `None`: it is allowed.
 type Objection = Option<String>;
 
-/// Refuses what cannot be; says what may not be meant so.
+/// Refuses invalid settings. Returns warnings.
 pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> {
     let rules = [mode, numbers, caches, guarantee, resets, disks, machines, boot, guest, labels];
     if let Some(why) = rules.iter().find_map(|rule| rule(spec)) {
@@ -56,10 +56,10 @@ pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> 
     Ok(warnings)
 }
 
-/// Refuses settings of which some were left out for a reader that may not see them: what was left out would be lost.
-pub fn is_whole(name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+/// Refuses settings that were redacted for a reader, because the redacted values would be lost.
+pub fn check_not_redacted(name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
     let setting = match spec.redacted.as_slice() {
-        // What stood for it once, in files that were exported then.
+        // Files that were exported by earlier versions contain the placeholder.
         [] if spec.user_data.as_deref() == Some(REDACTED_ONCE) => "user_data",
         [] => return Ok(()),
         names => &names.join(", ").chars().take(MOST_LABEL_CHARS).collect::<String>(),

@@ -73,12 +73,12 @@ fn what_cannot_be_is_refused_with_the_reason() {
         (r#""type": "dedicated", "scratch_disk_bytes": 1048576"#, "for pooled ones"),
         // Machines.
         (r#""count": 1000"#, "more digits"),
-        (r#""count": 100001, "naming": "d######""#, "100000 can be"),
+        (r#""count": 100001, "naming": "d######""#, "0 to 100000, not"),
         (r#""count": 1, "warm": 2"#, "not so many"),
         (r#""type": "dedicated", "count": 1, "warm": 1"#, "somebody's"),
         (r#""vcpus": 0"#, "1 to 255"),
         (r#""memory_bytes": 1000"#, "whole MiB"),
-        (r#""grace_seconds": 3601"#, "3600 can be"),
+        (r#""grace_seconds": 3601"#, "0 to 3600, not"),
         (r#""network": {"bridge": "a b"}"#, "no name of a bridge"),
         (r#""labels": {"a": "\u0007"}"#, "control"),
         // Boot and guest.

@@ -1,10 +1,11 @@
-//! Versions of a catalog: update, roll back, follow what is published. Owns the history and what is to be rolled out;
-//! whoever starts machines carries it out.
+//! Versions of a catalog: update, rollback, and following the published version. Owns the history and the rollout's
+//! record; the overseer restarts machines.
 //!
-//! Invariant: the history's last entry is what machines take at their next start, and what a rollout brings.
+//! Invariant: the last entry of the history is the version that machines take at their next start, and that a rollout
+//! brings.
 
 use super::Catalogs;
-use super::change::{Terms, check};
+use super::change::{CatalogChangeTerms, check};
 use crate::error::HostError;
 use crate::store::{Changes, Revision};
 use jiff::Timestamp;
@@ -14,29 +15,29 @@ use spillway_api::{
 };
 use std::num::NonZeroU32;
 
-/// Entries of a history.
+/// Longest history.
 const MOST_ENTRIES: usize = 32;
 
 impl Catalogs {
-    /// Another version, or another way that machines come to it. A rollout that goes on is replaced, which is said. The
-    /// catalog, and what it was before.
+    /// Changes the version or the strategy. Replaces a rollout in progress, with a note. Returns the catalog, and the one
+    /// before.
     pub fn update(
         &self,
         name: &Name,
         update: &CatalogUpdate,
-        terms: Terms,
+        terms: CatalogChangeTerms,
     ) -> Result<(Catalog, Catalog), HostError> {
         self.move_to(name, update, terms, |_| Ok(update.image.clone()))
     }
 
-    /// A version that the catalog has had. The catalog, and what it was before.
+    /// Returns to a version of the catalog's history. Returns the catalog, and the one before.
     pub fn rollback(
         &self,
         name: &Name,
         rollback: &CatalogRollback,
-        terms: Terms,
+        terms: CatalogChangeTerms,
     ) -> Result<(Catalog, Catalog), HostError> {
-        // Which image it is, is seen when it is decided.
+        // The image is chosen within the transaction.
         let update = CatalogUpdate {
             image: ImageRef { name: name.clone(), version: None },
             rollout: rollback.rollout,
@@ -48,8 +49,7 @@ impl Catalogs {
         self.move_to(name, &update, terms, |catalog| earlier(catalog, rollback.to))
     }
 
-    /// Pauses a rollout, lets it go on, or ends it. The catalog, and whether anything was changed: what is so already is not
-    /// written.
+    /// Pauses, resumes or aborts a rollout. Returns the catalog, and whether it was changed.
     pub fn change_rollout(
         &self,
         name: &Name,
@@ -76,8 +76,8 @@ impl Catalogs {
         Ok((catalog, is_changed))
     }
 
-    /// A rollout has ended, unless somebody has changed the catalog since it was looked at.
-    pub fn is_rolled_out(&self, name: &Name, seen: Revision) -> Result<(), HostError> {
+    /// Ends a rollout, unless the catalog has changed since it was read.
+    pub fn end_rollout(&self, name: &Name, seen: Revision) -> Result<(), HostError> {
         self.objects.change(|changes| {
             if let Some(found) = changes.get::<Catalog>(name.as_str())?.filter(|found| found.revision == seen)
             {
@@ -87,13 +87,13 @@ impl Catalogs {
         })
     }
 
-    /// Updates a catalog to the image that is chosen for it; that of `update` is not looked at. Of the terms the revision and
-    /// the dry run count.
+    /// Updates a catalog to the image that `choose` returns, instead of the one in `update`. Only the revision and the
+    /// dry run of the conditions are used.
     fn move_to(
         &self,
         name: &Name,
         update: &CatalogUpdate,
-        terms: Terms,
+        terms: CatalogChangeTerms,
         choose: impl Fn(&Catalog) -> Result<ImageRef, HostError>,
     ) -> Result<(Catalog, Catalog), HostError> {
         let ((mut catalog, before, notes), written) = self.objects.change_at(|changes| {
@@ -141,7 +141,7 @@ impl Catalogs {
             }
             Ok::<_, HostError>((catalog, before, notes))
         })?;
-        // As it was written: a rollout with nothing to do has ended already.
+        // The revision is the one that was written: a rollout with nothing to do has ended already.
         catalog.revision = written.map_or(catalog.revision, |revision| revision.0);
         catalog.warnings.extend(notes);
         Ok((catalog, before))
@@ -161,8 +161,8 @@ pub(crate) fn follow(changes: &mut Changes, image: &Name, version: u32) -> Resul
     Ok(())
 }
 
-/// A version of its image becomes what a catalog's machines take at their next start, and is entered in its history. A
-/// rollout that goes on brings that one from then on. What there is to say of it.
+/// Sets the version that machines take at their next start, and adds it to the history. A rollout in progress brings it
+/// from then on. Returns notes.
 pub(super) fn take(catalog: &mut Catalog, version: u32) -> Vec<String> {
     let image = catalog.spec.image.name.clone();
     let mut notes = Vec::new();
@@ -184,8 +184,8 @@ pub(super) fn take(catalog: &mut Catalog, version: u32) -> Vec<String> {
     notes
 }
 
-/// Forgets the oldest entries; a version that none names can be deleted. Where disks stay on their version only
-/// entries go that a later one repeats: a disk may be on any other.
+/// Removes the oldest entries; a version that no entry names can be deleted. If disks stay on their version, only entries
+/// that a later one repeats are removed, since a disk may use any other.
 fn shorten(history: &mut Vec<HistoryEntry>, disks_stay: bool) {
     while history.len() > MOST_ENTRIES {
         let repeated = |entry: &HistoryEntry, later: &[HistoryEntry]| {
@@ -197,8 +197,8 @@ fn shorten(history: &mut Vec<HistoryEntry>, disks_stay: bool) {
     }
 }
 
-/// What to roll back to: this version, or the one that the catalog had before it first had the present one, so that
-/// doing it again goes further back.
+/// Chooses the target of a rollback: this version, or the one before the current one first appeared, so that a repeated
+/// rollback goes further back.
 fn earlier(catalog: &Catalog, to: Option<u32>) -> Result<ImageRef, HostError> {
     let refuse = |code, why: String| Err(HostError::new(code, format!("catalog {}: {why}", catalog.name)));
     let (image, version) = (&catalog.spec.image.name, catalog.version);

@@ -1,7 +1,7 @@
-//! Events in files: a line of JSON each, in segments that have their room before they are written. Owns the folder.
+//! The event log: lines of JSON in segment files whose space is allocated before they are written. Owns the folder.
 //!
-//! On a file system that is full the newest events are written all the same: into the segment that is kept spare, then into
-//! the oldest one. Invariant: a file's name says which event it begins with; a line is read only if all before it can be.
+//! On a full file system the newest events are still written: into the spare segment, then over the oldest one.
+//! Invariant: a file's name is the number of its first event; a line is read only if all lines before it can be read.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -15,33 +15,33 @@ use std::sync::Arc;
 
 /// Size of a segment.
 const SEGMENT_BYTES: u64 = 1 << 20;
-/// All of them have 64 MiB, with the spare one: some 300,000 events.
+/// With the spare segment, all of them take 64 MiB: some 300,000 events.
 const MOST_SEGMENTS: usize = 63;
-/// Older ones are not kept.
+/// Older events are removed.
 const AGE: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// What is known of the whole.
+/// File of the log's state.
 const STATE: &str = "state";
-/// A segment in which nothing is yet.
+/// File of a segment that is still empty.
 const SPARE: &str = "spare";
-/// The state is written in its place: one sector.
+/// Size of the state file, which is overwritten in place: one sector.
 const STATE_BYTES: usize = 512;
-/// After a host's sudden end so many numbers are not given: some of them may have been.
+/// Numbers that are skipped after a sudden end of the host: some of them may have been used.
 const JUMP: u64 = 1 << 20;
 
-/// What is known of the whole.
+/// State of the whole log.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct State {
+struct LogState {
     history: u32,
-    /// The start of the host in which it was written last.
+    /// Boot of the host in which it was last written.
     boot: String,
-    /// All that was told is on the medium.
+    /// Whether all events were flushed.
     closed: bool,
 }
 
 /// A file of events.
 #[derive(Clone, Debug)]
 struct Segment {
-    /// The number of its first event.
+    /// Number of its first event.
     first: u64,
     path: PathBuf,
 }
@@ -49,29 +49,29 @@ struct Segment {
 /// The log.
 pub struct EventLog {
     folder: PathBuf,
-    state: State,
-    /// The oldest first; the last one is written.
+    state: LogState,
+    /// Oldest first; the last one is written to.
     segments: VecDeque<Segment>,
     file: Arc<File>,
-    /// Where the next line goes.
+    /// Offset of the next line.
     at: u64,
 }
 
-/// What was there when it was opened.
-pub struct Opened {
-    /// The number of the next event.
+/// What was found when the log was opened.
+pub struct OpenedLog {
+    /// Number of the next event.
     pub next: u64,
-    /// The host has ended, and the daemon before it not in order.
+    /// Whether events may be missing, since the host ended without a regular end of the daemon.
     pub may_lack_some: bool,
 }
 
 impl EventLog {
-    /// That of this folder, which is made if it is not there.
-    pub fn open(folder: &Path) -> io::Result<(EventLog, Opened)> {
+    /// Opens the log in this folder, which is created if necessary.
+    pub fn open(folder: &Path) -> io::Result<(EventLog, OpenedLog)> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let boot = String::from_utf8_lossy(&crate::processes::boot_id()?).trim().to_owned();
         let before = fs::read(folder.join(STATE)).ok();
-        let before: Option<State> = before.and_then(|text| serde_json::from_slice(&text).ok());
+        let before: Option<LogState> = before.and_then(|text| serde_json::from_slice(&text).ok());
         let may_lack_some = before.as_ref().is_some_and(|state| !state.closed && state.boot != boot);
         let history = before.map_or_else(new_history, |state| state.history);
         let mut segments = segments(folder, history)?;
@@ -82,34 +82,35 @@ impl EventLog {
             segments.back().cloned().unwrap_or(Segment { first: 1, path: folder.into() });
         let file = make_segment(&path)?;
         let (events, at) = lines(&file)?;
-        // What is behind a line that cannot be read is not known: it may have been told.
+        // What follows an unreadable line is unknown, but clients may have seen it.
         let may_lack_some = may_lack_some | cut_off(&file, at)?;
         let next =
             events.last().map_or(first, |event| event.id.number + 1) + if may_lack_some { JUMP } else { 0 };
-        let state = State { history, boot, closed: false };
+        let state = LogState { history, boot, closed: false };
         let mut log = EventLog { folder: folder.to_owned(), state, segments, file: Arc::new(file), at };
         log.write_state()?;
         log.make_spare();
         log.forget_old(Timestamp::now(), MOST_SEGMENTS);
-        Ok((log, Opened { next, may_lack_some }))
+        Ok((log, OpenedLog { next, may_lack_some }))
     }
 
-    /// Which history it is of.
+    /// Id of the log's history.
     pub fn history(&self) -> u32 {
         self.state.history
     }
 
-    /// The file that is written.
+    /// The file that is written to.
     pub fn file(&self) -> Arc<File> {
         Arc::clone(&self.file)
     }
 
-    /// The number of the oldest event that is kept, or of the first one to come.
+    /// Number of the oldest event that is kept, or of the first one to come.
     pub fn oldest(&self) -> Option<u64> {
         self.segments.front().map(|segment| segment.first)
     }
 
-    /// Adds an event. After an error it is over: a number may be given again by the next daemon, which begins another history.
+    /// Adds an event. The log cannot be used after an error: the next daemon may use the same number again, in another
+    /// history.
     pub fn append(&mut self, event: &Event) -> io::Result<()> {
         let added = self.add(event);
         if added.is_err() {
@@ -133,7 +134,7 @@ impl EventLog {
         Ok(())
     }
 
-    /// Events from this number on, so many at most. What cannot be read is left out.
+    /// Reads at most `most` events from this number on. Unreadable ones are left out.
     pub fn read(&self, from: u64, most: usize) -> Vec<Event> {
         let begin = self.segments.iter().rposition(|segment| segment.first <= from).unwrap_or(0);
         let mut found = Vec::new();
@@ -148,14 +149,14 @@ impl EventLog {
         found
     }
 
-    /// All of it is safe from now on.
+    /// Flushes everything and records that.
     pub fn close(&mut self) -> io::Result<()> {
         self.file.sync_data()?;
         self.state.closed = true;
         self.write_state()
     }
 
-    /// Goes on in another file: the spare one; where there is no room for more, the oldest one.
+    /// Continues in another file: the spare segment, or the oldest one if there is no space for more.
     fn begin_segment(&mut self, first: u64) -> io::Result<()> {
         self.file.sync_data()?;
         self.forget_old(Timestamp::now(), MOST_SEGMENTS - 1);
@@ -177,10 +178,10 @@ impl EventLog {
         Ok(())
     }
 
-    /// Removes what is too old, and what is more than so many segments.
+    /// Removes old segments, and the oldest while there are more than `most`.
     fn forget_old(&mut self, now: Timestamp, most: usize) {
         while self.segments.len() > 1 {
-            // The first event of the next one is older than all in this one may be.
+            // The next segment's first event is newer than all events of this one.
             let next = File::open(&self.segments[1].path).and_then(|file| first_line(&file)).ok().flatten();
             let is_old = next.is_some_and(|event| now.duration_since(event.time) > AGE);
             if !is_old && self.segments.len() <= most {
@@ -192,7 +193,7 @@ impl EventLog {
         }
     }
 
-    /// Where there is no room for it, there may be later.
+    /// Creates the spare segment. Without space for it, a later call may succeed.
     fn make_spare(&self) {
         let path = self.folder.join(SPARE);
         if make_segment(&path).is_err() {
@@ -210,7 +211,7 @@ impl EventLog {
     }
 }
 
-/// The name of a history that begins.
+/// Creates the id of a new history.
 pub fn new_history() -> u32 {
     let [a, b, c, d, ..] = uuid::Uuid::new_v4().into_bytes();
     u32::from_le_bytes([a, b, c, d])
@@ -220,7 +221,7 @@ fn path(folder: &Path, history: u32, first: u64) -> PathBuf {
     folder.join(format!("{history:08x}-{first:020}"))
 }
 
-/// The segments of a history, the oldest first. Those of another are removed: nobody can ask for them.
+/// Lists the segments of a history, oldest first. Removes those of other histories, which nobody can ask for.
 fn segments(folder: &Path, history: u32) -> io::Result<VecDeque<Segment>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -237,7 +238,7 @@ fn segments(folder: &Path, history: u32) -> io::Result<VecDeque<Segment>> {
     Ok(found.into())
 }
 
-/// A file with all of its room, zeroes behind what is in it.
+/// Creates a file whose space is allocated, filled with zeroes after the current contents.
 fn make_segment(path: &Path) -> io::Result<File> {
     let file = File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
     let zeroes = vec![0; 64 << 10];
@@ -256,7 +257,7 @@ fn overwrite_with_zeroes(file: &File) -> io::Result<()> {
         .try_for_each(|n| file.write_all_at(&zeroes, n * zeroes.len() as u64))
 }
 
-/// The events of a segment, and where the next one goes.
+/// Reads the events of a segment, and the offset of the next line.
 fn lines(file: &File) -> io::Result<(Vec<Event>, u64)> {
     let mut text = vec![0; SEGMENT_BYTES as usize];
     let read = read_at_most(file, &mut text)?;
@@ -269,7 +270,7 @@ fn lines(file: &File) -> io::Result<(Vec<Event>, u64)> {
     Ok((events, at as u64))
 }
 
-/// Whether something is behind the last line that can be read. Nothing is, from then on.
+/// Removes everything after the last readable line. Returns whether there was anything.
 fn cut_off(file: &File, at: u64) -> io::Result<bool> {
     let mut rest = vec![0; SEGMENT_BYTES.saturating_sub(at) as usize];
     let mut read = 0;
@@ -287,7 +288,7 @@ fn cut_off(file: &File, at: u64) -> io::Result<bool> {
     Ok(is_cut_off)
 }
 
-/// The first event of a segment.
+/// Reads the first event of a segment.
 fn first_line(file: &File) -> io::Result<Option<Event>> {
     let mut text = vec![0; 64 << 10];
     let read = read_at_most(file, &mut text)?;
@@ -316,7 +317,7 @@ pub mod tests {
     /// Makes it look as if another start of the host had written it.
     pub fn is_of_another_boot(folder: &Path) {
         let path = folder.join(STATE);
-        let mut state: State = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let mut state: LogState = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         state.boot = "another".into();
         fs::write(path, serde_json::to_vec(&state).unwrap()).unwrap();
     }
@@ -331,8 +332,8 @@ pub mod tests {
     }
 
     impl EventLog {
-        fn open_as_it_is(folder: &Path) -> (PathBuf, State) {
-            let state: State = serde_json::from_slice(&fs::read(folder.join(STATE)).unwrap()).unwrap();
+        fn open_as_it_is(folder: &Path) -> (PathBuf, LogState) {
+            let state: LogState = serde_json::from_slice(&fs::read(folder.join(STATE)).unwrap()).unwrap();
             (segments(folder, state.history).unwrap().back().unwrap().path.clone(), state)
         }
     }

@@ -1,7 +1,7 @@
-//! Taps in bridges of this host, for QEMUs that may not make one. QEMU's own bridge helper makes them, which asks the host's list of
-//! bridges that machines may be in (`/etc/qemu/bridge.conf`). Owns nothing.
+//! Tap devices in bridges of this host, for QEMU processes that may not create one. QEMU's own bridge helper creates
+//! them, by the host's list of allowed bridges (`/etc/qemu/bridge.conf`). Owns nothing.
 //!
-//! Invariant: a tap is gone with the last process that has it.
+//! Invariant: a tap disappears with the last process that holds it.
 
 use crate::error::HostError;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -13,14 +13,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Where distributions have it.
+/// Paths of the helper in distributions.
 const BRIDGE_HELPERS: [&str; 3] = [
     "/usr/lib/qemu/qemu-bridge-helper",
     "/usr/libexec/qemu-bridge-helper",
     "/usr/local/libexec/qemu-bridge-helper",
 ];
 
-/// A new tap in a bridge.
+/// Creates a tap in a bridge.
 pub fn tap(bridge: &str) -> Result<OwnedFd, HostError> {
     let failed = |code, why: &str| HostError::new(code, format!("no tap in the bridge '{bridge}': {why}"));
     let bridge_helper =
@@ -32,7 +32,7 @@ pub fn tap(bridge: &str) -> Result<OwnedFd, HostError> {
         })?;
     let internal = |e: std::io::Error| failed(ErrorCode::Internal, &format!("{bridge_helper}: {e}"));
     let (ours, theirs) = UnixStream::pair().map_err(internal)?;
-    // Its standard input is the socket that it sends the tap to.
+    // Its standard input is the socket over which it sends the tap.
     let mut command = Command::new(bridge_helper);
     command.args(["--use-vnet", "--fd=0", &format!("--br={bridge}")]);
     command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -46,7 +46,7 @@ pub fn tap(bridge: &str) -> Result<OwnedFd, HostError> {
     received(&ours).map_err(|e| internal(e.into()))?.ok_or_else(|| failed(ErrorCode::Internal, "none came"))
 }
 
-/// The descriptor that was sent already, if one was.
+/// Returns the descriptor if it has been sent already.
 fn received(socket: &UnixStream) -> rustix::io::Result<Option<OwnedFd>> {
     let mut byte = [0; 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,22 +1,22 @@
-//! A machine as a domain of libvirt's: its description (libvirt, formatdomain). Owns the domain's name and the mark by
-//! which it is known as ours; asks libvirt nothing.
+//! A machine as a libvirt domain: its description (libvirt, formatdomain). Owns the domain's name and the metadata that
+//! marks it as ours; asks libvirt nothing.
 //!
-//! Invariant: what a name, a path or a text holds never becomes another element or attribute.
+//! Invariant: a name, a path or a text never becomes another element or attribute.
 
-use super::qemu::{self, Files};
+use super::qemu::{self, HostFiles};
 use crate::error::HostError;
 use spillway_api::{CatalogSpec, Machine, Network, Ready};
 use spillway_control::kvm::Accelerator;
 use std::path::Path;
 
-/// The namespace of our mark.
+/// Namespace of our metadata.
 pub const NAMESPACE: &str = "urn:spillway:machine";
 
-/// Of a socket's address (unix(7)), without the zero at its end.
+/// Longest socket address (unix(7)), without the zero at its end.
 const MOST_SOCKET_BYTES: usize = 107;
 
-/// Refuses settings that no domain can have.
-pub fn can_be(spec: &CatalogSpec) -> Result<(), HostError> {
+/// Refuses settings that libvirt does not support.
+pub fn check_supported(spec: &CatalogSpec) -> Result<(), HostError> {
     match (&spec.ready, &spec.network) {
         (Some(Ready::Tcp(_)), Network::User) => Err(HostError::invalid(
             "ready: tcp with network user is QEMU's alone: with libvirt take a bridge, agent or serial",
@@ -25,9 +25,9 @@ pub fn can_be(spec: &CatalogSpec) -> Result<(), HostError> {
     }
 }
 
-/// Refuses a machine's folder whose sockets' paths are too long: libvirt makes and finds them by their whole paths.
+/// Refuses a machine's folder whose socket paths are too long: libvirt uses full paths.
 pub fn fits(folder: &Path) -> Result<(), HostError> {
-    // The longest of the names there.
+    // This is the longest of the names there.
     let path = folder.join(qemu::CONSOLE);
     let length = path.as_os_str().len();
     if length > MOST_SOCKET_BYTES {
@@ -41,18 +41,18 @@ pub fn fits(folder: &Path) -> Result<(), HostError> {
     Ok(())
 }
 
-/// What a machine is called there.
+/// Name of a machine's domain.
 pub fn name(machine: &str) -> String {
     format!("spillway-{machine}")
 }
 
-/// The domain of a machine in its folder, whose disk is served on `disk_socket` there.
+/// Describes the domain of a machine in its folder, whose disk is served on `disk_socket` there.
 pub fn describe(
     machine: &Machine,
     spec: &CatalogSpec,
     accelerator: &Accelerator,
     (folder, disk_socket): (&Path, &str),
-    files: &Files,
+    files: &HostFiles,
     ends_at_reboot: bool,
 ) -> String {
     let (kind, cpu) = match accelerator {
@@ -63,7 +63,7 @@ pub fn describe(
     let (uuid, vcpus, mib) = (escape(&machine.identity.uuid), spec.vcpus, spec.memory_bytes >> 20);
     let at_reboot = if ends_at_reboot { "destroy" } else { "restart" };
     let (name, disk_socket) = (escape(&name(machine.name.as_str())), path(disk_socket.as_ref()));
-    // With a kernel of the host's the first place is that one's.
+    // A kernel given by the host takes the first place in the boot order.
     let (kernel, boot) = match &spec.kernel {
         Some(kernel) => (direct_boot(kernel, spec, accelerator), ""),
         None => (String::new(), "<boot order='1'/>"),
@@ -117,8 +117,8 @@ fn direct_boot(kernel: &str, spec: &CatalogSpec, accelerator: &Accelerator) -> S
     format!("    <kernel>{kernel}</kernel>\n{}    <cmdline>{append}</cmdline>\n", initrd.unwrap_or_default())
 }
 
-/// Its disks besides the first, in the order in which its guest finds them.
-fn file_disks(folder: &Path, files: &Files) -> String {
+/// Describes the disks besides the first, in the order in which the guest finds them.
+fn file_disks(folder: &Path, files: &HostFiles) -> String {
     let disks = [
         ("data", files.data, " discard='unmap'", ""),
         ("scratch", files.scratch, " discard='unmap'", ""),
@@ -152,8 +152,7 @@ fn network(network: &Network, mac: &str) -> String {
     )
 }
 
-/// For text and for attributes in quotes of either kind (XML 1.0, 2.4 and 2.2: what is no character becomes one that
-/// says so).
+/// Escapes text and attribute values (XML 1.0, 2.4 and 2.2); replaces what is no character.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -176,7 +175,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn described(spec: serde_json::Value, files: &Files) -> String {
+    fn described(spec: serde_json::Value, files: &HostFiles) -> String {
         let machine: Machine = serde_json::from_value(json!({
             "name": "desk-001", "catalog": "desk", "number": 1, "created": "2026-01-01T00:00:00Z",
             "identity": { "uuid": "11111111-2222-4333-8444-555555555555", "mac": "52:54:00:12:34:56" },
@@ -200,7 +199,7 @@ mod tests {
             "kernel": "/boot/k", "initrd": "/boot/i", "append": "console=ttyS0",
         });
         let (seed, data) = (Some(Path::new("seed.img")), Some(Path::new("/data/x.raw")));
-        let text = described(spec, &Files { seed, data, most_queues: Some(2), ..Files::default() });
+        let text = described(spec, &HostFiles { seed, data, most_queues: Some(2), ..HostFiles::default() });
         for part in [
             "<domain type='kvm'>",
             "<name>spillway-desk-001</name>",
@@ -220,7 +219,7 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("boot order"));
-        let text = described(json!({ "image": "debian", "network": "none" }), &Files::default());
+        let text = described(json!({ "image": "debian", "network": "none" }), &HostFiles::default());
         assert!(text.contains("<boot order='1'/>"), "{text}");
         assert!(!text.contains("<interface") && !text.contains("<kernel") && !text.contains("vdb"), "{text}");
     }
@@ -230,7 +229,8 @@ mod tests {
         assert_eq!(escape("a b"), "a b");
         assert_eq!(escape("<a b='\"'>&\n\u{7}"), "&lt;a b=&apos;&quot;&apos;&gt;&amp;&#10;\u{fffd}");
         let evil = "x</cmdline><loader>/tmp/evil</loader><cmdline>";
-        let text = described(json!({ "image": "debian", "kernel": "/k", "append": evil }), &Files::default());
+        let text =
+            described(json!({ "image": "debian", "kernel": "/k", "append": evil }), &HostFiles::default());
         assert!(!text.contains("<loader>"), "{text}");
         let socket = "path='/run/a &apos;b&apos; &amp; &lt;c&gt;/disk.sock'";
         assert!(text.contains(socket), "{text}");

@@ -1,7 +1,7 @@
-//! libvirt, asked through its client `virsh`: one process a question, and one that listens. Owns how it is reached, how
-//! long an answer may take and how much it may be; knows no machine.
+//! libvirt, through its client `virsh`: one process per command, and one for events. Owns the connection settings and the
+//! bounds of answers; knows no machine.
 //!
-//! Invariant: a libvirtd that is not there, hangs or is started again is an error that says so, never a wait for ever.
+//! Invariant: a libvirtd that is missing, hangs or restarts causes an error with that reason, never an endless wait.
 
 use crate::error::HostError;
 use serde_json::Value;
@@ -18,49 +18,49 @@ use tokio::sync::{Notify, OnceCell};
 use tokio::time::timeout;
 
 const PROGRAM: &str = "virsh";
-/// How long an answer may take. libvirt itself waits up to 30 seconds for a QEMU that it starts.
+/// Longest time of an answer. libvirt itself waits up to 30 seconds for a QEMU that it starts.
 const PATIENCE: Duration = Duration::from_secs(60);
 const MOST_ANSWER_BYTES: u64 = 8 << 20;
 const MOST_COMPLAINT_BYTES: u64 = 4 << 10;
 const MOST_LINE_BYTES: u64 = 64 << 10;
-/// Between two tries to listen.
+/// Pause between two subscriptions to events.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long a word about an end may come after the end.
+/// How long after its end a domain's shutdown event may arrive.
 const LATENESS: Duration = Duration::from_secs(2);
 
-/// A libvirt.
+/// A libvirt daemon.
 pub struct Libvirt {
     uri: String,
     group: OnceCell<Option<u32>>,
     listening: Once,
-    heard: Arc<Heard>,
+    shutdowns: Arc<ShutdownReasons>,
 }
 
-/// Of domains that are listened to, what their QEMU has said of a shutdown.
+/// Reasons of shutdowns, as reported by QEMU, of the domains of interest.
 #[derive(Default)]
-struct Heard {
+struct ShutdownReasons {
     reasons: Mutex<HashMap<String, Option<String>>>,
     news: Notify,
 }
 
-/// What libvirt knows of a domain.
+/// State of a domain in libvirt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Nothing.
+pub enum DomainState {
+    /// The domain does not exist.
     Absent,
-    /// It has a QEMU.
+    /// The domain runs.
     On,
-    /// It has none, for this reason (`virsh domstate --reason`).
+    /// The domain is off, for this reason (`virsh domstate --reason`).
     Off(String),
 }
 
 impl Libvirt {
-    /// Nothing is connected to before something is asked.
+    /// Creates the client. It connects when it is first used.
     pub fn new(uri: String) -> Libvirt {
-        Libvirt { uri, group: OnceCell::new(), listening: Once::new(), heard: Arc::default() }
+        Libvirt { uri, group: OnceCell::new(), listening: Once::new(), shutdowns: Arc::default() }
     }
 
-    /// Carries out a command of virsh's. What it answers.
+    /// Runs a virsh command and returns its output.
     pub async fn ask(&self, command: &[&str]) -> Result<String, HostError> {
         let what = command.first().copied().unwrap_or_default();
         let cannot = |code, why: &str| HostError::new(code, format!("libvirt ({}): {what}: {why}", self.uri));
@@ -90,28 +90,28 @@ impl Libvirt {
         Err(cannot(code, &words.join(": ")))
     }
 
-    /// What is known of the domain with this UUID.
-    pub async fn state(&self, uuid: &str) -> Result<State, HostError> {
+    /// Returns the state of the domain with this UUID.
+    pub async fn state(&self, uuid: &str) -> Result<DomainState, HostError> {
         match self.ask(&["domstate", uuid, "--reason"]).await {
             Ok(said) => Ok(state(&said)),
             Err(e) if e.code == ErrorCode::Unavailable => Err(e),
-            // What libvirtd complains of, it says in its own language.
+            // Error messages of libvirtd are localized, so the list of domains decides.
             Err(e) => {
                 match self.ask(&["list", "--all", "--uuid"]).await?.lines().any(|line| line.trim() == uuid) {
                     true => Err(e),
-                    false => Ok(State::Absent),
+                    false => Ok(DomainState::Absent),
                 }
             }
         }
     }
 
-    /// The group that it runs QEMU as; `None`: as we run.
+    /// Group that libvirt runs QEMU as; `None`: our own.
     pub async fn group(&self) -> Result<Option<u32>, HostError> {
         let ask = async { Ok(group(&self.ask(&["capabilities"]).await?)) };
         self.group.get_or_try_init(|| ask).await.copied()
     }
 
-    /// Where it writes which process a domain has.
+    /// Path of the file with a domain's process id.
     pub fn pid_file(&self, domain: &str) -> PathBuf {
         let of_user = self.uri.ends_with("/session") && !rustix::process::geteuid().is_root();
         let folder = match of_user {
@@ -121,33 +121,33 @@ impl Libvirt {
         folder.join(format!("{domain}.pid"))
     }
 
-    /// From now on it is noted why the guest of this domain ends.
+    /// Starts to note why the guest of this domain ends.
     pub fn listen_to(&self, domain: &str) {
-        self.heard.reasons().insert(domain.to_owned(), None);
+        self.shutdowns.reasons().insert(domain.to_owned(), None);
         self.listening.call_once(|| {
-            let (virsh, heard) = (Libvirt::new(self.uri.clone()), Arc::clone(&self.heard));
-            // A thread of its own: with it the child ends that it has started.
+            let (virsh, shutdowns) = (Libvirt::new(self.uri.clone()), Arc::clone(&self.shutdowns));
+            // The child ends with the thread that started it, so it needs its own.
             std::thread::spawn(move || {
                 loop {
-                    virsh.hear(&heard);
+                    virsh.read_events(&shutdowns);
                     std::thread::sleep(PAUSE);
                 }
             });
         });
     }
 
-    /// Whether this domain is listened to.
+    /// Whether shutdowns of this domain are noted.
     pub fn listens_to(&self, domain: &str) -> bool {
-        self.heard.reasons().contains_key(domain)
+        self.shutdowns.reasons().contains_key(domain)
     }
 
-    /// Why the guest of a domain has ended, as QEMU's `SHUTDOWN` event has it, if it was listened to. It may come a little
-    /// later than the end.
+    /// Returns why the guest of a domain has ended, from QEMU's `SHUTDOWN` event. The event may arrive a little after the
+    /// end.
     pub async fn reason(&self, domain: &str) -> Option<String> {
         let wait = async {
             loop {
-                let news = self.heard.news.notified();
-                if let reason @ Some(_) = self.heard.reasons().get(domain)?.clone() {
+                let news = self.shutdowns.news.notified();
+                if let reason @ Some(_) = self.shutdowns.reasons().get(domain)?.clone() {
                     return reason;
                 }
                 news.await;
@@ -156,13 +156,13 @@ impl Libvirt {
         timeout(LATENESS, wait).await.unwrap_or(None)
     }
 
-    /// Nobody asks for this domain any more.
+    /// Stops noting shutdowns of this domain.
     pub fn forget(&self, domain: &str) {
-        self.heard.reasons().remove(domain);
+        self.shutdowns.reasons().remove(domain);
     }
 
-    /// Listens until libvirtd ends or says no.
-    fn hear(&self, heard: &Heard) {
+    /// Reads events until libvirtd ends or refuses.
+    fn read_events(&self, shutdowns: &ShutdownReasons) {
         let mut virsh = self.virsh(&["qemu-monitor-event", "--event", "SHUTDOWN", "--loop"]);
         end_with_parent(&mut virsh);
         let Ok(mut child) = virsh.stderr(Stdio::null()).spawn() else { return };
@@ -171,7 +171,7 @@ impl Libvirt {
             let mut line = Vec::new();
             while output.by_ref().take(MOST_LINE_BYTES).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
                 if let Some((domain, reason)) = shutdown(&String::from_utf8_lossy(&line)) {
-                    heard.note(&domain, reason);
+                    shutdowns.note(&domain, reason);
                 }
                 line.clear();
             }
@@ -189,8 +189,8 @@ impl Libvirt {
     }
 }
 
-impl Heard {
-    /// The first reason counts: QEMU gives another when libvirtd ends it then.
+impl ShutdownReasons {
+    /// The first reason counts: QEMU reports another when libvirtd then ends it.
     fn note(&self, domain: &str, reason: String) {
         if let Some(known) = self.reasons().get_mut(domain) {
             known.get_or_insert(reason);
@@ -207,20 +207,20 @@ async fn read(stream: Option<impl AsyncRead + Unpin>, most_bytes: u64) -> String
     let mut said = Vec::new();
     if let Some(mut stream) = stream {
         let _ = (&mut stream).take(most_bytes).read_to_end(&mut said).await;
-        // Who says more is not kept from ending.
+        // Read on, so that a process with more output can end.
         let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
     }
     String::from_utf8_lossy(&said).into_owned()
 }
 
-fn state(said: &str) -> State {
+fn state(said: &str) -> DomainState {
     match said.trim().split_once(" (") {
-        Some(("shut off", reason)) => State::Off(reason.trim_end_matches(')').to_owned()),
-        _ => State::On,
+        Some(("shut off", reason)) => DomainState::Off(reason.trim_end_matches(')').to_owned()),
+        _ => DomainState::On,
     }
 }
 
-/// Of `virsh capabilities`: the group of the base label of its access rights (libvirt, drvqemu: DAC).
+/// Parses the group of the base label from `virsh capabilities` (libvirt, drvqemu: DAC).
 fn group(capabilities: &str) -> Option<u32> {
     let (_, rights) = capabilities.split_once("<model>dac</model>")?;
     let (rights, _) = rights.split_once("</secmodel>")?;
@@ -229,14 +229,14 @@ fn group(capabilities: &str) -> Option<u32> {
     group.parse().ok()
 }
 
-/// Of a line of `virsh qemu-monitor-event`: the domain, and the reason that its QEMU gives.
+/// Parses domain and reason from a line of `virsh qemu-monitor-event`.
 fn shutdown(line: &str) -> Option<(String, String)> {
     let (domain, details) = line.split_once(" for domain '")?.1.split_once("': ")?;
     let details: Value = serde_json::from_str(details.trim()).ok()?;
     Some((domain.to_owned(), details["reason"].as_str()?.to_owned()))
 }
 
-/// Where a user's libvirtd has its files (XDG Base Directory: `XDG_RUNTIME_DIR`, else the cache).
+/// Folder of a user's libvirtd (XDG Base Directory: `XDG_RUNTIME_DIR`, else the cache).
 fn user_runtime_folder() -> PathBuf {
     let folder = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = || {
@@ -252,9 +252,9 @@ mod tests {
 
     #[test]
     fn what_virsh_says_is_understood() {
-        assert_eq!(state("running (booted)\n\n"), State::On);
-        assert_eq!(state("in shutdown (unknown)\n"), State::On);
-        assert_eq!(state("shut off (crashed)\n\n"), State::Off("crashed".into()));
+        assert_eq!(state("running (booted)\n\n"), DomainState::On);
+        assert_eq!(state("in shutdown (unknown)\n"), DomainState::On);
+        assert_eq!(state("shut off (crashed)\n\n"), DomainState::Off("crashed".into()));
         let line = "event SHUTDOWN at 1795368940.970306 for domain 'spillway-a': {\"guest\":true,\"reason\":\"guest-reset\"}\n";
         assert_eq!(shutdown(line), Some(("spillway-a".into(), "guest-reset".into())));
         for nonsense in ["", "events received: 3", "event X for domain 'a': {", "event X for domain 'a': {}"]
@@ -288,11 +288,11 @@ mod tests {
     #[tokio::test]
     async fn the_first_reason_counts_and_only_of_whom_is_listened_to() {
         let libvirt = Libvirt::new("qemu:///system".into());
-        libvirt.heard.reasons().insert("spillway-a".into(), None);
+        libvirt.shutdowns.reasons().insert("spillway-a".into(), None);
         for (domain, reason) in
             [("spillway-a", "guest-reset"), ("spillway-a", "host-signal"), ("b", "guest-shutdown")]
         {
-            libvirt.heard.note(domain, reason.into());
+            libvirt.shutdowns.note(domain, reason.into());
         }
         assert_eq!(libvirt.reason("spillway-a").await.as_deref(), Some("guest-reset"));
         assert_eq!(libvirt.reason("b").await, None);

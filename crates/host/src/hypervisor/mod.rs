@@ -1,4 +1,4 @@
-//! Who runs machines. Owns how they are spoken to; knows nothing of when.
+//! Drivers of the hypervisors. Owns how they are called; knows nothing of when.
 
 pub mod bridge;
 pub mod domain;

@@ -1,8 +1,8 @@
-//! QEMU as the machines' VMM: its command line. Owns the names of its sockets, which lie in the machine's folder;
-//! starts nothing and opens nothing.
+//! QEMU's command line for a machine. Owns the names of its sockets, which are in the machine's folder; starts nothing
+//! and opens nothing.
 //!
-//! Invariant: what a name or path holds never becomes another option. Of the host's files QEMU opens its own parts (firmware)
-//! and connects to its disk's socket; all else it is given open.
+//! Invariant: a name or path never becomes another option. QEMU opens only its own files (firmware) and connects to its
+//! disk's socket; it inherits all other descriptors.
 
 use spillway_api::{CatalogSpec, Machine, Network, Ready};
 use spillway_control::kvm::Accelerator;
@@ -13,59 +13,59 @@ use std::process::Command;
 
 /// The program.
 pub const PROGRAM: &str = "qemu-system-x86_64";
-/// Its monitor.
+/// Socket of the monitor.
 pub const MONITOR: &str = "qmp.sock";
-/// The guest's first serial port.
+/// Socket of the guest's first serial port.
 pub const CONSOLE: &str = "console.sock";
-/// The guest agent's port.
+/// Socket of the guest agent's port.
 pub const AGENT: &str = "agent.sock";
 
-/// What a machine gets besides its disk: files of the host.
+/// Files of the host for a machine, besides its disk.
 #[derive(Clone, Debug, Default)]
-pub struct Files<'a> {
+pub struct HostFiles<'a> {
     /// The cloud-init disk.
     pub seed: Option<&'a Path>,
-    /// Its data disk.
+    /// The data disk.
     pub data: Option<&'a Path>,
-    /// Its scratch disk.
+    /// The scratch disk.
     pub scratch: Option<&'a Path>,
-    /// A port of this host's loopback, and the guest's that it is passed on to.
+    /// Port of the host's loopback, and the guest's port that it is forwarded to.
     pub forward: Option<(u16, u16)>,
-    /// As many queues as the server of its own disk has.
+    /// Number of queues that the disk's server offers.
     pub most_queues: Option<u32>,
 }
 
-impl Files<'_> {
-    /// Queues of its own disk: one for each processor, if it has so many.
+impl HostFiles<'_> {
+    /// Number of queues of the disk: one for each processor, up to the server's.
     pub fn queues(&self, spec: &CatalogSpec) -> u32 {
         self.most_queues.map_or(spec.vcpus, |most| most.min(spec.vcpus))
     }
 }
 
-/// What a QEMU is given open: it may run as a user who can open none of it.
+/// Descriptors that QEMU inherits: it may run as a user who could open none of them.
 pub struct Handles {
-    /// Listens for the monitor's client.
+    /// Listening socket of the monitor.
     pub monitor: OwnedFd,
-    /// Listens for the client of the first serial port.
+    /// Listening socket of the first serial port.
     pub console: OwnedFd,
-    /// Listens for the client of the guest agent's port.
+    /// Listening socket of the guest agent's port.
     pub agent: OwnedFd,
-    /// The data disk, to read and write.
+    /// The data disk, opened for reading and writing.
     pub data: Option<OwnedFd>,
-    /// The scratch disk, to read and write.
+    /// The scratch disk, opened for reading and writing.
     pub scratch: Option<OwnedFd>,
-    /// The cloud-init disk, to read.
+    /// The cloud-init disk, opened for reading.
     pub seed: Option<OwnedFd>,
-    /// A kernel that everybody may read.
+    /// The kernel, which everybody may read.
     pub kernel: Option<OwnedFd>,
-    /// Its initrd, which everybody may read.
+    /// The initrd, which everybody may read.
     pub initrd: Option<OwnedFd>,
     /// A tap in the machine's bridge.
     pub tap: Option<OwnedFd>,
 }
 
 impl Handles {
-    /// All of them.
+    /// All descriptors.
     pub fn all(&self) -> Vec<BorrowedFd<'_>> {
         let Handles { monitor, console, agent, data, scratch, seed, kernel, initrd, tap } = self;
         let some = [data, scratch, seed, kernel, initrd, tap].into_iter().flatten();
@@ -73,17 +73,17 @@ impl Handles {
     }
 }
 
-/// What starts a machine in its folder, whose disk is served on `disk_socket` there.
+/// Builds the command that starts a machine in its folder, whose disk is served on `disk_socket` there.
 pub fn command(
     machine: &Machine,
     spec: &CatalogSpec,
     accelerator: &Accelerator,
     disk_socket: &str,
-    files: &Files,
+    files: &HostFiles,
     handles: &Handles,
     exits_at_reboot: bool,
 ) -> Command {
-    let mut line = Line { command: Command::new(PROGRAM), machine, spec, accelerator, files, handles };
+    let mut line = CommandLine { command: Command::new(PROGRAM), machine, spec, accelerator, files, handles };
     line.guest(exits_at_reboot);
     line.consoles();
     line.disks(disk_socket);
@@ -93,22 +93,22 @@ pub fn command(
     line.command
 }
 
-/// A command line that grows. The order of devices is the order in which the guest finds them.
-struct Line<'a> {
+/// A command line under construction. The guest finds devices in the order of the options.
+struct CommandLine<'a> {
     command: Command,
     machine: &'a Machine,
     spec: &'a CatalogSpec,
     accelerator: &'a Accelerator,
-    files: &'a Files<'a>,
+    files: &'a HostFiles<'a>,
     handles: &'a Handles,
 }
 
-impl Line<'_> {
+impl CommandLine<'_> {
     fn add(&mut self, name: &str, value: impl Into<OsString>) {
         self.command.arg(name).arg(value.into());
     }
 
-    /// Who it is, its processors, its memory, and what ends it.
+    /// Adds identity, processors, memory, and what ends QEMU.
     fn guest(&mut self, exits_at_reboot: bool) {
         let (accel, cpu) = match self.accelerator {
             Accelerator::Kvm => ("kvm", "host"),
@@ -126,12 +126,12 @@ impl Line<'_> {
         self.add("-m", format!("{mib}M"));
         self.add("-object", format!("memory-backend-memfd,id=memory,size={mib}M,share=on"));
         self.add("-display", "none");
-        // A guest that shuts down is held until it is asked why.
+        // A guest that shuts down is held until its reason was queried.
         let at_reboot = if exits_at_reboot { "shutdown" } else { "reset" };
         self.add("-action", format!("reboot={at_reboot},shutdown=pause"));
     }
 
-    /// Its monitor and its first serial port.
+    /// Adds the monitor and the first serial port.
     fn consoles(&mut self) {
         self.add("-chardev", listener("monitor", &self.handles.monitor));
         self.add("-mon", "chardev=monitor,mode=control");
@@ -139,10 +139,10 @@ impl Line<'_> {
         self.add("-serial", "chardev:console");
     }
 
-    /// Its own disk, and those that are files of the host's.
+    /// Adds the machine's disk and the disks that are files of the host.
     fn disks(&mut self, disk_socket: &str) {
         self.add("-chardev", format!("socket,id=disk,path={disk_socket},reconnect=1"));
-        // With a kernel of the host's the first place is that one's.
+        // A kernel given by the host takes the first place in the boot order.
         let boot = if self.spec.kernel.is_some() { "" } else { ",bootindex=0" };
         let queues = self.files.queues(self.spec);
         self.add("-device", format!("vhost-user-blk-pci,chardev=disk,num-queues={queues}{boot}"));
@@ -154,9 +154,9 @@ impl Line<'_> {
         for (set, (id, file, more)) in (1..).zip(drives) {
             if let Some(file) = file {
                 self.add("-add-fd", format!("fd={},set={set}", file.as_raw_fd()));
-                // A guest is told that its disk is full: one that is stopped for it would wait for somebody to notice.
+                // Report errors to the guest: a guest that is paused for a full disk would wait until somebody notices.
                 let errors = "werror=report,rerror=report";
-                // The file is opened once, as it is used.
+                // The file is opened once, in the mode in which it is used.
                 let file = format!("file=/dev/fdset/{set},auto-read-only=off");
                 self.add("-drive", format!("if=none,id={id},format=raw,{errors},{file},{more}"));
                 self.add("-device", format!("virtio-blk-pci,drive={id},serial={id}"));
@@ -183,7 +183,7 @@ impl Line<'_> {
         }
     }
 
-    /// Its source of entropy, and its guest agent's port.
+    /// Adds the source of entropy and the guest agent's port.
     fn agent(&mut self) {
         self.add("-device", "virtio-rng-pci");
         self.add("-device", "virtio-serial-pci");
@@ -191,11 +191,11 @@ impl Line<'_> {
         self.add("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0");
     }
 
-    /// A kernel of the host's, and what QEMU itself may do.
+    /// Adds a kernel given by the host, and restricts QEMU itself.
     fn boot(&mut self) {
         for (name, file) in [("-kernel", &self.handles.kernel), ("-initrd", &self.handles.initrd)] {
             if let Some(file) = file {
-                // Whatever folder it lies in.
+                // The path does not depend on the folder of the file.
                 self.add(name, format!("/proc/self/fd/{}", file.as_raw_fd()));
             }
         }
@@ -205,23 +205,23 @@ impl Line<'_> {
         self.add("-sandbox", "on,obsolete=deny,resourcecontrol=deny,elevateprivileges=deny,spawn=deny");
         self.command.args(["-nodefaults", "-no-user-config"]);
         if matches!(self.spec.ready, Some(Ready::Serial(_))) {
-            // It begins when its console is read.
+            // The guest starts when its console is connected.
             self.command.arg("-S");
         }
     }
 }
 
-/// The command line of a kernel of the host's.
+/// Builds the kernel command line for a kernel given by the host.
 pub fn append(spec: &CatalogSpec, accelerator: &Accelerator) -> String {
     let mut append = spec.append.clone().unwrap_or_default();
     if matches!(accelerator, Accelerator::Tcg(_)) {
-        // In software the timer may be late when the kernel looks whether it ticks.
+        // In emulation the timer may be late when the kernel checks it.
         append.push_str(" no_timer_check");
     }
     append.trim().to_owned()
 }
 
-/// One client at a time, who may come at any time.
+/// Describes a socket that accepts one client at a time.
 fn listener(id: &str, socket: &OwnedFd) -> OsString {
     format!("socket,id={id},fd={},server=on,wait=off", socket.as_raw_fd()).into()
 }

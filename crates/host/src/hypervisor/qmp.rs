@@ -1,7 +1,8 @@
-//! QEMU's machine protocol (docs/interop/qmp-spec of QEMU): one connection to one VMM. Owns what came over it and was
-//! not asked for yet.
+//! QEMU's machine protocol (docs/interop/qmp-spec of QEMU): one connection to one VMM. Owns the events that were received
+//! and not read yet.
 //!
-//! Invariant: a VMM that says what it should not, too much, or nothing is an error, not a panic and no wait for ever.
+//! Invariant: a VMM that violates the protocol, sends too much, or does not answer causes an error, never a panic or an
+//! endless wait.
 
 use crate::json_lines::JsonLines;
 use serde::Deserialize;
@@ -12,14 +13,14 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longest line that is taken.
+/// Longest line.
 const MAX_LINE_BYTES: usize = 1 << 20;
-/// Events that are kept until somebody asks for them.
+/// Number of events that are kept until they are read.
 const MOST_EVENTS: usize = 64;
-/// Names of the events that something is done about. Of others a guest can cause as many as it likes (`BLOCK_IO_ERROR`,
-/// `RTC_CHANGE`): they are dropped as they come.
-const HEARD: [&str; 1] = ["SHUTDOWN"];
-/// How long an answer may take.
+/// Names of the events that are used. A guest can cause any number of others (`BLOCK_IO_ERROR`, `RTC_CHANGE`), which are
+/// dropped.
+const KEPT_EVENTS: [&str; 1] = ["SHUTDOWN"];
+/// Longest time of an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection.
@@ -29,19 +30,19 @@ pub struct Qmp {
     events: VecDeque<Event>,
 }
 
-/// What a VMM says unasked.
+/// An event of a VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Event {
-    /// Its name, such as `SHUTDOWN`.
+    /// Name, such as `SHUTDOWN`.
     #[serde(rename = "event")]
     pub name: String,
-    /// What belongs to it.
+    /// Data of the event.
     #[serde(default)]
     pub data: Value,
 }
 
 impl Qmp {
-    /// Connects and says that we know the protocol.
+    /// Connects and negotiates the protocol.
     pub async fn connect(socket: &Path) -> io::Result<Qmp> {
         let lines = JsonLines::connect(socket, MAX_LINE_BYTES).await?;
         let mut qmp = Qmp { lines, events: VecDeque::new() };
@@ -53,7 +54,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Carries out a command without arguments. What is returned.
+    /// Runs a command without arguments and returns its result.
     pub async fn execute(&mut self, command: &str) -> io::Result<Value> {
         let exchange = async {
             self.lines.send(&json!({ "execute": command })).await?;
@@ -72,7 +73,7 @@ impl Qmp {
         timeout(PATIENCE, exchange).await?
     }
 
-    /// The next event that something is done about. May be given up at any time without losing one.
+    /// Waits for the next used event. Cancel safe.
     pub async fn event(&mut self) -> io::Result<Event> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -83,14 +84,14 @@ impl Qmp {
         }
     }
 
-    /// Events that nobody has asked for yet, in order.
-    pub fn heard(&self) -> impl Iterator<Item = &Event> {
+    /// Events that were received and not read yet, in order.
+    pub fn pending_events(&self) -> impl Iterator<Item = &Event> {
         self.events.iter()
     }
 
     fn keep(&mut self, message: Value) -> io::Result<()> {
         let event: Event = serde_json::from_value(message).map_err(|_| strange("it says something else"))?;
-        if !HEARD.contains(&event.name.as_str()) {
+        if !KEPT_EVENTS.contains(&event.name.as_str()) {
             return Ok(());
         }
         if self.events.len() == MOST_EVENTS {
@@ -122,8 +123,8 @@ mod tests {
         let other = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             let _ = stream.write_all(said.as_bytes()).await;
-            let mut heard = Vec::new();
-            let _ = stream.read_to_end(&mut heard).await;
+            let mut pending_events = Vec::new();
+            let _ = stream.read_to_end(&mut pending_events).await;
         });
         let qmp = Qmp::connect(&path).await;
         if qmp.is_err() {

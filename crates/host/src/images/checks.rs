@@ -1,10 +1,11 @@
-//! Checks of versions: how many run at a time, and what they found. Owns the results, by the digest of what was looked at.
+//! Checks of image versions: how many run at the same time, and their results. Owns the results, by the digest of the
+//! checked content.
 //!
-//! Invariant: a content is looked into once, however often it is asked for, by how many, and whether they wait for the end;
-//! who waits holds no thread.
+//! Invariant: a content is checked once, however often and by however many clients the check is requested, and whether
+//! they wait for its end; waiting occupies no thread.
 
 use super::Images;
-use super::check::{self, Checked};
+use super::check::{self, CheckedVersion};
 use super::files::VersionFiles;
 use crate::error::HostError;
 use spillway_api::{ErrorCode, ImageCheck, ImageVersion, Name};
@@ -14,27 +15,27 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-/// How long a check may take. Who asks for one waits for it.
+/// Longest time of a check. The client waits for it.
 const CHECK: Duration = Duration::from_secs(40);
-/// How long it is waited for, with the turns of others before it: clients give up after a minute without an answer.
+/// Longest wait for a result, including the turns of others: clients give up after a minute without a response.
 const PATIENCE: Duration = Duration::from_secs(50);
-/// Checks that run at a time.
+/// Number of checks that run at the same time.
 const AT_A_TIME: usize = 2;
-/// Results that are kept: some kilobytes each.
+/// Number of results that are kept, of some kilobytes each.
 const MOST_KEPT: usize = 256;
-/// How long it is kept that a version could not be looked into.
+/// How long the failure of a check is kept.
 const FAILED: Duration = Duration::from_secs(600);
 
-/// The checks of a host. A clone is the same.
+/// The checks of a host. A clone is the same checks.
 #[derive(Clone)]
 pub struct Checks {
     turns: Arc<Semaphore>,
-    /// The one that was asked for last comes last.
-    kept: Arc<Mutex<VecDeque<(String, Outcome)>>>,
+    /// Results by digest; the last requested one is last.
+    kept: Arc<Mutex<VecDeque<(String, CheckOutcome)>>>,
 }
 
-/// What came of a look, and when; nothing before its end.
-type Outcome = watch::Receiver<Option<(Instant, Result<Arc<Checked>, HostError>)>>;
+/// Result of a check and its time; `None` until it has ended.
+type CheckOutcome = watch::Receiver<Option<(Instant, Result<Arc<CheckedVersion>, HostError>)>>;
 
 impl Default for Checks {
     fn default() -> Checks {
@@ -43,12 +44,12 @@ impl Default for Checks {
 }
 
 impl Checks {
-    /// What was found of this content; `look` is called unless that is known, in a thread of its own.
+    /// Returns the result for this content. Unless it is known, calls `look` in a thread of its own.
     async fn of(
         &self,
         digest: &str,
-        look: impl FnOnce() -> Result<Checked, HostError> + Send + 'static,
-    ) -> Result<Arc<Checked>, HostError> {
+        look: impl FnOnce() -> Result<CheckedVersion, HostError> + Send + 'static,
+    ) -> Result<Arc<CheckedVersion>, HostError> {
         let mut outcome = self.outcome(digest, look);
         let ended = timeout(PATIENCE, outcome.wait_for(Option::is_some)).await;
         let ended = ended.map_err(|_| {
@@ -56,18 +57,18 @@ impl Checks {
                 "other images are being checked before it: ask again in a minute, the check goes on";
             HostError::new(ErrorCode::Conflict, message)
         })?;
-        // Its task is gone, and has said nothing.
+        // The task has ended without a result.
         let fault = || HostError::new(ErrorCode::Internal, "a fault of the daemon: please report this");
         let ended = ended.map_err(|_| fault())?;
         ended.as_ref().map_or_else(|| Err(fault()), |(_, result)| result.clone())
     }
 
-    /// The outcome that there is or will be; begins the look if there is none.
+    /// Returns the existing result, known or pending; starts the check if there is none.
     fn outcome(
         &self,
         digest: &str,
-        look: impl FnOnce() -> Result<Checked, HostError> + Send + 'static,
-    ) -> Outcome {
+        look: impl FnOnce() -> Result<CheckedVersion, HostError> + Send + 'static,
+    ) -> CheckOutcome {
         let mut kept = self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let at = kept.iter().position(|(of, _)| of == digest);
         let outcome = match at.and_then(|at| kept.remove(at)) {
@@ -81,8 +82,11 @@ impl Checks {
         outcome
     }
 
-    /// The task has its turn and goes on whether somebody waits for it or not.
-    fn begin(&self, look: impl FnOnce() -> Result<Checked, HostError> + Send + 'static) -> Outcome {
+    /// Starts a task that waits for its turn, and runs whether a client waits for it or not.
+    fn begin(
+        &self,
+        look: impl FnOnce() -> Result<CheckedVersion, HostError> + Send + 'static,
+    ) -> CheckOutcome {
         let (tell, outcome) = watch::channel(None);
         let turns = Arc::clone(&self.turns);
         tokio::spawn(async move {
@@ -95,18 +99,18 @@ impl Checks {
     }
 }
 
-/// Whether an outcome is good for who asks now.
-fn counts(outcome: &Outcome) -> bool {
+/// Whether a result is still valid.
+fn counts(outcome: &CheckOutcome) -> bool {
     match &*outcome.borrow() {
         Some((_, Ok(_))) => true,
-        // A program that is missing may be installed at any time.
+        // A missing program may be installed at any time.
         Some((when, Err(e))) => e.code != ErrorCode::Unavailable && when.elapsed() < FAILED,
         None => outcome.has_changed().is_ok(),
     }
 }
 
 impl Images {
-    /// Looks for what breaks clones of a version, which must be ready.
+    /// Checks a version, which must be ready, for content that breaks its clones.
     pub async fn check(&self, name: &Name, version: u32) -> Result<ImageCheck, HostError> {
         let (images, asked) = (self.clone(), name.clone());
         let found = tokio::task::spawn_blocking(move || images.to_check(&asked, version));
@@ -133,7 +137,7 @@ impl Images {
     }
 }
 
-fn look(files: &VersionFiles) -> Result<Checked, HostError> {
+fn look(files: &VersionFiles) -> Result<CheckedVersion, HostError> {
     let (disk, _) = files.open()?;
     let until = Instant::now() + CHECK;
     check::check(&disk, until).map_err(|why| match Instant::now() < until {
@@ -148,8 +152,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
 
-    fn nothing() -> Result<Checked, HostError> {
-        Ok(Checked { volumes: vec![], boot: Default::default(), findings: vec![] })
+    fn nothing() -> Result<CheckedVersion, HostError> {
+        Ok(CheckedVersion { volumes: vec![], boot: Default::default(), findings: vec![] })
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,12 +1,12 @@
-//! What qemu-img says of a file that it cannot read, in words for whoever named the file. Owns the translation.
+//! Translates qemu-img's messages about unreadable files into plain words for the user who named the file.
 //!
-//! Invariant: the answer is one line of plain characters, and nothing in it is of the daemon's own: qemu-img knows a file by
-//! the number of a descriptor, which it would have people repair.
+//! Invariant: the message is one line of printable characters, and contains nothing internal: qemu-img knows a file by
+//! the number of a descriptor, which it would advise to repair.
 
-/// Longest of its words that are passed on.
+/// Longest part of its message that is passed on.
 const MOST_CHARS: usize = 300;
 
-/// What it says and what is to be done, when parts of its words are found in a complaint. The first that fits counts.
+/// Parts of known messages, with their meaning and remedy. The first match counts.
 const KNOWN: &[(&str, &str)] = &[
     (
         "log that needs to be replayed",
@@ -36,11 +36,11 @@ const KNOWN: &[(&str, &str)] = &[
     ),
 ];
 
-/// A complaint about the file that qemu-img knows by this name.
+/// Translates a message about the file that qemu-img knows by this name.
 pub fn in_plain_words(complaint: &str, name: &str) -> String {
     let line = complaint.lines().find_map(|line| line.strip_prefix("qemu-img: "));
     let line = line.or_else(|| complaint.lines().find(|line| !line.trim().is_empty())).unwrap_or_default();
-    // What could not be opened is the file, under whatever name.
+    // "Could not open" refers to the file itself, under any name.
     let line = match line.strip_prefix("Could not open '").and_then(|rest| rest.split_once("': ")) {
         Some((_, why)) => why,
         None => line,
@@ -48,7 +48,7 @@ pub fn in_plain_words(complaint: &str, name: &str) -> String {
     let line = line.replace(&format!(" '{name}'"), "").replace(name, "the file");
     let known = KNOWN.iter().find(|(words, _)| line.contains(words)).map(|(_, advice)| *advice);
     let plain: String = line.chars().take(MOST_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    // Another descriptor of ours, or a name beside it.
+    // The message names a descriptor of ours, or a path beside it.
     let plain = match plain.contains("/proc/") {
         true => "qemu-img cannot read it".to_owned(),
         false => plain.trim().trim_end_matches('.').to_owned(),

@@ -1,8 +1,8 @@
-//! From a stranger's file to the bytes of a disk, by qemu-img in a confined process. Owns what is refused.
+//! Converts an untrusted file to a raw disk, with qemu-img in a confined process. Owns the rules about what is refused.
 //!
-//! Invariant: the format is the one that was said; a file that names others (a backing file, a data file, extents) is
-//! refused, and could not be followed if it were not. No program of QEMU's can open it for writing meanwhile, and what any
-//! other program wrote meanwhile is found afterwards.
+//! Invariant: the format is the requested one; a file that refers to others (a backing file, a data file, extents) is
+//! refused, and qemu-img could not open them anyway. No QEMU program can open the file for writing meanwhile, and writes
+//! of any other program are detected afterwards.
 
 use super::complaint::in_plain_words;
 use super::source;
@@ -20,16 +20,16 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// How long qemu-img may take to read a header.
+/// Longest time for qemu-img to read a header.
 const LOOK: Duration = Duration::from_secs(30);
-/// How long it may take to convert: a day.
+/// Longest time for a conversion: a day.
 const CONVERSION: Duration = Duration::from_secs(86_400);
-/// What must stay free, or a twentieth of the file system if that is less.
+/// Space that must stay free; a twentieth of the file system if that is less.
 const LEAST_FREE_BYTES: u64 = 1 << 30;
 
-/// What is used of `qemu-img info --output=json`.
+/// Used part of `qemu-img info --output=json`.
 #[derive(Deserialize)]
-struct Info {
+struct QemuImgInfo {
     #[serde(rename = "virtual-size")]
     virtual_size: u64,
     #[serde(rename = "backing-filename")]
@@ -37,51 +37,51 @@ struct Info {
     #[serde(default)]
     encrypted: bool,
     #[serde(rename = "format-specific")]
-    specific: Option<Specific>,
+    specific: Option<FormatDetails>,
 }
 
 #[derive(Deserialize)]
-struct Specific {
+struct FormatDetails {
     #[serde(default)]
-    data: SpecificData,
+    data: FormatData,
 }
 
 #[derive(Default, Deserialize)]
-struct SpecificData {
+struct FormatData {
     #[serde(rename = "data-file")]
     data_file: Option<String>,
     #[serde(default)]
-    extents: Vec<Extent>,
+    extents: Vec<ExtentFile>,
 }
 
 #[derive(Deserialize)]
-struct Extent {
+struct ExtentFile {
     filename: Option<String>,
 }
 
-/// What an import makes of a file.
+/// Result of an import.
 #[derive(Debug)]
 pub struct Conversion {
     /// Size of the disk.
     pub size_bytes: u64,
-    /// What whoever imports it may not expect.
+    /// Notes about what the user may not expect.
     pub notes: Vec<String>,
 }
 
-/// A file that is to be imported: opened once, so that what is looked at is what is converted. While this lives it is locked
-/// against writers, as a base image is that is served.
-pub struct Source {
+/// A file that is being imported. It is opened once, so that the checked content is the converted one. While this exists
+/// it is locked against writers, like a base image that is served.
+pub struct ImportSource {
     file: File,
     format: SourceFormat,
-    /// For people.
+    /// Path, for people.
     path: PathBuf,
-    /// Its length and the time of its last write, when it was opened. Programs that know nothing of QEMU's locks change them.
+    /// Length and time of the last write when it was opened. Writers that ignore QEMU's locks change them.
     opened: (u64, Option<SystemTime>),
 }
 
-impl Source {
-    /// Opens a regular file. Of anything else nothing is opened: that alone may do something.
-    pub fn open(path: &Path, format: SourceFormat) -> Result<Source, HostError> {
+impl ImportSource {
+    /// Opens a regular file. Nothing else is opened, since that alone may have effects.
+    pub fn open(path: &Path, format: SourceFormat) -> Result<ImportSource, HostError> {
         let failed = |e: rustix::io::Errno| {
             let e = io::Error::from(e);
             HostError::invalid(format!("{}: {e}: spillwayd must be able to read it", path.display()))
@@ -99,11 +99,11 @@ impl Source {
         let file: File = rustix::fs::open(again, flags, Mode::empty()).map_err(failed)?.into();
         keep_writers_out(&file, path).map_err(|e| HostError::new(ErrorCode::InUse, e.to_string()))?;
         let opened = last_write(&file);
-        Ok(Source { file, format, path: path.to_owned(), opened })
+        Ok(ImportSource { file, format, path: path.to_owned(), opened })
     }
 
-    /// Refuses a file that somebody wrote to since it was opened: what was read may be of two states.
-    fn is_unchanged(&self) -> Result<(), HostError> {
+    /// Refuses a file that was written to since it was opened: its content may be inconsistent.
+    fn check_unchanged(&self) -> Result<(), HostError> {
         if last_write(&self.file) == self.opened {
             return Ok(());
         }
@@ -114,7 +114,7 @@ impl Source {
         Err(HostError::new(ErrorCode::InUse, message))
     }
 
-    /// What an import makes of it, if it can be imported.
+    /// Checks whether the file can be imported, and what results.
     pub fn look(&self) -> Result<Conversion, HostError> {
         let own = source::look(&self.file, self.format).map_err(|why| self.refuse(&why))?;
         if self.format == SourceFormat::Qcow2
@@ -135,7 +135,7 @@ impl Source {
         if !outcome.success {
             return Err(self.refuse(&in_plain_words(&outcome.complaint, &name)));
         }
-        let info: Info = serde_json::from_slice(&outcome.said)
+        let info: QemuImgInfo = serde_json::from_slice(&outcome.said)
             .map_err(|e| self.refuse(&format!("qemu-img says what is not understood: {e}")))?;
         if info.backing.is_some() {
             return Err(self.refuse("it has a backing file: make one file of both first (qemu-img convert)"));
@@ -154,13 +154,13 @@ impl Source {
         if let Some(fault) = size_fault(info.virtual_size) {
             return Err(self.refuse(&format!("its disk {fault}: make it smaller (qemu-img resize --shrink)")));
         }
-        // A disk has whole sectors.
+        // A disk consists of whole sectors.
         let size_bytes = info.virtual_size.next_multiple_of(512);
         let resized = own.recorded_bytes.and_then(|recorded| self.resized(recorded, size_bytes));
         Ok(Conversion { size_bytes, notes: own.note.into_iter().chain(resized).collect() })
     }
 
-    /// What is said of a disk that the conversion gives another size than the file records.
+    /// Returns a note if the conversion changes the size that the file records.
     fn resized(&self, recorded_bytes: u64, size_bytes: u64) -> Option<String> {
         let (before, after) = (bytes(recorded_bytes), bytes(size_bytes));
         let sizes = format!(
@@ -176,9 +176,9 @@ impl Source {
         }
     }
 
-    /// Writes the disk to a file, which is there and reads as zeroes, holes for zeroes. It counts as half of the work.
+    /// Writes the disk to an existing file that reads as zeroes; zeroes become holes. Counts as half of the progress.
     pub fn convert(&self, to: &Path, size_bytes: u64, progress: &Progress) -> Result<(), HostError> {
-        // Whatever it names by now, nothing else is opened.
+        // Nothing else is opened, whatever the file refers to by now.
         let mut options = serde_json::json!({
             "driver": self.format.as_str(),
             "file": { "driver": "file", "locking": "off", "filename": path_of(&self.file) },
@@ -200,7 +200,7 @@ impl Source {
             .arg(format!("json:{options}"))
             .arg(to)
             .may_read(&self.file)
-            // Not the file: the kernel would keep its content for a while after it is deleted, with the rule.
+            // Allow the folder, not the file: a rule on the file would keep its content for a while after it is deleted.
             .may_write(folder)
             .run(|said| {
                 line.extend_from_slice(said);
@@ -212,8 +212,8 @@ impl Source {
                 progress.goes_on()?;
                 has_room(folder)
             })?;
-        // Before anything that a half-written file may have led to.
-        self.is_unchanged()?;
+        // Check this before any error that a half-written file may have caused.
+        self.check_unchanged()?;
         if outcome.success {
             return Ok(());
         }
@@ -230,12 +230,12 @@ impl Source {
     }
 }
 
-/// The length of a file, and when it was last written to, if its file system says so.
+/// Length of a file, and the time of its last write if its file system records that.
 fn last_write(file: &File) -> (u64, Option<SystemTime>) {
     file.metadata().map_or((0, None), |found| (found.len(), found.modified().ok()))
 }
 
-/// A file system that is full to the brim harms all others on it, the daemon's own records first.
+/// Refuses to fill a file system completely: that would harm everything on it, the daemon's records first.
 pub fn has_room(folder: &Path) -> Result<(), HostError> {
     let Ok(system) = rustix::fs::statvfs(folder) else { return Ok(()) };
     let [all, free] = [system.f_blocks, system.f_bavail].map(|blocks| blocks.saturating_mul(system.f_frsize));
@@ -248,7 +248,7 @@ fn no_room(folder: &Path) -> HostError {
     HostError::new(ErrorCode::Exhausted, message)
 }
 
-/// Of `(12.34/100%)` the last that is whole.
+/// Parses the last complete percentage of the form `(12.34/100%)`.
 fn last_percent(said: &[u8]) -> Option<f64> {
     let said = String::from_utf8_lossy(said);
     let (before, _) = said.rsplit_once("/100%")?;
@@ -272,7 +272,7 @@ mod tests {
         writer.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let convert = |before: &dyn Fn()| {
             File::create(&to).unwrap().set_len(1 << 20).unwrap();
-            let source = Source::open(&path, SourceFormat::Raw).unwrap();
+            let source = ImportSource::open(&path, SourceFormat::Raw).unwrap();
             let size_bytes = source.look().unwrap().size_bytes;
             before();
             source.convert(&to, size_bytes, &Progress::default())

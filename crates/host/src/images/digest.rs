@@ -1,4 +1,4 @@
-//! Reads a disk for the digests of its chunks. Owns nothing; their form is the one that disks compare with as they read.
+//! Computes the digests of a disk's chunks. Owns nothing; the format is the one that disks verify reads with.
 
 use crate::error::HostError;
 use crate::operations::Progress;
@@ -10,8 +10,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Reads a disk and hands out the digest of each chunk, in order; holes are not read. What comes back is the digest
-/// of all: `sha256:` and 64 hexadecimal digits.
+/// Reads a disk and passes on the digest of each chunk, in order; holes are not read. Returns the digest of all:
+/// `sha256:` and 64 hexadecimal digits.
 pub fn read(
     file: &File,
     progress: &Progress,
@@ -19,7 +19,7 @@ pub fn read(
     failed: impl Fn(io::Error) -> HostError,
 ) -> Result<String, HostError> {
     let size_bytes = file.metadata().map_err(&failed)?.len();
-    // What the medium has, not what memory remembers.
+    // Read from the medium, not from the page cache.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
     let mut buffer = vec![0; CHUNK_BYTES as usize];
     let zeroes = of_chunk(&buffer);
@@ -45,12 +45,12 @@ pub fn read(
     Ok(all.finish())
 }
 
-/// Where data begins at or after an offset; the size if there is none.
+/// Offset of the next data at or after `from`; the size if there is none.
 fn next_data(file: &File, from: u64, size: u64) -> io::Result<u64> {
     match seek(file, SeekFrom::Data(from)) {
         Ok(at) => Ok(at),
         Err(rustix::io::Errno::NXIO) => Ok(size),
-        // The file system has no holes to tell of.
+        // The file system does not report holes.
         Err(rustix::io::Errno::INVAL) => Ok(from),
         Err(error) => Err(error.into()),
     }

@@ -1,7 +1,7 @@
-//! The files of a version: `images/NAME/N/disk.raw` and `digests` below a store's folder. Owns their names and how they
-//! come and go.
+//! Files of a version: `images/NAME/N/disk.raw` and `digests` in a store's folder. Owns their names, creation and
+//! removal.
 //!
-//! Invariant: a folder without the word `partial` in its name is whole and on the disk; nothing in it is ever written.
+//! Invariant: a folder without the word `partial` in its name is complete and durable; nothing in it is ever written.
 
 use crate::error::HostError;
 use spillway_api::{ErrorCode, Name};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const DISK: &str = "disk.raw";
 const DIGESTS: &str = "digests";
 
-/// Where a version's files are.
+/// Paths of a version's files.
 #[derive(Clone, Debug)]
 pub struct VersionFiles {
     folder: PathBuf,
@@ -21,7 +21,7 @@ pub struct VersionFiles {
 }
 
 impl VersionFiles {
-    /// Below a store's folder.
+    /// Returns the paths below a store's folder.
     pub fn of(store: &Path, image: &Name, version: u32) -> VersionFiles {
         let image = store.join("images").join(image.as_str());
         VersionFiles {
@@ -30,22 +30,22 @@ impl VersionFiles {
         }
     }
 
-    /// The disk of a version that is ready.
+    /// Disk of a ready version.
     pub fn disk(&self) -> PathBuf {
         self.folder.join(DISK)
     }
 
-    /// The list of digests of a version that is ready.
+    /// List of digests of a ready version.
     pub fn digests(&self) -> PathBuf {
         self.folder.join(DIGESTS)
     }
 
-    /// The disk of one that is being made.
+    /// Disk of an unfinished version.
     pub fn partial_disk(&self) -> PathBuf {
         self.partial.join(DISK)
     }
 
-    /// Makes an empty disk, which reads as zeroes.
+    /// Creates an empty disk, which reads as zeroes.
     pub fn begin(&self, size_bytes: u64) -> Result<File, HostError> {
         let make = || {
             fs::create_dir_all(&self.partial)?;
@@ -57,13 +57,13 @@ impl VersionFiles {
         make().map_err(|e| self.failed("cannot be made", e))
     }
 
-    /// The list of digests that is being made.
+    /// Creates the unfinished list of digests.
     pub fn begin_list(&self) -> Result<BufWriter<File>, HostError> {
         let list = File::create_new(self.partial.join(DIGESTS));
         list.map(BufWriter::new).map_err(|e| self.failed("cannot be made", e))
     }
 
-    /// Makes it whole and safe from power loss. What it takes of the store.
+    /// Makes the version complete and durable. Returns the space that it uses.
     pub fn finish(&self, disk: &File, list: BufWriter<File>) -> Result<u64, HostError> {
         let finish = || {
             let list = list.into_inner().map_err(io::IntoInnerError::into_error)?;
@@ -73,24 +73,25 @@ impl VersionFiles {
             }
             sync(&self.partial)?;
             fs::rename(&self.partial, &self.folder)?;
-            // The image's folder, `images`, the store's.
+            // Sync the image's folder, `images`, and the store's folder.
             self.folder.ancestors().skip(1).take(3).try_for_each(sync)?;
             Ok((disk.metadata()?.blocks() + list.metadata()?.blocks()) * 512)
         };
         finish().map_err(|e| self.failed("cannot be finished", e))
     }
 
-    /// The disk of a version that is ready, and its list of digests.
+    /// Opens the disk of a ready version and its list of digests.
     pub fn open(&self) -> Result<(File, BufReader<File>), HostError> {
         let open = |name| File::open(self.folder.join(name)).map_err(|e| self.failed("cannot be read", e));
         Ok((open(DISK)?, BufReader::new(open(DIGESTS)?)))
     }
 
-    /// Removes all of it, whole or not. The image's folder stays for its other versions, or for the next start.
+    /// Removes all files of the version, complete or not. The image's folder stays for its other versions, or until the
+    /// next start.
     pub fn remove(&self) -> Result<(), HostError> {
         let absent = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
         let remove = || {
-            // Half of it may not pass for the whole.
+            // Rename first: a partly removed version must not pass for a complete one.
             fs::rename(&self.folder, &self.partial).or_else(|e| if absent(&e) { Ok(()) } else { Err(e) })?;
             fs::remove_dir_all(&self.partial).or_else(|e| if absent(&e) { Ok(()) } else { Err(e) })?;
             let image = self.folder.parent().unwrap_or(&self.folder);
@@ -99,7 +100,7 @@ impl VersionFiles {
         remove().map_err(|e| self.failed("cannot be removed", e))
     }
 
-    /// The file system said no.
+    /// Error of the file system.
     pub fn failed(&self, what: &str, error: io::Error) -> HostError {
         let code = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::Exhausted,
@@ -108,22 +109,22 @@ impl VersionFiles {
         HostError::new(code, format!("{} {what}: {error}", self.folder.display()))
     }
 
-    /// It is not what it was.
+    /// Error for damaged content.
     pub fn damaged(&self, why: String) -> HostError {
         HostError::new(ErrorCode::Damaged, format!("{} is damaged: {why}", self.folder.display()))
     }
 }
 
-/// The highest number of a version that has something in a store, whether it is recorded or not; 0 if there is none. After
-/// a restore of older records there may be more than these know.
+/// Highest number of a version with files in a store, recorded or not; 0 if there is none. After a restore of older
+/// records there may be unrecorded ones.
 pub fn highest(store: &Path, image: &Name) -> u32 {
     let versions = folders(&store.join("images").join(image.as_str())).unwrap_or_default();
     let number = |path: &PathBuf| path.file_stem().and_then(|name| name.to_str()?.parse().ok());
     versions.iter().filter_map(number).max().unwrap_or(0)
 }
 
-/// Removes what was being made or removed when a daemon ended, and the folders of images that have no version. What
-/// is whole stays, whoever made it.
+/// Removes unfinished folders of an earlier daemon, and empty folders of images. Complete versions stay, whoever made
+/// them.
 pub fn sweep(store: &Path) -> io::Result<()> {
     let images = store.join("images");
     for image in folders(&images)? {
@@ -132,7 +133,7 @@ pub fn sweep(store: &Path) -> io::Result<()> {
                 fs::remove_dir_all(&version)?;
             }
         }
-        // Unless something is in it.
+        // This fails if the folder is not empty.
         let _ = fs::remove_dir(&image);
     }
     Ok(())

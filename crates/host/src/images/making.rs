@@ -1,17 +1,17 @@
-//! How versions are made: from a file, from a machine's disk. Owns their numbers, the records of those that are not ready
-//! yet, and their operations.
+//! Creation of versions: imports from files and commits from machines' disks. Owns the numbers of versions, the records
+//! of unfinished ones, and their operations.
 //!
-//! Invariant: a number is given once; what fails, or is told to stop, leaves neither file nor record; whoever deletes the
-//! version that another is made from, or starts the machine, sees that.
+//! Invariant: a number is used once; a failed or cancelled operation leaves neither file nor record; deleting the version
+//! that a commit is based on, or starting its machine, conflicts with the commit.
 
-use super::convert::Source;
+use super::convert::ImportSource;
 use super::digest::{self, ChunkDigest};
 use super::files::{VersionFiles, highest};
-use super::merged::Merged;
+use super::merged::MergedDisk;
 use super::{Images, key, reference};
 use crate::error::HostError;
 use crate::operations::Progress;
-use crate::store::{Changes, Kind};
+use crate::store::{Changes, StoredRecord};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
@@ -26,21 +26,21 @@ use std::num::NonZeroU32;
 use std::path::Path;
 use utoipa::ToSchema;
 
-/// The last number that a version of an image had. It outlives the image.
+/// Record of the last version number of an image. It outlives the image.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub(super) struct LastVersion {
     version: u32,
 }
 
-impl Kind for LastVersion {
+impl StoredRecord for LastVersion {
     const PREFIX: &'static str = "last-versions/";
     const WORD: &'static str = "number";
 }
 
 impl Images {
-    /// Begins to make a new version from a file.
+    /// Begins to import a new version from a file.
     pub fn import(&self, name: &Name, import: ImageImport) -> Result<Operation, HostError> {
-        let source = Source::open(Path::new(&import.path), import.format)?;
+        let source = ImportSource::open(Path::new(&import.path), import.format)?;
         let store = self.stores.for_images(import.store.as_ref())?;
         self.stores.check(&store)?;
         let found = source.look()?;
@@ -55,8 +55,8 @@ impl Images {
         })
     }
 
-    /// Begins to make a new version from the file of a machine's disk, which has been written over a version of an image.
-    /// Nobody can serve the disk meanwhile. `may_begin` refuses, or becomes a condition.
+    /// Begins to commit a machine's disk, which contains changes to a version of an image. Nobody can serve the disk
+    /// meanwhile. `may_begin` may refuse.
     pub fn commit(
         &self,
         name: &Name,
@@ -67,19 +67,19 @@ impl Images {
     ) -> Result<Operation, HostError> {
         let machine = &commit.machine;
         let base = self.objects.change(|changes| self.ready(changes, image, number))?.value;
-        // Beside the version that it is of, so that they can share room.
+        // Use the store of the base version, so that they can share extents.
         let store = self.stores.get(&base.store)?;
         self.stores.check(&store)?;
         let from = reference(image, number);
         let base = VersionFiles::of(&store.path, image, number).disk();
-        let merged = Merged::open(&base, disk, &from.to_string())
+        let merged = MergedDisk::open(&base, disk, &from.to_string())
             .map_err(|e| HostError::new(e.code, format!("{machine} cannot be committed: {e}")))?;
         let size_bytes = merged.size_bytes();
         let origin = Origin::Commit { machine: machine.clone(), from };
         let version = self.objects.change(|changes| {
             may_begin(changes)?;
             self.ready(changes, image, number)?;
-            // Written as it was: who deletes the version meanwhile must see that it is read.
+            // Write the image unchanged, so that a concurrent deletion of the version conflicts with this commit.
             let written_over = self.image(changes, image)?.value;
             changes.put(image.as_str(), &written_over);
             record(changes, name, &origin, &store, size_bytes, &[])
@@ -88,7 +88,7 @@ impl Images {
         self.begin(what, version, commit.publish, move |files, to, progress| merged.fill(files, to, progress))
     }
 
-    /// Begins the operation that makes a version of which there is a record.
+    /// Begins the operation that makes a recorded version.
     fn begin(
         &self,
         what: String,
@@ -111,7 +111,7 @@ impl Images {
         begun
     }
 
-    /// Fills a version with its content and makes it ready.
+    /// Writes the content of a version and marks it as ready.
     fn make(
         &self,
         version: &ImageVersion,
@@ -119,7 +119,7 @@ impl Images {
         fill: impl FnOnce(&VersionFiles, &File, &Progress) -> Result<(), HostError>,
         progress: &Progress,
     ) -> Result<(), HostError> {
-        // Written, then read for its digests.
+        // The disk is written, then read for its digests.
         progress.set_total(2 * version.size_bytes);
         let store = self.stores.get(&version.store)?;
         let files = VersionFiles::of(&store.path, &version.image, version.version);
@@ -127,7 +127,7 @@ impl Images {
         fill(&files, &disk, progress)?;
         progress.set_done(version.size_bytes);
         let failed = |e| files.failed("cannot be read back", e);
-        // What is read back is to be what the disk has.
+        // The read must return what is on the medium.
         disk.sync_all().map_err(failed)?;
         let mut list = files.begin_list()?;
         let keep =
@@ -153,7 +153,7 @@ impl Images {
     }
 }
 
-/// Records a version that is to be made; and its image, if it is the first one.
+/// Records an unfinished version, and the image if it is the first one.
 fn record(
     changes: &mut Changes,
     name: &Name,
@@ -166,7 +166,7 @@ fn record(
         return Err(HostError::invalid(format!("{name}: its disk {fault}")));
     }
     let image = changes.get::<Image>(name.as_str())?.map(|image| image.value);
-    // Numbers are not given twice, whatever was deleted or failed.
+    // Numbers are never reused, even after a deletion or a failure.
     let last = changes.get::<LastVersion>(name.as_str())?.map_or(0, |last| last.value.version);
     let number = last.max(highest(&store.path, name)) + 1;
     let mut image = image.unwrap_or_else(|| Image {
@@ -195,9 +195,9 @@ fn record(
     Ok(version)
 }
 
-/// What is being made from machines' disks: the version, the machine, what its disk is of.
+/// Returns the commits in progress: the version, the machine, and the base of its disk.
 fn commits(changes: &mut Changes) -> Result<Vec<(ImageVersion, Name, ImageRef)>, HostError> {
-    // One that cannot be read was not begun by this daemon, and none goes on that it did not begin.
+    // An unreadable one was not begun by this daemon, and no others are in progress.
     let all = changes.list_readable_below::<ImageVersion>("")?.into_iter().map(|version| version.value);
     let under_way = all.filter(|version| version.state == VersionState::Importing);
     let commit = |version: ImageVersion| match version.origin.clone() {
@@ -207,9 +207,9 @@ fn commits(changes: &mut Changes) -> Result<Vec<(ImageVersion, Name, ImageRef)>,
     Ok(under_way.filter_map(commit).collect())
 }
 
-/// Refuses if the disk of one of these machines is being made a version. The machines' records were looked at before, with
-/// these changes: whoever begins that writes them.
-pub(crate) fn none_is_committed<'a>(
+/// Refuses if the disk of one of these machines is being committed. The machines' records must have been read in this
+/// transaction: a commit writes them when it begins.
+pub(crate) fn check_none_committed<'a>(
     changes: &mut Changes,
     machines: impl IntoIterator<Item = &'a Name>,
 ) -> Result<(), HostError> {
@@ -226,8 +226,12 @@ pub(crate) fn none_is_committed<'a>(
     Ok(())
 }
 
-/// Refuses if a version is being made from this one, or from any of the image.
-pub(super) fn none_reads(changes: &mut Changes, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+/// Refuses if a version is being committed on top of this one, or of any version of the image.
+pub(super) fn check_no_commit_reads(
+    changes: &mut Changes,
+    image: &Name,
+    version: Option<u32>,
+) -> Result<(), HostError> {
     let reads = |from: &ImageRef| {
         from.name == *image
             && version.is_none_or(|version| from.version.map(NonZeroU32::get) == Some(version))

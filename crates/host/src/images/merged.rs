@@ -1,8 +1,8 @@
-//! From the disk of a machine of mode `persistent` to the bytes of a version: those of its image, and over them what the
-//! machine has written. Owns the merging.
+//! Merges the disk of a machine of mode `persistent` into a complete disk: the content of its image, and what the machine
+//! has written over it. Owns the merging.
 //!
-//! Invariant: the image and the machine's file are only read, and nobody serves the disk for as long as this value lives.
-//! Of what the guest has written nothing is interpreted.
+//! Invariant: the image and the machine's file are only read, and nobody serves the disk while this value exists. Nothing
+//! that the guest has written is interpreted.
 
 use super::convert::has_room;
 use super::files::VersionFiles;
@@ -16,15 +16,15 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// A disk that is to become a version.
-pub struct Merged {
+/// A disk that is being committed.
+pub struct MergedDisk {
     image: File,
     disk: DiskAtRest,
 }
 
-impl Merged {
-    /// The disk in this file, of the image in that one, which the disk's server was told to be `image_id`.
-    pub fn open(image: &Path, disk: &Path, image_id: &str) -> Result<Merged, HostError> {
+impl MergedDisk {
+    /// Opens the disk in `disk`, based on the image in `image`, whose id was `image_id` when it was served.
+    pub fn open(image: &Path, disk: &Path, image_id: &str) -> Result<MergedDisk, HostError> {
         let open = || {
             let file = File::open(image)?;
             let bytes = file.metadata()?.len();
@@ -34,21 +34,21 @@ impl Merged {
             HostError::new(ErrorCode::Internal, format!("{}: cannot be read: {e}", image.display()))
         };
         let (image, image_bytes) = open().map_err(failed)?;
-        Ok(Merged { image, disk: DiskAtRest::open(disk, image_id, image_bytes)? })
+        Ok(MergedDisk { image, disk: DiskAtRest::open(disk, image_id, image_bytes)? })
     }
 
-    /// Of the disk.
+    /// Size of the disk.
     pub fn size_bytes(&self) -> u64 {
         self.disk.size_bytes()
     }
 
-    /// Writes the disk to a file, which has its size and reads as zeroes. What is the image's is shared with it where the
-    /// file system can. It counts as half of the work.
+    /// Writes the disk to a file of its size that reads as zeroes. Shares extents with the image where the file system
+    /// can. Counts as half of the progress.
     pub fn fill(&self, files: &VersionFiles, to: &File, progress: &Progress) -> Result<(), HostError> {
         self.fill_over(files, to, copying::share(&self.image, to), progress)
     }
 
-    /// The same of a file that reads as zeroes, or as the image if it shares that already.
+    /// Does the same for a file that reads as zeroes, or as the image if it shares its extents already.
     fn fill_over(
         &self,
         files: &VersionFiles,
@@ -94,7 +94,7 @@ mod tests {
 
     /// A disk of 16 blocks and a sector, over an image of 8 blocks and a sector: block 1 is written, 2 is zero, 3 is written
     /// with zeroes that take no room, as are 4 and 9 with some; the last sector too.
-    fn disk(dir: &Path) -> (Merged, Vec<u8>) {
+    fn disk(dir: &Path) -> (MergedDisk, Vec<u8>) {
         let [image, disk] = ["image", "disk"].map(|name| dir.join(name));
         let content: Vec<u8> = (0..8 * BLOCK + 512).map(|at| (at / 512) as u8 | 1).collect();
         std::fs::write(&image, &content).unwrap();
@@ -118,7 +118,7 @@ mod tests {
             file.write_all_at(&bytes, DATA_AT + at).unwrap();
             merged[at as usize..][..len as usize].copy_from_slice(&bytes);
         }
-        (Merged::open(&image, &disk, "golden:1").unwrap(), merged)
+        (MergedDisk::open(&image, &disk, "golden:1").unwrap(), merged)
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
             (&image, &none, "golden:1", "is not there"),
             (&image, &image, "golden:1", "is no disk of mode persistent"),
         ] {
-            let error = Merged::open(image, disk, id).map(drop).unwrap_err();
+            let error = MergedDisk::open(image, disk, id).map(drop).unwrap_err();
             assert!(error.message.contains(word), "{error}");
         }
     }

@@ -1,7 +1,7 @@
 //! Images and their versions: publish, tag, verify, delete. Owns their files and records.
 //!
-//! Invariant: a version that is `ready` has its files, whole, and they never change; files that no record names, or
-//! whose record says that they are being made or removed, are gone after the next start.
+//! Invariant: a `ready` version has complete files, which never change; files without a record, or whose record says that
+//! they are unfinished or being removed, are removed at the next start.
 
 mod check;
 mod checks;
@@ -15,13 +15,13 @@ mod source;
 
 pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;
-pub(crate) use making::none_is_committed;
+pub(crate) use making::check_none_committed;
 
 use crate::catalogs;
 use crate::error::HostError;
 use crate::machines::leftovers;
 use crate::operations::Operations;
-use crate::store::{Changes, Kind, Object, Objects, RecordKind, Revision};
+use crate::store::{Changes, Object, Objects, RecordKind, Revision, StoredRecord};
 use crate::stores::Stores;
 use digest::ChunkDigest;
 use making::LastVersion;
@@ -35,21 +35,21 @@ use std::io::Read;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-impl Kind for Image {
+impl StoredRecord for Image {
     const PREFIX: &'static str = "images/";
     const WORD: &'static str = "image";
 }
 
-impl Kind for ImageVersion {
+impl StoredRecord for ImageVersion {
     const PREFIX: &'static str = "versions/";
     const WORD: &'static str = "version";
 }
 
-/// What is recorded here.
+/// Kinds of records of this module.
 pub(crate) const RECORDS: [RecordKind; 3] =
     [RecordKind::of::<Image>(), RecordKind::of::<ImageVersion>(), RecordKind::of::<LastVersion>()];
 
-/// The images of a host. A clone is the same.
+/// The images of a host. A clone is the same images.
 #[derive(Clone)]
 pub struct Images {
     objects: Objects,
@@ -58,29 +58,29 @@ pub struct Images {
     checks: checks::Checks,
 }
 
-/// On which terms an image is changed.
+/// Conditions of a change.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terms {
-    /// The revision that the change was decided on: nothing is done if the image has another one.
+pub struct ImageChangeTerms {
+    /// Revision on which it was decided: nothing is done if the image has another one.
     pub expected: Option<Revision>,
-    /// What the change makes must not be there before.
+    /// Whether the object must not exist before.
     pub is_new: bool,
-    /// All is looked at and nothing done.
+    /// Whether everything is checked and nothing changed.
     pub dry_run: bool,
 }
 
-/// What a version is called: `debian:3`.
+/// Reference to a version, such as `debian:3`.
 fn reference(image: &Name, version: u32) -> ImageRef {
     ImageRef { name: image.clone(), version: NonZeroU32::new(version) }
 }
 
-/// What a version is called in the store: sorted by number.
+/// Key of a version in the store, which sorts by number.
 pub(crate) fn key(image: &Name, version: u32) -> String {
     format!("{image}/{version:010}")
 }
 
-/// Refuses a version that no disk can be made of: one of an earlier daemon, which took larger ones.
-pub(crate) fn can_be_served(version: &ImageVersion) -> Result<(), HostError> {
+/// Refuses a version that is too large for a disk, which an earlier daemon may have accepted.
+pub(crate) fn check_size(version: &ImageVersion) -> Result<(), HostError> {
     match size_fault(version.size_bytes) {
         Some(fault) => {
             let message = format!("{}:{} {fault}: import a smaller image", version.image, version.version);
@@ -91,8 +91,8 @@ pub(crate) fn can_be_served(version: &ImageVersion) -> Result<(), HostError> {
 }
 
 impl Images {
-    /// Those that the records name. What an earlier daemon did not finish is undone; what cannot be is tried again at
-    /// the next start, and `complain` is told.
+    /// Opens the recorded images. Undoes what an earlier daemon did not finish; if that fails, `complain` is called and
+    /// the next start tries again.
     pub fn open(
         objects: Objects,
         operations: Operations,
@@ -115,17 +115,17 @@ impl Images {
         Ok(images)
     }
 
-    /// All, in the order of their names.
+    /// Returns all images, in the order of their names.
     pub fn list(&self) -> Result<Vec<Image>, HostError> {
         Ok(self.objects.list()?.into_iter().map(|image| image.value).collect())
     }
 
-    /// Those whose names come after this one, in the order of their names; read some at a time.
+    /// Iterates over the images after this name, in the order of their names, reading some at a time.
     pub fn list_after(&self, after: &str) -> impl Iterator<Item = Result<Image, HostError>> + use<'_> {
         self.objects.each_after::<Image>(after).map(|image| Ok(image?.value))
     }
 
-    /// One with its versions, and its revision.
+    /// Returns an image with its versions, and its revision.
     pub fn details(&self, name: &Name) -> Result<(ImageDetails, Revision), HostError> {
         let Some(image) = self.objects.get::<Image>(name.as_str())? else { return Err(self.no_image(name)) };
         let versions = self.objects.list_below::<ImageVersion>(&format!("{name}/"))?;
@@ -133,16 +133,16 @@ impl Images {
         Ok((ImageDetails { image: image.value, versions }, image.revision))
     }
 
-    /// The file of a version, which must be ready and there.
+    /// Returns the file of a ready version.
     pub fn disk(&self, name: &Name, version: u32) -> Result<PathBuf, HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
-        can_be_served(&version)?;
+        check_size(&version)?;
         let store = self.stores.get(&version.store)?;
         self.stores.check(&store)?;
         Ok(VersionFiles::of(&store.path, name, version.version).disk())
     }
 
-    /// The list of a version's digests, which must be ready, and the digest of all.
+    /// Returns the list of a ready version's digests, and the digest of the list.
     pub fn digests(&self, name: &Name, version: u32) -> Result<(PathBuf, String), HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
         let files = VersionFiles::of(&self.stores.get(&version.store)?.path, name, version.version);
@@ -150,27 +150,32 @@ impl Images {
         Ok((files.digests(), digest))
     }
 
-    /// How large a version is, which must be ready.
+    /// Returns the size of a ready version.
     pub fn size(&self, name: &Name, version: u32) -> Result<u64, HostError> {
         Ok(self.objects.change(|changes| self.ready(changes, name, version))?.value.size_bytes)
     }
 
-    /// What those take who name no version; catalogs that follow the image go along.
-    pub fn publish(&self, name: &Name, version: u32, terms: Terms) -> Result<Object<Image>, HostError> {
+    /// Publishes a version: requests without a version use it, and catalogs that follow the image are updated.
+    pub fn publish(
+        &self,
+        name: &Name,
+        version: u32,
+        terms: ImageChangeTerms,
+    ) -> Result<Object<Image>, HostError> {
         self.change_image(name, terms, |image, changes| {
-            can_be_served(&self.ready(changes, name, version)?.value)?;
+            check_size(&self.ready(changes, name, version)?.value)?;
             image.published = Some(version);
             catalogs::follow(changes, name, version)
         })
     }
 
-    /// Names a version; an earlier one of that name loses it.
+    /// Sets a tag to a version; a version that had the tag loses it.
     pub fn tag(
         &self,
         name: &Name,
         tag: &Name,
         version: u32,
-        terms: Terms,
+        terms: ImageChangeTerms,
     ) -> Result<Object<Image>, HostError> {
         self.change_image(name, terms, |image, changes| {
             self.ready(changes, name, version)?;
@@ -183,8 +188,13 @@ impl Images {
         })
     }
 
-    /// Takes a name from a version.
-    pub fn untag(&self, name: &Name, tag: &Name, terms: Terms) -> Result<Object<Image>, HostError> {
+    /// Removes a tag.
+    pub fn untag(
+        &self,
+        name: &Name,
+        tag: &Name,
+        terms: ImageChangeTerms,
+    ) -> Result<Object<Image>, HostError> {
         self.change_image(name, terms, |image, _| match image.tags.remove(tag) {
             Some(_) => Ok(()),
             None => {
@@ -228,47 +238,47 @@ impl Images {
         })
     }
 
-    /// Removes a version that nobody uses, and the image with the last one. What was not finished is gone on with.
+    /// Deletes a version that is not in use, and the image with its last version. Continues an interrupted deletion.
     pub fn delete_version(
         &self,
         name: &Name,
         version: u32,
         expected: Option<Revision>,
     ) -> Result<(), HostError> {
-        let doomed = self.objects.change(|changes| {
-            is_as_expected(&self.image(changes, name)?, expected)?;
+        let deleting = self.objects.change(|changes| {
+            check_revision(&self.image(changes, name)?, expected)?;
             let found = self.version(changes, name, version)?.value;
             if found.state == VersionState::Deleting {
                 return Ok(found);
             }
-            self.is_ready(&found)?;
+            self.check_ready(&found)?;
             let mut image = self.image(changes, name)?.value;
             let others = changes.list_below::<ImageVersion>(&format!("{name}/"))?.len() > 1;
             let in_use = |why: String| HostError::new(ErrorCode::InUse, format!("{name}:{version}: {why}"));
             if image.published == Some(version) && others {
                 return Err(in_use("it is published: publish another version first".into()));
             }
-            self.unused(changes, name, Some(version))?;
+            self.check_unused(changes, name, Some(version))?;
             if let Some((tag, _)) = image.tags.iter().find(|(_, v)| **v == version) {
                 return Err(in_use(format!("it is tagged '{tag}': take the tag away first")));
             }
-            // Written whether it changes or not: an import that begins now must see that this version goes.
+            // Write the image even if it is unchanged: an import that begins now must conflict with this deletion.
             image.published = image.published.filter(|published| *published != version);
             changes.put(name.as_str(), &image);
-            let doomed = ImageVersion { state: VersionState::Deleting, ..found };
-            changes.put(&key(name, version), &doomed);
-            Ok(doomed)
+            let deleting = ImageVersion { state: VersionState::Deleting, ..found };
+            changes.put(&key(name, version), &deleting);
+            Ok(deleting)
         })?;
-        self.remove(&doomed)
+        self.remove(&deleting)
     }
 
-    /// Removes an image with all its versions. What was not finished is gone on with.
+    /// Deletes an image with all its versions. Continues an interrupted deletion.
     pub fn delete(&self, name: &Name, expected: Option<Revision>) -> Result<(), HostError> {
-        let doomed = self.objects.change(|changes| {
+        let deleting = self.objects.change(|changes| {
             let image = self.image(changes, name)?;
-            is_as_expected(&image, expected)?;
+            check_revision(&image, expected)?;
             let image = image.value;
-            self.unused(changes, name, None)?;
+            self.check_unused(changes, name, None)?;
             let versions = changes.list_below::<ImageVersion>(&format!("{name}/"))?;
             if let Some(busy) = versions.iter().find(|v| v.value.state == VersionState::Importing) {
                 let number = busy.value.version;
@@ -276,29 +286,30 @@ impl Images {
                 return Err(HostError::new(ErrorCode::Conflict, message));
             }
             for version in &versions {
-                let doomed = ImageVersion { state: VersionState::Deleting, ..version.value.clone() };
-                changes.put(&version.name, &doomed);
+                let deleting = ImageVersion { state: VersionState::Deleting, ..version.value.clone() };
+                changes.put(&version.name, &deleting);
             }
             changes.put(name.as_str(), &Image { published: None, tags: BTreeMap::new(), ..image });
             Ok(versions)
         })?;
-        doomed.iter().try_for_each(|version| self.remove(&version.value))
+        deleting.iter().try_for_each(|version| self.remove(&version.value))
     }
 
-    /// Removes a version's files, then its record; and the image's with the last. May be repeated.
+    /// Removes a version's files, then its record, and the image's record with the last version. May be repeated.
     fn remove(&self, version: &ImageVersion) -> Result<(), HostError> {
         let store = self.stores.get(&version.store)?;
         self.stores.check(&store)?;
         VersionFiles::of(&store.path, &version.image, version.version).remove()?;
         self.objects.change(|changes| {
-            // The image first: an import writes it, so that none can add a version between that and the list unseen.
+            // Read the image first: an import writes it, so that no version can be added unnoticed before the list is
+            // read.
             let image = changes.get::<Image>(version.image.as_str())?;
             let versions = changes.list_below::<ImageVersion>(&format!("{}/", version.image))?;
             changes.delete::<ImageVersion>(&key(&version.image, version.version));
             if versions.iter().all(|v| v.value.version == version.version) {
                 changes.delete::<Image>(version.image.as_str());
             } else if let Some(image) = image {
-                // An import that begins now must not take this for the last version.
+                // An import that begins now must not treat this as the last version.
                 changes.put(version.image.as_str(), &image.value);
             }
             Ok(())
@@ -308,12 +319,12 @@ impl Images {
     fn change_image(
         &self,
         name: &Name,
-        terms: Terms,
+        terms: ImageChangeTerms,
         mut change: impl FnMut(&mut Image, &mut Changes) -> Result<(), HostError>,
     ) -> Result<Object<Image>, HostError> {
         let (image, written) = self.objects.change_at(|changes| {
             let mut image = self.image(changes, name)?;
-            is_as_expected(&image, terms.expected)?;
+            check_revision(&image, terms.expected)?;
             change(&mut image.value, changes)?;
             match terms.dry_run {
                 true => changes.forget(),
@@ -328,7 +339,7 @@ impl Images {
         changes.get::<Image>(name.as_str())?.ok_or_else(|| self.no_image(name))
     }
 
-    /// A version that can be used. That it stays so becomes a condition of the change.
+    /// Returns a ready version. The transaction fails if that changes before its commit.
     fn ready(
         &self,
         changes: &mut Changes,
@@ -336,11 +347,11 @@ impl Images {
         version: u32,
     ) -> Result<Object<ImageVersion>, HostError> {
         let found = self.version(changes, name, version)?;
-        self.is_ready(&found.value)?;
+        self.check_ready(&found.value)?;
         Ok(found)
     }
 
-    fn is_ready(&self, version: &ImageVersion) -> Result<(), HostError> {
+    fn check_ready(&self, version: &ImageVersion) -> Result<(), HostError> {
         let why = match version.state {
             VersionState::Ready => return Ok(()),
             VersionState::Importing => match version.origin {
@@ -369,9 +380,14 @@ impl Images {
         Err(HostError::new(ErrorCode::NotFound, message))
     }
 
-    /// Refuses if a catalog has or had the version, or any of the image, since it may be rolled back to it; if a disk is of it
-    /// that a deleted machine has left; or if one is made from it.
-    fn unused(&self, changes: &mut Changes, name: &Name, version: Option<u32>) -> Result<(), HostError> {
+    /// Refuses if the version, or any of the image, is in use: by a catalog's history, since the catalog may be rolled
+    /// back; by a leftover disk of a deleted machine; or by a commit.
+    fn check_unused(
+        &self,
+        changes: &mut Changes,
+        name: &Name,
+        version: Option<u32>,
+    ) -> Result<(), HostError> {
         for catalog in changes.list_below::<Catalog>("")? {
             let uses = |entry: &&HistoryEntry| {
                 entry.image == *name && version.is_none_or(|version| entry.version == version)
@@ -384,9 +400,9 @@ impl Images {
                 return Err(HostError::new(ErrorCode::InUse, message));
             }
         }
-        catalogs::none_is_removed(changes)?;
-        leftovers::none_needs(changes, name, version)?;
-        making::none_reads(changes, name, version)
+        catalogs::check_no_removal(changes)?;
+        leftovers::check_no_leftover_needs(changes, name, version)?;
+        making::check_no_commit_reads(changes, name, version)
     }
 
     fn no_image(&self, name: &Name) -> HostError {
@@ -395,7 +411,7 @@ impl Images {
     }
 }
 
-/// Refuses a change of an image that has another revision than the client has read.
-fn is_as_expected(image: &Object<Image>, expected: Option<Revision>) -> Result<(), HostError> {
+/// Refuses to change an image whose revision is not the one that the client has read.
+fn check_revision(image: &Object<Image>, expected: Option<Revision>) -> Result<(), HostError> {
     HostError::if_match(&format!("image {}", image.name), expected, image.revision)
 }

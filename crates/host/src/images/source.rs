@@ -1,35 +1,35 @@
-//! What a file to be imported says of itself: its format, the size of its disk, whether its content is elsewhere. Owns the
-//! reading of the first and last bytes of qcow2, VMDK, VHD and VHDX files; qemu-img reads the rest.
+//! Inspects a file before its import: its format, the size of its disk, whether its content is in other files. Owns the
+//! parsing of the first and last bytes of qcow2, VMDK, VHD and VHDX files; qemu-img reads the rest.
 //!
-//! Invariant: the format is the one that was said; the content can contradict it and never chooses it. No length is trusted,
-//! and no more than some kilobytes are read.
+//! Invariant: the format is the requested one; the content can contradict it but never chooses it. No length is trusted,
+//! and at most some kilobytes are read.
 
 use spillway_api::SourceFormat;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// The longest descriptor of a VMware disk.
+/// Longest descriptor of a VMware disk.
 const MOST_DESCRIPTOR_BYTES: u64 = 64 << 10;
-/// As much of a file's beginning as is looked at.
+/// Size of the beginning that is inspected.
 const HEAD_BYTES: usize = 512;
-/// The footer of a VHD: the last bytes of the file, and of a dynamic one the first too.
+/// Footer of a VHD: the last bytes of the file; a dynamic one has a copy at its start.
 const FOOTER_BYTES: u64 = 512;
 const SECTOR_BYTES: u64 = 512;
 
-/// What a file says of itself.
+/// Facts that a file states about itself.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Source {
-    /// The size of its disk, if the file records one.
+pub struct SourceFacts {
+    /// Size of the disk, if the file records one.
     pub recorded_bytes: Option<u64>,
-    /// What whoever named it may not expect.
+    /// Note about what the user may not expect.
     pub note: Option<String>,
 }
 
-/// Looks at a file that was said to be of this format.
+/// Inspects a file that should have this format.
 ///
 /// # Errors
-/// Why it is none that can be imported, and what to do.
-pub fn look(file: &File, format: SourceFormat) -> Result<Source, String> {
+/// Why it cannot be imported, and what to do.
+pub fn look(file: &File, format: SourceFormat) -> Result<SourceFacts, String> {
     let file_bytes = file.metadata().map_or(0, |metadata| metadata.len());
     let head = read(file, 0, HEAD_BYTES);
     let footer = footer(file, &head, file_bytes);
@@ -38,7 +38,7 @@ pub fn look(file: &File, format: SourceFormat) -> Result<Source, String> {
         (SourceFormat::Raw, None) => true,
         (SourceFormat::Raw, Some(found)) => {
             let note = format!("the file begins like {}, and was taken as raw, as was said", found.name);
-            return Ok(Source { recorded_bytes: Some(file_bytes), note: Some(note) });
+            return Ok(SourceFacts { recorded_bytes: Some(file_bytes), note: Some(note) });
         }
         (said, Some(found)) => found.format == Some(said),
         (_, None) => false,
@@ -46,10 +46,10 @@ pub fn look(file: &File, format: SourceFormat) -> Result<Source, String> {
     if !is_said {
         let said = format.as_str();
         return Err(match found {
-            Some(Kind { name, format: Some(other), .. }) => {
+            Some(ContentKind { name, format: Some(other), .. }) => {
                 format!("it is {name}: say --format {}", other.as_str())
             }
-            Some(Kind { name, advice, .. }) => format!("it is {name}: {advice}"),
+            Some(ContentKind { name, advice, .. }) => format!("it is {name}: {advice}"),
             None => format!(
                 "it does not begin like a {said} image: if it is the plain bytes of a disk say --format raw"
             ),
@@ -62,18 +62,18 @@ pub fn look(file: &File, format: SourceFormat) -> Result<Source, String> {
         SourceFormat::Vpc => vhd(&footer.unwrap_or_default())?,
         SourceFormat::Vhdx => None,
     };
-    Ok(Source { recorded_bytes, note: None })
+    Ok(SourceFacts { recorded_bytes, note: None })
 }
 
-/// What content begins like.
-struct Kind {
+/// Format that content is recognised as.
+struct ContentKind {
     name: &'static str,
-    /// The one that it can be imported as.
+    /// Format to import it as.
     format: Option<SourceFormat>,
     advice: &'static str,
 }
 
-fn kind(file: &File, head: &[u8], has_footer: bool) -> Option<Kind> {
+fn kind(file: &File, head: &[u8], has_footer: bool) -> Option<ContentKind> {
     const UNPACK: &str = "unpack it first";
     const CONVERT: &str = "convert it first with 'qemu-img convert -O qcow2 OLD NEW'";
     let known = [
@@ -94,9 +94,9 @@ fn kind(file: &File, head: &[u8], has_footer: bool) -> Option<Kind> {
     ];
     let begins = known.into_iter().find(|(magic, ..)| head.starts_with(magic));
     if let Some((_, name, format, advice)) = begins {
-        return Some(Kind { name, format, advice });
+        return Some(ContentKind { name, format, advice });
     }
-    let kind = |name, format, advice| Some(Kind { name, format, advice });
+    let kind = |name, format, advice| Some(ContentKind { name, format, advice });
     if is_descriptor(head) {
         return kind("the descriptor of a VMware disk", Some(SourceFormat::Vmdk), "");
     }
@@ -113,7 +113,7 @@ fn kind(file: &File, head: &[u8], has_footer: bool) -> Option<Kind> {
     None
 }
 
-/// Comments may come before the words by which qemu-img knows one.
+/// Comments may precede the words by which qemu-img recognises a descriptor.
 fn is_descriptor(head: &[u8]) -> bool {
     let text = String::from_utf8_lossy(head);
     let mut lines = text.lines().map(str::trim);
@@ -124,7 +124,7 @@ fn is_descriptor(head: &[u8]) -> bool {
                 .is_some_and(|line| line.starts_with("version="))
 }
 
-/// The size that a VMDK records.
+/// Returns the size that a VMDK records.
 fn vmdk(file: &File, head: &[u8]) -> Result<Option<u64>, String> {
     if !head.starts_with(b"KDMV") {
         if head.starts_with(b"COWD") {
@@ -158,7 +158,7 @@ fn vmdk(file: &File, head: &[u8]) -> Result<Option<u64>, String> {
     Ok(sectors(extents.filter(|extents| *extents > 0)).or(sectors(capacity)))
 }
 
-/// Why a descriptor alone is not imported.
+/// Message about a descriptor without its content.
 fn elsewhere(text: &str) -> String {
     let names: Vec<String> = extents(text).map(|(_, name)| name).collect();
     let files = match names.as_slice() {
@@ -172,7 +172,7 @@ fn elsewhere(text: &str) -> String {
     )
 }
 
-/// Of a descriptor's lines `RW 8192 SPARSE "disk-s001.vmdk"` the sectors and the names.
+/// Parses the extents of a descriptor, lines such as `RW 8192 SPARSE "disk-s001.vmdk"`, into sectors and names.
 fn extents(text: &str) -> impl Iterator<Item = (u64, String)> {
     text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -183,7 +183,7 @@ fn extents(text: &str) -> impl Iterator<Item = (u64, String)> {
     })
 }
 
-/// A stranger's name, for people.
+/// Makes an untrusted name printable.
 fn shown(name: &str) -> String {
     name.chars().take(80).collect::<String>().escape_debug().to_string()
 }
@@ -194,10 +194,10 @@ fn descriptor(file: &File, at: u64, len: u64) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// The size that the footer of a VHD records ("Virtual Hard Disk Image Format Specification", 1.0).
+/// Returns the size in the footer of a VHD ("Virtual Hard Disk Image Format Specification", 1.0).
 fn vhd(footer: &[u8]) -> Result<Option<u64>, String> {
     const DIFFERENCING: u64 = 4;
-    // qemu-img would read it as if all of the disk were in it.
+    // qemu-img would read it as if it contained the whole disk.
     if number_be(footer, 56).map(|both| both & 0xffff_ffff) == Some(DIFFERENCING) {
         return Err("it is a differencing VHD, and has only what was written over its parent: merge it with that first".into());
     }
@@ -213,7 +213,7 @@ fn footer(file: &File, head: &[u8], file_bytes: u64) -> Option<Vec<u8>> {
     is_one(&last).then_some(last)
 }
 
-/// As many bytes as are there.
+/// Reads up to `len` bytes.
 fn read(file: &File, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let mut done = 0;
@@ -251,7 +251,7 @@ mod tests {
         assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
     }
 
-    fn looked(path: &Path, format: SourceFormat) -> Result<Source, String> {
+    fn looked(path: &Path, format: SourceFormat) -> Result<SourceFacts, String> {
         look(&File::open(path).unwrap(), format)
     }
 

@@ -1,26 +1,26 @@
-//! What is asked of machines: to start, stop, restart, forget; to be no more. Owns the rules of what may be asked; it is
-//! recorded here, and done by the machines' tasks.
+//! The actions that clients ask of machines: start, stop, restart, reset, drain and delete. Owns the rules for each
+//! action. An action is recorded here; the machine's task carries it out.
 //!
-//! Invariant: what is refused of one machine is refused of all that are named with it, before anything is recorded.
+//! Invariant: if one of the named machines cannot take the action, nothing is recorded for any of them.
 
-use super::closing::is_open;
+use super::closing::require_open;
+use super::desired_state::DesiredState;
 use super::tag::if_match;
 use super::views::{MachineReader, View};
-use super::wanted::Wanted;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::images::none_is_committed;
-use crate::paging::Part;
+use crate::images::check_none_committed;
+use crate::paging::PageRequest;
 use crate::store::{Objects, Revision};
 use spillway_api::{
     Action, Catalog, ErrorCode, MOST_NAMES, Machine, MachineAction, MachineDetails, Name, Page, Power,
 };
 use std::collections::{HashMap, HashSet};
 
-/// Records written in one transaction.
+/// Number of records that one transaction writes at most.
 pub(super) const BATCH: usize = 256;
 
-/// Carries out what is asked of machines.
+/// Records actions of clients on machines.
 #[derive(Clone)]
 pub struct MachineActions {
     reader: MachineReader,
@@ -29,13 +29,13 @@ pub struct MachineActions {
 }
 
 impl MachineActions {
-    /// On these machines.
+    /// Creates the actions on the machines that `reader` sees.
     pub(super) fn new(reader: MachineReader, catalogs: Catalogs, objects: Objects) -> MachineActions {
         MachineActions { reader, catalogs, objects }
     }
 
-    /// Records what is wanted of machines; their tasks do it. The first of them, as they are now: all that are named. Each
-    /// whose change was recorded is told to `note`.
+    /// Records the desired state of the selected machines; their tasks bring them to it. Returns the first of the
+    /// machines as they are now, and all if they are named. Calls `note` with each machine whose change was recorded.
     pub fn act(
         &self,
         action: &MachineAction,
@@ -54,9 +54,9 @@ impl MachineActions {
             (false, Some(seconds)) => seconds,
             (false, None) => catalogs.get(&machine.catalog).map_or(0, |catalog| catalog.spec.grace_seconds),
         };
-        let asked = |machine: &Machine, is: &Wanted| {
+        let asked = |machine: &Machine, is: &DesiredState| {
             if !catalogs.contains_key(&machine.catalog) {
-                // An error if it cannot be read: then nobody knows what the machine keeps.
+                // Returns an error if the catalog cannot be read: whether the machine keeps data is unknown then.
                 self.objects.get::<Catalog>(machine.catalog.as_str())?;
             }
             let keeps = catalogs.get(&machine.catalog).is_some_and(|c| c.spec.keeps_writes());
@@ -69,8 +69,8 @@ impl MachineActions {
             }
             ask(&machine.name, is, action.action, grace(machine))
         };
-        // What is refused of one is refused of all, before anything is recorded.
-        // Nor does one whose catalog cannot be read keep anything from all others.
+        // Refuse the action for all machines before anything is recorded. A catalog that cannot be read affects its own
+        // machines only.
         let unreadable = self.objects.unreadable_names::<Catalog>();
         let unreadable: HashSet<String> =
             if select.names.is_empty() { unreadable.into_iter().collect() } else { HashSet::new() };
@@ -88,14 +88,15 @@ impl MachineActions {
                     if changes.get::<Machine>(name)?.is_none() {
                         return Err(HostError::not_found("machine", name, []));
                     }
-                    let is = changes.get::<Wanted>(name)?.map(|wanted| wanted.value).unwrap_or_default();
-                    // Written even if it is as it was: one that has failed is tried again at once.
+                    let is =
+                        changes.get::<DesiredState>(name)?.map(|wanted| wanted.value).unwrap_or_default();
+                    // Write the record even if it is unchanged: a machine that has failed is retried at once.
                     changes.put(name, &asked(machine, &is)?);
                 }
                 match action.action {
                     Action::Start | Action::Restart => {
-                        is_open(changes)?;
-                        none_is_committed(changes, batch.iter().map(|view| &view.machine.name))
+                        require_open(changes)?;
+                        check_none_committed(changes, batch.iter().map(|view| &view.machine.name))
                     }
                     Action::Stop | Action::Reset | Action::Drain | Action::Undrain => Ok(()),
                 }
@@ -103,31 +104,36 @@ impl MachineActions {
             batch.iter().for_each(|view| note(&view.machine.name));
             Ok(true)
         })?;
-        self.reader.page(select, &[], &Part { after: String::new(), most: MOST_NAMES })
+        self.reader.page(select, &[], &PageRequest { after: String::new(), most: MOST_NAMES })
     }
 
-    /// A machine that is off and nobody's is no more, and its catalog has one less. Its data disk and its kept one stay in
-    /// their store unless it is said that they go.
+    /// Deletes a machine that is stopped and not claimed, and lowers its catalog's count by one. Its data disk and kept
+    /// disk stay in their store unless `with_data` is set.
     pub fn delete(&self, name: &Name, with_data: bool, expected: Option<Revision>) -> Result<(), HostError> {
         let view = self.reader.view(name)?;
-        // Before what the other change may have made of it.
+        // Check the tag before the second transaction changes the machine's records.
         self.objects.change(|changes| if_match(changes, name, expected))?;
-        view.is_off()?;
+        view.check_off()?;
         if view.wanted.claim.is_some() {
             let message = format!("{name} is claimed: release it first ('spillway machine release {name}')");
             return Err(HostError::new(ErrorCode::Conflict, message));
         }
         self.catalogs.delete_machine(&view.machine, with_data, |changes| {
             if_match(changes, name, expected)?;
-            view.is_as_seen(changes)?;
-            none_is_committed(changes, [name])
+            view.check_unchanged(changes)?;
+            check_none_committed(changes, [name])
         })
     }
 }
 
-/// What is wanted of a machine once it was asked this.
-fn ask(name: &Name, is: &Wanted, action: Action, grace_seconds: u32) -> Result<Wanted, HostError> {
-    let mut wanted = Wanted { grace_seconds, ..is.clone() };
+/// Returns the desired state of a machine after an action.
+fn ask(
+    name: &Name,
+    is: &DesiredState,
+    action: Action,
+    grace_seconds: u32,
+) -> Result<DesiredState, HostError> {
+    let mut wanted = DesiredState { grace_seconds, ..is.clone() };
     match action {
         Action::Start | Action::Restart if is.drained && is.power == Power::Off => {
             let message = format!("{name} is drained: 'machine undrain {name}' first");
@@ -138,7 +144,7 @@ fn ask(name: &Name, is: &Wanted, action: Action, grace_seconds: u32) -> Result<W
         Action::Stop => wanted.power = Power::Off,
         Action::Reset => {
             wanted.resets += 1;
-            // What still shuts down is to end at once too, and not to be gone on with.
+            // A shutdown that is still going on ends at once too, and is not resumed.
             wanted.grace_seconds = 0;
         }
         Action::Drain => wanted.drained = true,

@@ -1,13 +1,13 @@
-//! What a machine has that outlives its runs: the key that its SSH server shows, its data disk. Owns these records and
-//! files; and the files of a run that are made anew for each: the seed disk, the scratch disk.
+//! What outlives a machine's runs: its SSH host key, its data disk and its kept disk. Owns these records and files, and
+//! the files that are made anew for each run: the seed disk and the scratch disk.
 //!
-//! Invariant: a file that is kept is named by its machine's UUID and goes only when somebody said so; a record names a
-//! file only once it is there.
+//! Invariant: a kept file is named by its machine's UUID and is removed only on request; a record names a file only once
+//! the file exists.
 
 use crate::error::HostError;
 use crate::events::Events;
 use crate::seed::{HostKey, Seed, SeedNetwork, host_key};
-use crate::store::{Kind, Objects};
+use crate::store::{Objects, StoredRecord};
 use crate::stores::Stores;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
@@ -19,56 +19,56 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 
-/// The seed disk's file in a machine's folder.
+/// File of the seed disk in a machine's folder.
 pub const SEED: &str = "seed.img";
-/// Folders of stores.
+/// Names of folders in a store.
 const DATA: &str = "data";
 const DISKS: &str = "disks";
 pub(super) const SCRATCH: &str = "scratch";
 
-/// What a machine has.
+/// Record of what a machine keeps between its runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Belongings {
-    /// Of the machine's identity.
+    /// UUID of the machine.
     pub uuid: String,
-    /// Made once.
+    /// SSH host key of the guest, created once.
     pub host_key: HostKey,
-    /// The file of its data disk.
+    /// Path of the data disk, if the machine has one.
     #[schema(value_type = Option<String>)]
     pub data: Option<PathBuf>,
-    /// Its disk, in mode `persistent`.
+    /// The kept disk, in mode `persistent`.
     pub disk: Option<KeptDisk>,
 }
 
-/// A disk of mode `persistent`.
+/// Record of a disk of mode `persistent`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeptDisk {
-    /// Its file.
+    /// Path of the disk's file.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// Whether it has been served: then the file must be there.
+    /// Whether the disk has been served, so that its file must exist.
     pub made: bool,
-    /// The image that it is of, on which it stays.
+    /// Name of the image that the disk is based on. It never changes.
     pub image: Name,
-    /// Its version.
+    /// Version of that image.
     pub version: u32,
-    /// Of the resets that the machine was asked for, those that came before it.
+    /// The machine's reset counter when this disk was created.
     pub resets: u64,
 }
 
 impl KeptDisk {
-    /// Whether a machine with these settings, which was asked for so many resets, starts with it again.
+    /// Whether the next start keeps using this disk, with these settings and this reset counter.
     pub fn stays(&self, spec: &CatalogSpec, resets: u64) -> bool {
         spec.mode() == DiskMode::Persistent && self.image == spec.image.name && self.resets == resets
     }
 }
 
-impl Kind for Belongings {
+impl StoredRecord for Belongings {
     const PREFIX: &'static str = "belongings/";
     const WORD: &'static str = "machine";
 }
 
-/// The files of machines that outlive their runs, and the records of them.
+/// Manages the files that outlive the runs of machines, and their records.
 pub struct MachineFiles {
     objects: Objects,
     stores: Stores,
@@ -76,12 +76,12 @@ pub struct MachineFiles {
 }
 
 impl MachineFiles {
-    /// In these stores.
+    /// Creates the manager of files in these stores.
     pub fn new(objects: Objects, stores: Stores, events: Events) -> MachineFiles {
         MachineFiles { objects, stores, events }
     }
 
-    /// What a machine has, as its settings want it from its next start on. Made if it is not there yet.
+    /// Returns what a machine keeps, as its settings require for its next start. Creates what does not exist yet.
     pub fn belongings(
         &self,
         machine: &Machine,
@@ -117,14 +117,15 @@ impl MachineFiles {
         let mut fresh = None;
         match (&belongings.data, spec.data_disk_bytes) {
             (Some(path), Some(bytes)) => grow(path, bytes)?,
-            // Whoever took it out of the settings has said that it may go.
+            // The user who removed the data disk from the settings has confirmed that it may be deleted.
             (Some(path), None) => {
                 self.remove_kept(path)?;
                 belongings.data = None;
             }
             (None, Some(bytes)) => {
-                // One that was deleted since may have left its data there. What it has is recorded as long as it is.
-                self.is_there(machine)?;
+                // A machine that was deleted since may have left its data in this file. The record exists as long as the
+                // machine does.
+                self.check_exists(machine)?;
                 let store = self.stores.for_disks(spec.data_disk_store.as_ref())?;
                 self.stores.check(&store)?;
                 let path = store.path.join(DATA).join(format!("{name}-{uuid}.raw"));
@@ -145,7 +146,7 @@ impl MachineFiles {
             if let (Err(e), Some(path)) = (&recorded, fresh)
                 && e.code == ErrorCode::NotFound
             {
-                // Deleted meanwhile: nobody has had it, and no record will ever name it.
+                // The machine was deleted meanwhile: the new file was never used, and no record names it.
                 remove(&path)?;
             }
             recorded?;
@@ -153,8 +154,8 @@ impl MachineFiles {
         Ok(belongings)
     }
 
-    /// An error if a machine is no more, or another one has its name.
-    fn is_there(&self, machine: &Machine) -> Result<(), HostError> {
+    /// Returns an error if the machine was deleted, or if another machine has its name.
+    fn check_exists(&self, machine: &Machine) -> Result<(), HostError> {
         let name = machine.name.as_str();
         match self.objects.get::<Machine>(name)? {
             Some(found) if found.value.identity.uuid == machine.identity.uuid => Ok(()),
@@ -162,8 +163,9 @@ impl MachineFiles {
         }
     }
 
-    /// A machine's kept disk is being served: once its file is there it must be from now on. Whether that is recorded.
-    pub fn disk_is_made(&self, name: &str) -> Result<bool, HostError> {
+    /// Records that a machine's kept disk exists once it is served: its file must exist from then on. Returns whether
+    /// that is recorded.
+    pub fn record_disk_made(&self, name: &str) -> Result<bool, HostError> {
         let disk = self.objects.get::<Belongings>(name)?.and_then(|found| found.value.disk);
         let Some(served) = disk.filter(|disk| disk.made || disk.path.exists()) else { return Ok(false) };
         self.objects.change(|changes| {
@@ -177,7 +179,7 @@ impl MachineFiles {
         })
     }
 
-    /// Where a machine's scratch disk is, if it has one.
+    /// Returns the path of a machine's scratch disk, if it has one.
     pub fn scratch(&self, machine: &Machine, spec: &CatalogSpec) -> Result<Option<PathBuf>, HostError> {
         if spec.scratch_disk_bytes.is_none() {
             return Ok(None);
@@ -189,7 +191,7 @@ impl MachineFiles {
         Ok(Some(store.path.join(SCRATCH).join(format!("{}-{}.raw", machine.name, machine.identity.uuid))))
     }
 
-    /// Removes a file that was kept, for good: not one that cannot be seen for now, nor to be back after a power loss.
+    /// Removes a kept file durably. Fails if the file cannot be seen, or if it might reappear after a power loss.
     pub fn remove_kept(&self, path: &Path) -> Result<(), HostError> {
         if let Some(store) = self.stores.holding(path)? {
             self.stores.check(&store)?;
@@ -201,7 +203,7 @@ impl MachineFiles {
         }
     }
 
-    /// Removes files of that folder of stores that no run names. What cannot be removed is left, and said.
+    /// Removes the files in `folder` of each store that no run names. Raises an event for what cannot be removed.
     pub fn sweep(&self, folder: &str, is_named: impl Fn(&Path) -> bool) -> Result<(), HostError> {
         for store in self.stores.list()? {
             let Ok(entries) = fs::read_dir(store.path.join(folder)) else { continue };
@@ -218,7 +220,7 @@ impl MachineFiles {
     }
 }
 
-/// Writes what tells a machine's guest who it is.
+/// Writes the seed disk, which tells a guest its identity.
 pub fn write_seed(
     folder: &Path,
     machine: &Machine,
@@ -240,20 +242,20 @@ pub fn write_seed(
     let path = folder.join(SEED);
     let disk = seed.disk()?;
     let write = || {
-        // It holds a secret key.
+        // The file holds a secret key.
         let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(&path)?;
         file.write_all(&disk)
     };
     write().map_err(|e| failed(&path, "cannot be written", e))
 }
 
-/// An empty scratch disk, whatever was in it before.
+/// Creates an empty scratch disk, and replaces what was there.
 pub fn empty(path: &Path, bytes: u64) -> Result<(), HostError> {
     remove(path)?;
     make(path, bytes)
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 pub fn remove(path: &Path) -> Result<(), HostError> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(path, "cannot be removed", e)),
@@ -261,7 +263,7 @@ pub fn remove(path: &Path) -> Result<(), HostError> {
     }
 }
 
-/// A sparse file of this size, in place of what is there: that no record may name.
+/// Creates a sparse file of this size. Replaces a file that exists, which no record may name.
 fn make(path: &Path, bytes: u64) -> Result<(), HostError> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let make = || {
@@ -274,7 +276,7 @@ fn make(path: &Path, bytes: u64) -> Result<(), HostError> {
     make().map_err(|e| failed(path, "cannot be made", e))
 }
 
-/// Makes a file that must be there so large at least.
+/// Grows a file, which must exist, to at least this size.
 fn grow(path: &Path, bytes: u64) -> Result<(), HostError> {
     let grow = || {
         let file = File::options().write(true).open(path)?;

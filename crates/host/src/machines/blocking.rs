@@ -1,13 +1,13 @@
-//! What may wait for a disk or a process, on a thread that may. Owns nothing.
+//! Runs work that may block on a disk or a process on a thread for blocking work. Owns nothing.
 //!
-//! Invariant: no task of a machine waits for its folder on a thread that others need.
+//! Invariant: no task of a machine blocks a thread of the async runtime.
 
-use super::run::Folder;
+use super::run::MachineFolder;
 use crate::error::HostError;
-use crate::processes::{self, Seen};
+use crate::processes::{self, ObservedProcess};
 use spillway_api::ErrorCode;
 
-/// Does it there.
+/// Runs `work` on a thread for blocking work.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, HostError> + Send + 'static,
 ) -> Result<T, HostError> {
@@ -15,14 +15,14 @@ pub async fn blocking<T: Send + 'static>(
     done.map_err(|e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon: {e}")))?
 }
 
-/// What became of a machine's process. It may have to be waited for until it says who it is.
-pub async fn look(folder: &Folder, name: &'static str) -> Result<Seen, HostError> {
+/// Finds out whether a machine's process is alive. Waits until a process that has just begun has recorded its id.
+pub async fn look(folder: &MachineFolder, name: &'static str) -> Result<ObservedProcess, HostError> {
     let folder = folder.clone();
     blocking(move || processes::look(folder.path(), name)).await
 }
 
-/// The last that a machine's process has said.
-pub async fn last_words(folder: &Folder, name: &'static str) -> Result<String, HostError> {
+/// Returns the last output of a machine's process.
+pub async fn last_words(folder: &MachineFolder, name: &'static str) -> Result<String, HostError> {
     let folder = folder.clone();
     blocking(move || Ok(processes::last_words(folder.path(), name))).await
 }

@@ -1,17 +1,18 @@
-//! Claims of machines: a machine is somebody's for a while. Owns the rules of which machine is given away, and for how long.
+//! Claims of machines: a claim assigns a machine to an owner for a while. Owns the rules that choose the machine, and how
+//! long a claim lasts.
 //!
-//! Invariant: a machine is claimed once, whoever asks at the same time.
+//! Invariant: a machine has one claim at most, however many clients ask at the same time.
 
-use super::closing::is_open;
+use super::closing::require_open;
+use super::desired_state::{ClaimRecord, DesiredState};
 use super::host::SpaceWatch;
 use super::tag::if_match;
 use super::views::{MachineReader, View};
-use super::wanted::{Claimed, Wanted};
 use crate::catalogs::{Catalogs, whole};
 use crate::error::HostError;
 use crate::events::Events;
-use crate::idempotency::Key;
-use crate::images::none_is_committed;
+use crate::idempotency::IdempotentRequest;
+use crate::images::check_none_committed;
 use crate::store::{Changes, Objects, Revision};
 use serde::{Deserialize, Serialize};
 use spillway_api::{
@@ -24,43 +25,43 @@ const MOST_OWNER_CHARACTERS: usize = 128;
 const MOST_CLAIM_LABELS: usize = 16;
 const MOST_LABEL_CHARACTERS: usize = 256;
 
-/// Who claims a machine.
+/// The client that claims a machine.
 #[derive(Clone, Debug)]
 pub struct Claimant {
-    /// For people: who asks, and from where.
+    /// User and address of the client, for people.
     pub who: String,
-    /// The owner of the claim, if the claim does not say it.
+    /// Owner of the claim if the request names none.
     pub owner: String,
-    /// It is made once with this key.
-    pub key: Option<Key>,
+    /// Idempotency key of the request: the claim is made once for it.
+    pub key: Option<IdempotentRequest>,
 }
 
-/// Which claim of a machine is renewed or released: whichever there is, unless more is said.
+/// Selects the claim to renew or release. Without a field set, it is the current claim of the machine.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct WhichClaim<'a> {
-    /// The claim of this id alone.
+pub struct ClaimSelector<'a> {
+    /// Only the claim with this id.
     pub id: Option<&'a str>,
     /// Only if the machine still has this tag.
     pub expected: Option<Revision>,
 }
 
-/// What a claim with a key has made.
+/// The claim that a request with an idempotency key has made.
 #[derive(Serialize, Deserialize)]
-struct ClaimMade {
+struct KeyedClaim {
     machine: Name,
     claim: String,
 }
 
-/// What became of trying to claim a machine.
-enum Tried {
+/// Result of trying to claim one machine.
+enum ClaimAttempt {
     Claimed,
-    /// Somebody was faster.
-    Changed,
-    /// The key had made a claim already.
-    Before(ClaimMade),
+    /// Another client changed the machine first.
+    Conflict,
+    /// A request with the same key has made a claim already.
+    Repeated(KeyedClaim),
 }
 
-/// Gives machines away, and takes them back.
+/// Claims machines for clients, and releases them.
 #[derive(Clone)]
 pub struct Claims {
     reader: MachineReader,
@@ -68,12 +69,12 @@ pub struct Claims {
     objects: Objects,
     events: Events,
     space: Arc<SpaceWatch>,
-    /// How long a claim lasts of which neither it nor its catalog says that; `None`: until it is released.
+    /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     ttl_seconds: Option<u32>,
 }
 
 impl Claims {
-    /// Of these machines.
+    /// Creates the claims of the machines that `reader` sees.
     pub(super) fn new(
         reader: MachineReader,
         catalogs: Catalogs,
@@ -85,22 +86,22 @@ impl Claims {
         Claims { reader, catalogs, objects, events, space, ttl_seconds }
     }
 
-    /// A machine of a catalog becomes somebody's. `true`: it was so already, by an earlier request with the same key.
+    /// Claims a machine of a catalog. The flag is `true` if an earlier request with the same key made the claim.
     pub fn claim(
         &self,
         catalog: &Name,
         claim: &NewClaim,
         by: &Claimant,
     ) -> Result<(MachineDetails, bool), HostError> {
-        can_claim_so(claim)?;
+        check_new_claim(claim)?;
         if let Some(key) = &by.key
-            && let Some(made) = self.objects.change(|changes| key.made::<ClaimMade>(changes))?
+            && let Some(made) = self.objects.change(|changes| key.made::<KeyedClaim>(changes))?
         {
-            return Ok((self.claimed_before(&made)?, true));
+            return Ok((self.repeated_claim(&made)?, true));
         }
         let spec = self.catalogs.get(catalog)?.spec;
-        can_be_claimed(catalog, &spec)?;
-        if self.space.has_no_room(&spec)? {
+        check_claimable(catalog, &spec)?;
+        if self.space.is_nearly_full(&spec)? {
             let message =
                 format!("the store of the overflow of '{catalog}' is nearly full: make room there first");
             return Err(HostError::new(ErrorCode::Exhausted, message));
@@ -112,14 +113,14 @@ impl Claims {
         let starting =
             views.iter().filter(|view| free(view) && view.wanted.power == Power::On && !is_ready(view));
         let starting = starting.count();
-        // One that was started before its catalog lost its data disks has its own still.
+        // A machine that was started before its catalog dropped the data disk still has one.
         let has_data = |view: &View| {
             let mut pending = view.status.run.iter().flat_map(|run| &run.pending);
             is_ready(view) && pending.any(|next| next.setting == "data_disk_bytes")
         };
         views.retain(|view| free(view) && (claim.any || is_ready(view)) && !has_data(view));
-        // Those first that are ready, and of these those that have the newest version; then those that start, and last those
-        // that have failed to.
+        // Order: ready machines first, those with the newest version before others; then starting machines; last those
+        // that failed to start.
         views.sort_by_key(|view| {
             let outdated = view.status.run.as_ref().is_none_or(|run| run.outdated);
             let failed = view.status.phase == Phase::Failed;
@@ -127,13 +128,13 @@ impl Claims {
         });
         for view in views {
             match self.try_to_claim(&view, claim, by)? {
-                Tried::Claimed => {
+                ClaimAttempt::Claimed => {
                     let object = format!("machine/{}", view.machine.name);
                     self.events.raise(EventKind::Claimed, &object, format!("it is claimed by {}", by.who));
                     return Ok((self.reader.get(&view.machine.name)?, false));
                 }
-                Tried::Changed => {}
-                Tried::Before(made) => return Ok((self.claimed_before(&made)?, true)),
+                ClaimAttempt::Conflict => {}
+                ClaimAttempt::Repeated(made) => return Ok((self.repeated_claim(&made)?, true)),
             }
         }
         let message = format!(
@@ -142,8 +143,8 @@ impl Claims {
         Err(HostError::new(ErrorCode::Exhausted, message))
     }
 
-    /// The machine of a claim that a key has made, if that claim still holds.
-    fn claimed_before(&self, made: &ClaimMade) -> Result<MachineDetails, HostError> {
+    /// Returns the machine that an earlier request with this key claimed, if that claim still holds.
+    fn repeated_claim(&self, made: &KeyedClaim) -> Result<MachineDetails, HostError> {
         let machine = &made.machine;
         match self.reader.get(machine) {
             Ok(found) if found.claim.as_ref().is_some_and(|claim| claim.id == made.claim) => Ok(found),
@@ -157,52 +158,52 @@ impl Claims {
         }
     }
 
-    /// Claims a machine, if it is still as it was seen.
-    fn try_to_claim(&self, seen: &View, claim: &NewClaim, by: &Claimant) -> Result<Tried, HostError> {
+    /// Claims a machine unless its records have changed since `seen`.
+    fn try_to_claim(&self, seen: &View, claim: &NewClaim, by: &Claimant) -> Result<ClaimAttempt, HostError> {
         let name = seen.machine.name.as_str();
         self.objects.change(|changes| {
             if let Some(key) = &by.key
-                && let Some(made) = key.made::<ClaimMade>(changes)?
+                && let Some(made) = key.made::<KeyedClaim>(changes)?
             {
-                return Ok(Tried::Before(made));
+                return Ok(ClaimAttempt::Repeated(made));
             }
-            let is = changes.get::<Wanted>(name)?;
+            let is = changes.get::<DesiredState>(name)?;
             let there = changes.get::<Machine>(name)?.is_some();
             let revision = is.as_ref().map(|wanted| wanted.revision).unwrap_or_default();
             if !there || revision != seen.revision {
-                return Ok(Tried::Changed);
+                return Ok(ClaimAttempt::Conflict);
             }
             let mut is = is.map(|wanted| wanted.value).unwrap_or_default();
-            is_open(changes)?;
+            require_open(changes)?;
             let spec = whole(changes, &seen.machine.catalog)?.spec;
-            can_be_claimed(&seen.machine.catalog, &spec)?;
-            match none_is_committed(changes, [&seen.machine.name]) {
-                Err(committed) if committed.code == ErrorCode::Conflict => return Ok(Tried::Changed),
+            check_claimable(&seen.machine.catalog, &spec)?;
+            match check_none_committed(changes, [&seen.machine.name]) {
+                Err(committed) if committed.code == ErrorCode::Conflict => return Ok(ClaimAttempt::Conflict),
                 looked => looked?,
             }
             let ttl = claim.ttl_seconds.or(spec.claim_ttl_seconds).or(self.ttl_seconds);
             let owner = claim.owner.as_deref().unwrap_or(&by.owner);
-            let mut claimed = Claimed::new(ttl.filter(|ttl| *ttl > 0), is.power == Power::Off, owner);
+            let mut claimed = ClaimRecord::new(ttl.filter(|ttl| *ttl > 0), is.power == Power::Off, owner);
             claimed.labels = claim.labels.clone();
             if let Some(key) = &by.key {
                 key.record(
                     changes,
-                    &ClaimMade { machine: seen.machine.name.clone(), claim: claimed.id.clone() },
+                    &KeyedClaim { machine: seen.machine.name.clone(), claim: claimed.id.clone() },
                 );
             }
             is.claim = Some(claimed);
-            is.start_anew(&spec);
+            is.start_fresh(&spec);
             changes.put(name, &is);
-            Ok(Tried::Claimed)
+            Ok(ClaimAttempt::Claimed)
         })
     }
 
-    /// A machine is nobody's any more: it forgets, and is ready for the next one. With a claim's id only if it still has
-    /// that one. `text` is what the event says.
+    /// Releases a machine: it discards what was written and becomes ready for the next claim. With a claim's id, only if
+    /// the machine still has that claim. `text` is the text of the event.
     pub fn release(
         &self,
         name: &Name,
-        which: WhichClaim<'_>,
+        which: ClaimSelector<'_>,
         text: String,
     ) -> Result<MachineDetails, HostError> {
         let catalog = self.catalogs.get(&self.catalogs.machine(name)?.catalog)?;
@@ -210,7 +211,7 @@ impl Claims {
             self.reader.views(&Selector { catalog: Some(catalog.name.clone()), ..Selector::default() })?;
         let free = free(&views, Some(name));
         self.objects.change(|changes| {
-            let (mut wanted, _) = has_claim(changes, name, which)?;
+            let (mut wanted, _) = claimed_state(changes, name, which)?;
             wanted.release(&catalog.spec, free);
             changes.put(name.as_str(), &wanted);
             Ok::<_, HostError>(())
@@ -219,18 +220,18 @@ impl Claims {
         self.reader.get(name)
     }
 
-    /// A claim lasts so long from now on; 0: until it is released; if nothing is said, as long as it was to last before.
-    /// With a claim's id only if the machine still has that one.
+    /// Renews a claim for `ttl_seconds` from now: 0 means until it is released, `None` as long as before. With a claim's
+    /// id, only if the machine still has that claim.
     pub fn renew(
         &self,
         name: &Name,
-        which: WhichClaim<'_>,
+        which: ClaimSelector<'_>,
         ttl_seconds: Option<u32>,
     ) -> Result<MachineDetails, HostError> {
         self.catalogs.machine(name)?;
         self.objects.change(|changes| {
-            let (mut wanted, mut claim) = has_claim(changes, name, which)?;
-            if claim.left().is_some_and(|left| left.is_zero()) {
+            let (mut wanted, mut claim) = claimed_state(changes, name, which)?;
+            if claim.remaining().is_some_and(|left| left.is_zero()) {
                 let message = format!("the claim of {name} is over: claim a machine again");
                 return Err(HostError::new(ErrorCode::Conflict, message));
             }
@@ -243,14 +244,15 @@ impl Claims {
     }
 }
 
-/// What is wanted of a machine that is claimed, and its claim. With an id only if it is that one.
-fn has_claim(
+/// Returns the desired state of a claimed machine, and its claim. Fails if the machine has no claim, or not the one with
+/// this id.
+fn claimed_state(
     changes: &mut Changes,
     name: &Name,
-    which: WhichClaim<'_>,
-) -> Result<(Wanted, Claimed), HostError> {
+    which: ClaimSelector<'_>,
+) -> Result<(DesiredState, ClaimRecord), HostError> {
     if_match(changes, name, which.expected)?;
-    let wanted = changes.get::<Wanted>(name.as_str())?.map(|wanted| wanted.value);
+    let wanted = changes.get::<DesiredState>(name.as_str())?.map(|wanted| wanted.value);
     let claimed = wanted.and_then(|wanted| wanted.claim.clone().map(|claim| (wanted, claim)));
     let (wanted, claim) =
         claimed.ok_or_else(|| HostError::new(ErrorCode::Conflict, format!("nobody has claimed {name}")))?;
@@ -261,25 +263,25 @@ fn has_claim(
     Ok((wanted, claim))
 }
 
-/// Refuses a claim whose words cannot be.
-fn can_claim_so(NewClaim { owner, labels, .. }: &NewClaim) -> Result<(), HostError> {
+/// Refuses an owner or labels that are too long or not printable.
+fn check_new_claim(NewClaim { owner, labels, .. }: &NewClaim) -> Result<(), HostError> {
     let is_plain = |text: &str, most| text.chars().count() <= most && !text.chars().any(char::is_control);
     if owner.as_ref().is_some_and(|owner| owner.is_empty() || !is_plain(owner, MOST_OWNER_CHARACTERS)) {
         return Err(HostError::invalid(format!(
-            "owner: 1 to {MOST_OWNER_CHARACTERS} printable characters can be"
+            "owner: 1 to {MOST_OWNER_CHARACTERS} printable characters are allowed"
         )));
     }
     let are_plain =
         |labels: &BTreeMap<Name, String>| labels.values().all(|v| is_plain(v, MOST_LABEL_CHARACTERS));
     if labels.len() > MOST_CLAIM_LABELS || !are_plain(labels) {
         return Err(HostError::invalid(format!(
-            "labels: {MOST_CLAIM_LABELS} can be, of {MOST_LABEL_CHARACTERS} printable characters each"
+            "labels: {MOST_CLAIM_LABELS} are allowed, of {MOST_LABEL_CHARACTERS} printable characters each"
         )));
     }
     Ok(())
 }
 
-/// How many run, or are to, and are nobody's; but for this one.
+/// Counts the machines that run or will run and are not claimed, except `but`.
 pub(super) fn free<'a>(views: impl IntoIterator<Item = &'a View>, but: Option<&Name>) -> usize {
     let is_free = |view: &&View| {
         let wanted = &view.wanted;
@@ -295,10 +297,11 @@ fn is_ready(view: &View) -> bool {
     view.wanted.power == Power::On && view.status.settled && view.status.ready
 }
 
-/// Refuses to give away what the next one would find as the last one has left it.
-fn can_be_claimed(catalog: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+/// Refuses claims on a catalog whose machines keep data from one claim to the next.
+fn check_claimable(catalog: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
     let refuse = |why: &str| {
-        let message = format!("the machines of '{catalog}' {why}: start one by its name");
+        let message =
+            format!("the machines of '{catalog}' cannot be claimed, since they {why}: start one by its name");
         Err(HostError::new(ErrorCode::Conflict, message))
     };
     if spec.keeps_writes() {

@@ -1,15 +1,16 @@
-//! The host goes down, or is to be left alone: its machines are stopped, and none is started or given away until its next
-//! start, or until somebody opens it again. Owns that record.
+//! Closing the host for a shutdown or maintenance: its machines are stopped, and none is started or claimed until its
+//! next start, or until a client opens it again. Owns the record of that.
 //!
-//! Invariant: it is recorded before the first machine is stopped, and every change that starts one has looked at it.
+//! Invariant: the record is written before the first machine is stopped, and every change that starts a machine checks
+//! it.
 
 use super::act::BATCH;
-use super::desired::DesiredState;
+use super::desired_state::{DesiredState, boot_id};
+use super::desired_writer::DesiredStateWriter;
 use super::host_start::HostStart;
-use super::shared::Shared;
+use super::shared::MachineServices;
 use super::status::ObservedMachine;
 use super::views::MachineReader;
-use super::wanted::{Wanted, boot_id};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::store::{Changes, Object, Revision, StoreError, Unreadable};
@@ -17,18 +18,19 @@ use spillway_api::{ErrorCode, HostAction, HostDetails, Name, Phase, Power, Selec
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The start of the host in which it was closed.
+/// Name of the record, whose value is the start of the host in which it was closed.
 const NAME: &str = "closed";
 
-/// What a guest has to shut down whose catalog cannot be read.
+/// Seconds that a guest gets to shut down if its catalog cannot be read.
 const GRACE_SECONDS: u32 = 60;
 
-/// Whether the host is closed. That it is as it is becomes a condition of the change.
-pub(super) fn is_closed(changes: &mut Changes) -> Result<bool, HostError> {
+/// Returns whether the host is closed. The transaction fails if that changes before its commit.
+pub(super) fn read_closed(changes: &mut Changes) -> Result<bool, HostError> {
     is_of_this_start(changes.get::<HostStart>(NAME))
 }
 
-/// A mark that cannot be read closes the host, until somebody opens it.
+/// Whether the host was closed since its last start. A record that cannot be read counts as closed until the host is
+/// opened.
 fn is_of_this_start(closed: Result<Option<Object<HostStart>>, StoreError>) -> Result<bool, HostError> {
     match closed {
         Err(StoreError::Unreadable { .. }) => Ok(true),
@@ -36,7 +38,7 @@ fn is_of_this_start(closed: Result<Option<Object<HostStart>>, StoreError>) -> Re
     }
 }
 
-/// The revision of the mark. One that cannot be read, as one that is not there, has none.
+/// Revision of the record; none if the record does not exist or cannot be read.
 fn tag(closed: Result<Option<Object<HostStart>>, StoreError>) -> Result<Revision, HostError> {
     match closed {
         Err(StoreError::Unreadable { .. }) => Ok(Revision::default()),
@@ -44,9 +46,9 @@ fn tag(closed: Result<Option<Object<HostStart>>, StoreError>) -> Result<Revision
     }
 }
 
-/// Refuses while the host is closed.
-pub(super) fn is_open(changes: &mut Changes) -> Result<(), HostError> {
-    match is_closed(changes)? {
+/// Returns an error while the host is closed.
+pub(super) fn require_open(changes: &mut Changes) -> Result<(), HostError> {
+    match read_closed(changes)? {
         false => Ok(()),
         true => {
             let message = "the host is closed, since it goes down or somebody has closed it: 'spillway host open' first";
@@ -55,27 +57,27 @@ pub(super) fn is_open(changes: &mut Changes) -> Result<(), HostError> {
     }
 }
 
-/// The gate by which machines come to run on the host: open, or closed.
+/// Closes and opens the host for machines.
 #[derive(Clone)]
 pub struct HostGate {
-    shared: Arc<Shared>,
+    shared: Arc<MachineServices>,
     reader: MachineReader,
     catalogs: Catalogs,
-    desired: DesiredState,
+    desired: DesiredStateWriter,
 }
 
 impl HostGate {
-    /// Of the machines that these see and change.
+    /// Creates the gate for these machines.
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<MachineServices>,
         reader: MachineReader,
         catalogs: Catalogs,
-        desired: DesiredState,
+        desired: DesiredStateWriter,
     ) -> HostGate {
         HostGate { shared, reader, catalogs, desired }
     }
 
-    /// Whether machines may start, and what else there is to know of the host.
+    /// Describes the host, including whether machines may start.
     pub fn details(&self) -> Result<HostDetails, HostError> {
         let unreadable = self.shared.objects.set_aside_below("");
         Ok(HostDetails {
@@ -94,10 +96,10 @@ impl HostGate {
         is_of_this_start(self.shared.objects.get::<HostStart>(NAME))
     }
 
-    /// Machines of which something runs or is being started or ended, those too that are deleted. Of one that has failed
-    /// something may run as long as there is a record of it.
+    /// Counts the machines with a process that runs, starts or ends, including deleted machines. A failed machine counts
+    /// as long as it has a record of a run.
     fn busy(&self) -> Result<u32, HostError> {
-        let wanted = self.shared.objects.list::<Wanted>()?;
+        let wanted = self.shared.objects.list::<DesiredState>()?;
         let revisions: HashMap<String, Revision> =
             wanted.into_iter().map(|wanted| (wanted.name, wanted.revision)).collect();
         let is_busy = |name: &Name, known: &ObservedMachine| {
@@ -108,12 +110,12 @@ impl HostGate {
         Ok(self.shared.registry.count(is_busy) as u32)
     }
 
-    /// The tag of the host: another one after it was closed or opened.
+    /// Tag of the host. It changes whenever the host is closed or opened.
     pub fn tag(&self) -> Result<Revision, HostError> {
         tag(self.shared.objects.get::<HostStart>(NAME))
     }
 
-    /// Closes the host and stops all its machines, or opens it again.
+    /// Closes the host and stops all machines, or opens it again.
     pub fn act(&self, action: HostAction, expected: Option<Revision>) -> Result<HostDetails, HostError> {
         self.shared.objects.change(|changes| {
             if expected.is_some() {
@@ -125,12 +127,12 @@ impl HostGate {
             }
             Ok::<_, HostError>(())
         })?;
-        // What somebody else changes at the same time is looked at again.
+        // Repeat this for machines that a client changed at the same time.
         while action == HostAction::Close && self.stop_all()? {}
         self.details()
     }
 
-    /// Records of all machines that they are not to run, while the host is closed. Whether some were.
+    /// Records that all machines should be off, while the host is closed. Returns whether any was on.
     pub fn stop_all(&self) -> Result<bool, HostError> {
         let catalogs = self.catalogs.list()?;
         let graces: HashMap<Name, u32> =
@@ -139,12 +141,12 @@ impl HostGate {
         on.retain(|view| view.wanted.power == Power::On);
         for batch in on.chunks(BATCH) {
             let is_still_closed = self.shared.objects.change(|changes| {
-                // Somebody may have opened it meanwhile, and started what is stopped here.
-                if !is_closed(changes)? {
+                // The host may have been opened meanwhile, and machines started again.
+                if !read_closed(changes)? {
                     return Ok::<_, HostError>(false);
                 }
                 for view in batch {
-                    // Of one whose catalog cannot be read nobody knows better.
+                    // Use the default if the catalog cannot be read.
                     let grace_seconds = graces.get(&view.machine.catalog).copied().unwrap_or(GRACE_SECONDS);
                     self.desired.change_within(changes, view, |wanted| {
                         (wanted.power, wanted.grace_seconds) = (Power::Off, grace_seconds);

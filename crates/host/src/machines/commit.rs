@@ -1,19 +1,19 @@
-//! A machine's disk becomes a version of an image: image maintenance on a machine of its own. Owns the rules of which
-//! machines; how a version is made is the images'.
+//! Committing a machine's disk as a new version of an image. Owns the rules about which machines can be committed; the
+//! images make the version.
 //!
-//! Invariant: the machine is off when this begins, and cannot be started until it has ended.
+//! Invariant: the machine is off when the commit begins, and cannot start until it has ended.
 
 use super::belongings::{Belongings, KeptDisk};
+use super::desired_state::DesiredState;
 use super::views::MachineReader;
-use super::wanted::Wanted;
 use super::{View, disk};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::images::{Images, none_is_committed};
+use crate::images::{Images, check_none_committed};
 use crate::store::{Changes, Objects};
 use spillway_api::{DiskMode, ErrorCode, ImageCommit, Machine, Name, Operation, Phase, Power};
 
-/// Makes versions of images from machines' disks.
+/// Commits disks of machines as versions of images.
 #[derive(Clone)]
 pub struct DiskCommits {
     reader: MachineReader,
@@ -23,30 +23,31 @@ pub struct DiskCommits {
 }
 
 impl DiskCommits {
-    /// Of these machines into these images.
+    /// Creates commits from these machines into these images.
     pub fn new(reader: MachineReader, catalogs: Catalogs, objects: Objects, images: Images) -> DiskCommits {
         DiskCommits { reader, catalogs, objects, images }
     }
 
-    /// Begins to make a new version of an image from a machine's disk.
+    /// Begins an operation that makes a new version of an image from a machine's disk.
     pub fn begin(&self, image: &Name, commit: &ImageCommit) -> Result<Operation, HostError> {
         let view = self.reader.view(&commit.machine)?;
-        view.is_off()?;
+        view.check_off()?;
         let name = &view.machine.name;
-        // Here for its words: the lock of its disk would say less.
-        self.objects.change(|changes| none_is_committed(changes, [name]))?;
+        // Check here for a better message than the lock of the disk gives.
+        self.objects.change(|changes| check_none_committed(changes, [name]))?;
         let disk = self.kept_disk(&view)?;
         let may_begin = |changes: &mut Changes| {
-            view.is_as_seen(changes)?;
-            none_is_committed(changes, [name])?;
-            // Written as it was: who wants the machine to start or to go meanwhile must see that its disk is read.
+            view.check_unchanged(changes)?;
+            check_none_committed(changes, [name])?;
+            // Write the record unchanged: a client that starts or deletes the machine at the same time gets a conflict
+            // and sees the commit.
             changes.put(name.as_str(), &view.machine);
             Ok(())
         };
         self.images.commit(image, commit, (&disk.image, disk.version), &disk.path, may_begin)
     }
 
-    /// The disk that a machine would start with, if it has one that outlives its stops and was written.
+    /// Returns the disk of the machine's next start, if it outlives stops and has been written.
     fn kept_disk(&self, view: &View) -> Result<KeptDisk, HostError> {
         let name = &view.machine.name;
         let refuse =
@@ -77,8 +78,8 @@ impl DiskCommits {
 }
 
 impl View {
-    /// Refuses if it is to run, or has not stopped yet.
-    pub(super) fn is_off(&self) -> Result<(), HostError> {
+    /// Refuses a machine that should run, or has not stopped yet.
+    pub(super) fn check_off(&self) -> Result<(), HostError> {
         let name = &self.machine.name;
         let why = match self.status.phase {
             _ if self.wanted.power == Power::On => {
@@ -91,11 +92,12 @@ impl View {
         Err(HostError::new(ErrorCode::Conflict, why))
     }
 
-    /// Refuses if it is another machine by now, or something else was wanted of it. That it stays so becomes a condition.
-    pub(super) fn is_as_seen(&self, changes: &mut Changes) -> Result<(), HostError> {
+    /// Refuses if the machine was replaced or its desired state has changed. The transaction fails if that changes before
+    /// its commit.
+    pub(super) fn check_unchanged(&self, changes: &mut Changes) -> Result<(), HostError> {
         let name = &self.machine.name;
         let machine = changes.get::<Machine>(name.as_str())?.map(|machine| machine.value.identity);
-        let revision = changes.get::<Wanted>(name.as_str())?.map(|wanted| wanted.revision);
+        let revision = changes.get::<DesiredState>(name.as_str())?.map(|wanted| wanted.revision);
         if machine.as_ref() == Some(&self.machine.identity) && revision.unwrap_or_default() == self.revision {
             return Ok(());
         }

@@ -1,14 +1,14 @@
-//! A machine's disk: a `spillway-worker` of its own in the machine's folder, spoken to over its control socket. Owns its
-//! options and its sockets' names.
+//! A machine's disk: a process `spillway-worker` in the machine's folder, controlled over its control socket. Owns the
+//! settings and the names of the sockets.
 //!
-//! Invariant: nothing here waits longer than its deadline for a disk that does not answer.
+//! Invariant: no call waits longer than its deadline for a disk that does not answer.
 
 use super::look;
-use super::run::{Folder, Run};
+use super::run::{MachineFolder, RunRecord};
 use super::short_path::ShortPath;
 use crate::error::HostError;
 use crate::json_lines::JsonLines;
-use crate::processes::{self, Process, Seen};
+use crate::processes::{self, ObservedProcess, Process};
 use crate::scopes::Scopes;
 use serde::Serialize;
 use spillway_api::{DiskMode, ErrorCode, Hypervisor};
@@ -23,42 +23,46 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// What the process is called.
+/// Name of the process.
 pub const PROCESS: &str = "disk";
-/// Its vhost-user socket.
+/// Name of the vhost-user socket.
 pub const SOCKET: &str = "disk.sock";
-/// Its NBD socket, for machines that somebody else runs.
+/// Name of the NBD socket, for machines whose VMM is started by somebody else.
 pub const NBD: &str = "disk.nbd";
-/// Its control socket.
+/// Name of the control socket.
 pub const CONTROL: &str = "disk.ctl";
-/// How long it may take to be ready.
+/// Longest time until the disk is ready.
 const READY: Duration = Duration::from_secs(60);
-/// How long it may take to end when it is asked to: what it holds of a machine that is over is worth nothing, but what
-/// it has to write of one that is kept is.
+/// Longest time until the disk ends when it is asked to. A disk that is kept has data to write first.
 const END: Duration = Duration::from_secs(30);
-/// How long it may take to let us listen.
+/// Longest time until the control socket accepts a subscription.
 const LISTEN: Duration = Duration::from_secs(5);
-/// Longest line that it may say unasked.
+/// Longest event line of a disk.
 const MAX_EVENT_BYTES: usize = 64 << 10;
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Where its parts are.
+/// Files and programs that a disk is made of.
 #[derive(Clone, Debug)]
-pub struct Source {
-    /// `spillway-worker`.
+pub struct DiskSource {
+    /// The program `spillway-worker`.
     pub program: PathBuf,
-    /// The image's version: a raw file.
+    /// File of the image's version, in raw format.
     pub image: PathBuf,
-    /// Which one that is, for a disk that must never be put on another.
+    /// Id of the image version, which protects a kept disk from being served on another image.
     pub image_id: String,
-    /// The list of its digests and the digest of all, if reads are compared with them.
+    /// List of the image's digests and the digest of the list, if reads are verified.
     pub digests: Option<(PathBuf, String)>,
-    /// The folder for its overflow or difference file.
+    /// Folder for the overflow or the difference file.
     pub overflow: PathBuf,
 }
 
-/// Starts it and waits until it serves.
-pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Result<Process, HostError> {
+/// Starts the disk and waits until it serves.
+pub fn start(
+    folder: &Path,
+    run: &RunRecord,
+    source: &DiskSource,
+    scopes: &Scopes,
+) -> Result<Process, HostError> {
     let mut command = Command::new(&source.program);
     command.args(order(run, source).arguments()?);
     let process = processes::start(folder, PROCESS, scopes.place(folder, PROCESS, command))?;
@@ -78,9 +82,10 @@ pub fn start(folder: &Path, run: &Run, source: &Source, scopes: &Scopes) -> Resu
     Ok(process)
 }
 
-/// Refuses what no other try could serve either: the server of a disk would say so each time, and its end tells less.
-pub fn can_be_made(run: &Run, image: &Path) -> Result<(), HostError> {
-    // Its own copy is all that a disk in mode `ephemeral` reads.
+/// Refuses a disk that can never be served, before it is started: its process would fail each time with a less helpful
+/// message.
+pub fn check_servable(run: &RunRecord, image: &Path) -> Result<(), HostError> {
+    // A disk of mode `ephemeral` reads only its own copy.
     let image = run.copy.as_ref().map_or(image, |copy| &copy.path);
     let cache = if run.copy.is_none() { run.spec.disk.base_cache() } else { BaseCache::Host };
     let opened = open_image(image, Some(ImageFormat::Raw), cache).map_err(|e| {
@@ -91,51 +96,51 @@ pub fn can_be_made(run: &Run, image: &Path) -> Result<(), HostError> {
             _ => error.permanent(),
         }
     })?;
-    // One that is not there is made, or its file system is not mounted.
+    // The file will be created, or its file system is not mounted.
     let Some(own) = run.kept.as_deref().filter(|own| own.exists()) else { return Ok(()) };
     match DiskAtRest::open(own, &image_id(run), opened.virtual_size_bytes) {
         Err(e) if e.kind == ErrorKind::Image => Err(HostError::from(e).permanent()),
-        // Whatever else it is, its server says it, and it may pass.
+        // Any other fault may be temporary, and the disk's process reports it.
         _ => Ok(()),
     }
 }
 
-/// Which version a disk is of, for one that must never be put on another.
-pub fn image_id(run: &Run) -> String {
+/// Id of the image version of a run's disk.
+pub fn image_id(run: &RunRecord) -> String {
     format!("{}:{}", run.image, run.version)
 }
 
-/// Its process, if it lives.
-pub async fn find(folder: &Folder) -> Result<Option<Process>, HostError> {
+/// Returns the disk's process if it is alive.
+pub async fn find(folder: &MachineFolder) -> Result<Option<Process>, HostError> {
     Ok(match look(folder, PROCESS).await? {
-        Seen::Alive(process) => Some(process),
-        Seen::None | Seen::Ended => None,
+        ObservedProcess::Alive(process) => Some(process),
+        ObservedProcess::None | ObservedProcess::Ended => None,
     })
 }
 
-/// Ends it, and with it what was written.
+/// Ends the disk's process. Data that is not kept is lost.
 pub fn end(process: &Process) -> Result<(), HostError> {
     process.end(END)
 }
 
-/// Throws away what was written. Whoever is still connected is let go.
+/// Resets the disk: discards what was written. Clients that are still connected are disconnected.
 pub fn reset(folder: &Path) -> Result<(), HostError> {
     ask(folder, &Request::Reset { force: true, discard_data: false }).map(drop)
 }
 
-/// Asks its supervisor.
+/// Sends a request to the disk's supervisor.
 pub fn ask(folder: &Path, request: &Request) -> Result<serde_json::Value, HostError> {
     let socket = ShortPath::of(folder, CONTROL)?;
     let answer = Client::connect(socket.path()).and_then(|mut client| client.ask(request));
     Ok(answer?)
 }
 
-/// What a disk says unasked, for as long as it is listened to.
+/// Events of a disk, while the daemon is subscribed to them.
 #[derive(Default)]
 pub struct DiskEvents(Option<JsonLines>);
 
 impl DiskEvents {
-    /// Listens, if nobody does yet. A disk that does not let us is asked again at the next step.
+    /// Subscribes if there is no subscription yet. If the disk refuses, the next step tries again.
     pub async fn listen(&mut self, folder: &Path) {
         if self.0.is_some() {
             return;
@@ -150,7 +155,7 @@ impl DiskEvents {
         self.0 = tokio::time::timeout(LISTEN, connect).await.ok().and_then(Result::ok);
     }
 
-    /// What it says next; `None`: it says no more. Never, while nobody listens. May be given up at any time.
+    /// Waits for the next event; `None`: the connection has ended. Never returns without a subscription. Cancel safe.
     pub async fn next(&mut self) -> Option<String> {
         let Some(lines) = &mut self.0 else { return pending().await };
         match lines.next().await {
@@ -163,8 +168,8 @@ impl DiskEvents {
     }
 }
 
-/// What its server is to do.
-fn order(run: &Run, source: &Source) -> ServeOrder {
+/// The order that the server of the disk is started with.
+fn order(run: &RunRecord, source: &DiskSource) -> ServeOrder {
     let mode = run.spec.mode();
     let is_copy = mode == DiskMode::Ephemeral;
     let limits =
@@ -189,7 +194,7 @@ fn order(run: &Run, source: &Source) -> ServeOrder {
     ServeOrder { settings, output: ServeOutput::Line }
 }
 
-/// The interface's word of a plain enumeration.
+/// Returns the API's word for a value of a plain enumeration.
 pub fn word<T: Serialize>(value: T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
@@ -209,7 +214,7 @@ mod tests {
     fn what_no_other_try_could_serve_is_refused_for_good() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let [image, own] = ["image", "own"].map(|name| dir.path().join(name));
-        let run = |version: u32, mode: &str| -> Run {
+        let run = |version: u32, mode: &str| -> RunRecord {
             serde_json::from_value(json!({
                 "uuid": "u", "boot": "b", "image": "golden", "version": version, "hypervisor": "none",
                 "spec": { "image": "golden", "mode": mode }, "restarts": 0, "resets": 0, "queues": 1,
@@ -218,7 +223,7 @@ mod tests {
             }))
             .unwrap()
         };
-        let is_final = |run: &Run| can_be_made(run, &image).map_err(|e| e.is_permanent);
+        let is_final = |run: &RunRecord| check_servable(run, &image).map_err(|e| e.is_permanent);
         assert_eq!(is_final(&run(1, "ram")), Err(false), "its store may come back");
         for (bytes, expected) in
             [(0, Err(true)), (1000, Err(true)), ((4 << 40) + 512, Err(true)), (1 << 20, Ok(()))]

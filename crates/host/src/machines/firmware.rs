@@ -1,43 +1,43 @@
-//! Whether a guest has come past its firmware: a machine whose disk has no boot loader runs, and never says why it is not
-//! ready. Owns when the disk's counters are looked at, and the words.
+//! Detects guests that do not get past their firmware: a machine whose disk has no boot loader runs but is never ready.
+//! Owns when the disk's counters are read, and the message.
 //!
-//! Invariant: a disk is asked for as long as its guest has read next to nothing of it, and not again after that.
+//! Invariant: a disk is asked only while its guest has read next to nothing of it.
 
 use super::blocking::blocking;
 use super::disk;
-use super::run::{Folder, Run};
+use super::run::{MachineFolder, RunRecord};
 use spillway_control::{Request, Stats, bytes};
 use std::time::{Duration, Instant};
 
-/// How long a guest may take before something is said.
+/// Time that a guest gets before a hint is given.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks at a guest that is not past it.
+/// Interval between two checks of a guest that is still in its firmware.
 const AGAIN: Duration = Duration::from_secs(10);
-/// Firmware reads tables and a few folders; a boot loader reads a kernel.
+/// Firmware reads tables and a few folders; a boot loader reads a kernel, which is more than this.
 const FIRMWARE_BYTES: u64 = 1 << 20;
 
-/// One that is past it is not looked at for its firmware's sake.
+/// Interval for a guest that is past its firmware: effectively never.
 const DONE: Duration = Duration::from_secs(86_400);
 
-/// What is known of a guest.
+/// Progress of a guest past its firmware.
 #[derive(Debug, Default)]
 pub struct Firmware {
-    /// Since when its VMM runs, as far as this daemon knows.
+    /// When its VMM started, as far as this daemon knows.
     since: Option<Instant>,
-    /// It has read more than firmware does.
+    /// Whether the guest has read more than firmware does.
     is_past: bool,
 }
 
 impl Firmware {
-    /// Its VMM starts.
+    /// Starts to watch a VMM that has just started.
     pub fn begins(&mut self) {
         *self = Firmware { since: Some(Instant::now()), is_past: false };
     }
 
-    /// Why its guest may never be ready, if that can be told.
-    pub async fn look(&mut self, folder: &Folder, run: &Run) -> Option<String> {
+    /// Returns a hint why the guest may never be ready, if there is one.
+    pub async fn look(&mut self, folder: &MachineFolder, run: &RunRecord) -> Option<String> {
         let since = *self.since.get_or_insert_with(Instant::now);
-        // A kernel from outside may need nothing of the disk.
+        // A guest whose kernel is given by the host may need nothing from the disk.
         self.is_past |= run.ready && (run.spec.ready.is_some() || run.spec.kernel.is_some());
         if self.is_past || since.elapsed() < PATIENCE {
             return None;
@@ -49,7 +49,7 @@ impl Firmware {
         (!self.is_past).then(|| hint(guest.read_bytes, since.elapsed(), run.spec.kernel.is_some()))
     }
 
-    /// When it is to be looked at again at the latest.
+    /// Returns the time until the next check.
     pub fn next_look(&self) -> Duration {
         match self.since {
             _ if self.is_past => DONE,

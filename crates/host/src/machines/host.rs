@@ -1,14 +1,14 @@
-//! What the host's state means for its machines: caches shrink when memory is short, and machines are not given away when
-//! the store of their overflow is nearly full. Owns what was seen of memory and of the stores.
+//! Effects of the host's state on its machines: caches shrink when memory is short, and machines cannot be claimed when
+//! the store of their overflow is nearly full. Owns the last readings of memory and stores.
 //!
-//! Invariant: a change of state is told once.
+//! Invariant: each change of state raises one event.
 
 use super::blocking;
 use super::registry::MachineRegistry;
 use crate::error::HostError;
 use crate::events::Events;
-use crate::resources::memory::{Squeeze, available_bytes};
-use crate::resources::space::{self, Room};
+use crate::resources::memory::{CachePressure, available_bytes};
+use crate::resources::space::{self, SpaceHistory};
 use crate::stores::Stores;
 use spillway_api::{CatalogSpec, EventKind, Name, Space, SpaceLevel, StoreDetails, StoreFolder};
 use spillway_control::bytes;
@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 const MEMORY_EACH: Duration = Duration::from_secs(1);
 const SPACE_EACH: Duration = Duration::from_secs(10);
 
-/// Watches how much memory the host has available.
+/// Watches the host's available memory.
 pub struct MemoryWatch {
-    squeeze: Mutex<Squeeze>,
+    squeeze: Mutex<CachePressure>,
     /// Caches shrink when less than this is available.
     floor_bytes: u64,
     events: Events,
@@ -29,17 +29,17 @@ pub struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// Which has seen nothing yet.
+    /// Creates a watch without a reading.
     pub fn new(floor_bytes: u64, events: Events, registry: Arc<MachineRegistry>) -> MemoryWatch {
         MemoryWatch { squeeze: Mutex::default(), floor_bytes, events, registry }
     }
 
-    /// How much of what is above their guarantees caches may have now.
-    pub fn squeeze(&self) -> Squeeze {
+    /// Returns how much caches must currently shrink towards their guarantees.
+    pub fn squeeze(&self) -> CachePressure {
         *self.lock()
     }
 
-    /// Keeps an eye on memory for as long as the daemon lives.
+    /// Watches memory for as long as the daemon runs.
     pub async fn watch(self: Arc<MemoryWatch>) {
         loop {
             if let Ok(available) = available_bytes() {
@@ -49,7 +49,7 @@ impl MemoryWatch {
         }
     }
 
-    /// Takes in how much is available now.
+    /// Processes a reading of the available memory.
     pub(super) fn look(&self, available: u64) {
         let before = self.squeeze();
         let after = before.after(available, self.floor_bytes);
@@ -66,28 +66,28 @@ impl MemoryWatch {
         told.into_iter().for_each(|text| self.events.raise(EventKind::Memory, "host", text));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Squeeze> {
+    fn lock(&self) -> MutexGuard<'_, CachePressure> {
         self.squeeze.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// Stores by name, as they were seen last.
-type Rooms = HashMap<Name, (Room, Option<Space>)>;
+/// Last reading of each store, by name.
+type StoreLevels = HashMap<Name, (SpaceHistory, Option<Space>)>;
 
 /// Watches how full the stores are.
 pub struct SpaceWatch {
-    rooms: Mutex<Rooms>,
+    levels: Mutex<StoreLevels>,
     stores: Stores,
     events: Events,
 }
 
 impl SpaceWatch {
-    /// Of these stores, which were not looked at yet.
+    /// Creates a watch without a reading.
     pub fn new(stores: Stores, events: Events) -> SpaceWatch {
-        SpaceWatch { rooms: Mutex::default(), stores, events }
+        SpaceWatch { levels: Mutex::default(), stores, events }
     }
 
-    /// Keeps an eye on the stores for as long as the daemon lives.
+    /// Watches the stores for as long as the daemon runs.
     pub async fn watch(self: Arc<SpaceWatch>) {
         loop {
             let looking = Arc::clone(&self);
@@ -98,32 +98,32 @@ impl SpaceWatch {
         }
     }
 
-    /// The host's stores, and how full each was when it was seen last.
+    /// Returns the host's stores with their last readings.
     pub fn details(&self) -> Result<Vec<StoreDetails>, HostError> {
         let stores = self.stores.list()?;
-        let rooms = self.rooms();
+        let levels = self.levels();
         let details = |folder: StoreFolder| {
-            let space = rooms.get(&folder.name).and_then(|(_, space)| space.clone());
+            let space = levels.get(&folder.name).and_then(|(_, space)| space.clone());
             StoreDetails::new(folder, space)
         };
         Ok(stores.into_iter().map(details).collect())
     }
 
-    /// Whether the store that a machine's overflow would be in is nearly full.
-    pub fn has_no_room(&self, spec: &CatalogSpec) -> Result<bool, HostError> {
+    /// Whether the store that would hold a machine's overflow is nearly full.
+    pub fn is_nearly_full(&self, spec: &CatalogSpec) -> Result<bool, HostError> {
         let store = self.stores.for_disks(spec.overflow_store.as_ref())?;
-        Ok(self.rooms().get(&store.name).is_some_and(|(_, space)| {
+        Ok(self.levels().get(&store.name).is_some_and(|(_, space)| {
             space.as_ref().is_some_and(|space| space.level == SpaceLevel::Critical)
         }))
     }
 
     fn look(&self) -> Result<(), HostError> {
         for store in self.stores.list()? {
-            // One that is not mounted is told of when it is used.
+            // A store that is not mounted raises an event when it is used.
             let Ok((total, free)) = space::of(&store.path) else { continue };
-            let mut rooms = self.rooms();
-            let (room, last) = rooms.entry(store.name.clone()).or_default();
-            let (space, changed) = room.look(Instant::now(), total, free);
+            let mut levels = self.levels();
+            let (history, last) = levels.entry(store.name.clone()).or_default();
+            let (space, changed) = history.look(Instant::now(), total, free);
             if changed {
                 let object = format!("store/{}", store.name);
                 self.events.raise(EventKind::Space, &object, space::words(&space));
@@ -133,7 +133,7 @@ impl SpaceWatch {
         Ok(())
     }
 
-    fn rooms(&self) -> MutexGuard<'_, Rooms> {
-        self.rooms.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn levels(&self) -> MutexGuard<'_, StoreLevels> {
+        self.levels.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

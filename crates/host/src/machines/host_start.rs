@@ -1,38 +1,38 @@
-//! What is wanted of machines when the host has started again: nothing of them runs, and nobody has claimed any. Owns the
-//! record of the start that was seen last.
+//! Desired states after a start of the host: nothing runs, and all claims have ended. Owns the record of the last boot
+//! that was processed.
 //!
-//! Invariant: a start of the host is seen once, together with what it changes.
+//! Invariant: each boot is processed once, in one transaction with its changes.
 
-use super::wanted::{Wanted, boot_id};
+use super::desired_state::{DesiredState, boot_id};
 use crate::error::HostError;
-use crate::store::{Kind, Objects, StoreError};
+use crate::store::{Objects, StoreError, StoredRecord};
 use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, Machine, Power};
 use utoipa::ToSchema;
 
-/// Something that holds for one start of the host.
+/// Id of one boot of the host.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub(super) struct HostStart {
     pub boot: String,
 }
 
 impl HostStart {
-    /// For this one.
+    /// Returns the current boot.
     pub fn this() -> HostStart {
         HostStart { boot: boot_id() }
     }
 }
 
-impl Kind for HostStart {
+impl StoredRecord for HostStart {
     const PREFIX: &'static str = "host/";
     const WORD: &'static str = "host";
     const IS_A_MARK: bool = true;
 }
 
-/// The start that was seen last.
+/// Name of the record of the last boot that was processed.
 const NAME: &str = "boot";
 
-/// After a start of the host machines are to run whose catalog says so, and no others.
+/// After a boot of the host, turns on the machines whose catalog starts them by itself, and turns off all others.
 pub fn look(objects: &Objects) -> Result<(), HostError> {
     look_at(objects, &boot_id())
 }
@@ -40,7 +40,7 @@ pub fn look(objects: &Objects) -> Result<(), HostError> {
 fn look_at(objects: &Objects, boot: &str) -> Result<(), HostError> {
     objects.change(|changes| {
         let seen = match changes.get::<HostStart>(NAME) {
-            // It is not known which start was seen: then this one was not.
+            // The last boot is unknown: process this one.
             Err(StoreError::Unreadable { .. }) => Some(None),
             seen => seen?.map(|seen| Some(seen.value.boot)),
         };
@@ -53,17 +53,17 @@ fn look_at(objects: &Objects, boot: &str) -> Result<(), HostError> {
         }
         for machine in changes.list_readable_below::<Machine>("")? {
             let catalog = changes.get::<Catalog>(machine.value.catalog.as_str());
-            let wanted = changes.get::<Wanted>(&machine.name);
-            // Nothing is done about a machine one of whose records cannot be read.
+            let wanted = changes.get::<DesiredState>(&machine.name);
+            // Leave a machine alone if one of its records cannot be read.
             let (catalog, wanted) = match (catalog, wanted) {
                 (Err(StoreError::Unreadable { .. }), _) | (_, Err(StoreError::Unreadable { .. })) => continue,
                 (catalog, wanted) => (catalog?, wanted?),
             };
             let starts = catalog.is_some_and(|catalog| catalog.value.spec.autostart);
-            // One of which nothing was ever wanted is looked after like a new one.
+            // A machine without a desired state is treated like a new one.
             if let Some(wanted) = wanted {
                 let power = if starts && !wanted.value.drained { Power::On } else { Power::Off };
-                changes.put(&machine.name, &Wanted { power, claim: None, ..wanted.value });
+                changes.put(&machine.name, &DesiredState { power, claim: None, ..wanted.value });
             }
         }
         Ok(())
@@ -96,7 +96,7 @@ mod tests {
             });
             serde_json::from_value(machine).unwrap()
         };
-        let on = Wanted { power: Power::On, ..Wanted::default() };
+        let on = DesiredState { power: Power::On, ..DesiredState::default() };
         objects
             .change(|changes| {
                 changes.put("kept", &catalog("kept", true));
@@ -105,15 +105,16 @@ mod tests {
                 {
                     changes.put(name, &machine(name, of));
                 }
-                changes.put("a", &Wanted { power: Power::Off, ..on.clone() });
+                changes.put("a", &DesiredState { power: Power::Off, ..on.clone() });
                 changes.put("b", &on);
-                changes.put("c", &Wanted { drained: true, ..on.clone() });
+                changes.put("c", &DesiredState { drained: true, ..on.clone() });
                 changes.put("d", &on);
                 Ok::<_, HostError>(())
             })
             .unwrap();
         let power = || {
-            ["a", "b", "c", "d", "e"].map(|name| objects.get::<Wanted>(name).unwrap().map(|w| w.value.power))
+            ["a", "b", "c", "d", "e"]
+                .map(|name| objects.get::<DesiredState>(name).unwrap().map(|w| w.value.power))
         };
         let (off, on) = (Some(Power::Off), Some(Power::On));
         // The first daemon of all changes nothing, nor does another one of the same start.

@@ -1,73 +1,72 @@
-//! What deleted machines have left: the files that they kept, until somebody says that these may go. Owns the records.
+//! Files that deleted machines leave in the stores until a client deletes them. Owns their records.
 //!
-//! Invariant: while a disk is named here, the version of the image that it is of cannot be deleted; a file goes when
-//! nothing of its machine runs any more, which its machine's task knows.
+//! Invariant: while a leftover disk is recorded, the version of the image that it is based on cannot be deleted; a file
+//! is removed once no process of its machine runs, which the machine's task knows.
 
 use super::belongings::{Belongings, KeptDisk, MachineFiles};
 use crate::error::HostError;
-use crate::paging::{PageBuilder, Part};
-use crate::store::{Changes, Kind, Object, Objects};
+use crate::paging::{PageBuilder, PageRequest};
+use crate::store::{Changes, Object, Objects, StoredRecord};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use spillway_api::{ErrorCode, LeftDisk, Leftover, Machine, Name, Page};
+use spillway_api::{ErrorCode, Leftover, LeftoverDisk, Machine, Name, Page};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-/// Sectors, as the kernel counts what a file takes.
+/// Sectors, as the kernel counts what a file occupies.
 const SECTOR_BYTES: u64 = 512;
-/// Leftovers among which one is looked for that may be meant by a UUID that none has.
+/// Number of leftovers that are searched for a similar UUID, for the error message.
 const MOST_KNOWN: usize = 256;
 
-/// Whose the leftover of a UUID is: who names one by it would else look through all of them.
+/// Index from the UUID of a leftover to its machine's name, so that a lookup does not read all leftovers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeftoverOwner {
-    /// The name that the machine had.
+    /// Name of the deleted machine.
     machine: Name,
 }
 
-impl Kind for LeftoverOwner {
+impl StoredRecord for LeftoverOwner {
     const PREFIX: &'static str = "leftover-owners/";
     const WORD: &'static str = "leftover";
 }
 
-/// What a machine has left that is no more.
+/// Record of the files that a deleted machine has left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeftoverFiles {
-    /// It was this one.
+    /// The deleted machine.
     machine: Machine,
     #[schema(value_type = String, format = DateTime)]
     deleted: Timestamp,
     #[schema(value_type = Option<String>)]
     data: Option<PathBuf>,
     disk: Option<KeptDisk>,
-    /// It is to go.
-    doomed: bool,
+    /// Whether the files should be removed.
+    to_be_removed: bool,
 }
 
-impl Kind for LeftoverFiles {
+impl StoredRecord for LeftoverFiles {
     const PREFIX: &'static str = "leftovers/";
     const WORD: &'static str = "leftover";
 }
 
 impl LeftoverFiles {
-    /// The machine that a key in the store is of.
+    /// Returns the name of the machine from a key in the store.
     pub(super) fn machine_of(key: &str) -> Option<&str> {
         Some(key.strip_prefix(Self::PREFIX)?.split_once('/')?.0)
     }
 
-    /// Whether it is to go.
-    pub fn is_doomed(&self) -> bool {
-        self.doomed
+    /// Whether the files should be removed.
+    pub fn is_to_be_removed(&self) -> bool {
+        self.to_be_removed
     }
 
     fn files(&self) -> impl Iterator<Item = &PathBuf> {
         self.data.iter().chain(self.disk.as_ref().map(|disk| &disk.path))
     }
 
-    /// Whether there is nothing that a record is needed for. A file that should be there and is not may be on a file
-    /// system that is not mounted.
+    /// Whether no record is needed. A file that is missing may be on a file system that is not mounted.
     fn is_nothing(&self) -> bool {
         self.data.is_none() && self.disk.as_ref().is_none_or(|disk| !disk.made && !disk.path.exists())
     }
@@ -75,7 +74,8 @@ impl LeftoverFiles {
     fn describe(self) -> Leftover {
         let allocated = |path| std::fs::metadata(path).map(|file| file.blocks() * SECTOR_BYTES);
         let allocated_bytes = self.files().map(allocated).sum::<Result<u64, _>>().ok();
-        let disk = self.disk.map(|KeptDisk { path, image, version, .. }| LeftDisk { path, image, version });
+        let disk =
+            self.disk.map(|KeptDisk { path, image, version, .. }| LeftoverDisk { path, image, version });
         let Machine { name, catalog, identity, .. } = self.machine;
         let deleted = self.deleted;
         Leftover {
@@ -90,30 +90,35 @@ impl LeftoverFiles {
     }
 }
 
-/// A machine is no more: what it had is somebody's to delete, or goes.
-pub fn leave(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
+/// Records the files of a machine that is being deleted: they stay until a client deletes them, or are removed if
+/// `with_data` is set.
+pub fn record(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
     let name = machine.name.as_str();
     let Some(had) = changes.get::<Belongings>(name)? else { return Ok(()) };
     changes.delete::<Belongings>(name);
     let Belongings { uuid, data, disk, .. } = had.value;
     if uuid == machine.identity.uuid && (data.is_some() || disk.is_some()) {
         let deleted = Timestamp::now();
-        let left = LeftoverFiles { machine: machine.clone(), deleted, data, disk, doomed: with_data };
+        let left = LeftoverFiles { machine: machine.clone(), deleted, data, disk, to_be_removed: with_data };
         changes.put(&format!("{name}/{uuid}"), &left);
         changes.put(&uuid, &LeftoverOwner { machine: machine.name.clone() });
     }
     Ok(())
 }
 
-/// Refuses if a disk that is left is of that version, or of any of the image.
-pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+/// Refuses if a leftover disk is based on this version, or on any version of the image.
+pub fn check_no_leftover_needs(
+    changes: &mut Changes,
+    image: &Name,
+    version: Option<u32>,
+) -> Result<(), HostError> {
     for left in changes.list_below::<LeftoverFiles>("")? {
         let needs =
             |disk: &&KeptDisk| disk.image == *image && version.is_none_or(|version| disk.version == version);
         if let Some(disk) = left.value.disk.as_ref().filter(needs) {
             let Machine { name, identity, .. } = &left.value.machine;
             let version = disk.version;
-            let message = match left.value.doomed {
+            let message = match left.value.to_be_removed {
                 true => format!(
                     "the disk that the deleted machine '{name}' had of {image}:{version} is being removed: try again"
                 ),
@@ -129,31 +134,31 @@ pub fn none_needs(changes: &mut Changes, image: &Name, version: Option<u32>) -> 
     Ok(())
 }
 
-/// What deleted machines of a host have left.
+/// Manages the leftovers of deleted machines.
 pub struct Leftovers {
     objects: Objects,
     files: Arc<MachineFiles>,
 }
 
 impl Leftovers {
-    /// Of these records and files.
+    /// Creates the manager of these records and files.
     pub fn new(objects: Objects, files: Arc<MachineFiles>) -> Leftovers {
         Leftovers { objects, files }
     }
 
-    /// A part of what deleted machines have left, in the order of their names.
-    pub fn page(&self, part: &Part) -> Result<Page<Leftover>, HostError> {
+    /// Returns a page of the leftovers, in the order of their machines' names.
+    pub fn page(&self, part: &PageRequest) -> Result<Page<Leftover>, HostError> {
         let mut page = PageBuilder::new(part);
         for left in self.objects.each_after::<LeftoverFiles>(&part.after) {
             let Object { name, value: left, .. } = left?;
-            if !left.doomed && !left.is_nothing() && !page.add(&name, left.describe()) {
+            if !left.to_be_removed && !left.is_nothing() && !page.add(&name, left.describe()) {
                 break;
             }
         }
         Ok(page.page())
     }
 
-    /// What the machine of this UUID has left goes, as soon as nothing of it runs any more.
+    /// Marks the leftovers of the machine with this UUID for removal. They are removed once nothing of it runs.
     pub fn delete(&self, uuid: &str) -> Result<(), HostError> {
         self.objects.change(|changes| {
             let left = match changes.get::<LeftoverOwner>(uuid)? {
@@ -161,40 +166,41 @@ impl Leftovers {
                 None => None,
             };
             let Some(left) = left else { return Err(self.none(uuid)?) };
-            changes.put(&left.name, &LeftoverFiles { doomed: true, ..left.value });
+            changes.put(&left.name, &LeftoverFiles { to_be_removed: true, ..left.value });
             Ok(())
         })
     }
 
-    /// There is none with this UUID; perhaps another one is meant.
+    /// Error for a UUID without leftovers; suggests a similar one.
     fn none(&self, uuid: &str) -> Result<HostError, HostError> {
         let known = self.objects.each_after::<LeftoverOwner>("").take(MOST_KNOWN);
         let known = known.map(|owner| Ok(owner?.name)).collect::<Result<Vec<_>, HostError>>()?;
         Ok(HostError::not_found(LeftoverFiles::WORD, uuid, known.iter().map(String::as_str)))
     }
 
-    /// The names of machines of which something is left that is to go.
-    pub fn doomed(&self) -> Result<Vec<Name>, HostError> {
-        let left = self.objects.list::<LeftoverFiles>()?.into_iter().filter(|left| left.value.is_doomed());
+    /// Names of the machines with leftovers that are marked for removal.
+    pub fn to_be_removed(&self) -> Result<Vec<Name>, HostError> {
+        let left =
+            self.objects.list::<LeftoverFiles>()?.into_iter().filter(|left| left.value.is_to_be_removed());
         Ok(left.map(|left| left.value.machine.name).collect())
     }
 
-    /// Whether what the machine of this name and UUID had is to go.
-    pub fn is_doomed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
+    /// Whether the leftovers of this machine are marked for removal.
+    pub fn is_to_be_removed(&self, name: &Name, uuid: &str) -> Result<bool, HostError> {
         let left = self.objects.get::<LeftoverFiles>(&format!("{name}/{uuid}"))?;
-        Ok(left.is_some_and(|left| left.value.doomed))
+        Ok(left.is_some_and(|left| left.value.to_be_removed))
     }
 
-    /// Of what machines of this name have left, but for the one of this UUID, that goes which is to. Nothing of them may run.
-    pub fn dispose(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
+    /// Removes the marked leftovers of machines of this name, except the one with UUID `but`. No process of them may run.
+    pub fn remove_marked(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
         let mut all = self.objects.list_below::<LeftoverFiles>(&format!("{name}/"))?;
         all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
-        // What cannot go keeps nothing else.
-        all.iter().map(|left| self.dispose_of(left)).fold(Ok(()), Result::and)
+        // One that cannot be removed does not keep the others.
+        all.iter().map(|left| self.remove_one(left)).fold(Ok(()), Result::and)
     }
 
-    fn dispose_of(&self, left: &Object<LeftoverFiles>) -> Result<(), HostError> {
-        if left.value.doomed {
+    fn remove_one(&self, left: &Object<LeftoverFiles>) -> Result<(), HostError> {
+        if left.value.to_be_removed {
             left.value.files().map(|path| self.files.remove_kept(path)).fold(Ok(()), Result::and)?;
         } else if !left.value.is_nothing() {
             return Ok(());
@@ -254,7 +260,7 @@ mod tests {
                     Ok::<_, HostError>(())
                 };
                 objects.change(record).unwrap();
-                objects.change(|changes| leave(changes, &machine, false)).unwrap();
+                objects.change(|changes| super::record(changes, &machine, false)).unwrap();
             }
         };
         leave_some(0..10);
@@ -268,7 +274,7 @@ mod tests {
         let error = leftovers.delete("uuid-0001x").unwrap_err();
         assert!(error.message.contains("do you mean 'uuid-0001"), "{error}");
         // What is gone is not found by its UUID any more.
-        leftovers.dispose(&"own-00009".parse().unwrap(), None).unwrap();
+        leftovers.remove_marked(&"own-00009".parse().unwrap(), None).unwrap();
         assert_eq!(leftovers.delete("uuid-00009").unwrap_err().code, ErrorCode::NotFound);
     }
 }

@@ -1,7 +1,7 @@
-//! The machines of a host: what is wanted of them, what they are, and the tasks that bring them there. Owns the folder in
-//! which machines run.
+//! The machines of a host: their desired and observed states, and the tasks that reconcile them. Owns the folder in which
+//! machines run.
 //!
-//! Invariant: what runs is known before anything is started.
+//! Invariant: everything that already runs is found before anything is started.
 
 mod act;
 mod admission;
@@ -10,18 +10,19 @@ mod blocking;
 mod claims;
 mod closing;
 mod commit;
-mod desired;
+pub mod desired_state;
+mod desired_writer;
 mod disk;
 mod figures;
 mod firmware;
 mod host;
 mod host_start;
-mod keeper;
 pub mod leftovers;
 mod neighbours;
 mod oversee;
 mod placing;
 mod ready;
+mod reconciler;
 mod registry;
 mod rolling;
 mod rollout;
@@ -35,7 +36,6 @@ mod tasks;
 mod testing;
 mod views;
 mod vmm;
-pub mod wanted;
 
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
@@ -50,14 +50,15 @@ use act::MachineActions;
 use belongings::Belongings;
 use blocking::{blocking, last_words, look};
 use claims::Claims;
-pub use claims::{Claimant, WhichClaim};
+pub use claims::{ClaimSelector, Claimant};
 use closing::HostGate;
 use commit::DiskCommits;
-use desired::DesiredState;
+use desired_state::DesiredState;
+use desired_writer::DesiredStateWriter;
 pub use disk::word;
 use figures::FigureCollector;
 use figures::curves::CurveCollector;
-pub use figures::curves::CurvesOf;
+pub use figures::curves::CurvesByMachine;
 use host::SpaceWatch;
 use host_start::HostStart;
 use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
@@ -65,87 +66,86 @@ use oversee::Overseer;
 use registry::MachineRegistry;
 use rolling::Rollouts;
 use run::MachineFolders;
-use shared::Shared;
+use shared::MachineServices;
 use spillway_api::{Catalog, Hypervisor, Machine, Name, Power};
 use status::ObservedMachine;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tasks::TaskStarter;
 use views::{MachineReader, View};
-use wanted::Wanted;
 
-/// What is recorded here.
+/// Kinds of records of this module.
 pub(crate) const RECORDS: [RecordKind; 5] = [
-    RecordKind::of::<Wanted>(),
+    RecordKind::of::<DesiredState>(),
     RecordKind::of::<Belongings>(),
     RecordKind::of::<LeftoverFiles>(),
     RecordKind::of::<LeftoverOwner>(),
     RecordKind::of::<HostStart>(),
 ];
 
-/// What a run's record looks like: it is stored too.
+/// Schema of the file `run.json`, which is stored too.
 #[cfg(test)]
 pub(crate) fn run_schema() -> crate::store::RecordSchema {
-    crate::store::schema::<run::Run>()
+    crate::store::schema::<run::RunRecord>()
 }
 
-/// The machines of a host, by what can be asked of them. A clone is the same.
+/// The machines of a host, grouped by what clients can ask. A clone refers to the same machines.
 #[derive(Clone)]
 pub struct Machines {
-    /// What they are.
+    /// Lists and describes machines.
     pub reader: MachineReader,
-    /// What they are asked to do.
+    /// Starts, stops, resets and deletes machines.
     pub actions: MachineActions,
-    /// Whose they are for a while.
+    /// Claims and releases machines.
     pub claims: Claims,
-    /// Whether any may run.
+    /// Opens and closes the host for machines.
     pub gate: HostGate,
-    /// How far rollouts are.
+    /// Progress of rollouts.
     pub rollouts: Arc<Rollouts>,
-    /// Versions of images that are made from their disks.
+    /// Commits disks of machines as versions of images.
     pub commits: DiskCommits,
-    /// What those have left that are deleted.
+    /// Files that deleted machines have left.
     pub leftovers: Arc<Leftovers>,
-    /// What they do.
+    /// Collects the figures of all machines.
     pub figures: Arc<FigureCollector>,
-    /// What other sizes of their RAM tiers would have done.
+    /// Collects the curves that show what other sizes of the RAM tiers would do.
     pub curves: Arc<CurveCollector>,
-    /// How full the stores are.
+    /// Watches how full the stores are.
     pub space: Arc<SpaceWatch>,
 }
 
-/// Where the parts are that machines are made of.
+/// Settings of the host that all machines need.
 #[derive(Clone, Debug)]
-pub struct Parts {
-    /// The folder that machines run in.
+pub struct MachineHostConfig {
+    /// Folder in which machines run.
     pub folder: PathBuf,
-    /// The program `spillway`.
+    /// Path of the program `spillway`.
     pub program: PathBuf,
-    /// Who runs machines.
+    /// Hypervisor that runs the machines.
     pub hypervisor: Hypervisor,
-    /// The libvirt that does, if it does (libvirt, uri).
+    /// URI of libvirt, if it runs the machines.
     pub libvirt_uri: String,
-    /// What machines may take of the host.
+    /// Budget of the host for machines.
     pub capacity: Capacity,
     /// Caches shrink when less memory than this is available.
     pub memory_floor_bytes: u64,
-    /// How long a claim lasts of which neither it nor its catalog says that; `None`: until it is released.
+    /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
-    /// Where their processes are.
+    /// Control groups for the processes of machines.
     pub scopes: Scopes,
-    /// The users that QEMUs run as which the daemon starts; `None`: as the daemon.
+    /// Range of users that QEMU processes run as; `None`: as the user of the daemon.
     pub guest_users: Option<UserRange>,
 }
 
 impl Machines {
-    /// Takes over what runs, and starts what is to.
+    /// Adopts the machines that run, and starts those that should.
     pub fn open(
         events: Events,
         objects: Objects,
         stores: Stores,
         images: Images,
         catalogs: Catalogs,
-        parts: Parts,
+        parts: MachineHostConfig,
     ) -> Result<Machines, HostError> {
         let folders = MachineFolders::new(parts.folder.clone());
         folders.make()?;
@@ -158,7 +158,7 @@ impl Machines {
             stores.clone(),
             folders.clone(),
         ));
-        let shared = Shared::new(
+        let shared = MachineServices::new(
             events.clone(),
             objects.clone(),
             stores.clone(),
@@ -170,18 +170,18 @@ impl Machines {
         let shared = Arc::new(shared);
         host_start::look(&objects)?;
         take_over(&shared)?;
-        // What changes from here on is not missed.
+        // Subscribe first, so that no later change is missed.
         let changes = objects.watch();
         shared.registry.begin_with(known(&shared)?);
         let tasks = TaskStarter::new(Arc::clone(&shared));
         tokio::spawn(tasks.clone().follow(changes));
         tasks.wake_all()?;
         if shared.parts.hypervisor != Hypervisor::None {
-            // It takes seconds where KVM is there and runs nothing.
+            // Probing takes seconds on a host whose KVM runs nothing.
             let shared = Arc::clone(&shared);
             tokio::spawn(async move { _ = shared.accelerator().await });
         }
-        let desired = DesiredState::new(objects.clone());
+        let desired = DesiredStateWriter::new(objects.clone());
         let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
         let rollouts = Arc::new(Rollouts::new(catalogs.clone(), desired.clone(), events.clone()));
         let space = Arc::new(SpaceWatch::new(stores, events.clone()));
@@ -219,23 +219,25 @@ impl Machines {
     }
 }
 
-/// Notes what runs has of the host, and removes files of runs that nothing names any more.
-fn take_over(shared: &Shared) -> Result<(), HostError> {
+/// Records what running machines use of the host's budget, and removes files of runs that no record names any more.
+fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     let runs = shared.folders.runs()?;
-    // What runs has its memory, before anything else is promised some.
+    // Count what runs before anything else is promised.
     for (name, run) in runs.iter().filter(|(_, run)| !run.is_of_another_boot()) {
         shared.admission.note(name, run.need());
     }
     shared.note_users(&runs)?;
-    // Nobody knows what a run names whose record cannot be read: its machine's name says enough.
-    let unread = shared.folders.unread()?;
-    // Nor what it was promised. It has as much as its catalog says by now, until its task knows that nothing of it runs.
-    for name in &unread {
+    // The files of a run whose record cannot be read are unknown: keep all that carry its machine's name.
+    let unreadable = shared.folders.unreadable()?;
+    // Its promise is unknown too. Count what its catalog says until its task knows that nothing of it runs.
+    for name in &unreadable {
         need_by_catalog(shared, name)?.into_iter().for_each(|need| shared.admission.note(name, need));
     }
     let may_be_of_one = |path: &Path| {
         let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        unread.iter().any(|name| file.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-')))
+        unreadable
+            .iter()
+            .any(|name| file.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-')))
     };
     let scratch = |path: &Path| runs.iter().any(|(_, run)| run.scratch.as_deref() == Some(path));
     shared.files.sweep(belongings::SCRATCH, |path| scratch(path) || may_be_of_one(path))?;
@@ -244,17 +246,18 @@ fn take_over(shared: &Shared) -> Result<(), HostError> {
     shared.files.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))
 }
 
-/// What a machine of this name needs by the settings of its catalog, if both can be read.
-fn need_by_catalog(shared: &Shared, name: &Name) -> Result<Option<Need>, HostError> {
+/// Returns what a machine needs by the settings of its catalog, if both records can be read.
+fn need_by_catalog(shared: &MachineServices, name: &Name) -> Result<Option<Need>, HostError> {
     let Some(machine) = shared.objects.get_readable::<Machine>(name.as_str())? else { return Ok(None) };
     let catalog = shared.objects.get_readable::<Catalog>(machine.value.catalog.as_str())?;
     Ok(catalog.map(|catalog| Need::of(&catalog.value.spec, shared.parts.hypervisor)))
 }
 
-/// What is known of machines before they have tasks: those that are off are so as it was wanted. Those that have a folder are to
-/// be looked at first, whatever is wanted.
-fn known(shared: &Shared) -> Result<Vec<(Name, ObservedMachine)>, HostError> {
-    let off = shared.objects.list::<Wanted>()?.into_iter().filter(|wanted| wanted.value.power == Power::Off);
+/// Returns the observed states before the tasks begin. Machines that should be off and have no folder are off; those with
+/// a folder must be examined first.
+fn known(shared: &MachineServices) -> Result<Vec<(Name, ObservedMachine)>, HostError> {
+    let off =
+        shared.objects.list::<DesiredState>()?.into_iter().filter(|wanted| wanted.value.power == Power::Off);
     let off =
         off.filter_map(|wanted| Some((wanted.name.parse().ok()?, ObservedMachine::off(wanted.revision))));
     let found = |name: &Name, run| (name.clone(), ObservedMachine::found(run, &shared.folders.of(name)));

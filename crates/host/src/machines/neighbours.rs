@@ -1,8 +1,7 @@
-//! Whether an address is a machine's own: a guest can name any. Owns the question, which the host's table of neighbours
-//! answers (arp(7)): who has this address on the machine's bridge?
+//! Checks that an address belongs to a machine: a guest can name any address. Asks the host's neighbour table (arp(7))
+//! who owns it on the machine's bridge.
 //!
-//! Invariant: nothing but a request for the address's owner (ARP), and a datagram without content to whom that turns out to be,
-//! is sent to an address before it is known to be the machine's.
+//! Invariant: before the owner is known, nothing is sent to an address but an ARP request and an empty datagram.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -10,22 +9,22 @@ use std::time::Duration;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep};
 
-/// The table.
+/// Path of the neighbour table.
 const TABLE: &str = "/proc/net/arp";
-/// An entry whose owner is known (linux/if_arp.h, `ATF_COM`).
+/// Flag of an entry whose owner is known (linux/if_arp.h, `ATF_COM`).
 const COMPLETE: u32 = 0x02;
-/// Nobody listens there (RFC 863).
+/// Port of the discard service, where nobody listens (RFC 863).
 const DISCARD: u16 = 9;
-/// How long the owner of an address may take to say so.
+/// Longest wait for an answer to the ARP request.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// An error that says why, unless the address is that of the machine with this MAC on this bridge.
-pub async fn is_machines(address: Ipv4Addr, bridge: &str, mac: &str) -> Result<(), String> {
-    if !is_for_one(address) {
+/// Returns an error with the reason unless the address belongs to the machine with this MAC on this bridge.
+pub async fn check_owner(address: Ipv4Addr, bridge: &str, mac: &str) -> Result<(), String> {
+    if !is_unicast(address) {
         return Err(format!("its guest names {address}, which is no address of one machine"));
     }
-    // An entry that is old is asked for again by this too.
+    // This refreshes an old entry too.
     let asked = ask(address, bridge).await;
     let until = Instant::now() + if asked.is_ok() { PATIENCE } else { Duration::ZERO };
     loop {
@@ -49,8 +48,8 @@ pub async fn is_machines(address: Ipv4Addr, bridge: &str, mac: &str) -> Result<(
     }
 }
 
-/// Whether an address can be one machine's, and others reach it.
-pub fn is_for_one(address: Ipv4Addr) -> bool {
+/// Whether the address is a unicast address that others can reach.
+pub fn is_unicast(address: Ipv4Addr) -> bool {
     let is_this_network = address.octets()[0] == 0;
     let is_reserved = address.octets()[0] >= 240;
     !(address.is_loopback()
@@ -60,14 +59,14 @@ pub fn is_for_one(address: Ipv4Addr) -> bool {
         || is_reserved)
 }
 
-/// Makes the kernel ask on the bridge whose an address is.
+/// Makes the kernel send an ARP request for the address on the bridge.
 async fn ask(address: Ipv4Addr, bridge: &str) -> io::Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
     socket.bind_device(Some(bridge.as_bytes()))?;
     socket.send_to(&[], (address, DISCARD)).await.map(drop)
 }
 
-/// Who has an address on a bridge, by the table's text.
+/// Finds the owner of an address on a bridge in the text of the table.
 fn owner<'a>(table: &'a str, address: Ipv4Addr, bridge: &str) -> Option<&'a str> {
     let address = address.to_string();
     table.lines().skip(1).find_map(|line| {
@@ -113,7 +112,7 @@ nonsense
             "224.0.0.1",
             "255.255.255.255",
         ] {
-            let why = is_machines(address.parse().unwrap(), "no-bridge", MAC).await.unwrap_err();
+            let why = check_owner(address.parse().unwrap(), "no-bridge", MAC).await.unwrap_err();
             assert!(why.contains(address) && why.contains("no address of one machine"), "{why}");
         }
     }
@@ -162,7 +161,7 @@ nonsense
         let Some(bridge) = Bridge::new() else { return };
         let ask = |address: &str, mac| {
             let (address, bridge) = (address.parse().unwrap(), bridge.0.clone());
-            async move { is_machines(address, &bridge, mac).await }
+            async move { check_owner(address, &bridge, mac).await }
         };
         assert_eq!(ask("10.213.57.5", MAC).await, Ok(()));
         assert_eq!(ask("10.213.57.6", "52:54:00:12:34:56").await, Ok(()));

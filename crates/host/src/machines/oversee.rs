@@ -1,12 +1,13 @@
-//! What concerns more than one machine: how many are kept warm, claims that end, machines that are drained. Owns no state: it looks at what is recorded and what runs, and records what is wanted next.
+//! Reconciles what concerns several machines: the warm count, expired claims, drained machines. Owns no state: reads
+//! records and observed states, and records new desired states.
 //!
-//! Invariant: each step may be done again, and changes only what nobody has changed since it looked.
+//! Invariant: each step is idempotent, and changes only what nobody has changed since it was read.
 
 use super::claims::free;
 use super::closing::HostGate;
-use super::desired::DesiredState;
+use super::desired_writer::DesiredStateWriter;
 use super::rolling::Rollouts;
-use super::shared::Shared;
+use super::shared::MachineServices;
 use super::views::MachineReader;
 use super::{View, blocking};
 use crate::catalogs::Catalogs;
@@ -17,49 +18,49 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two looks when much happens, and when nothing does.
+/// Shortest and longest interval between two passes.
 const LEAST: Duration = Duration::from_millis(100);
 const MOST: Duration = Duration::from_secs(30);
-/// Between two looks so many times as long as the last one took passes at least.
+/// The interval is at least this many times as long as the last pass took.
 const LOOKS: u32 = 4;
 
-/// Why machines of catalogs are not looked after.
+/// Reasons why machines of catalogs cannot be reconciled.
 type Failures = BTreeMap<Name, String>;
 
-/// Looks after what concerns more than one machine.
+/// Reconciles what concerns several machines.
 #[derive(Clone)]
 pub struct Overseer {
-    shared: Arc<Shared>,
+    shared: Arc<MachineServices>,
     reader: MachineReader,
     catalogs: Catalogs,
-    desired: DesiredState,
+    desired: DesiredStateWriter,
     gate: HostGate,
     rollouts: Arc<Rollouts>,
 }
 
 impl Overseer {
-    /// Of the machines that these see and change.
+    /// Creates the overseer of these machines.
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<MachineServices>,
         reader: MachineReader,
         catalogs: Catalogs,
-        desired: DesiredState,
+        desired: DesiredStateWriter,
         gate: HostGate,
         rollouts: Arc<Rollouts>,
     ) -> Overseer {
         Overseer { shared, reader, catalogs, desired, gate, rollouts }
     }
 
-    /// For as long as the daemon lives.
+    /// Runs for as long as the daemon does.
     pub async fn oversee(self) {
         let mut told = Failures::new();
         loop {
             let (looking, begun) = (self.clone(), Instant::now());
-            let looked = blocking(move || looking.look_after()).await;
+            let looked = blocking(move || looking.reconcile()).await;
             let took = begun.elapsed();
             let pause = match looked {
                 Ok((pause, failures)) => {
-                    self.tell(&told, &failures);
+                    self.report_failures(&told, &failures);
                     told = failures;
                     pause
                 }
@@ -69,24 +70,24 @@ impl Overseer {
                     MOST
                 }
             };
-            // With many machines, of which much happens, it does not keep a core to itself.
+            // Do not occupy a whole core when many machines change often.
             tokio::time::sleep(LEAST.max(took * LOOKS)).await;
-            let _ = tokio::time::timeout(pause, self.shared.registry.stirred()).await;
+            let _ = tokio::time::timeout(pause, self.shared.registry.wait_for_change()).await;
         }
     }
 
-    /// Tells of each catalog that cannot be looked after, once for each reason.
-    fn tell(&self, told: &Failures, failures: &Failures) {
+    /// Raises an event for each catalog that cannot be reconciled, once for each reason.
+    fn report_failures(&self, told: &Failures, failures: &Failures) {
         for (catalog, why) in failures.iter().filter(|(catalog, why)| told.get(*catalog) != Some(why)) {
             let text = format!("its machines are not looked after: {why}");
             self.shared.events.raise(EventKind::Failed, &format!("catalog/{catalog}"), text);
         }
     }
 
-    /// Records what is to be wanted next. How long nothing else is, unless something changes; and what could not be done: that
-    /// keeps no other catalog's machines from being looked after.
-    fn look_after(&self) -> Result<(Duration, Failures), HostError> {
-        // Before the machines: one that says now what it runs with has not read an older catalog since.
+    /// Makes one pass over all catalogs. Returns the time until the next one is needed, and the failures: a failure of
+    /// one catalog does not affect the others.
+    fn reconcile(&self) -> Result<(Duration, Failures), HostError> {
+        // Read catalogs before machines: a machine that reports its version now has not read an older catalog since.
         let catalogs = self.catalogs.list()?;
         let rests = self.gate.is_closed()?;
         if rests && self.gate.stop_all()? {
@@ -105,7 +106,7 @@ impl Overseer {
         let mut rollouts = HashSet::new();
         for catalog in catalogs {
             let views = of.remove(&catalog.name).unwrap_or_default();
-            match self.look_after_one(&catalog, &views, rests) {
+            match self.reconcile_catalog(&catalog, &views, rests) {
                 Ok(at_most) => pause = pause.min(at_most),
                 Err(e) => _ = failures.insert(catalog.name.clone(), e.message),
             }
@@ -117,8 +118,13 @@ impl Overseer {
         Ok((pause, failures))
     }
 
-    /// The same of the machines of one catalog. While the host is closed only claims end.
-    fn look_after_one(&self, catalog: &Catalog, views: &[View], rests: bool) -> Result<Duration, HostError> {
+    /// Makes one pass over the machines of one catalog. While the host is closed only claims are ended.
+    fn reconcile_catalog(
+        &self,
+        catalog: &Catalog,
+        views: &[View],
+        rests: bool,
+    ) -> Result<Duration, HostError> {
         let mut pause = MOST;
         for view in views {
             pause = pause.min(self.end_claim(catalog, view, views)?);
@@ -134,10 +140,12 @@ impl Overseer {
         }
     }
 
-    /// Releases a machine whose claim is over. How long it still lasts.
+    /// Releases a machine whose claim has expired. Returns the remaining time of the claim.
     fn end_claim(&self, catalog: &Catalog, view: &View, views: &[View]) -> Result<Duration, HostError> {
-        let Some(left) = view.wanted.claim.as_ref().and_then(|claim| claim.left()) else { return Ok(MOST) };
-        // Not counted for each one whose claim goes on.
+        let Some(left) = view.wanted.claim.as_ref().and_then(|claim| claim.remaining()) else {
+            return Ok(MOST);
+        };
+        // Count free machines only when a claim has expired.
         if !left.is_zero() {
             return Ok(left);
         }
@@ -149,7 +157,7 @@ impl Overseer {
         Ok(left)
     }
 
-    /// Starts machines of which nothing was wanted yet, where the catalog says that they start by themselves.
+    /// Starts machines that have no desired state yet, if the catalog starts them by itself.
     fn start_by_itself(&self, catalog: &Catalog, views: &[View]) -> Result<(), HostError> {
         let new = |view: &&View| view.revision == Revision::default();
         for view in views.iter().filter(|_| catalog.spec.autostart).filter(new) {
@@ -166,7 +174,7 @@ impl Overseer {
         Ok(())
     }
 
-    /// Starts as many machines as are missing. None is stopped for being one too many: somebody may have started it.
+    /// Starts as many machines as are missing. Never stops a surplus one, which somebody may have started.
     fn keep_warm(&self, catalog: &Catalog, views: &[View]) -> Result<(), HostError> {
         let warm = free(views, None);
         let missing = (catalog.spec.warm as usize).saturating_sub(warm);
@@ -174,7 +182,7 @@ impl Overseer {
             view.wanted.power == Power::Off && view.wanted.claim.is_none() && !view.wanted.drained
         };
         for view in views.iter().filter(startable).take(missing) {
-            self.desired.change(view, |wanted| wanted.start_anew(&catalog.spec))?;
+            self.desired.change(view, |wanted| wanted.start_fresh(&catalog.spec))?;
         }
         Ok(())
     }
@@ -183,10 +191,10 @@ impl Overseer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machines::desired_state::DesiredState;
     use crate::machines::testing::TestHost;
-    use crate::machines::wanted::Wanted;
     use crate::resources::budget::NO_LIMITS;
-    use crate::store::{Changed, Entry, Store, StoreError, Transaction};
+    use crate::store::{ChangeNotice, Store, StoreEntry, StoreError, Transaction};
     use serde_json::json;
     use tokio::sync::broadcast;
 
@@ -194,15 +202,15 @@ mod tests {
     struct Refusing(Arc<dyn Store>, &'static str);
 
     impl Store for Refusing {
-        fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        fn get(&self, key: &str) -> Result<Option<StoreEntry>, StoreError> {
             self.0.get(key)
         }
 
-        fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), StoreError> {
+        fn list(&self, prefix: &str) -> Result<(Vec<StoreEntry>, Revision), StoreError> {
             self.0.list(prefix)
         }
 
-        fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Entry>, StoreError> {
+        fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<StoreEntry>, StoreError> {
             self.0.page(prefix, after, most)
         }
 
@@ -218,7 +226,7 @@ mod tests {
             }
         }
 
-        fn watch(&self) -> broadcast::Receiver<Changed> {
+        fn watch(&self) -> broadcast::Receiver<ChangeNotice> {
             self.0.watch()
         }
     }
@@ -229,21 +237,24 @@ mod tests {
         for name in ["bad", "good"] {
             host.catalog(name, json!({ "warm": 1 }));
         }
-        let desired = DesiredState::new(host.objects.clone());
+        let desired = DesiredStateWriter::new(host.objects.clone());
         let (reader, catalogs) = (host.reader.clone(), host.catalogs.clone());
         let shared = Arc::clone(&host.shared);
         let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
         let rollouts = Rollouts::new(catalogs.clone(), desired.clone(), shared.events.clone());
         let overseer = Overseer::new(shared, reader, catalogs, desired, gate, Arc::new(rollouts));
-        let (_, failures) = overseer.look_after().unwrap();
+        let (_, failures) = overseer.reconcile().unwrap();
         assert_eq!(failures.keys().map(Name::as_str).collect::<Vec<_>>(), ["bad"]);
         let is_on = |name: &str| {
-            host.objects.get::<Wanted>(name).unwrap().is_some_and(|wanted| wanted.value.power == Power::On)
+            host.objects
+                .get::<DesiredState>(name)
+                .unwrap()
+                .is_some_and(|wanted| wanted.value.power == Power::On)
         };
         assert!(is_on("good-001") && !is_on("bad-001"));
         let told = || host.shared.events.count(EventKind::Failed);
-        overseer.tell(&Failures::new(), &failures);
-        overseer.tell(&failures, &failures);
+        overseer.report_failures(&Failures::new(), &failures);
+        overseer.report_failures(&failures, &failures);
         assert_eq!(told(), 1, "once");
     }
 }

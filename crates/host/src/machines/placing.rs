@@ -1,11 +1,12 @@
-//! Private copies of an image for machines of mode `ephemeral`: which store has room for one, and making it. Owns the
-//! files until a disk's server has taken them: from then on they have no name, and go with it.
+//! Private copies of an image for machines of mode `ephemeral`: chooses a store with enough space and makes the copy.
+//! Owns the files until a disk's process has opened and unlinked them.
 //!
-//! Invariant: a file without the word `partial` in its name is a whole copy; none takes room that another was promised.
+//! Invariant: a file without the word `partial` in its name is a complete copy; no copy takes space that another one was
+//! promised.
 
 use super::belongings;
 use super::disk;
-use super::run::{MachineFolders, Run};
+use super::run::{MachineFolders, RunRecord};
 use crate::copying;
 use crate::error::HostError;
 use crate::stores::Stores;
@@ -19,34 +20,34 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
 
-/// Folder of a store.
+/// Folder for the copies in a store.
 pub(super) const FOLDER: &str = "copies";
 
-/// Private copies that are made at a time: more would only wait for the same disks.
+/// Number of copies that are made at the same time: more would only compete for the same disks.
 const COPIES: usize = 2;
 
-/// Finds place for private copies.
+/// Places private copies in stores.
 pub struct Placement {
     stores: Stores,
     folders: MachineFolders,
-    /// Held while a store is chosen for one.
+    /// Held while a store is chosen for a copy.
     choosing: Mutex<()>,
     turns: Semaphore,
 }
 
 impl Placement {
-    /// In these stores, beside the copies of the runs in these folders.
+    /// Creates the placement in these stores, beside the copies of the runs in these folders.
     pub fn new(stores: Stores, folders: MachineFolders) -> Placement {
         Placement { stores, folders, choosing: Mutex::default(), turns: Semaphore::new(COPIES) }
     }
 
-    /// A turn to make a copy.
+    /// Waits for a turn to make a copy.
     pub async fn turn(&self) -> Result<SemaphorePermit<'_>, AcquireError> {
         self.turns.acquire().await
     }
 
-    /// Chooses where a machine's copy goes and has that recorded, before another one is chosen for: each sees what was promised
-    /// to those before it.
+    /// Chooses a store for a machine's copy and records the choice before the next one is made, so that each sees what
+    /// was promised before.
     pub fn reserve<T>(
         &self,
         machine: &Machine,
@@ -57,15 +58,15 @@ impl Placement {
         record(self.place(machine, size_bytes)?)
     }
 
-    /// The first store of class `cache`, then of `temp`, whose free space less what others were promised is strictly larger
-    /// than the disk.
+    /// Returns the first store of class `cache`, then of `temp`, whose free space less what was promised to others
+    /// exceeds the disk's size.
     fn place(&self, machine: &Machine, size_bytes: u64) -> Result<PathBuf, HostError> {
-        // Two that are placed at a time must see each other: the one that comes later sees the record of the first.
+        // The record of an earlier choice must be visible to the later one.
         let others = self.folders.runs()?;
         let mut seen = Vec::new();
         for class in [StoreClass::Cache, StoreClass::Temp] {
             for store in self.stores.list()?.into_iter().filter(|store| store.class == class) {
-                // One that is not mounted has no room; others may.
+                // A store that is not mounted has no space.
                 if let Err(e) = self.stores.check(&store) {
                     seen.push(e.to_string());
                     continue;
@@ -94,7 +95,7 @@ impl Placement {
         Err(HostError::new(ErrorCode::Exhausted, message))
     }
 
-    /// Removes what an earlier run of a machine has left: it takes room, and its guest may have written to it.
+    /// Removes the copy of an earlier run: it takes space, and its guest may have written to it.
     pub fn forget(&self, machine: &Machine) -> Result<(), HostError> {
         for store in self.stores.list()? {
             let path = file(&store, machine);
@@ -104,9 +105,9 @@ impl Placement {
         Ok(())
     }
 
-    /// What a run's copy may still take of the file system that it is on. Of one that shares its room nobody knows what is
-    /// its own already: as much as it can ever be.
-    fn reserved(&self, name: &Name, run: &Run, folder: &Path) -> u64 {
+    /// Space that a run's copy may still take on its file system. A copy that shares extents with the image may grow to
+    /// its full size.
+    fn reserved(&self, name: &Name, run: &RunRecord, folder: &Path) -> u64 {
         let Some(copy) = run.copy.as_ref().filter(|copy| copy.path.starts_with(folder)) else { return 0 };
         if copy.is_shared {
             return copy.size_bytes;
@@ -115,7 +116,7 @@ impl Placement {
             [copy.path.clone(), partial(&copy.path)].into_iter().find_map(|path| fs::metadata(path).ok());
         let taken = match named {
             Some(file) => file.blocks() * 512,
-            // Its server has it.
+            // The disk's process has opened it: ask how much it has written.
             None => disk::ask(self.folders.of(name).path(), &Request::Stats)
                 .ok()
                 .and_then(|stats| stats["overflow"]["file_bytes"].as_u64())
@@ -125,16 +126,16 @@ impl Placement {
     }
 }
 
-/// A copy that has been made.
+/// A finished copy.
 #[derive(Debug)]
-pub struct Made {
-    /// It shares its room with the image.
+pub struct FinishedCopy {
+    /// Whether it shares extents with the image.
     pub is_shared: bool,
 }
 
-/// Copies an image: shared with it where the file system can, else what is in it. The copy is whole, and has its name
-/// once it is finished. `None`: nobody wants it any more.
-pub fn copy(image: &Path, to: &Path, unwanted: &AtomicBool) -> Result<Option<Made>, HostError> {
+/// Copies an image, by sharing extents where the file system can. The copy is complete, and gets its name in `finish`.
+/// `None`: the copy was cancelled.
+pub fn copy(image: &Path, to: &Path, unwanted: &AtomicBool) -> Result<Option<FinishedCopy>, HostError> {
     let partial = partial(to);
     let failed = |e: io::Error| {
         let code = match e.kind() {
@@ -163,11 +164,11 @@ pub fn copy(image: &Path, to: &Path, unwanted: &AtomicBool) -> Result<Option<Mad
             target.set_len(size).map_err(failed)?;
             copying::copy(&source, 0..size, &target, 0, goes_on, failed)?;
         }
-        // What cannot be written shows now, not when a guest reads it.
+        // Write errors show here, not when a guest reads.
         target.sync_all().map_err(failed)?;
-        Ok(Made { is_shared })
+        Ok(FinishedCopy { is_shared })
     };
-    let copied: Result<Made, HostError> = copy();
+    let copied: Result<FinishedCopy, HostError> = copy();
     if copied.is_err() {
         let _ = fs::remove_file(&partial);
     }
@@ -178,13 +179,13 @@ pub fn copy(image: &Path, to: &Path, unwanted: &AtomicBool) -> Result<Option<Mad
     }
 }
 
-/// A copy that was made gets its name.
+/// Gives a complete copy its final name.
 pub fn finish(to: &Path) -> Result<(), HostError> {
     let failed = |e| HostError::new(ErrorCode::Internal, format!("{} cannot be named: {e}", to.display()));
     fs::rename(partial(to), to).map_err(failed)
 }
 
-/// A machine's copy in a store.
+/// Path of a machine's copy in a store.
 fn file(store: &StoreFolder, machine: &Machine) -> PathBuf {
     store.path.join(FOLDER).join(format!("{}-{}.raw", machine.name, machine.identity.uuid))
 }

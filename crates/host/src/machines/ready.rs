@@ -1,10 +1,10 @@
-//! When a machine counts as ready: its guest agent answers, a service speaks, its console shows a line. Owns how that is
-//! found out; what it is, its catalog says.
+//! Readiness of a machine: its guest agent answers, a service of it speaks, or its console shows a line. Owns the probes;
+//! the catalog chooses one.
 //!
-//! Invariant: a guest can keep itself from being ready, and nothing else: what it says is bounded and not trusted. Nobody is
-//! connected to because a guest names them.
+//! Invariant: a guest can only delay its own readiness: its output is bounded and not trusted. The host never connects to
+//! an address only because a guest names it.
 
-use super::neighbours::{is_for_one, is_machines};
+use super::neighbours::{check_owner, is_unicast};
 use super::short_path::ShortPath;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
@@ -21,39 +21,39 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
-/// Between two tries.
+/// Pause between two probes.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long an answer may take.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 const MAX_LINE_BYTES: usize = 64 << 10;
-/// What is looked at of a line of a console.
+/// Longest part of a console line that is matched.
 const MAX_CONSOLE_LINE_BYTES: usize = 4 << 10;
-/// Between two looks at what a console says: a guest that says much costs no more than one that says little.
+/// Pause between two reads of the console: a guest with much output costs no more than one with little.
 const LOOK: Duration = Duration::from_millis(20);
-/// Refusals of what the guest names before that is told: an address may be new, and the last owner's for a moment.
+/// Number of refused addresses before the user is told: a new address may belong to its last owner for a moment.
 const REFUSALS: u32 = 6;
-/// Answers to other questions before an agent's own.
+/// Number of answers to earlier questions that are skipped.
 const MAX_STRAY_ANSWERS: usize = 100;
 
-/// Where a machine's network can be reached from this host.
+/// How this host reaches a machine's network.
 #[derive(Clone, Debug)]
-pub enum Place {
-    /// A port of this host's loopback is passed on to the guest's.
+pub enum GuestNetwork {
+    /// Through this port of the host's loopback, which is forwarded to the guest.
     Forwarded(u16),
-    /// On this bridge, by the machine's MAC.
+    /// On this bridge, by the machine's MAC address.
     Bridge(String, String),
     /// Not at all.
     Nowhere,
 }
 
-/// Waits until a machine is ready. Where it can be reached, if that is known.
-/// `console` is the guest's console as it was before the guest began, if somebody has connected to it. `tell` is told once why an
-/// address that the guest names is refused, if that goes on.
+/// Waits until a machine is ready. Returns its address if that is known. `console` is a connection to the guest's console
+/// that was opened before the guest began. Calls `tell` once with the reason if the address that the guest names is
+/// refused repeatedly.
 pub async fn until_ready(
     folder: &Path,
-    agent: &Agent,
+    agent: &GuestAgent,
     ready: &Ready,
-    place: &Place,
+    place: &GuestNetwork,
     mut console: Option<UnixStream>,
     tell: impl Fn(&str),
 ) -> Option<String> {
@@ -62,11 +62,13 @@ pub async fn until_ready(
         let tried = match ready {
             Ready::Agent => agent.address(folder).await,
             Ready::Tcp(guest_port) => match place {
-                Place::Forwarded(port) => speaks(SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).await,
-                Place::Bridge(bridge, mac) => {
+                GuestNetwork::Forwarded(port) => speaks(SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).await,
+                GuestNetwork::Bridge(bridge, mac) => {
                     takes_connections(folder, agent, guest_port.get(), (bridge, mac)).await
                 }
-                Place::Nowhere => Err(not_its_own("it has no network in which a port could be reached")),
+                GuestNetwork::Nowhere => {
+                    Err(not_its_own("it has no network in which a port could be reached"))
+                }
             },
             Ready::Serial(pattern) => read_console(folder, pattern, console.take()).await,
         };
@@ -88,21 +90,21 @@ fn not_its_own(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// Who speaks with the guest agent.
+/// The channel to a guest agent.
 #[derive(Clone)]
-pub enum Agent {
-    /// We do.
-    Ours,
-    /// libvirt does, for a domain.
-    Libvirts(Arc<Libvirt>, String),
+pub enum GuestAgent {
+    /// The agent's socket in the machine's folder.
+    Socket,
+    /// The agent commands of libvirt, for a domain.
+    Libvirt(Arc<Libvirt>, String),
 }
 
-impl Agent {
-    /// Where it says that the guest can be reached.
+impl GuestAgent {
+    /// Asks the agent for the guest's address.
     async fn address(&self, folder: &Path) -> io::Result<Option<String>> {
         match self {
-            Agent::Ours => ours(folder).await,
-            Agent::Libvirts(libvirt, domain) => {
+            GuestAgent::Socket => ours(folder).await,
+            GuestAgent::Libvirt(libvirt, domain) => {
                 let question = json!({ "execute": "guest-network-get-interfaces" }).to_string();
                 let asked = ["qemu-agent-command", domain, "--timeout", "3", &question];
                 let answer = libvirt.ask(&asked).await.map_err(io::Error::other)?;
@@ -116,7 +118,7 @@ async fn ours(folder: &Path) -> io::Result<Option<String>> {
     let ask = async {
         let socket = ShortPath::of(folder, qemu::AGENT).map_err(io::Error::other)?;
         let mut agent = JsonLines::connect(socket.path(), MAX_LINE_BYTES).await?;
-        // What earlier questions are answered may still come.
+        // Answers to earlier questions may still arrive.
         let id =
             u64::from(std::process::id()) << 16 | jiff::Timestamp::now().subsec_nanosecond() as u64 & 0xffff;
         agent.send(&json!({ "execute": "guest-sync", "arguments": { "id": id } })).await?;
@@ -133,20 +135,21 @@ async fn ours(folder: &Path) -> io::Result<Option<String>> {
     timeout(PATIENCE, ask).await?
 }
 
-/// The first address of this list that others can reach.
+/// Returns the first address of this list that others can reach.
 fn address(interfaces: &Value) -> Option<String> {
     let of = |interface: &Value| interface["ip-addresses"].as_array().cloned().unwrap_or_default();
     let all = interfaces.as_array()?.iter().flat_map(of);
     let mut addresses = all.filter_map(|entry| entry["ip-address"].as_str()?.parse::<IpAddr>().ok());
     addresses
         .find(|address| match address {
-            IpAddr::V4(v4) => is_for_one(*v4),
+            IpAddr::V4(v4) => is_unicast(*v4),
             IpAddr::V6(_) => false,
         })
         .map(|address| address.to_string())
 }
 
-/// QEMU takes the connection before the guest does: only one that the guest says something on is one.
+/// Connects and waits for the first byte. QEMU accepts the connection before the guest does, so a connection alone proves
+/// nothing.
 async fn speaks(address: SocketAddr) -> io::Result<Option<String>> {
     let listen = async {
         let mut stream = TcpStream::connect(address).await?;
@@ -158,10 +161,10 @@ async fn speaks(address: SocketAddr) -> io::Result<Option<String>> {
     timeout(PATIENCE, listen).await?
 }
 
-/// The guest says where it is; the host sees whether that is so, and connects by way of the bridge alone.
+/// Connects to the address that the guest names, after the host has checked it, and only over the bridge.
 async fn takes_connections(
     folder: &Path,
-    agent: &Agent,
+    agent: &GuestAgent,
     port: u16,
     (bridge, mac): (&str, &str),
 ) -> io::Result<Option<String>> {
@@ -169,14 +172,14 @@ async fn takes_connections(
         return Err(io::ErrorKind::AddrNotAvailable.into());
     };
     let address: Ipv4Addr = named.parse().map_err(io::Error::other)?;
-    is_machines(address, bridge, mac).await.map_err(|why| not_its_own(&why))?;
+    check_owner(address, bridge, mac).await.map_err(|why| not_its_own(&why))?;
     let socket = TcpSocket::new_v4()?;
     socket.bind_device(Some(bridge.as_bytes()))?;
     timeout(PATIENCE, socket.connect((address, port).into())).await??;
     Ok(Some(named))
 }
 
-/// Until a line fits, or the console ends.
+/// Reads the console until a line matches or the console ends.
 async fn read_console(
     folder: &Path,
     pattern: &str,
@@ -195,12 +198,12 @@ async fn read_console(
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         for piece in buffer[..n].split_inclusive(|byte| *byte == b'\n') {
-            // The beginning of a line is enough to know it by.
-            let room = MAX_CONSOLE_LINE_BYTES.saturating_sub(line.len());
+            // The beginning of a line is enough to match it.
+            let space = MAX_CONSOLE_LINE_BYTES.saturating_sub(line.len());
             let piece_line = without_end(piece);
-            line.extend_from_slice(&piece_line[..piece_line.len().min(room)]);
-            // The last line may be a prompt, which does not end.
-            if room > 0 && pattern.is_match(&plain(&line)) {
+            line.extend_from_slice(&piece_line[..piece_line.len().min(space)]);
+            // The last line may be a prompt without a line end.
+            if space > 0 && pattern.is_match(&plain(&line)) {
                 return Ok(None);
             }
             if piece.ends_with(b"\n") {
@@ -211,7 +214,7 @@ async fn read_console(
     }
 }
 
-/// Connects to a guest's console, which takes one client at a time.
+/// Connects to a guest's console, which accepts one client at a time.
 pub async fn connect_console(folder: &Path) -> io::Result<UnixStream> {
     let socket = ShortPath::of(folder, qemu::CONSOLE).map_err(io::Error::other)?;
     UnixStream::connect(socket.path()).await
@@ -222,8 +225,8 @@ fn without_end(line: &[u8]) -> &[u8] {
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// A line as people see it: firmware clears the screen and colours it (ECMA-48, 5.4) before the first line of a kernel, and
-/// what it said last may have no end.
+/// Removes control sequences from a line (ECMA-48, 5.4): firmware clears and colours the screen before a kernel's first
+/// line, and its last line may have no end.
 fn plain(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let mut plain = String::with_capacity(text.len());
@@ -280,7 +283,7 @@ mod tests {
         assert_eq!(
             timeout(
                 PATIENCE * 2,
-                until_ready(dir.path(), &Agent::Ours, &ready, &Place::Nowhere, None, |_| ())
+                until_ready(dir.path(), &GuestAgent::Socket, &ready, &GuestNetwork::Nowhere, None, |_| ())
             )
             .await
             .unwrap(),
@@ -300,7 +303,14 @@ mod tests {
         let ready = Ready::Tcp(22.try_into().unwrap());
         let found = timeout(
             PATIENCE * 2,
-            until_ready(Path::new("/"), &Agent::Ours, &ready, &Place::Forwarded(port), None, |_| ()),
+            until_ready(
+                Path::new("/"),
+                &GuestAgent::Socket,
+                &ready,
+                &GuestNetwork::Forwarded(port),
+                None,
+                |_| (),
+            ),
         )
         .await
         .unwrap();
@@ -333,10 +343,10 @@ mod tests {
         });
         let ready = Ready::Tcp(port.try_into().unwrap());
         let mac = "52:54:00:12:34:56".to_owned();
-        for place in [Place::Bridge("no-bridge".into(), mac), Place::Nowhere] {
+        for place in [GuestNetwork::Bridge("no-bridge".into(), mac), GuestNetwork::Nowhere] {
             let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
             let tell = move |why: &str| told.send(why.to_owned()).unwrap();
-            let probe = until_ready(dir.path(), &Agent::Ours, &ready, &place, None, tell);
+            let probe = until_ready(dir.path(), &GuestAgent::Socket, &ready, &place, None, tell);
             tokio::select! {
                 found = probe => panic!("it is ready on {found:?}"),
                 connected = elsewhere.accept() => panic!("it was connected to: {connected:?}"),

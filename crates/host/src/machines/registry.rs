@@ -1,6 +1,6 @@
-//! Which machines have a task, and what is known of each. Owns the handles of the tasks; what they do is the keeper's.
+//! The tasks and the observed states of machines. Owns the handles of the tasks; the reconciler does their work.
 //!
-//! Invariant: a machine has one task at most. What the last task of one that is off knew stays known.
+//! Invariant: a machine has one task at most. The last observed state of a machine that is off is kept.
 
 use super::status::ObservedMachine;
 use crate::store::Revision;
@@ -9,71 +9,71 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-/// The machines of which something is known.
+/// Observed states and tasks of machines, by name.
 #[derive(Default)]
 pub struct MachineRegistry {
     machines: Mutex<HashMap<Name, TrackedMachine>>,
-    /// Something has changed that concerns more than one machine.
-    stir: Notify,
+    /// Notified when a change concerns more than one machine.
+    change: Notify,
 }
 
-/// A machine of which something is known. While it has no task it stays so.
+/// A machine with a known state. The state stays while the machine has no task.
 #[derive(Default)]
 struct TrackedMachine {
     status: watch::Sender<ObservedMachine>,
     task: Option<Task>,
 }
 
-/// How a machine's task is woken.
+/// Handle that wakes a machine's task.
 #[derive(Default)]
 struct Task {
-    poke: Arc<Notify>,
-    pokes: u64,
+    wakeup: Arc<Notify>,
+    wakeups: u64,
 }
 
-/// What a task that is to begin is given.
+/// Channels of a new task.
 pub struct NewTask {
-    /// Wakes it.
-    pub poke: Arc<Notify>,
-    /// Takes what it finds out.
+    /// Wakes the task.
+    pub wakeup: Arc<Notify>,
+    /// Publishes the state that the task observes.
     pub status: watch::Sender<ObservedMachine>,
 }
 
 impl TrackedMachine {
-    /// Wakes its task, if it has one.
+    /// Wakes the machine's task, if it has one.
     fn wake(&mut self) {
         if let Some(task) = &mut self.task {
-            task.pokes += 1;
-            task.poke.notify_one();
+            task.wakeups += 1;
+            task.wakeup.notify_one();
         }
     }
 
-    /// How often its task was woken.
-    fn pokes(&self) -> u64 {
-        self.task.as_ref().map_or(0, |task| task.pokes)
+    /// How often the task was woken.
+    fn wakeups(&self) -> u64 {
+        self.task.as_ref().map_or(0, |task| task.wakeups)
     }
 }
 
 impl MachineRegistry {
-    /// Takes in what is known before there are tasks. Of each machine the last of these holds.
+    /// Sets the observed states before tasks exist. The last entry of a machine counts.
     pub fn begin_with(&self, known: impl IntoIterator<Item = (Name, ObservedMachine)>) {
         let tracked = |known| TrackedMachine { status: watch::Sender::new(known), task: None };
         self.machines().extend(known.into_iter().map(|(name, known)| (name, tracked(known))));
     }
 
-    /// Wakes a machine's task. What to begin one with, if there is none: whoever asks must begin it.
-    pub fn demand(&self, name: &Name) -> Option<NewTask> {
+    /// Wakes a machine's task. If there is none, returns the channels of a new one, which the caller must start.
+    pub fn wake_or_begin(&self, name: &Name) -> Option<NewTask> {
         let mut machines = self.machines();
         let machine = machines.entry(name.clone()).or_default();
         machine.wake();
         if machine.task.is_some() {
             return None;
         }
-        let poke = Arc::clone(&machine.task.insert(Task::default()).poke);
-        Some(NewTask { poke, status: machine.status.clone() })
+        let wakeup = Arc::clone(&machine.task.insert(Task::default()).wakeup);
+        Some(NewTask { wakeup, status: machine.status.clone() })
     }
 
-    /// Wakes these, if they have tasks.
+    /// Wakes the tasks of these machines.
     pub fn wake<'a>(&self, names: impl IntoIterator<Item = &'a Name>) {
         let mut machines = self.machines();
         for name in names {
@@ -81,24 +81,25 @@ impl MachineRegistry {
         }
     }
 
-    /// Wakes all that have tasks.
+    /// Wakes all tasks.
     pub fn wake_all(&self) {
         self.machines().values_mut().for_each(TrackedMachine::wake);
     }
 
     /// How often a machine's task was woken.
-    pub fn pokes(&self, name: &Name) -> u64 {
-        self.machines().get(name).map_or(0, TrackedMachine::pokes)
+    pub fn wakeups(&self, name: &Name) -> u64 {
+        self.machines().get(name).map_or(0, TrackedMachine::wakeups)
     }
 
-    /// A task that has nothing to keep ends, unless it was woken more often than this. Whether it does.
-    pub fn end_task(&self, name: &Name, pokes: u64) -> bool {
+    /// Removes a task that has nothing to do, unless it was woken more than `wakeups` times. Returns whether it was
+    /// removed.
+    pub fn end_task(&self, name: &Name, wakeups: u64) -> bool {
         let mut machines = self.machines();
         let Some(machine) = machines.get_mut(name) else { return true };
-        let ends = machine.pokes() == pokes;
+        let ends = machine.wakeups() == wakeups;
         if ends {
             machine.task = None;
-            // One that is no more, or of which nothing was ever wanted, is as one of which nothing is known.
+            // A machine that was deleted, or has no desired state, is forgotten.
             let is_recorded = machine.status.borrow().is_recorded();
             if !is_recorded {
                 machines.remove(name);
@@ -107,34 +108,34 @@ impl MachineRegistry {
         ends
     }
 
-    /// What is known of a machine.
+    /// Returns the observed state of a machine.
     pub fn observed(&self, name: &Name) -> ObservedMachine {
         self.machines().get(name).map(|machine| machine.status.borrow().clone()).unwrap_or_default()
     }
 
-    /// Told of what becomes known of a machine; `None`: nothing is known of it.
+    /// Subscribes to the observed state of a machine; `None`: nothing is known of it.
     pub fn subscribe(&self, name: &Name) -> Option<watch::Receiver<ObservedMachine>> {
         self.machines().get(name).map(|machine| machine.status.subscribe())
     }
 
-    /// How many machines are so.
+    /// Counts the machines for which `is` holds.
     pub fn count(&self, is: impl Fn(&Name, &ObservedMachine) -> bool) -> usize {
         self.machines().iter().filter(|(name, machine)| is(name, &machine.status.borrow())).count()
     }
 
-    /// Whether a machine is known to be what the record of this revision wants.
+    /// Whether a machine has reached the desired state of this revision.
     pub fn is_settled(&self, name: &Name, wanted: Revision) -> bool {
         self.machines().get(name).is_some_and(|machine| machine.status.borrow().is_settled(wanted))
     }
 
-    /// Something has changed that concerns more than one machine.
-    pub fn stir(&self) {
-        self.stir.notify_one();
+    /// Signals a change that concerns more than one machine.
+    pub fn notify_change(&self) {
+        self.change.notify_one();
     }
 
-    /// Until something has that nobody has waited for yet.
-    pub async fn stirred(&self) {
-        self.stir.notified().await;
+    /// Waits for such a change since the last call.
+    pub async fn wait_for_change(&self) {
+        self.change.notified().await;
     }
 
     fn machines(&self) -> MutexGuard<'_, HashMap<Name, TrackedMachine>> {

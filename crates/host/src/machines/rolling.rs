@@ -1,10 +1,10 @@
-//! Rollouts that go on: restarts machines, and says how far each rollout is and what is in its way. Owns what was seen of
-//! them, in memory: a new daemon begins their deadlines anew.
+//! Rollouts in progress: restarts machines, reports the progress and the machines in the way. Owns their deadlines in
+//! memory: a new daemon begins them anew.
 //!
-//! Invariant: a rollout that makes no progress within its deadline says so, once, and goes on by itself when it can.
+//! Invariant: a rollout without progress within its deadline reports that once, and continues by itself when it can.
 
-use super::desired::DesiredState;
-use super::rollout::{self, Has, Step, Tally};
+use super::desired_writer::DesiredStateWriter;
+use super::rollout::{self, RolloutMember, RolloutTally, VersionMatch};
 use super::views::View;
 use super::word;
 use crate::catalogs::Catalogs;
@@ -13,40 +13,40 @@ use crate::events::Events;
 use crate::store::Revision;
 use jiff::Timestamp;
 use spillway_api::{
-    Catalog, EventKind, InTheWay, Name, Phase, Power, Rollout, RolloutProgress, RolloutState,
+    BlockingMachine, Catalog, EventKind, Name, Phase, Power, Rollout, RolloutProgress, RolloutState,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// The longest between two looks.
+/// Longest interval between two passes.
 const MOST: Duration = Duration::from_secs(30);
-/// Machines that are named as being in the way.
+/// Number of machines that are named as being in the way.
 const MOST_NAMED: usize = 16;
-/// Letters of the reason for each.
+/// Longest reason for each of them, in characters.
 const MOST_LETTERS: usize = 300;
 
-/// What was seen of a rollout.
+/// Progress of one rollout.
 #[derive(Debug)]
-struct Rolling {
-    /// Which rollout it is: when it was asked for, and the version that it brings.
+struct TrackedRollout {
+    /// Identity of the rollout: when it was requested, and the version that it brings.
     of: (Timestamp, Name, u32),
-    /// Until when machines that are claimed are left alone; none: until they are released.
+    /// Until when claimed machines are spared; `None`: until they are released.
     spares_until: Option<Instant>,
-    /// The most machines that were done.
+    /// Highest number of machines that were done.
     best: u32,
-    /// When it last made progress, or had no need to.
+    /// When the rollout last made progress, or did not need to.
     moved: Instant,
     progress: RolloutProgress,
 }
 
-impl Rolling {
-    /// Of one that was not seen before. The wall clock is asked here alone: it may be set.
-    fn new(rollout: &Rollout) -> Rolling {
+impl TrackedRollout {
+    /// Begins to track a rollout. Only this reads the wall clock, which may be set.
+    fn new(rollout: &Rollout) -> TrackedRollout {
         let (wall, now) = (Timestamp::now(), Instant::now());
         let passed = u64::try_from(wall.duration_since(rollout.since).as_secs()).unwrap_or(0);
         let left = |grace: u32| Duration::from_secs(u64::from(grace).saturating_sub(passed));
-        Rolling {
+        TrackedRollout {
             of: identity(rollout),
             spares_until: rollout.grace_seconds.map(|grace| now + left(grace)),
             best: 0,
@@ -65,18 +65,18 @@ impl Rolling {
         }
     }
 
-    /// How long machines that are claimed are left alone still; none: until they are released.
+    /// How long claimed machines are still spared; `None`: until they are released.
     fn spares(&self) -> Option<Duration> {
         Some(self.spares_until?.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes in what is seen now. What there is to tell.
+    /// Processes a count of the machines. Returns the text of an event, if there is one.
     fn look(
         &mut self,
         rollout: &Rollout,
-        tally: Tally,
+        tally: RolloutTally,
         restarted: usize,
-        in_the_way: Vec<InTheWay>,
+        in_the_way: Vec<BlockingMachine>,
         now: Instant,
     ) -> Option<String> {
         let is_left_to_others = tally.is_left_to_others(rollout.max_failed);
@@ -92,7 +92,7 @@ impl Rolling {
             () => RolloutState::Running,
         };
         let was_stalled = self.progress.state == RolloutState::Stalled;
-        let Tally { done, of, restarting, failed, waiting } = tally;
+        let RolloutTally { done, of, restarting, failed, waiting } = tally;
         let first =
             in_the_way.first().map(|one| format!(": {}: {}", one.machine, one.why)).unwrap_or_default();
         let reason = match state {
@@ -119,7 +119,7 @@ impl Rolling {
         }
     }
 
-    /// When it is stalled if nothing happens.
+    /// Time until the rollout counts as stalled.
     fn until_stalled(&self, rollout: &Rollout) -> Duration {
         match self.progress.state {
             RolloutState::Running => deadline(rollout).saturating_sub(self.moved.elapsed()),
@@ -136,22 +136,23 @@ fn deadline(rollout: &Rollout) -> Duration {
     Duration::from_secs(rollout.deadline_seconds.into())
 }
 
-/// The rollouts that go on.
+/// Drives the rollouts in progress.
 pub struct Rollouts {
-    /// What was seen of each, by its catalog.
-    rolling: Mutex<HashMap<Name, Rolling>>,
+    /// Tracked rollouts, by catalog.
+    rolling: Mutex<HashMap<Name, TrackedRollout>>,
     catalogs: Catalogs,
-    desired: DesiredState,
+    desired: DesiredStateWriter,
     events: Events,
 }
 
 impl Rollouts {
-    /// Of these catalogs, none of which was looked at yet.
-    pub fn new(catalogs: Catalogs, desired: DesiredState, events: Events) -> Rollouts {
+    /// Creates the driver of the rollouts of these catalogs.
+    pub fn new(catalogs: Catalogs, desired: DesiredStateWriter, events: Events) -> Rollouts {
         Rollouts { rolling: Mutex::default(), catalogs, desired, events }
     }
 
-    /// Restarts machines that run with something else, as many at a time as is wanted. How long nothing else is to be done.
+    /// Restarts machines that run another version, as many at a time as the strategy allows. Returns the time until the
+    /// next pass is needed.
     pub(super) fn roll_out(
         &self,
         catalog: &Catalog,
@@ -159,17 +160,18 @@ impl Rollouts {
         views: &[View],
     ) -> Result<Duration, HostError> {
         let on: Vec<&View> = views.iter().filter(|view| view.wanted.power == Power::On).collect();
-        // What they say of themselves may be older than the catalog.
-        let has = |view: &View| Has::of(view, rollout, &catalog.spec);
-        // One that has not stopped yet may be wanted again, and go on with what it has.
+        // The observed state may be older than the catalog.
+        let has = |view: &View| VersionMatch::of(view, rollout, &catalog.spec);
+        // A machine that has not stopped yet may be wanted again, and continue with its old version.
         let is_stopping = |view: &&View| {
             let has_stopped = view.status.settled && view.status.phase == Phase::Stopped;
-            view.wanted.power == Power::Off && !has_stopped && has(view) == Has::Other
+            view.wanted.power == Power::Off && !has_stopped && has(view) == VersionMatch::Outdated
         };
         let stopping: Vec<&View> = views.iter().filter(is_stopping).collect();
         let spared = self.look(catalog, rollout, |rolling| rolling.spares());
         let spares = spared != Some(Duration::ZERO);
-        let steps: Vec<Step> = on.iter().map(|view| Step::of(view, has(view), spares)).collect();
+        let steps: Vec<RolloutMember> =
+            on.iter().map(|view| RolloutMember::of(view, has(view), spares)).collect();
         let next = match rollout.paused {
             true => Vec::new(),
             false => rollout::next(&steps, rollout.strategy, rollout.max_failed),
@@ -182,18 +184,18 @@ impl Rollouts {
                 wanted.grace_seconds = grace_seconds;
             })?);
         }
-        let tally = Tally::of(&steps, stopping.len());
+        let tally = RolloutTally::of(&steps, stopping.len());
         let (object, version) =
             (format!("catalog/{}", catalog.name), format!("{}:{}", rollout.image, rollout.version));
         if tally.is_over(rollout.max_failed) {
-            self.catalogs.is_rolled_out(&catalog.name, Revision(catalog.revision))?;
-            let kept = steps.iter().filter(|step| step.has == Has::Kept).count();
+            self.catalogs.end_rollout(&catalog.name, Revision(catalog.revision))?;
+            let kept = steps.iter().filter(|step| step.has == VersionMatch::Pinned).count();
             let mut text = format!("{version} has reached all machines");
             if kept > 0 {
                 text += &format!(" but {kept}, whose disks stay on their version");
             }
             if tally.failed > 0 {
-                text += &format!("; {} have failed, as may be", tally.failed);
+                text += &format!("; {} have failed, which max_failed allows", tally.failed);
             }
             self.events.raise(EventKind::RolledOut, &object, text);
             return Ok(MOST);
@@ -207,7 +209,7 @@ impl Rollouts {
         Ok(spared.filter(|spared| !spared.is_zero()).unwrap_or(MOST).min(left))
     }
 
-    /// A catalog with how far its rollout is.
+    /// Adds the progress of its rollout to a catalog.
     pub fn with_progress(&self, mut catalog: Catalog) -> Catalog {
         if let Some(rollout) = &mut catalog.rollout {
             let rollouts = self.lock();
@@ -217,28 +219,28 @@ impl Rollouts {
         catalog
     }
 
-    /// Forgets what was seen of rollouts of other catalogs than these.
+    /// Forgets the rollouts of catalogs that do not exist any more.
     pub fn keep(&self, catalogs: &HashSet<Name>) {
         self.lock().retain(|catalog, _| catalogs.contains(catalog));
     }
 
-    /// Asks what was seen of one.
-    fn look<T>(&self, catalog: &Catalog, rollout: &Rollout, ask: impl FnOnce(&mut Rolling) -> T) -> T {
+    /// Calls `ask` with the tracked rollout of a catalog.
+    fn look<T>(&self, catalog: &Catalog, rollout: &Rollout, ask: impl FnOnce(&mut TrackedRollout) -> T) -> T {
         let mut rollouts = self.lock();
-        let rolling = rollouts.entry(catalog.name.clone()).or_insert_with(|| Rolling::new(rollout));
+        let rolling = rollouts.entry(catalog.name.clone()).or_insert_with(|| TrackedRollout::new(rollout));
         if rolling.of != identity(rollout) {
-            *rolling = Rolling::new(rollout);
+            *rolling = TrackedRollout::new(rollout);
         }
         ask(rolling)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Rolling>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Name, TrackedRollout>> {
         self.rolling.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// Machines that are not done and not next, and why: those first that have failed.
-fn in_the_way(on: &[&View], steps: &[Step], stopping: &[&View]) -> Vec<InTheWay> {
+/// Returns the machines that are neither done nor next, with reasons; failed ones first.
+fn in_the_way(on: &[&View], steps: &[RolloutMember], stopping: &[&View]) -> Vec<BlockingMachine> {
     let mut all: Vec<(u8, &View)> = Vec::new();
     for (view, step) in on.iter().zip(steps) {
         let place = match () {
@@ -252,7 +254,9 @@ fn in_the_way(on: &[&View], steps: &[Step], stopping: &[&View]) -> Vec<InTheWay>
     all.extend(stopping.iter().map(|view| (1, *view)));
     all.sort_by_key(|(place, view)| (*place, view.machine.number));
     all.truncate(MOST_NAMED);
-    all.into_iter().map(|(_, view)| InTheWay { machine: view.machine.name.clone(), why: why(view) }).collect()
+    all.into_iter()
+        .map(|(_, view)| BlockingMachine { machine: view.machine.name.clone(), why: why(view) })
+        .collect()
 }
 
 fn why(view: &View) -> String {
@@ -288,17 +292,17 @@ mod tests {
         serde_json::from_value(rollout).unwrap()
     }
 
-    fn failed() -> Vec<InTheWay> {
-        vec![InTheWay { machine: "desk-002".parse().unwrap(), why: "no space".into() }]
+    fn failed() -> Vec<BlockingMachine> {
+        vec![BlockingMachine { machine: "desk-002".parse().unwrap(), why: "no space".into() }]
     }
 
     #[test]
     fn a_rollout_that_makes_no_progress_says_so_once_and_goes_on() {
         let rollout = rollout(600, 0);
-        let mut rolling = Rolling::new(&rollout);
+        let mut rolling = TrackedRollout::new(&rollout);
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        let tally = |done, failed| Tally { done, of: 5, restarting: 0, failed, waiting: 0 };
+        let tally = |done, failed| RolloutTally { done, of: 5, restarting: 0, failed, waiting: 0 };
         assert_eq!(rolling.look(&rollout, tally(0, 0), 1, vec![], at(0)), None);
         assert_eq!(rolling.look(&rollout, tally(1, 0), 1, vec![], at(100)), None);
         assert_eq!(rolling.look(&rollout, tally(1, 1), 0, failed(), at(699)), None);
@@ -325,15 +329,15 @@ mod tests {
     #[test]
     fn who_is_paused_or_waits_for_claims_is_not_stalled() {
         let mut rollout = rollout(10, 1);
-        let mut rolling = Rolling::new(&rollout);
+        let mut rolling = TrackedRollout::new(&rollout);
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        let claimed = Tally { done: 3, of: 5, restarting: 0, failed: 1, waiting: 1 };
+        let claimed = RolloutTally { done: 3, of: 5, restarting: 0, failed: 1, waiting: 1 };
         for seconds in [0, 1000] {
             assert_eq!(rolling.look(&rollout, claimed, 0, vec![], at(seconds)), None);
             assert_eq!(rolling.progress.state, RolloutState::Waiting);
         }
-        let stuck = Tally { done: 3, of: 5, restarting: 1, failed: 0, waiting: 0 };
+        let stuck = RolloutTally { done: 3, of: 5, restarting: 1, failed: 0, waiting: 0 };
         rollout.paused = true;
         assert_eq!(rolling.look(&rollout, stuck, 0, vec![], at(2000)), None);
         assert_eq!(rolling.progress.state, RolloutState::Paused);

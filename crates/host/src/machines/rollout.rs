@@ -1,31 +1,32 @@
-//! Which machines a rollout restarts next. Decides, and does nothing.
+//! Decides which machines a rollout restarts next. Has no side effects.
 //!
-//! Invariant: of those that a rollout may restart no more are away at a time than it may take, but for those that were away before.
+//! Invariant: a rollout restarts a machine only if fewer machines are unavailable than its strategy allows; machines that
+//! were unavailable before do not count.
 
 use super::View;
 use super::run::DiskKind;
 use spillway_api::{CatalogSpec, Name, Phase, Rollout, RolloutStrategy};
 
-/// A machine that is to run, as a rollout sees it.
+/// State of a machine that should run, for a rollout.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
-    /// It runs, and was looked at since something was wanted of it.
+pub struct RolloutMember {
+    /// It runs, and its task has read the latest desired state.
     runs: bool,
-    /// It is as it is wanted, its guest too.
+    /// It has reached its desired state, and its guest is ready.
     settled: bool,
     ready: bool,
-    /// What it has.
-    pub has: Has,
-    /// Somebody has it whose time is not over.
+    /// How its version compares with the rollout's.
+    pub has: VersionMatch,
+    /// It is claimed, and the grace of the claim is not over.
     spared: bool,
-    /// It could not be started when that was tried last.
+    /// Its last start has failed.
     failed: bool,
 }
 
-impl Step {
-    /// As it is known.
-    pub fn of(view: &View, has: Has, spares: bool) -> Step {
-        Step {
+impl RolloutMember {
+    /// Derives the state from an observed machine.
+    pub fn of(view: &View, has: VersionMatch, spares: bool) -> RolloutMember {
+        RolloutMember {
             runs: view.is_seen && view.status.phase == Phase::Running,
             settled: view.status.settled,
             ready: view.status.ready,
@@ -35,87 +36,87 @@ impl Step {
         }
     }
 
-    /// It is to be restarted. One whose guest is not ready may never be, with what it has.
+    /// Whether it should be restarted. A guest that is not ready may never be with its old version.
     fn is_due(&self) -> bool {
-        !self.spared && self.runs && self.has == Has::Other
+        !self.spared && self.runs && self.has == VersionMatch::Outdated
     }
 
-    /// Nothing is to be done of it, nor waited for.
+    /// Whether it needs no restart and no waiting.
     pub fn is_done(&self) -> bool {
-        self.has != Has::Other && !self.is_on_its_way()
+        self.has != VersionMatch::Outdated && !self.is_on_its_way()
     }
 
-    /// It is waited for. Not the guest of somebody who is spared.
+    /// Whether the rollout waits for it. It does not wait for the guest of a spared machine.
     pub fn is_on_its_way(&self) -> bool {
-        // One that has failed and runs has ended by itself again and again, and may do so now.
+        // A failed machine that runs has crashed repeatedly and may crash again.
         let stays = self.settled && !self.failed;
-        !self.spared && !(self.runs && (stays || self.has == Has::Other))
+        !self.spared && !(self.runs && (stays || self.has == VersionMatch::Outdated))
     }
 
-    /// It is waited for, and may be so for ever.
+    /// Whether the rollout waits for it although it has failed.
     pub fn has_failed(&self) -> bool {
         self.failed && self.is_on_its_way()
     }
 
-    /// It is left alone for now, with something else than is rolled out.
+    /// Whether it is spared for now and runs another version.
     pub fn is_left_alone(&self) -> bool {
-        self.spared && self.has == Has::Other
+        self.spared && self.has == VersionMatch::Outdated
     }
 }
 
-/// How many machines are how far.
+/// Counts of machines by their progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct RolloutTally {
     pub done: u32,
     pub of: u32,
     pub restarting: u32,
     pub failed: u32,
-    /// Left alone.
+    /// Machines that are spared.
     pub waiting: u32,
 }
 
-impl Tally {
-    /// Of these, and of so many that are not to run and have not stopped yet.
-    pub fn of(steps: &[Step], stopping: usize) -> Tally {
-        let count = |is: fn(&Step) -> bool| steps.iter().filter(|step| is(step)).count() as u32;
-        let (failed, stopping) = (count(Step::has_failed), stopping as u32);
-        Tally {
-            done: count(Step::is_done),
+impl RolloutTally {
+    /// Counts these members, and `stopping` machines that should be off and have not stopped yet.
+    pub fn of(steps: &[RolloutMember], stopping: usize) -> RolloutTally {
+        let count = |is: fn(&RolloutMember) -> bool| steps.iter().filter(|step| is(step)).count() as u32;
+        let (failed, stopping) = (count(RolloutMember::has_failed), stopping as u32);
+        RolloutTally {
+            done: count(RolloutMember::is_done),
             of: steps.len() as u32 + stopping,
-            restarting: count(Step::is_on_its_way) - failed + stopping,
+            restarting: count(RolloutMember::is_on_its_way) - failed + stopping,
             failed,
-            waiting: count(Step::is_left_alone),
+            waiting: count(RolloutMember::is_left_alone),
         }
     }
 
-    /// Nothing is left to be done, but for so many that may fail.
+    /// Whether the rollout is complete, except for at most `max_failed` failed machines.
     pub fn is_over(&self, max_failed: u32) -> bool {
         self.failed <= max_failed && self.done + self.failed == self.of
     }
 
-    /// Nothing is left to be done but for those that are left alone, and so many that may fail.
+    /// Whether only spared machines remain, and at most `max_failed` failed ones.
     pub fn is_left_to_others(&self, max_failed: u32) -> bool {
         let left = self.waiting > 0 && self.restarting == 0 && self.failed <= max_failed;
         left && self.done + self.failed + self.waiting == self.of
     }
 }
 
-/// What a machine runs with, beside what is rolled out.
+/// How a machine's version compares with the rollout's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Has {
-    /// Nothing, or that.
-    It,
-    /// Another version, on which its disk stays under these settings.
-    Kept,
-    /// Something else, which a restart replaces.
-    Other,
+pub enum VersionMatch {
+    /// It runs the version of the rollout, or nothing.
+    Current,
+    /// It runs another version, which its kept disk stays on.
+    Pinned,
+    /// It runs another version, which a restart replaces.
+    Outdated,
 }
 
-impl Has {
-    /// As it is known.
-    pub fn of(view: &View, rollout: &Rollout, spec: &CatalogSpec) -> Has {
+impl VersionMatch {
+    /// Derives it from an observed machine.
+    pub fn of(view: &View, rollout: &Rollout, spec: &CatalogSpec) -> VersionMatch {
         let run = view.status.run.as_ref().map(|run| (&run.image, run.version));
-        Has::beside(run, view.disk.as_ref(), rollout, spec)
+        VersionMatch::beside(run, view.disk.as_ref(), rollout, spec)
     }
 
     fn beside(
@@ -123,29 +124,29 @@ impl Has {
         disk: Option<&DiskKind>,
         rollout: &Rollout,
         spec: &CatalogSpec,
-    ) -> Has {
+    ) -> VersionMatch {
         match run {
-            None => Has::It,
-            Some(run) if run == (&rollout.image, rollout.version) => Has::It,
-            Some(_) if disk.is_some_and(|disk| disk.stays(spec)) => Has::Kept,
-            Some(_) => Has::Other,
+            None => VersionMatch::Current,
+            Some(run) if run == (&rollout.image, rollout.version) => VersionMatch::Current,
+            Some(_) if disk.is_some_and(|disk| disk.stays(spec)) => VersionMatch::Pinned,
+            Some(_) => VersionMatch::Outdated,
         }
     }
 }
 
-/// The places of those that are restarted now. So many that have failed hold no place of a batch.
-pub fn next(steps: &[Step], strategy: RolloutStrategy, max_failed: u32) -> Vec<usize> {
+/// Indexes of the machines to restart now. Up to `max_failed` failed machines take no place of a batch.
+pub fn next(steps: &[RolloutMember], strategy: RolloutStrategy, max_failed: u32) -> Vec<usize> {
     let failed = steps.iter().filter(|step| step.has_failed()).count();
     let away = steps.iter().filter(|step| step.is_on_its_way()).count() - failed.min(max_failed as usize);
-    let room = match strategy {
+    let space = match strategy {
         RolloutStrategy::NextStart => 0,
         RolloutStrategy::Now => usize::MAX,
         RolloutStrategy::Batch(machines) => (machines as usize).saturating_sub(away),
     };
     let mut due: Vec<usize> = (0..steps.len()).filter(|&i| steps[i].is_due()).collect();
-    // Those first that nobody can use.
+    // Restart those first that nobody can use.
     due.sort_by_key(|&i| steps[i].ready);
-    due.truncate(room);
+    due.truncate(space);
     due
 }
 
@@ -153,18 +154,24 @@ pub fn next(steps: &[Step], strategy: RolloutStrategy, max_failed: u32) -> Vec<u
 mod tests {
     use super::*;
 
-    const OLD: Step =
-        Step { runs: true, settled: true, ready: true, has: Has::Other, spared: false, failed: false };
-    const NEW: Step = Step { has: Has::It, ..OLD };
+    const OLD: RolloutMember = RolloutMember {
+        runs: true,
+        settled: true,
+        ready: true,
+        has: VersionMatch::Outdated,
+        spared: false,
+        failed: false,
+    };
+    const NEW: RolloutMember = RolloutMember { has: VersionMatch::Current, ..OLD };
     /// It has what is rolled out, and its guest boots.
-    const BOOTS: Step = Step { settled: false, ready: false, ..NEW };
+    const BOOTS: RolloutMember = RolloutMember { settled: false, ready: false, ..NEW };
     /// With what it has its guest does not come up.
-    const STUCK: Step = Step { settled: false, ready: false, ..OLD };
+    const STUCK: RolloutMember = RolloutMember { settled: false, ready: false, ..OLD };
     /// Between two runs; what it has been is known still.
-    const AWAY: Step = Step { runs: false, settled: false, ready: false, ..OLD };
+    const AWAY: RolloutMember = RolloutMember { runs: false, settled: false, ready: false, ..OLD };
 
-    fn spared(step: Step) -> Step {
-        Step { spared: true, ..step }
+    fn spared(step: RolloutMember) -> RolloutMember {
+        RolloutMember { spared: true, ..step }
     }
 
     #[test]
@@ -191,22 +198,26 @@ mod tests {
             keeps_writes: spec.keeps_writes(),
         };
         let has = |disk, spec, image, version| {
-            Has::beside(Some((&debian, 1)), Some(disk), &rollout(image, version), spec)
+            VersionMatch::beside(Some((&debian, 1)), Some(disk), &rollout(image, version), spec)
         };
         let (forgets, keeps) = (disk(&pooled), disk(&dedicated));
-        assert_eq!(has(&forgets, &pooled, &debian, 1), Has::It);
-        assert_eq!(has(&forgets, &pooled, &debian, 2), Has::Other);
-        assert_eq!(has(&keeps, &dedicated, &debian, 2), Has::Kept);
-        assert_eq!(has(&keeps, &of_other, &other, 2), Has::Other);
+        assert_eq!(has(&forgets, &pooled, &debian, 1), VersionMatch::Current);
+        assert_eq!(has(&forgets, &pooled, &debian, 2), VersionMatch::Outdated);
+        assert_eq!(has(&keeps, &dedicated, &debian, 2), VersionMatch::Pinned);
+        assert_eq!(has(&keeps, &of_other, &other, 2), VersionMatch::Outdated);
         // Settings that have changed since it was started.
-        assert_eq!(has(&forgets, &dedicated, &debian, 2), Has::Other, "it kept nothing until now");
-        assert_eq!(has(&keeps, &pooled, &debian, 2), Has::Other, "it keeps nothing from now on");
-        assert_eq!(Has::beside(None, None, &rollout(&debian, 2), &pooled), Has::It);
+        assert_eq!(
+            has(&forgets, &dedicated, &debian, 2),
+            VersionMatch::Outdated,
+            "it kept nothing until now"
+        );
+        assert_eq!(has(&keeps, &pooled, &debian, 2), VersionMatch::Outdated, "it keeps nothing from now on");
+        assert_eq!(VersionMatch::beside(None, None, &rollout(&debian, 2), &pooled), VersionMatch::Current);
     }
 
     #[test]
     fn a_batch_is_as_many_as_are_away() {
-        let batch = |machines, steps: &[Step]| next(steps, RolloutStrategy::Batch(machines), 0);
+        let batch = |machines, steps: &[RolloutMember]| next(steps, RolloutStrategy::Batch(machines), 0);
         assert_eq!(batch(2, &[OLD, OLD, OLD]), [0, 1]);
         assert_eq!(batch(2, &[AWAY, OLD, OLD]), [1]);
         assert_eq!(batch(2, &[AWAY, BOOTS, OLD]), [0; 0], "until its guest is ready");
@@ -221,26 +232,31 @@ mod tests {
     /// passed over.
     #[test]
     fn those_that_fail_hold_a_place_or_are_passed_over() {
-        const FAILED: Step = Step { failed: true, has: Has::It, ..AWAY };
-        let batch = |steps: &[Step], max_failed| next(steps, RolloutStrategy::Batch(1), max_failed);
+        const FAILED: RolloutMember = RolloutMember { failed: true, has: VersionMatch::Current, ..AWAY };
+        let batch = |steps: &[RolloutMember], max_failed| next(steps, RolloutStrategy::Batch(1), max_failed);
         assert_eq!(batch(&[FAILED, OLD, OLD], 0), [0; 0]);
         assert_eq!(batch(&[FAILED, OLD, OLD], 1), [1]);
         assert_eq!(batch(&[FAILED, FAILED, OLD], 1), [0; 0], "one more than may");
         assert_eq!(batch(&[FAILED, BOOTS, OLD], 1), [0; 0], "another is away");
-        let crashes = [FAILED, Step { failed: true, ..NEW }, Step { failed: true, ..BOOTS }];
+        let crashes =
+            [FAILED, RolloutMember { failed: true, ..NEW }, RolloutMember { failed: true, ..BOOTS }];
         for step in crashes {
-            assert_eq!(Tally::of(&[step], 0), Tally { of: 1, failed: 1, ..Tally::default() }, "{step:?}");
+            assert_eq!(
+                RolloutTally::of(&[step], 0),
+                RolloutTally { of: 1, failed: 1, ..RolloutTally::default() },
+                "{step:?}"
+            );
         }
-        assert_eq!(batch(&[Step { failed: true, ..OLD }], 0), [0], "another version may mend it");
-        let tally = Tally::of(&[NEW, FAILED, BOOTS, OLD, spared(OLD)], 1);
-        assert_eq!(tally, Tally { done: 1, of: 6, restarting: 2, failed: 1, waiting: 1 });
-        let over = |steps: &[Step], stopping, max| Tally::of(steps, stopping).is_over(max);
+        assert_eq!(batch(&[RolloutMember { failed: true, ..OLD }], 0), [0], "another version may mend it");
+        let tally = RolloutTally::of(&[NEW, FAILED, BOOTS, OLD, spared(OLD)], 1);
+        assert_eq!(tally, RolloutTally { done: 1, of: 6, restarting: 2, failed: 1, waiting: 1 });
+        let over = |steps: &[RolloutMember], stopping, max| RolloutTally::of(steps, stopping).is_over(max);
         assert!(over(&[NEW, NEW], 0, 0) && over(&[NEW, FAILED], 0, 1) && !over(&[NEW, FAILED], 0, 0));
         assert!(!over(&[NEW], 1, 0), "it may be wanted again with what it has");
         assert!(!over(&[NEW, spared(OLD)], 0, 0) && !over(&[NEW, OLD], 0, 0));
-        assert!(Tally::of(&[NEW, FAILED, spared(OLD)], 0).is_left_to_others(1));
-        assert!(!Tally::of(&[NEW, FAILED, spared(OLD)], 0).is_left_to_others(0));
-        assert!(!Tally::of(&[OLD, spared(OLD)], 0).is_left_to_others(0));
+        assert!(RolloutTally::of(&[NEW, FAILED, spared(OLD)], 0).is_left_to_others(1));
+        assert!(!RolloutTally::of(&[NEW, FAILED, spared(OLD)], 0).is_left_to_others(0));
+        assert!(!RolloutTally::of(&[OLD, spared(OLD)], 0).is_left_to_others(0));
     }
 
     #[test]
@@ -252,7 +268,8 @@ mod tests {
         let waited_for = [OLD, NEW, BOOTS, STUCK, AWAY].map(|step| step.is_on_its_way());
         assert_eq!(waited_for, [false, false, true, false, true]);
         // Of somebody who is spared what is older is to be done still.
-        let done = [OLD, NEW, BOOTS, spared(OLD), spared(BOOTS), Step { has: Has::Kept, ..OLD }];
+        let done =
+            [OLD, NEW, BOOTS, spared(OLD), spared(BOOTS), RolloutMember { has: VersionMatch::Pinned, ..OLD }];
         assert_eq!(done.map(|step| step.is_done()), [false, true, false, false, true, true]);
     }
 }

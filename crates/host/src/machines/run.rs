@@ -1,14 +1,15 @@
-//! What a machine was started with: `run.json` in its folder below `run/machines`. Owns the file and the folder's names.
+//! Record of a run: what a machine was started with, in the file `run.json` in its folder below `run/machines`. Owns the
+//! file and the names of the folders.
 //!
-//! Invariant: the file is written whole before anything that it speaks of is started, and goes first when nothing of that
-//! runs any more; once it is there it can be written again on a file system that is full. It is of one start of the host: what
-//! a power loss makes of it is of no matter.
+//! Invariant: the file is complete before anything that it names is started, and is removed first when none of that runs
+//! any more. Once it exists it can be rewritten on a full file system. It is valid for one boot of the host, so its
+//! durability over a power loss does not matter.
 
-use super::wanted::boot_id;
+use super::desired_state::boot_id;
 use super::{belongings, blocking};
 use crate::error::HostError;
 use crate::resources::budget::Need;
-use crate::resources::memory::Squeeze;
+use crate::resources::memory::CachePressure;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -23,68 +24,68 @@ use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 
 const FILE: &str = "run.json";
-/// What the file was before, and will be written into next: it has its room already.
+/// Previous version of the file, which the next write overwrites: its blocks are allocated already.
 const SPARE: &str = "run.json.new";
-/// Room for what is learnt of a run while it goes on: its address, why it ends.
+/// Space for values that are added during a run: the address, the reason of the end.
 const SLACK_BYTES: usize = 1024;
-/// What a file system gives at a time.
+/// Block size of common file systems.
 const BLOCK_BYTES: usize = 4096;
 
-/// A run: from a disk as its image is to the end of that disk.
+/// Record of a run. A run lasts from the start of a fresh disk to the end of that disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Run {
-    /// Of the machine's identity: another machine may have its name by now.
+pub struct RunRecord {
+    /// UUID of the machine. Another machine may have its name by now.
     pub uuid: String,
-    /// Which start of the host it is of: with the host all that it names has ended.
+    /// Id of the host's boot. The processes of an earlier boot have ended.
     pub boot: String,
-    /// The image.
+    /// Name of the image.
     pub image: Name,
-    /// Its version.
+    /// Version of the image.
     pub version: u32,
-    /// The settings.
+    /// Settings of the run.
     pub spec: CatalogSpec,
-    /// Who runs it.
+    /// Hypervisor of the VMM.
     pub hypervisor: Hypervisor,
-    /// Of the restarts that were asked for, those that need nothing more.
+    /// The machine's restart counter that this run satisfies.
     pub restarts: u64,
-    /// Of the resets.
+    /// The machine's reset counter that this run satisfies.
     pub resets: u64,
-    /// The limit of its RAM tier now, if it has one.
+    /// Current limit of the RAM tier, if it has one.
     pub ram_bytes: Option<u64>,
-    /// The limit of its overflow now, if it has one.
+    /// Current limit of the overflow, if it has one.
     pub overflow_bytes: Option<u64>,
-    /// How much its disk may do in a second now.
+    /// Current rate limit of the disk.
     #[serde(default)]
     pub rate: Rate,
-    /// Queues that its disk's server offers a VMM.
+    /// Number of queues that the disk's server offers to a VMM.
     pub queues: u32,
-    /// The file of its disk, in mode `persistent`.
+    /// Path of the kept disk, in mode `persistent`.
     #[schema(value_type = Option<String>)]
     pub kept: Option<PathBuf>,
-    /// Its private copy of the image, in mode `ephemeral`.
-    pub copy: Option<Copied>,
-    /// Its data disk.
+    /// Private copy of the image, in mode `ephemeral`.
+    pub copy: Option<PrivateCopy>,
+    /// Path of the data disk.
     #[schema(value_type = Option<String>)]
     pub data: Option<PathBuf>,
-    /// Its scratch disk, which is empty after each reset.
+    /// Path of the scratch disk, which is emptied by each reset.
     #[schema(value_type = Option<String>)]
     pub scratch: Option<PathBuf>,
-    /// Why its VMM has ended or is being ended, if it said so.
-    pub ending: Option<Ending>,
-    /// Its guest was asked to shut down.
+    /// Why the VMM has ended or is being ended, if it reported that.
+    pub ending: Option<VmmEnding>,
+    /// Whether the guest was asked to shut down.
     pub asked: bool,
-    /// Its guest has become ready since its VMM was started.
+    /// Whether the guest has become ready since the VMM started.
     pub ready: bool,
-    /// Where it can be reached, if that is known.
+    /// Address of the guest, if it is known.
     pub address: Option<String>,
-    /// A port of this host's loopback that QEMU passes on to the one of the guest that says whether it is ready.
+    /// Port of the host's loopback that QEMU forwards to the guest's readiness port.
     pub port: Option<u16>,
-    /// The user that its VMM runs as, and the group with the same number; `None`: as the daemon does.
+    /// User and group id that the VMM runs as; `None`: as the daemon.
     #[serde(default)]
     pub user: Option<u32>,
 }
 
-/// What a disk is, as far as other settings may throw it away.
+/// Properties of a disk that decide whether new settings discard its data.
 #[derive(Clone, Debug)]
 pub struct DiskKind {
     pub image: Name,
@@ -93,31 +94,31 @@ pub struct DiskKind {
 }
 
 impl DiskKind {
-    /// Whether what it keeps is kept under these settings: it stays on its version then.
+    /// Whether these settings keep the disk's data. The disk stays on its version then.
     pub fn stays(&self, spec: &CatalogSpec) -> bool {
         let is_same = (spec.mode(), &spec.image.name) == (self.mode, &self.image);
         self.keeps_writes && spec.keeps_writes() && is_same
     }
 }
 
-impl Run {
-    /// Whether a start would take something else now.
+impl RunRecord {
+    /// Whether a restart would change anything.
     pub fn is_outdated(&self, catalog: &Catalog) -> bool {
         !self.pending(catalog).is_empty()
     }
 
-    /// What a start would take now that is something else. A disk that keeps what is written stays on its version.
+    /// What a restart would change. A disk that keeps its data stays on its version.
     pub fn pending(&self, catalog: &Catalog) -> Vec<Difference> {
         let version = if self.disk_stays(&catalog.spec) { self.version } else { catalog.version };
         self.differences(catalog, &self.next(&catalog.spec), version)
     }
 
-    /// Whether a start that forgets what was written would take something else now.
-    pub fn is_outdated_but_for_data(&self, catalog: &Catalog) -> bool {
+    /// Whether a restart with a reset would change anything.
+    pub fn is_outdated_after_reset(&self, catalog: &Catalog) -> bool {
         !self.differences(catalog, &catalog.spec, catalog.version).is_empty()
     }
 
-    /// Of settings and a version what is not as it is, and is not taken while a machine runs.
+    /// Differences of these settings and this version from the run, except those that apply while it runs.
     fn differences(&self, catalog: &Catalog, spec: &CatalogSpec, version: u32) -> Vec<Difference> {
         let mut differences = differences(&catalog.name, &self.spec, spec);
         differences.retain(|difference| !difference.live && difference.setting != "image");
@@ -132,20 +133,20 @@ impl Run {
         differences
     }
 
-    /// Whether what its disk keeps is kept under these settings.
+    /// Whether these settings keep the disk's data.
     pub fn disk_stays(&self, spec: &CatalogSpec) -> bool {
         self.disk_kind().stays(spec)
     }
 
-    /// What its disk is.
+    /// Properties of the disk.
     pub fn disk_kind(&self) -> DiskKind {
         let (mode, keeps_writes) = (self.spec.mode(), self.spec.keeps_writes());
         DiskKind { image: self.image.clone(), mode, keeps_writes }
     }
 
-    /// The settings that a start would take: a disk that is served on stays what it is.
+    /// Settings of the next start: a disk that is still served keeps its properties.
     pub fn next(&self, spec: &CatalogSpec) -> CatalogSpec {
-        if !self.keeps_its_disk() || !self.disk_stays(spec) {
+        if !self.keeps_disk_while_off() || !self.disk_stays(spec) {
             return spec.clone();
         }
         let CatalogSpec { overflow_store, disk: DiskSettings { full, base_cache, .. }, verify_reads, .. } =
@@ -154,24 +155,25 @@ impl Run {
         CatalogSpec { overflow_store, disk, verify_reads, ..spec.clone() }
     }
 
-    /// What its cache was promised: its limit may have been raised since it was started, or lowered for a while.
+    /// What the run is promised now: the limit of its cache may have been raised or lowered since the start.
     pub fn need(&self) -> Need {
         let need = Need::of(&self.spec, self.hypervisor);
         Need { limit_bytes: need.limit_bytes.max(self.ram_bytes.unwrap_or(0)), ..need }
     }
 
-    /// What it is to be promised under these settings while it runs: its guest has what it was started with.
+    /// What the run should be promised under these settings: its guest keeps the memory that it was started with.
     pub fn need_under(&self, spec: &CatalogSpec) -> Need {
         let Need { guest_bytes, vcpus, .. } = Need::of(&self.spec, self.hypervisor);
         Need { guest_bytes, vcpus, ..Need::of(spec, self.hypervisor) }
     }
 
-    /// What its disk is to be asked, now that the catalog wants this and the host's memory allows so much of it.
-    pub fn change_to(&self, spec: &CatalogSpec, squeeze: Squeeze) -> Option<DiskSettings> {
+    /// Change of the limits that the disk should be asked for, given the catalog's settings and the host's memory
+    /// pressure.
+    pub fn limit_change(&self, spec: &CatalogSpec, squeeze: CachePressure) -> Option<DiskSettings> {
         if spec.mode() != self.spec.mode() {
             return None;
         }
-        // Without an overflow nothing can be evicted to make a cache smaller.
+        // Without an overflow nothing can be evicted to shrink a cache.
         let squeezed = |bytes: u64| match spec.overflow_bytes() {
             Some(_) => squeeze.limit_bytes(Need::of(spec, self.hypervisor)),
             None => bytes,
@@ -183,28 +185,28 @@ impl Run {
         differs.then(|| limits.with_rate(rate))
     }
 
-    /// Its disk has these limits now.
-    pub fn has_limits(&mut self, change: &DiskSettings) {
+    /// Records the limits that the disk has accepted.
+    pub fn set_limits(&mut self, change: &DiskSettings) {
         (self.ram_bytes, self.overflow_bytes) = (change.ram_bytes, change.overflow_bytes);
         self.rate = change.rate();
     }
 
-    /// Whether its disk is served on while the machine is off, since nothing else keeps what was written.
-    pub fn keeps_its_disk(&self) -> bool {
+    /// Whether the disk is served while the machine is off, because only its process keeps the data.
+    pub fn keeps_disk_while_off(&self) -> bool {
         self.spec.keeps_writes() && self.kept.is_none()
     }
 
-    /// Whether it writes to files that outlive it.
+    /// Whether the run writes to files that outlive it.
     pub fn keeps_files(&self) -> bool {
         self.kept.is_some() || self.data.is_some()
     }
 
-    /// Whether the host has started again since: what was not on the medium then is gone, and what was removed may be back.
+    /// Whether the host has booted since: data that was not durable is lost, and removed files may be back.
     pub fn is_of_another_boot(&self) -> bool {
         self.boot != boot_id()
     }
 
-    /// Makes its scratch disk as it is at first.
+    /// Empties the scratch disk.
     pub fn empty_scratch(&self) -> Result<(), HostError> {
         match (&self.scratch, self.spec.scratch_disk_bytes) {
             (Some(path), Some(bytes)) => belongings::empty(path, bytes),
@@ -215,48 +217,48 @@ impl Run {
 
 /// A private copy of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Copied {
-    /// Its file, until its disk's server has taken it.
+pub struct PrivateCopy {
+    /// Path of the copy, until the disk's process has unlinked it.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// How large the disk is.
+    /// Size of the disk.
     pub size_bytes: u64,
-    /// It shares its room with the image: what its guest writes takes new room, wherever it is.
+    /// Whether it shares extents with the image, so that each write of the guest allocates space.
     pub is_shared: bool,
 }
 
 /// Why a VMM ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ending {
+pub enum VmmEnding {
     /// The guest has shut down.
     GuestShutdown,
     /// The guest reboots.
     GuestReboot,
 }
 
-/// The folders that machines run in.
+/// The folders in which machines run.
 #[derive(Clone, Debug)]
 pub struct MachineFolders(PathBuf);
 
 impl MachineFolders {
-    /// In this one.
+    /// Creates the value for this parent folder.
     pub fn new(path: PathBuf) -> MachineFolders {
         MachineFolders(path)
     }
 
-    /// Makes the one that they are in, if need be.
+    /// Creates the parent folder if it does not exist.
     pub fn make(&self) -> Result<(), HostError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
         made.map_err(|e| self.failed("cannot be made", &e))
     }
 
-    /// A machine's.
-    pub fn of(&self, name: &Name) -> Folder {
-        Folder::of(&self.0, name)
+    /// Returns a machine's folder.
+    pub fn of(&self, name: &Name) -> MachineFolder {
+        MachineFolder::of(&self.0, name)
     }
 
-    /// The names of machines that have one.
+    /// Names of the machines that have a folder.
     pub fn names(&self) -> Result<Vec<Name>, HostError> {
         let failed = |e: io::Error| self.failed("cannot be read", &e);
         let mut names = Vec::new();
@@ -267,8 +269,8 @@ impl MachineFolders {
         Ok(names)
     }
 
-    /// What runs, as it is written down. Where that cannot be read the machine's task says so.
-    pub fn runs(&self) -> Result<Vec<(Name, Run)>, HostError> {
+    /// Returns the records of all runs that can be read. A machine's task reports a record that cannot.
+    pub fn runs(&self) -> Result<Vec<(Name, RunRecord)>, HostError> {
         let run = |name| {
             let run = self.of(&name).load().ok().flatten();
             run.map(|run| (name, run))
@@ -276,8 +278,8 @@ impl MachineFolders {
         Ok(self.names()?.into_iter().filter_map(run).collect())
     }
 
-    /// The names of machines of which something may run, and that cannot be read.
-    pub fn unread(&self) -> Result<Vec<Name>, HostError> {
+    /// Names of the machines that may run and whose records cannot be read.
+    pub fn unreadable(&self) -> Result<Vec<Name>, HostError> {
         Ok(self.names()?.into_iter().filter(|name| self.of(name).load().is_err()).collect())
     }
 
@@ -288,31 +290,31 @@ impl MachineFolders {
 
 /// A machine's folder.
 #[derive(Clone, Debug)]
-pub struct Folder(PathBuf);
+pub struct MachineFolder(PathBuf);
 
-impl Folder {
-    /// Below the folder of all machines.
-    pub fn of(machines: &Path, name: &Name) -> Folder {
-        Folder(machines.join(name.as_str()))
+impl MachineFolder {
+    /// Returns a machine's folder below the folder of all machines.
+    pub fn of(machines: &Path, name: &Name) -> MachineFolder {
+        MachineFolder(machines.join(name.as_str()))
     }
 
-    /// The machine's name.
+    /// Name of the machine.
     pub fn name(&self) -> &str {
         self.0.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Whether there is a record of a run, which may not be readable.
+    /// Whether a record of a run exists, readable or not.
     pub fn has_run(&self) -> bool {
         self.0.join(FILE).exists()
     }
 
-    /// The run that goes on, or was going on when a daemon ended.
-    pub fn load(&self) -> Result<Option<Run>, HostError> {
+    /// Reads the record of the run, if there is one.
+    pub fn load(&self) -> Result<Option<RunRecord>, HostError> {
         match fs::read(self.0.join(FILE)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(self.failed("cannot be read", e)),
@@ -320,24 +322,25 @@ impl Folder {
         }
     }
 
-    /// Makes the folder, if need be.
+    /// Creates the folder if it does not exist.
     pub fn make(&self) -> Result<(), HostError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
         made.map_err(|e| self.failed("cannot be made", e))
     }
 
-    /// Writes what the run is.
-    pub fn save(&self, run: &Run) -> Result<(), HostError> {
+    /// Writes the record of the run.
+    pub fn save(&self, run: &RunRecord) -> Result<(), HostError> {
         let mut text = serde_json::to_vec_pretty(run).expect("a run is plain data");
         let (file, spare) = (self.0.join(FILE), self.0.join(SPARE));
         let mut write = || {
             let of = |path: &Path| fs::metadata(path).map_or(0, |found| found.len() as usize);
-            // Spaces are nothing in JSON. It never becomes shorter, so that the next one fits.
+            // JSON ignores trailing spaces. The file never shrinks, so that the next version fits into its blocks.
             text.resize((text.len() + SLACK_BYTES).next_multiple_of(BLOCK_BYTES).max(of(&file)), b' ');
             overwrite(&spare, &text)?;
             match renameat_with(CWD, &spare, CWD, &file, RenameFlags::EXCHANGE) {
                 Ok(()) => return Ok(()),
-                // There is none yet; or the file system cannot, and the spare one is made each time.
+                // There is no previous file yet, or the file system cannot exchange names, and the previous file is
+                // created each time.
                 Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS) => fs::rename(&spare, &file)?,
                 Err(e) => return Err(e.into()),
             }
@@ -346,13 +349,13 @@ impl Folder {
         write().map_err(|e| self.failed("cannot be written", e))
     }
 
-    /// The same, on a thread that may wait for the disk.
-    pub async fn save_in_background(&self, run: &Run) -> Result<(), HostError> {
+    /// Writes the record on a thread for blocking work.
+    pub async fn save_in_background(&self, run: &RunRecord) -> Result<(), HostError> {
         let (folder, run) = (self.clone(), run.clone());
         blocking(move || folder.save(&run)).await
     }
 
-    /// Removes it with all that is in it, the record of the run first. Whether it was there.
+    /// Removes the folder with all files, the record of the run first. Returns whether it existed.
     pub fn remove(&self) -> Result<bool, HostError> {
         let absent = |e: io::Error| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) };
         let remove = || {
@@ -387,7 +390,7 @@ impl Folder {
     }
 }
 
-/// Writes a file in its place: where it is long enough, no room is taken.
+/// Overwrites a file in place: if it is long enough, no block is allocated.
 fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     file.write_all_at(text, 0)?;
@@ -409,7 +412,7 @@ mod tests {
         .unwrap()
     }
 
-    fn run(settings: Value, kept: Option<&str>) -> Run {
+    fn run(settings: Value, kept: Option<&str>) -> RunRecord {
         let spec = catalog(settings, 1).spec;
         serde_json::from_value(json!({
             "uuid": "u", "boot": "b", "image": "debian", "version": 1, "spec": spec, "hypervisor": "qemu",
@@ -422,10 +425,7 @@ mod tests {
     fn a_disk_that_is_served_on_stays_what_it_is_and_the_rest_is_taken() {
         let still = run(json!({ "reset": "never", "vcpus": 1 }), None);
         let same = catalog(json!({ "reset": "never", "vcpus": 1 }), 2);
-        assert!(
-            !still.is_outdated(&same) && still.is_outdated_but_for_data(&same),
-            "it stays on its version"
-        );
+        assert!(!still.is_outdated(&same) && still.is_outdated_after_reset(&same), "it stays on its version");
         let other = json!({ "reset": "never", "vcpus": 2, "full": "fail", "data_disk_bytes": 1 << 20 });
         let mut renewed = still.clone();
         assert!(still.is_outdated(&catalog(other.clone(), 2)));

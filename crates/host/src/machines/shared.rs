@@ -1,9 +1,9 @@
-//! What the tasks of machines work with: the parts of the host that each of them asks. Owns how QEMU runs guests here, and how
-//! many disks or VMMs are started at a time.
+//! Services of the host that the tasks of machines share. Owns what was probed of QEMU, and the number of disks and VMMs
+//! that start at the same time.
 //!
-//! Invariant: every part guards its own state; a task holds the lock of none of them while it waits.
+//! Invariant: each service guards its own state; a task holds none of their locks while it waits.
 
-use super::Parts;
+use super::MachineHostConfig;
 use super::admission::Admission;
 use super::belongings::MachineFiles;
 use super::blocking::blocking;
@@ -13,7 +13,7 @@ use super::host::MemoryWatch;
 use super::leftovers::Leftovers;
 use super::placing::Placement;
 use super::registry::MachineRegistry;
-use super::run::{MachineFolders, Run};
+use super::run::{MachineFolders, RunRecord};
 use crate::error::HostError;
 use crate::events::Events;
 use crate::guest_users::GuestUsers;
@@ -31,16 +31,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{OnceCell, Semaphore};
 
-/// Disks or VMMs that are started at a time.
+/// Number of disks or VMMs that start at the same time.
 const STARTS: usize = 4;
 
-/// The parts of the host that the tasks of machines ask.
-pub struct Shared {
+/// Services of the host that the tasks of machines share.
+pub struct MachineServices {
     pub(super) events: Events,
     pub(super) objects: Objects,
     pub(super) stores: Stores,
     pub(super) images: Images,
-    pub(super) parts: Parts,
+    pub(super) parts: MachineHostConfig,
     pub(super) folders: MachineFolders,
     pub(super) libvirt: Arc<Libvirt>,
     pub(super) registry: Arc<MachineRegistry>,
@@ -55,20 +55,20 @@ pub struct Shared {
     accelerator: OnceCell<Accelerator>,
 }
 
-impl Shared {
-    /// Of these parts, which know of no machine yet.
+impl MachineServices {
+    /// Combines these services, without any machine yet.
     pub(super) fn new(
         events: Events,
         objects: Objects,
         stores: Stores,
         images: Images,
-        parts: Parts,
+        parts: MachineHostConfig,
         figures: Arc<FigureCollector>,
         registry: Arc<MachineRegistry>,
-    ) -> Shared {
+    ) -> MachineServices {
         let folders = MachineFolders::new(parts.folder.clone());
         let files = Arc::new(MachineFiles::new(objects.clone(), stores.clone(), events.clone()));
-        Shared {
+        MachineServices {
             admission: Arc::new(Admission::new(parts.capacity, Arc::clone(&registry))),
             memory: Arc::new(MemoryWatch::new(
                 parts.memory_floor_bytes,
@@ -93,13 +93,13 @@ impl Shared {
         }
     }
 
-    /// Which machine's VMM runs as which user.
+    /// The users that VMMs run as, by machine.
     pub(super) fn users(&self) -> MutexGuard<'_, GuestUsers> {
         self.users.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Notes whose VMM runs as which user. Of a run whose record cannot be read the folder's group says so.
-    pub(super) fn note_users(&self, runs: &[(Name, Run)]) -> Result<(), HostError> {
+    /// Records the users of running VMMs. If the record of a run cannot be read, the folder's group is used.
+    pub(super) fn note_users(&self, runs: &[(Name, RunRecord)]) -> Result<(), HostError> {
         let mut users = self.users();
         for name in self.folders.names()? {
             if let Ok(found) = std::fs::metadata(self.folders.of(&name).path()) {
@@ -110,10 +110,10 @@ impl Shared {
         Ok(())
     }
 
-    /// What a run's disk is made from.
-    pub(super) fn source(&self, run: &Run) -> Result<disk::Source, HostError> {
+    /// Returns what a run's disk is made from.
+    pub(super) fn source(&self, run: &RunRecord) -> Result<disk::DiskSource, HostError> {
         let image = self.images.disk(&run.image, run.version)?;
-        disk::can_be_made(run, &image)?;
+        disk::check_servable(run, &image)?;
         let store = self.stores.for_disks(run.spec.overflow_store.as_ref())?;
         self.stores.check(&store)?;
         let overflow = store.path.join("overflow");
@@ -126,10 +126,10 @@ impl Shared {
             true => Some(self.images.digests(&run.image, run.version)?),
             false => None,
         };
-        Ok(disk::Source { program: self.parts.program.clone(), image, image_id, digests, overflow })
+        Ok(disk::DiskSource { program: self.parts.program.clone(), image, image_id, digests, overflow })
     }
 
-    /// How QEMU runs guests here: found out once.
+    /// Returns how QEMU runs guests on this host; probed once.
     pub(super) async fn accelerator(&self) -> Result<&Accelerator, HostError> {
         let probe = || async {
             let folder = self.parts.folder.clone();
@@ -141,7 +141,7 @@ impl Shared {
 
 fn probe(folder: &Path) -> Result<Accelerator, HostError> {
     let internal = |e: io::Error| HostError::new(ErrorCode::Internal, format!("KVM cannot be probed: {e}"));
-    // Nobody interrupts it.
+    // Nobody interrupts the probe.
     let (quiet, _other) = std::os::unix::net::UnixStream::pair().map_err(internal)?;
     let dir = folder.parent().unwrap_or(folder);
     match kvm::probe(qemu::PROGRAM, dir, std::os::fd::AsFd::as_fd(&quiet)) {

@@ -1,6 +1,6 @@
-//! Sockets in folders with long names: the address of one has 107 bytes (unix(7)), a folder's path may have more.
+//! Short paths for sockets: a socket address holds 107 bytes (unix(7)), and a folder's path may be longer.
 //!
-//! Invariant: the path is good for as long as the value lives.
+//! Invariant: the path is valid for as long as the value exists.
 
 use crate::error::HostError;
 use spillway_api::ErrorCode;
@@ -8,14 +8,14 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// A path by way of the folder, which is held open.
+/// A path through an open descriptor of the folder.
 pub struct ShortPath {
     path: PathBuf,
     _folder: File,
 }
 
 impl ShortPath {
-    /// To a socket in a folder.
+    /// Creates the path of a socket in a folder.
     pub fn of(folder: &Path, name: &str) -> Result<ShortPath, HostError> {
         let failed = |e| HostError::new(ErrorCode::Internal, format!("{}: {e}", folder.display()));
         let opened = File::open(folder).map_err(failed)?;
@@ -23,7 +23,7 @@ impl ShortPath {
         Ok(ShortPath { path, _folder: opened })
     }
 
-    /// For `connect`.
+    /// Returns the path to connect to.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,16 +1,15 @@
-//! When the tasks of machines begin and are woken: a record has changed that concerns them. Owns the tasks' beginning; what they
-//! do is the keeper's.
+//! Starts and wakes the tasks of machines when records change. The reconciler does their work.
 //!
-//! Invariant: a machine that runs, or is to, has one task; each change of a record that concerns it wakes that task.
+//! Invariant: a machine that runs or should run has one task; each change of its records wakes that task.
 
 use super::blocking::blocking;
-use super::keeper::Keeper;
+use super::desired_state::DesiredState;
 use super::leftovers::LeftoverFiles;
+use super::reconciler::MachineReconciler;
 use super::registry::NewTask;
-use super::shared::Shared;
-use super::wanted::Wanted;
+use super::shared::MachineServices;
 use crate::error::HostError;
-use crate::store::{Changed, Kind};
+use crate::store::{ChangeNotice, StoredRecord};
 use spillway_api::{Catalog, EventKind, Machine, Name};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,26 +17,26 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
-/// Before what has failed is tried again.
+/// Delay before a failed read of the records is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
 /// Changes of catalogs within this time wake machines once.
 const TOGETHER: Duration = Duration::from_millis(50);
 
-/// Begins and wakes the tasks of machines.
+/// Starts and wakes the tasks of machines.
 #[derive(Clone)]
 pub struct TaskStarter {
-    shared: Arc<Shared>,
+    shared: Arc<MachineServices>,
 }
 
 impl TaskStarter {
-    /// Of tasks that do what they do by these means.
-    pub fn new(shared: Arc<Shared>) -> TaskStarter {
+    /// Creates a starter whose tasks use these services.
+    pub fn new(shared: Arc<MachineServices>) -> TaskStarter {
         TaskStarter { shared }
     }
 
-    /// Wakes the tasks of machines whose records change. A catalog concerns all of them: however often it changes, they
-    /// are woken once in a while.
-    pub async fn follow(self, mut changes: Receiver<Changed>) {
+    /// Follows changes of records and wakes the tasks concerned. A change of a catalog wakes all tasks, at most once in a
+    /// while.
+    pub async fn follow(self, mut changes: Receiver<ChangeNotice>) {
         let registry = Arc::clone(&self.shared.registry);
         let mut all_at: Option<Instant> = None;
         loop {
@@ -53,7 +52,7 @@ impl TaskStarter {
                     }
                 },
             };
-            registry.stir();
+            registry.notify_change();
             match changed {
                 Ok(changed) => {
                     if self.wake_for(&changed.keys) {
@@ -66,22 +65,22 @@ impl TaskStarter {
         }
     }
 
-    /// Wakes all that have tasks, and begins one for each that may need it.
+    /// Wakes all tasks, and starts one for each machine that may need it.
     pub fn wake_all(&self) -> Result<(), HostError> {
         self.shared.registry.wake_all();
-        for wanted in self.shared.objects.list::<Wanted>()? {
+        for wanted in self.shared.objects.list::<DesiredState>()? {
             if let Ok(name) = wanted.name.parse()
                 && !self.shared.registry.is_settled(&name, wanted.revision)
             {
-                self.demand(&name);
+                self.wake_or_begin(&name);
             }
         }
-        let (doomed, there) = (self.shared.leftovers.doomed()?, self.shared.folders.names()?);
-        doomed.iter().chain(&there).for_each(|name| self.demand(name));
+        let (to_be_removed, there) = (self.shared.leftovers.to_be_removed()?, self.shared.folders.names()?);
+        to_be_removed.iter().chain(&there).for_each(|name| self.wake_or_begin(name));
         Ok(())
     }
 
-    /// It is not known which records have changed.
+    /// Wakes all tasks, after an unknown number of changes was missed.
     async fn wake_those_missed(&self) {
         loop {
             let all = self.clone();
@@ -92,17 +91,17 @@ impl TaskStarter {
         }
     }
 
-    /// Wakes those whose own records these are. Whether a catalog is among them.
+    /// Wakes the machines that these keys belong to. Returns whether a catalog is among the keys.
     fn wake_for(&self, keys: &[String]) -> bool {
         let mut is_for_all = false;
         for key in keys {
-            let names_one = key.strip_prefix(Wanted::PREFIX).or_else(|| LeftoverFiles::machine_of(key));
+            let names_one = key.strip_prefix(DesiredState::PREFIX).or_else(|| LeftoverFiles::machine_of(key));
             if let Some(name) = names_one
                 && let Ok(name) = name.parse()
             {
-                self.demand(&name);
+                self.wake_or_begin(&name);
             } else if let Some(name) = key.strip_prefix(Machine::PREFIX) {
-                // One that has no task is off, and stays so.
+                // A machine without a task is off and stays so.
                 if let Ok(name) = name.parse::<Name>() {
                     self.shared.registry.wake([&name]);
                 }
@@ -113,11 +112,11 @@ impl TaskStarter {
         is_for_all
     }
 
-    /// Wakes a machine's task; begins it if there is none.
-    fn demand(&self, name: &Name) {
-        if let Some(NewTask { poke, status }) = self.shared.registry.demand(name) {
-            let keeper = Keeper::new(Arc::clone(&self.shared), name.clone(), poke, status);
-            tokio::spawn(keeper.keep());
+    /// Wakes a machine's task, or starts one.
+    fn wake_or_begin(&self, name: &Name) {
+        if let Some(NewTask { wakeup, status }) = self.shared.registry.wake_or_begin(name) {
+            let reconciler = MachineReconciler::new(Arc::clone(&self.shared), name.clone(), wakeup, status);
+            tokio::spawn(reconciler.run());
         }
     }
 }

@@ -1,14 +1,14 @@
-//! A host for tests of what machines' tasks do: real records, stores, images and catalogs, and no task that runs by itself.
+//! A host for tests of machines' tasks: real records, stores, images and catalogs, and no background task.
 //!
 //! Invariant: nothing happens unless a test asks for it.
 
-use super::Parts;
+use super::MachineHostConfig;
+use super::desired_state::DesiredState;
 use super::figures::FigureCollector;
 use super::registry::MachineRegistry;
 use super::run::MachineFolders;
-use super::shared::Shared;
+use super::shared::MachineServices;
 use super::views::MachineReader;
-use super::wanted::Wanted;
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::error::HostError;
 use crate::events::Events;
@@ -25,22 +25,22 @@ use std::sync::Arc;
 
 /// A host without a daemon.
 pub struct TestHost {
-    /// Where its image `debian` and its records are.
+    /// Folder of its image `debian` and its records.
     dir: tempfile::TempDir,
     pub objects: Objects,
     pub stores: Stores,
     pub catalogs: Catalogs,
     pub reader: MachineReader,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<MachineServices>,
 }
 
 impl TestHost {
-    /// With this to promise, whose machines' VMMs others start.
+    /// Creates a host with this budget, whose machines' VMMs are started by others.
     pub fn new(capacity: Capacity) -> TestHost {
         TestHost::with_store(capacity, |store| store)
     }
 
-    /// The same with another store around its own.
+    /// Does the same with a wrapper around the store.
     pub fn with_store(capacity: Capacity, wrap: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store>) -> TestHost {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = |name: &str| dir.path().join(name);
@@ -64,7 +64,7 @@ impl TestHost {
             stores.clone(),
             folders.clone(),
         );
-        let parts = Parts {
+        let parts = MachineHostConfig {
             folder: machines,
             program: PathBuf::from("/nonexistent/spillway"),
             hypervisor,
@@ -75,8 +75,15 @@ impl TestHost {
             scopes: Scopes::None,
             guest_users: None,
         };
-        let shared =
-            Shared::new(events, objects.clone(), stores.clone(), images, parts, Arc::new(figures), registry);
+        let shared = MachineServices::new(
+            events,
+            objects.clone(),
+            stores.clone(),
+            images,
+            parts,
+            Arc::new(figures),
+            registry,
+        );
         let host = TestHost { dir, objects, stores, catalogs, reader, shared: Arc::new(shared) };
         let image = json!({
             "name": "debian", "published": 1, "tags": {}, "newest": 1, "created": "2026-01-01T00:00:00Z",
@@ -87,13 +94,13 @@ impl TestHost {
         host
     }
 
-    /// A path on it.
+    /// Returns a path in the host's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Records something.
-    pub fn put<T: crate::store::Kind>(&self, name: &str, value: &T) {
+    /// Stores a record.
+    pub fn put<T: crate::store::StoredRecord>(&self, name: &str, value: &T) {
         self.objects
             .change(|changes| {
                 changes.put(name, value);
@@ -102,7 +109,7 @@ impl TestHost {
             .unwrap();
     }
 
-    /// Another version of the image, full of its number. Its file.
+    /// Adds a version of the image, filled with its number. Returns its file.
     pub fn version(&self, number: u32, size_bytes: u64) -> PathBuf {
         let version = json!({
             "image": "debian", "version": number, "state": "ready", "store": "default", "size_bytes": size_bytes,
@@ -120,19 +127,19 @@ impl TestHost {
         path
     }
 
-    /// A catalog of that image.
+    /// Adds a catalog of that image.
     pub fn catalog(&self, name: &str, settings: Value) -> Catalog {
         self.catalogs.create(&name.parse().unwrap(), &spec(settings), false).unwrap()
     }
 
-    /// What is wanted of a machine.
+    /// Sets the desired power of a machine.
     pub fn want(&self, name: &str, power: Power) {
-        let is = self.objects.get::<Wanted>(name).unwrap().map(|is| is.value).unwrap_or_default();
-        self.put(name, &Wanted { power, ..is });
+        let is = self.objects.get::<DesiredState>(name).unwrap().map(|is| is.value).unwrap_or_default();
+        self.put(name, &DesiredState { power, ..is });
     }
 }
 
-/// Settings of a catalog.
+/// Parses settings of a catalog.
 pub fn spec(settings: Value) -> CatalogSpec {
     let mut spec = json!({ "image": "debian", "count": 2 });
     spec.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());

@@ -1,17 +1,17 @@
-//! Machines as they are seen: their records, what is wanted of them, and what is known of them. Owns no state.
+//! Views of machines: their records, desired states and observed states together. Owns no state.
 //!
-//! Invariant: what is told of a machine was known after the record was read that it is told with. Machines are looked at
-//! some at a time: what that takes of memory, and how long it keeps others from the records, does not grow with their number.
+//! Invariant: the observed state in a view is at least as new as the record in it. Machines are read in chunks, so that
+//! neither the memory nor the time that readers block writers grows with their number.
 
 use super::blocking::blocking;
+use super::desired_state::{ClaimRecord, DesiredState};
 use super::registry::MachineRegistry;
 use super::run::DiskKind;
 use super::status::ObservedMachine;
 use super::tag;
-use super::wanted::{Claimed, Wanted};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
-use crate::paging::{PageBuilder, Part};
+use crate::paging::{PageBuilder, PageRequest};
 use crate::store::{Object, Objects, Revision};
 use spillway_api::{
     ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
@@ -20,24 +20,24 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Machines that are looked at together.
+/// Number of machines that are read together.
 pub(super) const CHUNK: usize = 256;
 
-/// A machine, what is wanted of it, and what it is.
+/// A machine with its desired and observed state.
 pub(super) struct View {
     pub machine: Machine,
-    pub wanted: Wanted,
+    pub wanted: DesiredState,
     pub revision: Revision,
     pub status: MachineStatus,
-    /// Its task has looked at what is wanted.
+    /// Whether the machine's task has read the desired state.
     pub is_seen: bool,
-    /// Why it has failed, if it has not run since.
+    /// Why the machine has failed, if it has not run since.
     pub failure: Option<String>,
     pub disk: Option<DiskKind>,
 }
 
 impl View {
-    fn of(machine: Machine, wanted: Option<&Object<Wanted>>, registry: &MachineRegistry) -> View {
+    fn of(machine: Machine, wanted: Option<&Object<DesiredState>>, registry: &MachineRegistry) -> View {
         let (wanted, revision) = wanted.map_or_else(Default::default, |w| (w.value.clone(), w.revision));
         let known = registry.observed(&machine.name);
         let (status, is_seen) = (known.status(revision), known.has_seen(revision));
@@ -45,15 +45,15 @@ impl View {
         View { machine, wanted, revision, status, is_seen, failure, disk }
     }
 
-    /// As others see it.
+    /// Converts the view for the API.
     pub fn details(self) -> MachineDetails {
         let View { machine, wanted, status, .. } = self;
-        let claim = wanted.claim.as_ref().map(Claimed::describe);
+        let claim = wanted.claim.as_ref().map(ClaimRecord::describe);
         MachineDetails { machine, power: wanted.power, claim, drained: wanted.drained, status }
     }
 }
 
-/// Reads machines as they are seen.
+/// Reads views of machines.
 #[derive(Clone)]
 pub struct MachineReader {
     objects: Objects,
@@ -62,23 +62,23 @@ pub struct MachineReader {
 }
 
 impl MachineReader {
-    /// Of these records, with what is known of each.
+    /// Creates the reader of these records.
     pub(super) fn new(objects: Objects, catalogs: Catalogs, registry: Arc<MachineRegistry>) -> MachineReader {
         MachineReader { objects, catalogs, registry }
     }
 
-    /// The tag of a machine. Who tells it with the machine reads it first: so it is never newer than what it is told with.
+    /// Tag of a machine. Read it before the machine that it is sent with, so that it is never newer than that.
     pub fn tag(&self, name: &Name) -> Result<Revision, HostError> {
         let machine = self.objects.get::<Machine>(name.as_str())?;
-        Ok(tag::of(machine, self.objects.get::<Wanted>(name.as_str())?))
+        Ok(tag::of(machine, self.objects.get::<DesiredState>(name.as_str())?))
     }
 
-    /// A part of those that are selected and that each of these owners has claimed, in the order of their names.
+    /// Returns a page of the selected machines that these owners have claimed, in the order of their names.
     pub fn page(
         &self,
         selector: &Selector,
         owners: &[String],
-        part: &Part,
+        part: &PageRequest,
     ) -> Result<Page<MachineDetails>, HostError> {
         let mut page = PageBuilder::new(part);
         let is_theirs = |view: &View| {
@@ -94,7 +94,7 @@ impl MachineReader {
         Ok(page.page())
     }
 
-    /// All that are selected, in the order of their names.
+    /// Returns all selected machines, in the order of their names.
     pub(super) fn views(&self, selector: &Selector) -> Result<Vec<View>, HostError> {
         let mut all = Vec::new();
         self.look_at(selector, "", |views| {
@@ -104,19 +104,19 @@ impl MachineReader {
         Ok(all)
     }
 
-    /// One of them.
+    /// Returns one machine.
     pub fn get(&self, name: &Name) -> Result<MachineDetails, HostError> {
         Ok(self.view(name)?.details())
     }
 
     pub(super) fn view(&self, name: &Name) -> Result<View, HostError> {
         let machine = self.catalogs.machine(name)?;
-        let wanted = self.objects.get::<Wanted>(name.as_str())?;
+        let wanted = self.objects.get::<DesiredState>(name.as_str())?;
         Ok(View::of(machine, wanted.as_ref(), &self.registry))
     }
 
-    /// Looks at those that are selected and whose names come after this one, some at a time, in the order of their names,
-    /// until `look` says that it has seen enough.
+    /// Calls `look` with the selected machines after this name, chunk by chunk in the order of their names, until it
+    /// returns that it has enough.
     pub(super) fn look_at(
         &self,
         selector: &Selector,
@@ -144,7 +144,7 @@ impl MachineReader {
         }
     }
 
-    /// The same of those that are named.
+    /// Does the same for machines that are selected by name.
     fn look_at_named(
         &self,
         selector: &Selector,
@@ -163,7 +163,7 @@ impl MachineReader {
         let machines: Vec<Machine> = machines.into_iter().filter(is_chosen).collect();
         for chunk in machines.chunks(CHUNK) {
             let view = |machine: &Machine| {
-                let wanted = self.objects.get::<Wanted>(machine.name.as_str())?;
+                let wanted = self.objects.get::<DesiredState>(machine.name.as_str())?;
                 Ok(View::of(machine.clone(), wanted.as_ref(), &self.registry))
             };
             if !look(chunk.iter().map(view).collect::<Result<_, HostError>>()?)? {
@@ -173,7 +173,7 @@ impl MachineReader {
         Ok(())
     }
 
-    /// The catalogs whose machines are selected; all, if there is none.
+    /// Returns the catalogs whose machines are selected; `None`: all.
     fn chosen_catalogs(&self, selector: &Selector) -> Result<Option<HashSet<Name>>, HostError> {
         let named = selector.catalog.as_ref().map(|name| self.catalogs.get(name)).transpose()?;
         match (named, selector.labels.is_empty()) {
@@ -190,11 +190,11 @@ impl MachineReader {
         }
     }
 
-    /// One of them when it is what is wanted of it, or so late.
+    /// Waits until a machine has reached its desired state, or this time has passed, and returns it.
     pub async fn wait(&self, name: &Name, at_most: Duration) -> Result<MachineDetails, HostError> {
         let until = tokio::time::Instant::now() + at_most;
         loop {
-            // What changes after this is not missed.
+            // Subscribe first, so that no later change is missed.
             let status = self.registry.subscribe(name);
             let (reader, asked) = (self.clone(), name.clone());
             let found = blocking(move || reader.get(&asked)).await?;
@@ -203,7 +203,7 @@ impl MachineReader {
             }
             let changes = async {
                 match status {
-                    // An error: it is not remembered any more.
+                    // An error means that the state was forgotten.
                     Some(mut status) => _ = status.changed().await,
                     None => tokio::time::sleep(Duration::from_millis(5)).await,
                 }
@@ -212,7 +212,7 @@ impl MachineReader {
         }
     }
 
-    /// How they are, in a line for people.
+    /// Summary of all machines in one line, for people.
     pub async fn summary(&self) -> String {
         let objects = self.objects.clone();
         let count = blocking(move || Ok(objects.count::<Machine>()?)).await;
@@ -226,8 +226,8 @@ impl MachineReader {
         }
     }
 
-    /// Refuses if a machine runs with this version, or any of the image.
-    pub fn unused(&self, image: &Name, version: Option<u32>) -> Result<(), HostError> {
+    /// Refuses if a machine runs this version, or any version of the image.
+    pub fn check_unused(&self, image: &Name, version: Option<u32>) -> Result<(), HostError> {
         self.look_at(&Selector::default(), "", |views| {
             for View { machine, status, .. } in views {
                 let uses = |run: &spillway_api::MachineRun| {
@@ -243,22 +243,23 @@ impl MachineReader {
         })
     }
 
-    /// Machines whose names come after this one, and none after `last`, with what is wanted of them. Those of which that
-    /// cannot be read are left out: nothing is done about them.
+    /// Returns the machines after this name and up to `last`, with their desired states. Machines whose desired state
+    /// cannot be read are left out: nothing acts on them.
     fn views_of(
         &self,
         mut machines: Vec<Machine>,
         after: &str,
         last: Option<&str>,
     ) -> Result<Vec<View>, HostError> {
-        let mut wanted: HashMap<String, Object<Wanted>> = HashMap::new();
+        let mut wanted: HashMap<String, Object<DesiredState>> = HashMap::new();
         let mut read_to = (!machines.is_empty()).then(|| after.to_owned());
         while let Some(from) = read_to.take_if(|name| last.is_none_or(|last| name.as_str() < last)) {
-            let page = self.objects.page::<Wanted>(&from, CHUNK)?;
+            let page = self.objects.page::<DesiredState>(&from, CHUNK)?;
             wanted.extend(page.objects.into_iter().map(|wanted| (wanted.name.clone(), wanted)));
             read_to = page.next;
         }
-        let unreadable: HashSet<String> = self.objects.unreadable_names::<Wanted>().into_iter().collect();
+        let unreadable: HashSet<String> =
+            self.objects.unreadable_names::<DesiredState>().into_iter().collect();
         machines.retain(|machine| !unreadable.contains(machine.name.as_str()));
         let view = |machine: Machine| {
             let wanted = wanted.get(machine.name.as_str());

@@ -1,29 +1,29 @@
-//! What machines may take of the host: memory for guests and caches, and processors. Owns who was promised how much, and
-//! who waits for some.
+//! The host's budget for machines: memory for guests and caches, and processors. Owns the promises, and the queue of
+//! waiting machines.
 //!
-//! Invariant: what is promised fits the host's capacity, but for what ran before that was made smaller. Each answer takes
-//! the same time however many machines there are, but for the names of those that wait.
+//! Invariant: the promises fit the host's capacity, except for machines that ran before the capacity was reduced. Each
+//! call takes constant time in the number of machines, apart from the names of waiting ones.
 
 use crate::error::HostError;
 use spillway_api::{CatalogSpec, ErrorCode, HostBudget, Hypervisor, Name};
 use spillway_control::bytes;
 use std::collections::HashMap;
 
-/// What a machine is promised; the sum of what some are.
+/// Need of a machine, or the sum of several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
-    /// Its cache always has this.
+    /// Guaranteed size of the cache.
     pub guarantee_bytes: u64,
-    /// Its cache may have this.
+    /// Limit of the cache.
     pub limit_bytes: u64,
-    /// Its guest has this, beside the cache.
+    /// Memory of the guest, without the cache.
     pub guest_bytes: u64,
-    /// Its guest's processors.
+    /// Processors of the guest.
     pub vcpus: u64,
 }
 
 impl Need {
-    /// Of a machine with these settings. A guest that somebody else runs is not counted.
+    /// Need of a machine with these settings. The guest counts only if the daemon runs it.
     pub fn of(spec: &CatalogSpec, hypervisor: Hypervisor) -> Need {
         let limit_bytes = spec.ram_bytes().unwrap_or(0);
         let guarantee_bytes = spec.ram_guarantee_bytes.min(limit_bytes);
@@ -34,17 +34,17 @@ impl Need {
         Need { guarantee_bytes, limit_bytes, guest_bytes, vcpus }
     }
 
-    /// Guest and cache.
+    /// Memory of guest and cache.
     fn memory_bytes(self) -> u64 {
         self.guest_bytes.saturating_add(self.limit_bytes)
     }
 
-    /// What the cache of it takes.
+    /// The cache's part of the need.
     pub fn without_guest(self) -> Need {
         Need { guest_bytes: 0, vcpus: 0, ..self }
     }
 
-    /// Of each no more than that.
+    /// The smaller value of each component.
     fn at_most(self, most: Need) -> Need {
         self.with(most, u64::min)
     }
@@ -67,26 +67,26 @@ impl Need {
     }
 }
 
-/// What a host has to promise.
+/// Capacity of a host for machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Guarantees of caches may be so much together.
+    /// Memory that the guarantees of all caches may take together.
     pub ram_bytes: u64,
-    /// Limits of caches may be so many percent of that together.
+    /// Limits of all caches together, in percent of that.
     pub ram_percent: u32,
-    /// The host's memory.
+    /// Memory of the host.
     pub host_bytes: u64,
-    /// What of it machines do not get.
+    /// Memory that machines do not get.
     pub reserve_bytes: u64,
-    /// Guests and limits of caches may be so many percent of the rest together.
+    /// Guests and limits of caches together, in percent of the rest.
     pub memory_percent: u32,
-    /// The host's processors.
+    /// Processors of the host.
     pub host_cpus: u32,
-    /// Processors of guests may be so many percent of those together.
+    /// Processors of all guests together, in percent of those.
     pub vcpu_percent: u32,
 }
 
-/// Of a host that has enough of everything.
+/// Capacity of a host with enough of everything.
 #[cfg(test)]
 pub(crate) const NO_LIMITS: Capacity = Capacity {
     ram_bytes: u64::MAX,
@@ -98,20 +98,20 @@ pub(crate) const NO_LIMITS: Capacity = Capacity {
     vcpu_percent: 100,
 };
 
-/// One of the things that are promised.
-struct Line {
-    /// How much of it somebody needs.
+/// One of the resources in the budget.
+struct BudgetLine {
+    /// The component of a need.
     of: fn(Need) -> u64,
-    /// How much of it there is.
+    /// Capacity.
     most: u64,
-    /// It is counted in bytes.
+    /// Whether it is measured in bytes.
     is_size: bool,
-    /// What it is.
+    /// Name of the resource.
     what: &'static str,
     advice: &'static str,
 }
 
-impl Line {
+impl BudgetLine {
     fn text(&self, value: u64) -> String {
         if self.is_size { bytes(value) } else { value.to_string() }
     }
@@ -122,8 +122,8 @@ impl Capacity {
         percent(self.host_bytes.saturating_sub(self.reserve_bytes), self.memory_percent)
     }
 
-    fn lines(&self) -> [Line; 4] {
-        let size = |of, most, what, advice| Line { of, most, is_size: true, what, advice };
+    fn lines(&self) -> [BudgetLine; 4] {
+        let size = |of, most, what, advice| BudgetLine { of, most, is_size: true, what, advice };
         [
             size(
                 |need| need.guarantee_bytes,
@@ -143,7 +143,7 @@ impl Capacity {
                 "memory for guest and cache",
                 "lower memory_bytes, or raise spillwayd's --memory-overcommit or lower its --memory-reserve",
             ),
-            Line {
+            BudgetLine {
                 of: |need| need.vcpus,
                 most: percent(self.host_cpus.into(), self.vcpu_percent),
                 is_size: false,
@@ -153,15 +153,16 @@ impl Capacity {
         ]
     }
 
-    /// The thing of which there is not enough for this need beside what `others` have. What gets no more than it had fits.
-    fn lacks(&self, others: Need, before: Need, need: Need) -> Option<Line> {
+    /// Returns the resource that is insufficient for this need beside `others`. A need that does not exceed the one
+    /// before always fits.
+    fn lacks(&self, others: Need, before: Need, need: Need) -> Option<BudgetLine> {
         self.lines().into_iter().find(|line| {
             let (before, need) = ((line.of)(before), (line.of)(need));
             need > before && (line.of)(others).saturating_add(need) > line.most
         })
     }
 
-    /// Refuses what would not fit although nothing else ran.
+    /// Refuses a need that would not fit even on an otherwise empty host.
     pub fn fits_alone(&self, need: Need) -> Result<(), HostError> {
         let Some(line) = self.lacks(Need::default(), Need::default(), need) else { return Ok(()) };
         let (wanted, most) = (line.text((line.of)(need)), line.text(line.most));
@@ -171,9 +172,9 @@ impl Capacity {
         Err(HostError::new(ErrorCode::Exhausted, message))
     }
 
-    /// How many of so many machines with this need can run at a time, if not all of them can, and why.
+    /// Returns a message with the number of machines that can run at the same time, if that is less than `count`.
     pub fn fewer(&self, need: Need, count: u32) -> Option<String> {
-        let fit = |line: &Line| line.most.checked_div((line.of)(need)).unwrap_or(u64::MAX);
+        let fit = |line: &BudgetLine| line.most.checked_div((line.of)(need)).unwrap_or(u64::MAX);
         let line = self.lines().into_iter().min_by_key(fit)?;
         let fit = fit(&line);
         (fit < count.into()).then(|| {
@@ -191,10 +192,10 @@ fn percent(value: u64, percent: u32) -> u64 {
     u64::try_from(u128::from(value) * u128::from(percent) / 100).unwrap_or(u64::MAX)
 }
 
-/// Who waits, and what for.
+/// A waiting machine and its need.
 #[derive(Debug)]
 struct Waiter {
-    /// Those that came earlier have lower ones.
+    /// Position in the queue; earlier ones are lower.
     turn: u64,
     need: Need,
 }
@@ -204,19 +205,20 @@ struct Waiter {
 pub struct Budget {
     capacity: Capacity,
     promised: HashMap<Name, Need>,
-    /// Of all that is promised.
+    /// Sum of all promises.
     sum: Need,
     waiting: HashMap<Name, Waiter>,
     turns: u64,
 }
 
 impl Budget {
-    /// With nothing promised.
+    /// Creates a budget without promises.
     pub fn new(capacity: Capacity) -> Budget {
         Budget { capacity, promised: HashMap::new(), sum: Need::default(), waiting: HashMap::new(), turns: 0 }
     }
 
-    /// Promises a machine this instead of what it was promised before, if that fits; else it waits. Those that may fit now.
+    /// Replaces a machine's promise if the new one fits; else the machine waits. Returns the waiting machines that may
+    /// fit now.
     pub fn promise(&mut self, name: &Name, need: Need) -> Result<Vec<Name>, HostError> {
         let before = self.promised(name);
         let others = self.sum.without(before);
@@ -237,19 +239,19 @@ impl Budget {
         Ok(if is_less { self.next() } else { Vec::new() })
     }
 
-    /// A machine has this, whether it fits or not: it ran before.
+    /// Records the need of a machine that runs already, whether it fits or not.
     pub fn note(&mut self, name: &Name, need: Need) {
         self.waiting.remove(name);
         let before = self.promised.insert(name.clone(), need).unwrap_or_default();
         self.sum = self.sum.without(before).and(need);
     }
 
-    /// What a machine is promised.
+    /// Returns what a machine is promised.
     pub fn promised(&self, name: &Name) -> Need {
         self.promised.get(name).copied().unwrap_or_default()
     }
 
-    /// A machine that waits has no more than this of what it was promised before. Those that may fit now.
+    /// Lowers the promise of a waiting machine to at most this. Returns the waiting machines that may fit now.
     pub fn lower(&mut self, name: &Name, most: Need) -> Vec<Name> {
         let Some(before) = self.promised.get(name).copied() else { return Vec::new() };
         let after = before.at_most(most);
@@ -265,7 +267,7 @@ impl Budget {
         self.next()
     }
 
-    /// A machine has nothing any more, and waits for nothing. Those that may fit now.
+    /// Removes a machine's promise and its place in the queue. Returns the waiting machines that may fit now.
     pub fn give_back(&mut self, name: &Name) -> Vec<Name> {
         self.waiting.remove(name);
         let Some(had) = self.promised.remove(name) else { return Vec::new() };
@@ -273,7 +275,7 @@ impl Budget {
         self.next()
     }
 
-    /// Those that wait and would fit, in the order in which they came, each beside those before it.
+    /// Returns the waiting machines that would fit, in the order of the queue, each beside those before it.
     fn next(&self) -> Vec<Name> {
         let mut waiting: Vec<(&Name, &Waiter)> = self.waiting.iter().collect();
         waiting.sort_by_key(|(_, waiter)| waiter.turn);
@@ -290,7 +292,7 @@ impl Budget {
         next
     }
 
-    /// What is promised, and of how much.
+    /// Describes the budget and how much of it is promised.
     pub fn describe(&self) -> HostBudget {
         let Capacity { ram_bytes, ram_percent, host_bytes, reserve_bytes, host_cpus, .. } = self.capacity;
         let [.., processors] = self.capacity.lines();
@@ -311,7 +313,7 @@ impl Budget {
     }
 }
 
-/// The host's memory.
+/// Memory of the host.
 pub fn host_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram * u64::from(info.mem_unit)

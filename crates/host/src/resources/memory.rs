@@ -1,54 +1,54 @@
-//! When the host is short of memory caches above their guarantee give some back first. Owns how much of what is above
-//! the guarantees they may have for now.
+//! Memory pressure: when the host is short of memory, caches first give back what they have above their guarantees. Owns
+//! the share of that which they may currently use.
 //!
-//! Invariant: no cache goes below its guarantee, and all get back what they had when there is memory again.
+//! Invariant: no cache shrinks below its guarantee, and all grow back when memory is available again.
 
 use super::budget::Need;
 use std::fs;
 use std::io;
 
-/// All of what is above the guarantee.
+/// The whole share above the guarantee.
 const WHOLE: u32 = 1000;
-/// A cache needs some to work at all.
+/// Smallest cache that works.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// How much of what is above the guarantees caches may have: parts of a thousand.
+/// Share that caches may use of what is above their guarantees, in thousandths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Squeeze(u32);
+pub struct CachePressure(u32);
 
-impl Default for Squeeze {
-    fn default() -> Squeeze {
-        Squeeze(WHOLE)
+impl Default for CachePressure {
+    fn default() -> CachePressure {
+        CachePressure(WHOLE)
     }
 }
 
-impl Squeeze {
-    /// What a cache may have for now.
+impl CachePressure {
+    /// Current limit of a cache.
     pub fn limit_bytes(self, need: Need) -> u64 {
         let above = need.limit_bytes.saturating_sub(need.guarantee_bytes);
         let allowed = (u128::from(above) * u128::from(self.0) / u128::from(WHOLE)) as u64;
         (need.guarantee_bytes + allowed).max(LEAST_BYTES).min(need.limit_bytes) & !4095
     }
 
-    /// Another second later, with so much memory available: a quarter less while there is too little, a twentieth more
+    /// Share one second later, given the available memory: a quarter less while there is too little, a twentieth more
     /// when there is clearly enough.
-    pub fn after(self, available_bytes: u64, floor_bytes: u64) -> Squeeze {
+    pub fn after(self, available_bytes: u64, floor_bytes: u64) -> CachePressure {
         if available_bytes < floor_bytes {
-            Squeeze(self.0 * 3 / 4)
+            CachePressure(self.0 * 3 / 4)
         } else if available_bytes > floor_bytes.saturating_add(floor_bytes / 4) {
-            Squeeze((self.0 + WHOLE / 20).min(WHOLE))
+            CachePressure((self.0 + WHOLE / 20).min(WHOLE))
         } else {
             self
         }
     }
 
-    /// Whether caches have less than they were given.
+    /// Whether caches are currently reduced.
     pub fn is_on(self) -> bool {
         self.0 < WHOLE
     }
 }
 
-/// Memory that can be had without swapping, by the kernel's own estimate (proc(5)).
+/// Memory that is available without swapping, by the kernel's estimate (proc(5)).
 pub fn available_bytes() -> io::Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -56,7 +56,7 @@ pub fn available_bytes() -> io::Result<u64> {
     kib.map(|kib| kib << 10).ok_or_else(|| io::Error::other("/proc/meminfo has no MemAvailable"))
 }
 
-/// Whether memory may be swapped out: then a cache in memory may be slower than none.
+/// Whether the host swaps: a cache in memory may then be slower than none.
 pub fn has_swap() -> bool {
     // The first line is a title.
     fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
@@ -70,7 +70,7 @@ mod tests {
     fn caches_shrink_to_their_guarantee_and_come_back() {
         let need = Need { guarantee_bytes: 64 << 20, limit_bytes: 256 << 20, ..Need::default() };
         let none = Need { limit_bytes: 256 << 20, ..Need::default() };
-        let mut squeeze = Squeeze::default();
+        let mut squeeze = CachePressure::default();
         assert_eq!((squeeze.limit_bytes(need), squeeze.is_on()), (256 << 20, false));
         squeeze = squeeze.after(9, 10);
         assert_eq!((squeeze.limit_bytes(need), squeeze.is_on()), ((64 + 144) << 20, true));

@@ -1,5 +1,5 @@
-//! What the host has for its machines: memory for their caches, room in its stores. Owns who was promised what, and how
-//! much of it is left; gives nothing itself.
+//! Resources of the host for its machines: memory for their caches, space in its stores. Owns the promises and the
+//! readings; allocates nothing itself.
 
 pub mod budget;
 pub mod memory;

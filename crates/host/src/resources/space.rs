@@ -1,6 +1,6 @@
-//! Room in stores: how full they are, and when they will be. Owns what was seen of them lately.
+//! Space in stores: how full they are, and when they will be full. Owns the recent readings.
 //!
-//! Invariant: a level is told once when it is reached, and left only when there is clearly more room again.
+//! Invariant: reaching a level raises one event, and a level is left only when there is clearly more space again.
 
 use spillway_api::{Space, SpaceLevel};
 use spillway_control::bytes;
@@ -10,25 +10,25 @@ use std::time::{Duration, Instant};
 
 const WARNING_PERCENT: u64 = 80;
 const CRITICAL_PERCENT: u64 = 90;
-/// On a large file system a tenth is much: with more than this left nothing is said.
+/// On a large file system a tenth is much: with more free space than this there is no warning.
 const WARNING_BYTES: u64 = 64 << 30;
 const CRITICAL_BYTES: u64 = 16 << 30;
-/// Below a level by so much it is left.
+/// Hysteresis: a level is left this far below its threshold.
 const CLEARLY_PERCENT: u64 = 2;
-/// What the forecast looks back at.
+/// Period of readings that the forecast uses.
 const WINDOW: Duration = Duration::from_secs(300);
-/// Less tells nothing of what comes.
+/// A shorter period is not enough for a forecast.
 const LEAST_WINDOW: Duration = Duration::from_secs(20);
 
-/// What was seen of a store.
+/// Recent readings of a store.
 #[derive(Debug, Default)]
-pub struct Room {
+pub struct SpaceHistory {
     seen: VecDeque<(Instant, u64)>,
     level: SpaceLevel,
 }
 
-impl Room {
-    /// Looks again. The level, if it is another one than before, is in the answer's `true`.
+impl SpaceHistory {
+    /// Adds a reading. Returns the state of the store, and whether its level has changed.
     pub fn look(&mut self, now: Instant, total_bytes: u64, free_bytes: u64) -> (Space, bool) {
         self.seen.push_back((now, free_bytes));
         while self.seen.front().is_some_and(|(at, _)| now.duration_since(*at) > WINDOW) {
@@ -42,7 +42,7 @@ impl Room {
         (space, changed)
     }
 
-    /// If it fills on as it did lately.
+    /// Time until the store is full at its recent rate.
     fn seconds_to_full(&self, now: Instant, free_bytes: u64) -> Option<u64> {
         let (at, free_then) = self.seen.front()?;
         let elapsed = now.duration_since(*at);
@@ -55,7 +55,7 @@ impl Room {
 fn level(before: SpaceLevel, total_bytes: u64, free_bytes: u64) -> SpaceLevel {
     let used = u128::from(total_bytes.saturating_sub(free_bytes));
     let is = |level: SpaceLevel, percent: u64, least_bytes: u64| {
-        // A level is left only when there is clearly more room.
+        // A level is left only when there is clearly more space.
         let (percent, least_bytes) = match before >= level {
             true => (percent - CLEARLY_PERCENT, least_bytes + least_bytes / 8),
             false => (percent, least_bytes),
@@ -73,13 +73,13 @@ fn level(before: SpaceLevel, total_bytes: u64, free_bytes: u64) -> SpaceLevel {
     }
 }
 
-/// What a file system has in all and has left for us.
+/// Total size of a file system, and the free space for us.
 pub fn of(path: &Path) -> std::io::Result<(u64, u64)> {
     let stat = rustix::fs::statvfs(path)?;
     Ok((stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize))
 }
 
-/// For people.
+/// Describes the space for people.
 pub fn words(space: &Space) -> String {
     let left = format!("{} of {} are left", bytes(space.free_bytes), bytes(space.total_bytes));
     let when = space.seconds_to_full.map(|seconds| match seconds {
@@ -102,13 +102,13 @@ mod tests {
 
     #[test]
     fn levels_are_told_once_and_time_is_forecast() {
-        let mut room = Room::default();
+        let mut history = SpaceHistory::default();
         let begun = Instant::now();
         let mut told = Vec::new();
         for (second, free) in
             [500, 400, 300, 200, 150, 90, 95, 105, 110, 121, 150, 190, 210, 221].into_iter().enumerate()
         {
-            let (space, changed) = room.look(begun + Duration::from_secs(10 * second as u64), 1000, free);
+            let (space, changed) = history.look(begun + Duration::from_secs(10 * second as u64), 1000, free);
             if changed {
                 told.push((space.level, free));
             }
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(level(SpaceLevel::Normal, 4096 * gib, 50 * gib), SpaceLevel::Warning);
         assert_eq!(level(SpaceLevel::Normal, 4096 * gib, 10 * gib), SpaceLevel::Critical);
         // What happened long ago tells nothing.
-        let (space, _) = room.look(begun + Duration::from_secs(3600), 1000, 221);
+        let (space, _) = history.look(begun + Duration::from_secs(3600), 1000, 221);
         assert_eq!(space.seconds_to_full, None);
     }
 }

@@ -1,97 +1,100 @@
-//! What is wanted and what is: an ordered map from keys to JSON, each value with the revision that wrote it.
+//! The store of desired and observed records: an ordered map from keys to JSON, each value with the revision that wrote
+//! it.
 //!
-//! Owns nothing but the contract, which is small enough that etcd can stand in for the embedded store. Invariant:
-//! a transaction happens whole or not at all, and its revision is higher than that of every one before it; when
-//! `commit` returns, it survives power loss.
+//! Owns nothing but the contract, which is small enough that etcd can replace the embedded store. Invariant: a
+//! transaction happens completely or not at all, with a higher revision than all before it; when `commit` returns, it
+//! survives a power loss.
 
 mod reserve;
 mod sqlite;
 mod typed;
 
-pub use reserve::Reserve;
+pub use reserve::ReserveState;
 pub use sqlite::SqliteStore;
-pub use typed::{Changes, Kind, Object, ObjectPage, Objects, RecordKind, RecordSchema, Unreadable, schema};
+pub use typed::{
+    Changes, Object, ObjectPage, Objects, RecordKind, RecordSchema, StoredRecord, Unreadable, schema,
+};
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::broadcast;
 
-/// The version of the records: all kinds together, with every field of each. It moves with every change to a type that is
-/// stored (`records.rs` has the test that says so). A store that a later version has written is not opened.
+/// Version of the records: of all kinds and all their fields together. It is raised with every change of a stored type (a
+/// test in `records.rs` checks that). A store that a later version has written is not opened.
 pub const RECORDS_VERSION: u32 = 3;
 
-/// Who writes records: kept in the store, so that an older program can say what it cannot read.
+/// Program that writes records, which the store remembers so that an older program can say what it cannot read.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer {
-    /// The version of the records that it reads and writes.
+    /// Version of the records that the program reads and writes.
     pub records: u32,
-    /// The version of the program.
+    /// Version of the program.
     pub program: &'static str,
 }
 
 /// This program.
 pub const THIS_WRITER: Writer = Writer { records: RECORDS_VERSION, program: env!("CARGO_PKG_VERSION") };
 
-/// What a copy has.
+/// Summary of a backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// How many records.
+    /// Number of records.
     pub records: u64,
-    /// The last transaction.
+    /// Revision of the last transaction.
     pub revision: Revision,
-    /// The program that wrote the newest of them.
+    /// Program that wrote the newest records.
     pub writer: String,
 }
 
-/// Counts transactions. 0 is before the first.
+/// Number of a transaction; 0 is before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
-/// A value as it is stored.
+/// A stored value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Where.
+pub struct StoreEntry {
+    /// Key of the value.
     pub key: String,
-    /// JSON.
+    /// The value as JSON.
     pub value: Vec<u8>,
-    /// The transaction that wrote it.
+    /// Transaction that wrote it.
     pub revision: Revision,
-    /// The version of the records that wrote it.
+    /// Version of the records when it was written.
     pub version: u32,
 }
 
-/// What must be so for a transaction to happen.
+/// Condition of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// There is no such key.
+    /// The key does not exist.
     Absent,
-    /// The value is there and was written by this transaction: nobody has changed it since.
+    /// The value exists, and this transaction was the last to write it.
     Unchanged(Revision),
 }
 
-/// Changes that happen together, if what they were decided on still holds.
+/// Changes that happen together if their conditions hold.
 #[derive(Clone, Debug, Default)]
 pub struct Transaction {
-    /// Looked at first.
+    /// Conditions, which are checked first.
     pub expects: Vec<(String, Expect)>,
-    /// A value, or none to delete. Of one key the last counts.
+    /// New values; `None` deletes. If a key occurs twice the last change counts.
     pub changes: Vec<(String, Option<Vec<u8>>)>,
 }
 
-/// Why something of the store could not be had.
+/// Error of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Somebody was faster: look again and decide anew.
+    /// A condition does not hold: read again and decide anew.
     #[error("{0} was changed by somebody else meanwhile")]
     Conflict(String),
-    /// A record is not what this program writes: it is set aside, and nothing changes it.
+    /// A record cannot be read by this program. It is set aside and never changed.
     #[error(
         "the record {key} cannot be read ({why}): it is left as it is, and so is what it is of. {advice}"
     )]
     Unreadable {
-        /// Where.
+        /// Key of the record.
         key: String,
-        /// Why.
+        /// Reason.
         why: String,
         /// What to do.
         advice: String,
@@ -103,45 +106,46 @@ pub enum StoreError {
          spillwayd {program} has made ('spillwayd restore')"
     )]
     Newer {
-        /// The file.
+        /// File of the store.
         path: PathBuf,
-        /// The program that wrote it last.
+        /// Program that wrote it last.
         writer: String,
-        /// The version of its records.
+        /// Version of its records.
         found: i64,
         /// This program.
         program: &'static str,
-        /// The version of the records that it reads.
+        /// Newest version of the records that it reads.
         known: u32,
     },
-    /// A later version of this program has made the file with other tables.
+    /// A later version of this program has created the file with other tables.
     #[error(
         "{path} has tables of version {found}, and this is spillwayd {program}, which knows version {known}: start the version \
          of spillwayd that made it, or restore a backup ('spillwayd restore')"
     )]
     Tables {
-        /// The file.
+        /// File of the store.
         path: PathBuf,
-        /// What the file says.
+        /// Version in the file.
         found: i64,
         /// This program.
         program: &'static str,
-        /// What it knows.
+        /// Newest version that it knows.
         known: i64,
     },
-    /// A file is no copy of a store, or not a whole one.
+    /// A file is not a complete copy of a store.
     #[error("this is not a whole backup of the records: {why}")]
     Copy {
         /// What is wrong with it.
         why: String,
     },
-    /// The medium has no room. Room for what frees some is kept in reserve, and this is none of it, or that is used up.
+    /// The file system is full. A reserve exists for transactions that free space; this is none of them, or the reserve
+    /// is used up.
     #[error(
         "the file system of the state has no room for another record: make room there. Machines can be stopped and reset, and \
          images, machines and what they have left ('spillway leftover list') deleted"
     )]
     Full,
-    /// The medium.
+    /// The medium has failed.
     #[error("the state store failed: {0}")]
     Failed(rusqlite::Error),
 }
@@ -155,33 +159,34 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// Says which keys a transaction has changed or deleted.
+/// Notice of the keys that a transaction has changed or deleted.
 #[derive(Clone, Debug)]
-pub struct Changed {
-    /// The transaction.
+pub struct ChangeNotice {
+    /// Revision of the transaction.
     pub revision: Revision,
-    /// In no order.
+    /// Keys, unordered.
     pub keys: Arc<[String]>,
 }
 
-/// The store. All calls may wait for the disk; none waits for another process.
+/// The store. All calls may block on the disk; none waits for another process.
 pub trait Store: Send + Sync {
-    /// The newest value.
-    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError>;
+    /// Returns the newest value.
+    fn get(&self, key: &str) -> Result<Option<StoreEntry>, StoreError>;
 
-    /// All whose key begins so, in the order of their keys, as they were at one revision.
-    fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), StoreError>;
+    /// Returns all entries with this key prefix, in the order of their keys, at one revision.
+    fn list(&self, prefix: &str) -> Result<(Vec<StoreEntry>, Revision), StoreError>;
 
-    /// The first of those whose key begins so and is longer, and comes after another key; `most` of them at most, in the
-    /// order of their keys: a page of a list that is too long to be held.
-    fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Entry>, StoreError>;
+    /// Returns at most `most` entries with this key prefix and more, after another key, in the order of their keys: a
+    /// page of a list that is too long for memory.
+    fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<StoreEntry>, StoreError>;
 
-    /// How many have a key that begins so.
+    /// Counts the keys with this prefix.
     fn count(&self, prefix: &str) -> Result<u64, StoreError>;
 
-    /// Carries a transaction out if everything is as it expects.
+    /// Commits a transaction if all its conditions hold.
     fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError>;
 
-    /// Every transaction from now on. Who falls behind is told so by the channel and lists again.
-    fn watch(&self) -> broadcast::Receiver<Changed>;
+    /// Subscribes to all later transactions. A subscriber that falls behind gets an error from the channel and must list
+    /// again.
+    fn watch(&self) -> broadcast::Receiver<ChangeNotice>;
 }

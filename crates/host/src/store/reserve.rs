@@ -1,9 +1,9 @@
-//! Room in the store's files that nobody else can take: what frees room must be recorded, also where guests have filled the
-//! file system. Owns how much is kept and how it is made.
+//! Reserved space in the store's files: actions that free space must be recorded even when guests have filled the file
+//! system. Owns the size of the reserve and how it is created.
 //!
-//! The database file holds free pages, which new records take before the file grows; the write-ahead log has its blocks
-//! already, and keeps them when it is emptied and when the program ends. Invariant: while the reserve is whole, a change of
-//! records that are there needs no block that its file does not have.
+//! The database file contains free pages, which new records use before the file grows; the write-ahead log has its blocks
+//! allocated, and keeps them when it is emptied and when the program ends. Invariant: while the reserve is whole,
+//! changing existing records needs no new block.
 
 use rusqlite::{Connection, ffi};
 use std::fs::File;
@@ -11,29 +11,29 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Free pages of the database are at least these: 1,024. A record that grows can split its page, so that the pages of all
-/// records may double; those of what is wanted of machines, which every stop changes, are a small part of all.
+/// Smallest number of free bytes: 1,024 pages. A record that grows can split its page, so the pages of all records might
+/// double; the desired states of machines, which every stop changes, are a small part of them.
 const LEAST_FREE_BYTES: u64 = 4 << 20;
-/// Of what is used, so much is kept free.
+/// Free part of the used size: one in this many.
 const FREE_PART: u64 = 4;
-/// The log is emptied when it has 1,000 pages (4 MiB); the largest change, 256 machines that are deleted, has about as many
-/// more.
+/// Size of the log's file. The log is emptied at 1,000 pages (4 MiB); the largest change, 256 deleted machines, adds
+/// about as many.
 const LOG_BYTES: u64 = 12 << 20;
-/// The reserve is written in parts of this size.
+/// The reserve is written in steps of this size.
 const PART_BYTES: u64 = 4 << 20;
-/// With less left the reserve is not filled up: that would only take what others need just now.
+/// With less free space the reserve is not filled: others need the space more.
 const SPARE_BYTES: u64 = 8 << 20;
 
-/// How the reserve is.
+/// State of the reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reserve {
-    /// It has what it should have, or nearly so.
+pub enum ReserveState {
+    /// Complete, or nearly so.
     Whole,
-    /// Part of it is used, and there is no room to fill it up.
+    /// Partly used, without space to fill it up.
     Short,
 }
 
-/// Keeps the log's file when the database is closed: the next program would have to find room for it.
+/// Keeps the log's file when the database is closed: the next program would have to find space for it.
 #[expect(unsafe_code, reason = "SQLite takes this by a pointer only")]
 pub fn keep_log(connection: &Connection) -> rusqlite::Result<()> {
     let mut keep: std::ffi::c_int = 1;
@@ -52,28 +52,28 @@ pub fn keep_log(connection: &Connection) -> rusqlite::Result<()> {
     }
 }
 
-/// Fills the reserve up if it is no longer whole and the file system has room.
-pub fn fill_up(connection: &Connection, path: &Path) -> Reserve {
-    let Ok((used, free, page_bytes)) = pages(connection) else { return Reserve::Short };
+/// Fills the reserve if it is not whole and the file system has space.
+pub fn fill_up(connection: &Connection, path: &Path) -> ReserveState {
+    let Ok((used, free, page_bytes)) = pages(connection) else { return ReserveState::Short };
     let goal = (LEAST_FREE_BYTES / page_bytes).max(used / FREE_PART);
     let log_is_short = log_bytes(path) < LOG_BYTES;
     if free >= goal - goal / 4 && !log_is_short {
-        return Reserve::Whole;
+        return ReserveState::Whole;
     }
     let missing = goal.saturating_sub(free);
     let takes = missing * page_bytes + if log_is_short { LOG_BYTES } else { 0 };
     if has_room(path, takes + SPARE_BYTES) {
         let filled = lengthen_log(path).is_ok() && make_free(connection, goal, page_bytes).is_ok();
         if filled {
-            return Reserve::Whole;
+            return ReserveState::Whole;
         }
     }
-    // What is left may do still.
-    let Ok((_, free, _)) = pages(connection) else { return Reserve::Short };
-    if free >= goal / 2 && log_bytes(path) >= LOG_BYTES { Reserve::Whole } else { Reserve::Short }
+    // The remaining reserve may still be enough.
+    let Ok((_, free, _)) = pages(connection) else { return ReserveState::Short };
+    if free >= goal / 2 && log_bytes(path) >= LOG_BYTES { ReserveState::Whole } else { ReserveState::Short }
 }
 
-/// Pages that are used and that are free, and the size of one.
+/// Returns the numbers of used and free pages, and the page size.
 fn pages(connection: &Connection) -> rusqlite::Result<(u64, u64, u64)> {
     let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let (all, free) = (pragma("page_count")?, pragma("freelist_count")?);
@@ -81,9 +81,9 @@ fn pages(connection: &Connection) -> rusqlite::Result<(u64, u64, u64)> {
     Ok((u64::try_from(all - free).unwrap_or(0), u64::try_from(free).unwrap_or(0), page_bytes as u64))
 }
 
-/// Makes so many pages free. They are written with content first, so that the file has their blocks, and given back by
-/// another transaction. SQLite takes the pages that are free already before the file grows: so all of them are written, and
-/// some at a time, so that the log does not grow.
+/// Creates free pages: writes content into them first, so that the file has their blocks, and deletes it in another
+/// transaction. SQLite uses existing free pages before the file grows: so all of them are written, in steps, so that the
+/// log does not grow.
 fn make_free(connection: &Connection, pages: u64, page_bytes: u64) -> rusqlite::Result<()> {
     let mut left = pages * page_bytes;
     let mut written = Ok(());
@@ -93,19 +93,19 @@ fn make_free(connection: &Connection, pages: u64, page_bytes: u64) -> rusqlite::
         let insert = "INSERT INTO reserve VALUES (zeroblob(?1))";
         written = connection.execute(insert, [part as i64]).and_then(|_| move_log(connection));
     }
-    // Also after an error: until then records cannot take what was free before.
+    // Also after an error, since records cannot use the free pages until then.
     written.and(empty(connection))
 }
 
-/// Gives the pages of the reserve back to the database, and moves all that is in the log to its place.
+/// Returns the pages of the reserve to the database, and checkpoints the log.
 pub fn empty(connection: &Connection) -> rusqlite::Result<()> {
     connection.execute("DELETE FROM reserve", [])?;
     move_log(connection)
 }
 
-/// Moves what is in the log to its place, so that the log begins anew.
+/// Checkpoints the log, so that it starts from its beginning.
 pub fn move_log(connection: &Connection) -> rusqlite::Result<()> {
-    // The answer says how far it came: with one connection, to the end or to an error.
+    // The answer says how far it came. With one connection that is to the end, or to an error.
     let is_busy: i64 = connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get(0))?;
     match is_busy {
         0 => Ok(()),
@@ -113,7 +113,7 @@ pub fn move_log(connection: &Connection) -> rusqlite::Result<()> {
     }
 }
 
-/// The log's file is as long as it may have to be, and has all of its blocks. What is behind its last page SQLite ignores.
+/// Extends the log's file to its largest size, with all blocks allocated. SQLite ignores what follows its last page.
 fn lengthen_log(path: &Path) -> io::Result<()> {
     let log = File::options().write(true).open(log_path(path))?;
     let zeroes = vec![0; 1 << 20];
@@ -158,7 +158,7 @@ mod tests {
                 "CREATE TABLE reserve (room BLOB NOT NULL); CREATE TABLE records (record BLOB NOT NULL)",
             )
             .unwrap();
-        assert_eq!(fill_up(&connection, &path), Reserve::Whole);
+        assert_eq!(fill_up(&connection, &path), ReserveState::Whole);
         let goal =
             |(used, _, page_bytes): (u64, u64, u64)| (LEAST_FREE_BYTES / page_bytes).max(used / FREE_PART);
         let mut filled = 0;
@@ -171,7 +171,7 @@ mod tests {
             let (before, written) = (pages(&connection).unwrap(), connection.total_changes());
             // As long as the largest change has made it.
             let log = log_bytes(&path).max(LOG_BYTES);
-            assert_eq!(fill_up(&connection, &path), Reserve::Whole);
+            assert_eq!(fill_up(&connection, &path), ReserveState::Whole);
             let after = pages(&connection).unwrap();
             let is_filled = connection.total_changes() != written;
             assert_eq!(is_filled, before.1 < goal(before) - goal(before) / 4, "{before:?} {after:?}");
@@ -179,7 +179,7 @@ mod tests {
             assert!(after.1 >= goal(after) - goal(after) / 4, "{before:?} {after:?}");
             // At once nothing is missing any more.
             let written = connection.total_changes();
-            assert_eq!(fill_up(&connection, &path), Reserve::Whole);
+            assert_eq!(fill_up(&connection, &path), ReserveState::Whole);
             assert_eq!(connection.total_changes(), written, "{after:?}");
             assert!(log_bytes(&path) <= log, "{} after {log}", log_bytes(&path));
         }

@@ -3,8 +3,10 @@
 //! Invariant: watchers hear of a transaction after it is durable, in the order of the revisions. A file that a later version
 //! has written is left as it is.
 
-use super::reserve::{self, Reserve};
-use super::{Changed, Entry, Expect, Revision, Store, StoreError, Summary, THIS_WRITER, Transaction, Writer};
+use super::reserve::{self, ReserveState};
+use super::{
+    ChangeNotice, Expect, Revision, Store, StoreEntry, StoreError, Summary, THIS_WRITER, Transaction, Writer,
+};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use std::path::{Path, PathBuf};
 #[cfg(test)]
@@ -28,12 +30,12 @@ pub struct SqliteStore {
     path: PathBuf,
     writer: Writer,
     inner: Mutex<Inner>,
-    changes: broadcast::Sender<Changed>,
+    changes: broadcast::Sender<ChangeNotice>,
 }
 
 struct Inner {
     connection: Connection,
-    reserve: Reserve,
+    reserve: ReserveState,
 }
 
 impl SqliteStore {
@@ -64,7 +66,7 @@ impl SqliteStore {
     }
 
     /// Fills up what is kept for actions that free room, if it is no longer whole.
-    pub fn fill_reserve(&self) -> Reserve {
+    pub fn fill_reserve(&self) -> ReserveState {
         let mut inner = self.inner();
         inner.reserve = reserve::fill_up(&inner.connection, &self.path);
         inner.reserve
@@ -170,7 +172,7 @@ impl SqliteStore {
 }
 
 impl Store for SqliteStore {
-    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+    fn get(&self, key: &str) -> Result<Option<StoreEntry>, StoreError> {
         let inner = self.inner();
         let mut statement = inner
             .connection
@@ -178,7 +180,7 @@ impl Store for SqliteStore {
         Ok(statement.query_row([key], entry).optional()?)
     }
 
-    fn list(&self, prefix: &str) -> Result<(Vec<Entry>, Revision), StoreError> {
+    fn list(&self, prefix: &str) -> Result<(Vec<StoreEntry>, Revision), StoreError> {
         let mut inner = self.inner();
         let transaction = inner.connection.transaction()?;
         let head = head(&transaction)?;
@@ -190,7 +192,7 @@ impl Store for SqliteStore {
         Ok((entries, head))
     }
 
-    fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Entry>, StoreError> {
+    fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<StoreEntry>, StoreError> {
         let inner = self.inner();
         let mut statement = inner.connection.prepare_cached(
             "SELECT key, value, revision, version FROM objects WHERE key > ?1 AND key < ?2 ORDER BY key LIMIT ?3",
@@ -211,9 +213,9 @@ impl Store for SqliteStore {
     fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError> {
         let mut inner = self.inner();
         let Inner { connection, reserve } = &mut *inner;
-        if *reserve == Reserve::Short {
+        if *reserve == ReserveState::Short {
             *reserve = reserve::fill_up(connection, &self.path);
-            if *reserve == Reserve::Short && adds_much(connection, transaction)? {
+            if *reserve == ReserveState::Short && adds_much(connection, transaction)? {
                 return Err(StoreError::Full);
             }
         }
@@ -226,12 +228,12 @@ impl Store for SqliteStore {
         };
         // Still under the lock, so that nobody hears of a later one first. That nobody listens is no error.
         let keys = transaction.changes.iter().map(|(key, _)| key.clone()).collect();
-        let _ = self.changes.send(Changed { revision: next, keys });
+        let _ = self.changes.send(ChangeNotice { revision: next, keys });
         *reserve = reserve::fill_up(connection, &self.path);
         Ok(next)
     }
 
-    fn watch(&self) -> broadcast::Receiver<Changed> {
+    fn watch(&self) -> broadcast::Receiver<ChangeNotice> {
         self.changes.subscribe()
     }
 }
@@ -317,9 +319,9 @@ fn adds_much(connection: &Connection, transaction: &Transaction) -> Result<bool,
     Ok(added > SMALL_BYTES.saturating_mul(transaction.changes.len() as i64))
 }
 
-fn entry(row: &rusqlite::Row<'_>) -> rusqlite::Result<Entry> {
+fn entry(row: &rusqlite::Row<'_>) -> rusqlite::Result<StoreEntry> {
     let (key, value, version) = (row.get(0)?, row.get(1)?, row.get(3)?);
-    Ok(Entry { key, value, revision: revision(row.get(2)?), version })
+    Ok(StoreEntry { key, value, revision: revision(row.get(2)?), version })
 }
 
 fn head(connection: &Connection) -> Result<Revision, StoreError> {

@@ -1,9 +1,9 @@
-//! Objects in the store: each kind under a prefix of its own, as JSON. Owns no object and decides nothing.
+//! Typed objects in the store: each kind has a key prefix and is stored as JSON. Owns no object and decides nothing.
 //!
-//! Invariant: what is changed was looked at, and has not been changed since; else the change is decided anew. A record
-//! that cannot be read is neither changed nor replaced nor deleted.
+//! Invariant: a change is committed only if what it was based on is unchanged; else it is decided anew. A record that
+//! cannot be read is neither changed nor replaced nor deleted.
 
-use super::{Changed, Entry, Expect, RECORDS_VERSION, Revision, Store, StoreError, Transaction};
+use super::{ChangeNotice, Expect, RECORDS_VERSION, Revision, Store, StoreEntry, StoreError, Transaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use spillway_api::UnreadableRecord;
@@ -14,79 +14,80 @@ use utoipa::ToSchema;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 
-/// A kind of object.
-pub trait Kind: Serialize + DeserializeOwned {
-    /// What its keys begin with, a slash at the end.
+/// A kind of stored object.
+pub trait StoredRecord: Serialize + DeserializeOwned {
+    /// Prefix of its keys, with a slash at the end.
     const PREFIX: &'static str;
-    /// What it is called when people are told of it.
+    /// Word for it in messages.
     const WORD: &'static str;
-    /// Whether one that cannot be read may be written anew: it is a mark that says nothing once it is lost.
+    /// Whether an unreadable record may be overwritten, because it is a mark whose content does not matter once it is
+    /// lost.
     const IS_A_MARK: bool = false;
 
-    /// Tells an object that was read what wrote it: for those that show it.
+    /// Tells an object the revision that wrote it, for kinds that show it.
     fn written_by(&mut self, _revision: Revision) {}
 }
 
-/// An object as it was at a revision.
+/// An object at a revision.
 #[derive(Clone, Debug)]
 pub struct Object<T> {
-    /// Its name, the rest of its key.
+    /// Name of the object: its key without the prefix.
     pub name: String,
-    /// What it is.
+    /// The object.
     pub value: T,
-    /// What wrote it last.
+    /// Revision that last wrote it.
     pub revision: Revision,
 }
 
-/// A page of the records of a kind.
+/// A page of the objects of a kind.
 pub struct ObjectPage<T> {
-    /// Those that can be read.
+    /// The readable objects.
     pub objects: Vec<Object<T>>,
-    /// The last name on the page if there may be more: the next page comes after it.
+    /// Last name on the page if there may be more: the next page follows it.
     pub next: Option<String>,
 }
 
-/// A kind as those know it who look at all of them.
+/// Description of a kind, for code that handles all kinds.
 pub struct RecordKind {
-    /// What its keys begin with.
+    /// Prefix of its keys.
     pub prefix: &'static str,
-    /// What it is called when people are told of it.
+    /// Word for it in messages.
     pub word: &'static str,
-    /// Whether a value can be read.
+    /// Checks that a value can be read.
     check: fn(&[u8]) -> Result<(), serde_json::Error>,
-    /// What a value looks like.
+    /// Returns the schema of its values.
     pub schema: fn() -> RecordSchema,
 }
 
-/// What a stored type looks like, and all that it refers to by name.
+/// Schema of a stored type, and of all types that it refers to by name.
 pub type RecordSchema = (RefOr<Schema>, Vec<(String, RefOr<Schema>)>);
 
 impl RecordKind {
-    /// Of this type.
-    pub const fn of<T: Kind + ToSchema>() -> RecordKind {
+    /// Describes this type.
+    pub const fn of<T: StoredRecord + ToSchema>() -> RecordKind {
         RecordKind { prefix: T::PREFIX, word: T::WORD, check: check::<T>, schema: schema::<T> }
     }
 }
 
-fn check<T: Kind>(value: &[u8]) -> Result<(), serde_json::Error> {
+fn check<T: StoredRecord>(value: &[u8]) -> Result<(), serde_json::Error> {
     serde_json::from_slice::<T>(value).map(drop)
 }
 
-/// Of this type.
+/// Returns the schema of this type.
 pub fn schema<T: ToSchema>() -> RecordSchema {
     let mut named = Vec::new();
     T::schemas(&mut named);
     (T::schema(), named)
 }
 
-/// A record that cannot be read. It is set aside: nothing is done about what it is of.
+/// A record that cannot be read. It is set aside: nothing acts on its object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// Where it is.
+    /// Key of the record.
     pub key: String,
-    /// The version of the records that wrote it.
+    /// Version of the records when it was written.
     pub version: u32,
-    /// Why.
+    /// Why it cannot be read.
     pub why: String,
 }
 
@@ -95,13 +96,13 @@ impl Unreadable {
         StoreError::Unreadable { key: self.key.clone(), why: self.why.clone(), advice: self.advice() }
     }
 
-    /// As others see it.
+    /// Converts it for the API.
     pub fn describe(self) -> UnreadableRecord {
         let advice = self.advice();
         UnreadableRecord { key: self.key, version: self.version, why: self.why, advice }
     }
 
-    /// What to do.
+    /// Returns what to do about it.
     pub fn advice(&self) -> String {
         match self.version > RECORDS_VERSION {
             true => format!(
@@ -114,31 +115,31 @@ impl Unreadable {
     }
 }
 
-/// Records that are read together.
+/// Number of records that are read at once.
 const PAGE: usize = 256;
-/// How often a change is decided beside others.
+/// How often a change is attempted concurrently with others.
 const TRIES_BESIDE_OTHERS: u32 = 8;
-/// How often it is decided alone: then only another process can be faster.
+/// How often it is attempted alone. Then only another process can interfere.
 const TRIES_ALONE: u32 = 56;
 
-/// All objects. A clone is the same store.
+/// All objects of a store. A clone is the same store.
 #[derive(Clone)]
 pub struct Objects {
     store: Arc<dyn Store>,
-    /// Shared by those who change, held alone by one who others were faster than again and again: what takes long to
-    /// decide would else never be done beside what is quick.
+    /// Shared by concurrent changes; exclusive for a change that has conflicted repeatedly, so that a slow one is not
+    /// starved by quick ones.
     turn: Arc<RwLock<()>>,
     /// Records that could not be read, by key.
     unreadable: Arc<Mutex<BTreeMap<String, Unreadable>>>,
 }
 
 impl Objects {
-    /// Those of a store.
+    /// Creates the objects of a store.
     pub fn new(store: Arc<dyn Store>) -> Objects {
         Objects { store, turn: Arc::default(), unreadable: Arc::default() }
     }
 
-    /// Looks at all records once: those that cannot be read, or are of no kind that is known, are set aside.
+    /// Reads all records once. Sets aside those that cannot be read or are of an unknown kind.
     pub fn look_at_all(&self, kinds: &[RecordKind]) -> Result<Vec<Unreadable>, StoreError> {
         let (entries, _) = self.store.list("")?;
         for entry in entries {
@@ -153,19 +154,19 @@ impl Objects {
         Ok(self.set_aside_below(""))
     }
 
-    /// Records that could not be read, whose keys begin so.
+    /// Returns the unreadable records with this key prefix.
     pub fn set_aside_below(&self, prefix: &str) -> Vec<Unreadable> {
         let unreadable = self.unreadable();
         unreadable.values().filter(|record| record.key.starts_with(prefix)).cloned().collect()
     }
 
-    /// The names of those of a kind that could not be read.
-    pub fn unreadable_names<T: Kind>(&self) -> Vec<String> {
+    /// Returns the names of a kind's unreadable records.
+    pub fn unreadable_names<T: StoredRecord>(&self) -> Vec<String> {
         let names = self.set_aside_below(T::PREFIX).into_iter();
         names.map(|record| record.key[T::PREFIX.len()..].to_owned()).collect()
     }
 
-    fn set_aside(&self, entry: &Entry, why: String) -> StoreError {
+    fn set_aside(&self, entry: &StoreEntry, why: String) -> StoreError {
         let record = Unreadable { key: entry.key.clone(), version: entry.version, why };
         let error = record.error();
         self.unreadable().insert(entry.key.clone(), record);
@@ -176,7 +177,7 @@ impl Objects {
         self.unreadable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read<T: Kind>(&self, entry: Entry) -> Result<Object<T>, StoreError> {
+    fn read<T: StoredRecord>(&self, entry: StoreEntry) -> Result<Object<T>, StoreError> {
         let name = entry.key[T::PREFIX.len()..].to_owned();
         match serde_json::from_slice::<T>(&entry.value) {
             Ok(mut value) => {
@@ -187,38 +188,38 @@ impl Objects {
         }
     }
 
-    /// Every transaction from now on.
-    pub fn watch(&self) -> broadcast::Receiver<Changed> {
+    /// Subscribes to all later transactions.
+    pub fn watch(&self) -> broadcast::Receiver<ChangeNotice> {
         self.store.watch()
     }
 
-    /// One, if there is. An error if it cannot be read.
-    pub fn get<T: Kind>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
+    /// Returns an object if it exists. Fails if it cannot be read.
+    pub fn get<T: StoredRecord>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
         self.store.get(&key::<T>(name))?.map(|entry| self.read(entry)).transpose()
     }
 
-    /// The same, where one that cannot be read is as good as none.
-    pub fn get_readable<T: Kind>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
+    /// Does the same, but treats an unreadable object as missing.
+    pub fn get_readable<T: StoredRecord>(&self, name: &str) -> Result<Option<Object<T>>, StoreError> {
         match self.get(name) {
             Err(StoreError::Unreadable { .. }) => Ok(None),
             found => found,
         }
     }
 
-    /// All of a kind that can be read, in the order of their names.
-    pub fn list<T: Kind>(&self) -> Result<Vec<Object<T>>, StoreError> {
+    /// Returns all readable objects of a kind, in the order of their names.
+    pub fn list<T: StoredRecord>(&self) -> Result<Vec<Object<T>>, StoreError> {
         self.list_below("")
     }
 
-    /// All of a kind that can be read and whose name begins so.
-    pub fn list_below<T: Kind>(&self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
+    /// Returns all readable objects of a kind with this name prefix.
+    pub fn list_below<T: StoredRecord>(&self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
         let (entries, _) = self.store.list(&key::<T>(prefix))?;
         Ok(entries.into_iter().filter_map(|entry| self.read(entry).ok()).collect())
     }
 
-    /// Reads a page of a kind in the order of the names: `most` records after this name at most. For the first page the name
-    /// is empty. Records that cannot be read are left out.
-    pub fn page<T: Kind>(&self, after: &str, most: usize) -> Result<ObjectPage<T>, StoreError> {
+    /// Reads a page of at most `most` objects after this name, in the order of their names. The first page follows the
+    /// empty name. Unreadable objects are left out.
+    pub fn page<T: StoredRecord>(&self, after: &str, most: usize) -> Result<ObjectPage<T>, StoreError> {
         let entries = self.store.page(T::PREFIX, &key::<T>(after), most)?;
         let last = entries.last().filter(|_| entries.len() == most);
         let next = last.map(|last| last.key[T::PREFIX.len()..].to_owned());
@@ -226,9 +227,9 @@ impl Objects {
         Ok(ObjectPage { objects, next })
     }
 
-    /// Those of a kind that can be read and whose names come after this one, in the order of their names. They are read a page
-    /// at a time, so that memory does not grow with their number; each is as it was when it was read.
-    pub fn each_after<T: Kind>(
+    /// Iterates over the readable objects after this name, in the order of their names. They are read page by page, so
+    /// that memory does not grow with their number; each is current when its page is read.
+    pub fn each_after<T: StoredRecord>(
         &self,
         after: &str,
     ) -> impl Iterator<Item = Result<Object<T>, StoreError>> + use<'_, T> {
@@ -246,13 +247,13 @@ impl Objects {
         })
     }
 
-    /// How many of a kind there are.
-    pub fn count<T: Kind>(&self) -> Result<u64, StoreError> {
+    /// Counts the objects of a kind.
+    pub fn count<T: StoredRecord>(&self) -> Result<u64, StoreError> {
         self.store.count(T::PREFIX)
     }
 
-    /// Decides on changes by what is stored and makes them together. Decided anew, from the start, whenever somebody
-    /// else has changed meanwhile what the decision looked at with [`Changes`]. A decision makes no other change itself.
+    /// Runs a transaction: `decide` reads and changes objects with [`Changes`]. It runs again from the start whenever
+    /// what it has read was changed meanwhile, so it must have no other effect.
     pub fn change<R, E: From<StoreError>>(
         &self,
         decide: impl FnMut(&mut Changes) -> Result<R, E>,
@@ -260,14 +261,14 @@ impl Objects {
         self.change_at(decide).map(|(result, _)| result)
     }
 
-    /// The same, and the revision that the changes have made: none if there were none.
+    /// Does the same, and returns the revision of the transaction; `None` without changes.
     pub fn change_at<R, E: From<StoreError>>(
         &self,
         mut decide: impl FnMut(&mut Changes) -> Result<R, E>,
     ) -> Result<(R, Option<Revision>), E> {
         let mut last = None;
         for attempt in 0..TRIES_BESIDE_OTHERS + TRIES_ALONE {
-            // Nothing is behind the lock that a panic could have left half done.
+            // The lock guards no data that a panic could leave inconsistent.
             let beside = attempt < TRIES_BESIDE_OTHERS;
             let _beside = beside.then(|| self.turn.read().unwrap_or_else(PoisonError::into_inner));
             let _alone = (!beside).then(|| self.turn.write().unwrap_or_else(PoisonError::into_inner));
@@ -283,11 +284,11 @@ impl Objects {
     }
 }
 
-/// Changes that are to happen together, and what they were decided on.
+/// A transaction in progress: its changes, and what it has read.
 pub struct Changes<'a> {
     objects: &'a Objects,
     transaction: Transaction,
-    /// A record that would be changed, and cannot be read.
+    /// An unreadable record that the transaction tries to change.
     refused: Option<Unreadable>,
 }
 
@@ -296,18 +297,18 @@ impl Changes<'_> {
         Changes { objects, transaction: Transaction::default(), refused: None }
     }
 
-    /// One, if there is. That it is as it is becomes a condition.
-    pub fn get<T: Kind>(&mut self, name: &str) -> Result<Option<Object<T>>, StoreError> {
+    /// Returns an object if it exists. The transaction fails if the object changes before the commit.
+    pub fn get<T: StoredRecord>(&mut self, name: &str) -> Result<Option<Object<T>>, StoreError> {
         let object = self.objects.get(name)?;
         let expect = object.as_ref().map_or(Expect::Absent, |o: &Object<T>| Expect::Unchanged(o.revision));
         self.transaction.expects.push((key::<T>(name), expect));
         Ok(object)
     }
 
-    /// All whose name begins so; an error if one of them cannot be read: it might be what decides. That each of them is as it
-    /// is becomes a condition; that no other is added does not. Who must know that reads before this list an object that
-    /// whoever adds one writes.
-    pub fn list_below<T: Kind>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
+    /// Returns all objects with this name prefix; fails if one of them cannot be read, since it might matter. The
+    /// transaction fails if one of them changes before the commit, but not if another is added. To detect that, read
+    /// first an object that every addition writes.
+    pub fn list_below<T: StoredRecord>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
         let found = self.list_readable_below(prefix)?;
         match self.objects.set_aside_below(&key::<T>(prefix)).first() {
             None => Ok(found),
@@ -315,26 +316,29 @@ impl Changes<'_> {
         }
     }
 
-    /// The same of those that can be read, where others decide nothing.
-    pub fn list_readable_below<T: Kind>(&mut self, prefix: &str) -> Result<Vec<Object<T>>, StoreError> {
+    /// Does the same for the readable ones, where the others do not matter.
+    pub fn list_readable_below<T: StoredRecord>(
+        &mut self,
+        prefix: &str,
+    ) -> Result<Vec<Object<T>>, StoreError> {
         let objects: Vec<Object<T>> = self.objects.list_below(prefix)?;
         let expects = objects.iter().map(|o| (key::<T>(&o.name), Expect::Unchanged(o.revision)));
         self.transaction.expects.extend(expects);
         Ok(objects)
     }
 
-    /// Writes one, whether there is one or not.
-    pub fn put<T: Kind>(&mut self, name: &str, value: &T) {
+    /// Writes an object, whether it exists or not.
+    pub fn put<T: StoredRecord>(&mut self, name: &str, value: &T) {
         let value = serde_json::to_vec(value).expect("objects are plain data");
         self.change::<T>(name, Some(value));
     }
 
-    /// There is to be none.
-    pub fn delete<T: Kind>(&mut self, name: &str) {
+    /// Deletes an object.
+    pub fn delete<T: StoredRecord>(&mut self, name: &str) {
         self.change::<T>(name, None);
     }
 
-    fn change<T: Kind>(&mut self, name: &str, value: Option<Vec<u8>>) {
+    fn change<T: StoredRecord>(&mut self, name: &str, value: Option<Vec<u8>>) {
         let key = key::<T>(name);
         let mut unreadable = self.objects.unreadable();
         match T::IS_A_MARK {
@@ -345,7 +349,7 @@ impl Changes<'_> {
         self.transaction.changes.push((key, value));
     }
 
-    /// Nothing is to be written after all.
+    /// Drops all changes.
     pub fn forget(&mut self) {
         self.transaction.changes.clear();
         self.refused = None;
@@ -362,6 +366,6 @@ impl Changes<'_> {
     }
 }
 
-fn key<T: Kind>(name: &str) -> String {
+fn key<T: StoredRecord>(name: &str) -> String {
     format!("{}{name}", T::PREFIX)
 }

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 pub struct Apply {
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: CatalogFile,
     /// Check everything, change nothing
     #[arg(long)]
     dry_run: bool,
@@ -31,11 +31,11 @@ pub struct Apply {
 #[derive(Debug, Args)]
 pub struct Diff {
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: CatalogFile,
 }
 
 #[derive(Debug, Args)]
-struct Wanted {
+struct CatalogFile {
     /// The catalogs, TOML or JSON by its extension or how it begins; - for standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
@@ -116,7 +116,7 @@ impl Export {
     }
 }
 
-impl Wanted {
+impl CatalogFile {
     /// Makes each catalog what the file says. Whether all were so before.
     fn bring(&self, daemon: &Daemon, client: &Client, dry_run: bool) -> Result<bool, Failure> {
         let wanted = file::read(&self.file)?;

@@ -63,7 +63,7 @@ pub fn text(path: &Path) -> Result<String, Failure> {
 
 fn parse(text: &str, format: Option<Format>) -> Result<Vec<NewCatalog>, String> {
     let guessed = if text.trim_start().starts_with('{') { Format::Json } else { Format::Toml };
-    let Strict(whole) = match format.unwrap_or(guessed) {
+    let StrictValue(whole) = match format.unwrap_or(guessed) {
         Format::Json => serde_json::from_str(text).map_err(|e| e.to_string())?,
         Format::Toml => toml::from_str(text).map_err(|e| {
             let line = e.span().map(|span| text[..span.start].lines().count().max(1));
@@ -94,7 +94,7 @@ fn parse(text: &str, format: Option<Format>) -> Result<Vec<NewCatalog>, String> 
 
 fn spec(settings: Value) -> Result<CatalogSpec, String> {
     let Value::Object(mut settings) = settings else { return Err("its settings are a table".into()) };
-    let usual = object(&CatalogSpec::usual());
+    let usual = object(&CatalogSpec::defaults());
     let known: Vec<&str> = usual.keys().map(String::as_str).collect();
     if let Some(names) = settings.get(REDACTED) {
         let names: Vec<&str> = names.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -144,19 +144,20 @@ fn object(spec: &CatalogSpec) -> Map<String, Value> {
 
 /// A file with these catalogs. What is as usual is left out.
 pub fn write<'a>(catalogs: impl IntoIterator<Item = (&'a Name, &'a CatalogSpec)>, format: Format) -> String {
-    let usual = object(&CatalogSpec::usual());
+    let usual = object(&CatalogSpec::defaults());
     let settings = |spec: &CatalogSpec| {
         let fields = object(spec).into_iter();
         let said = fields.filter(|(name, value)| name == "image" || usual.get(name) != Some(value));
-        let mut said: Vec<(String, Node)> = said.map(|(name, value)| written(name, value, format)).collect();
+        let mut said: Vec<(String, OrderedValue)> =
+            said.map(|(name, value)| written(name, value, format)).collect();
         // What is looked for first comes first; tables come last, as TOML wants it.
         let first = ["image", "count", "type", "mode"];
         let place = |name: &str| first.iter().position(|f| *f == name).unwrap_or(first.len());
-        said.sort_by_key(|(name, node)| (matches!(node, Node::Leaf(Value::Object(_))), place(name)));
-        Node::Table(said)
+        said.sort_by_key(|(name, node)| (matches!(node, OrderedValue::Leaf(Value::Object(_))), place(name)));
+        OrderedValue::Table(said)
     };
     let catalogs = catalogs.into_iter().map(|(name, spec)| (name.to_string(), settings(spec)));
-    let whole = Node::Table(vec![(TOP.into(), Node::Table(catalogs.collect()))]);
+    let whole = OrderedValue::Table(vec![(TOP.into(), OrderedValue::Table(catalogs.collect()))]);
     match format {
         Format::Toml => toml::to_string_pretty(&whole).expect("what is wanted can be written"),
         Format::Json => format!("{}\n", serde_json::to_string_pretty(&whole).expect("it is plain data")),
@@ -164,25 +165,25 @@ pub fn write<'a>(catalogs: impl IntoIterator<Item = (&'a Name, &'a CatalogSpec)>
 }
 
 /// Sizes are words where people read them, and where numbers have 63 bits.
-fn written(name: String, value: Value, format: Format) -> (String, Node) {
+fn written(name: String, value: Value, format: Format) -> (String, OrderedValue) {
     let value = match value.as_u64() {
         Some(bytes) if format == Format::Toml && name.ends_with("_bytes") => size_text(bytes).into(),
         _ => value,
     };
-    (name, Node::Leaf(value))
+    (name, OrderedValue::Leaf(value))
 }
 
 /// What is written in an order of its own.
-enum Node {
-    Table(Vec<(String, Node)>),
+enum OrderedValue {
+    Table(Vec<(String, OrderedValue)>),
     Leaf(Value),
 }
 
-impl Serialize for Node {
+impl Serialize for OrderedValue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Node::Leaf(value) => value.serialize(serializer),
-            Node::Table(fields) => {
+            OrderedValue::Leaf(value) => value.serialize(serializer),
+            OrderedValue::Table(fields) => {
                 let mut map = serializer.serialize_map(Some(fields.len()))?;
                 fields.iter().try_for_each(|(name, node)| map.serialize_entry(name, node))?;
                 map.end()
@@ -192,11 +193,11 @@ impl Serialize for Node {
 }
 
 /// Any value in which no object has a name twice: of two, one would be left out in silence.
-struct Strict(Value);
+struct StrictValue(Value);
 
-impl<'de> Deserialize<'de> for Strict {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Strict, D::Error> {
-        deserializer.deserialize_any(StrictVisitor).map(Strict)
+impl<'de> Deserialize<'de> for StrictValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<StrictValue, D::Error> {
+        deserializer.deserialize_any(StrictVisitor).map(StrictValue)
     }
 }
 
@@ -235,7 +236,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut all = Vec::new();
-        while let Some(Strict(item)) = items.next_element()? {
+        while let Some(StrictValue(item)) = items.next_element()? {
             all.push(item);
         }
         Ok(Value::Array(all))
@@ -244,7 +245,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
         let mut all = Map::new();
         while let Some(name) = fields.next_key::<String>()? {
-            let Strict(value) = fields.next_value()?;
+            let StrictValue(value) = fields.next_value()?;
             if all.contains_key(&name) {
                 return Err(A::Error::custom(format!("'{}' stands there twice", name.escape_debug())));
             }

@@ -99,7 +99,7 @@ fn what_is_written_is_read_again() {
         "authorized_keys": ["ssh-rsa A b", "ssh-rsa C d"], "kernel": "/boot/k", "initrd": "/boot/i",
         "append": "root=/dev/vda \"quiet\"", "labels": {"team": "a = \"b\"", "x": ""}}"##;
     let every: CatalogSpec = serde_json::from_str(every_setting).unwrap();
-    let (all, plain) = (object(&every), CatalogSpec::usual());
+    let (all, plain) = (object(&every), CatalogSpec::defaults());
     for (name, value) in object(&plain) {
         assert!(all[&name] != value || name == "type", "'{name}' is as usual: give it another value here");
     }

@@ -148,7 +148,7 @@ fn list(daemon: &Daemon, client: &Client, labels: &Labels, limit: Limit) -> Resu
 /// All of it: the settings are the ones that a file for the interface has.
 fn show(daemon: &Daemon, catalog: &Catalog) -> Result<(), Failure> {
     daemon.show(catalog, |catalog| {
-        let settings = settings(&catalog.spec.said(&catalog.name));
+        let settings = settings(&catalog.spec.with_defaults(&catalog.name));
         let rows = settings.iter().filter(|(_, value)| !value.is_null());
         let mut text = format!("{}, {}\n\n", catalog.name, versions(catalog));
         if let Some(rollout) = &catalog.rollout {

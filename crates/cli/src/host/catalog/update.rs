@@ -23,7 +23,7 @@ pub struct Update {
     image: ImageRef,
     /// When machines take it
     #[command(flatten)]
-    how: How,
+    how: RolloutOptions,
 }
 
 /// Options of `catalog rollback`.
@@ -36,12 +36,12 @@ pub struct Rollback {
     to: Option<u32>,
     /// When machines take it
     #[command(flatten)]
-    how: How,
+    how: RolloutOptions,
 }
 
 /// When machines take another version.
 #[derive(Debug, Args)]
-struct How {
+struct RolloutOptions {
     /// next-start: when they are started next; now: all are restarted; batch=K: K at a time are
     #[arg(long, value_name = "STRATEGY", default_value = "next-start")]
     rollout: RolloutStrategy,
@@ -71,7 +71,7 @@ struct How {
 impl Update {
     /// Asks for it: what it is decided on, the daemon looks at itself.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
-        let How { rollout, grace, deadline, max_failed, discard_data, dry_run } = self.how;
+        let RolloutOptions { rollout, grace, deadline, max_failed, discard_data, dry_run } = self.how;
         let update = CatalogUpdate {
             image: self.image,
             rollout,
@@ -88,7 +88,7 @@ impl Update {
 impl Rollback {
     /// Asks for it.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
-        let How { rollout, grace, deadline, max_failed, discard_data, dry_run } = self.how;
+        let RolloutOptions { rollout, grace, deadline, max_failed, discard_data, dry_run } = self.how;
         let rollback = CatalogRollback {
             to: self.to,
             rollout,

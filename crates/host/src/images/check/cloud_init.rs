@@ -3,8 +3,8 @@
 //!
 //! Invariant: settings are read as text, in any layout of YAML; what is not understood is no finding.
 
-use super::reader::{EntryKind, Reader};
-use super::rules::{System, finding, plain_files};
+use super::reader::{FileKind, Reader};
+use super::rules::{LinuxSystem, finding, plain_files};
 use crate::error::HostError;
 use spillway_api::Finding;
 use spillway_api::FindingKind::{CloudInitSeed, CloudInitSource, HostName, NoCloudInit};
@@ -25,7 +25,7 @@ const UNITS: [&str; 5] = [
 ];
 
 /// What is wrong with it.
-pub fn findings(system: &System) -> Result<Vec<Finding>, HostError> {
+pub fn findings(system: &LinuxSystem) -> Result<Vec<Finding>, HostError> {
     let root = &system.root;
     let mut found = switched_off(root)?;
     if !found.is_empty() {
@@ -65,7 +65,7 @@ fn switched_off(root: &Reader) -> Result<Vec<Finding>, HostError> {
     for unit in UNITS {
         // A link of that name there leads to /dev/null.
         let path = format!("/etc/systemd/system/{unit}");
-        if root.find(&path)?.is_some_and(|entry| entry.kind == EntryKind::Other) {
+        if root.find(&path)?.is_some_and(|entry| entry.kind == FileKind::Other) {
             return off(&path, "a unit of cloud-init is masked", &format!("systemctl unmask {unit}"));
         }
     }
@@ -81,12 +81,11 @@ fn switched_off(root: &Reader) -> Result<Vec<Finding>, HostError> {
 fn seed_folders(root: &Reader) -> Result<Vec<Finding>, HostError> {
     let above = "/var/lib/cloud/seed";
     let mut found = Vec::new();
-    for source in root.list(above)?.iter().filter(|entry| entry.kind != EntryKind::File).take(MOST_SEEDS) {
+    for source in root.list(above)?.iter().filter(|entry| entry.kind != FileKind::File).take(MOST_SEEDS) {
         let path = format!("{above}/{}", source.name);
         let listed = root.list(&path)?;
         // An empty file says nothing. A link may lead to one that does.
-        if listed.iter().any(|e| e.kind == EntryKind::Other || e.kind == EntryKind::File && e.size_bytes > 0)
-        {
+        if listed.iter().any(|e| e.kind == FileKind::Other || e.kind == FileKind::File && e.size_bytes > 0) {
             let what = format!("a seed of cloud-init is in the image, for the source {}", source.name);
             let remedy = "cloud-init clean --seed --logs, or rm -r /var/lib/cloud/seed";
             found.push(finding(CloudInitSeed, Error, path, &what, SEED_WINS, remedy));
@@ -190,7 +189,7 @@ fn source_settings(path: &str, dense: &str) -> Vec<Finding> {
 fn kept_instance(root: &Reader, keeps: Option<(bool, String)>) -> Result<Option<Finding>, HostError> {
     let marker = "/var/lib/cloud/instance/manual-clean";
     let is_cached = root.has("/var/lib/cloud/instance")?
-        || root.list("/var/lib/cloud/instances")?.iter().any(|entry| entry.kind == EntryKind::Folder);
+        || root.list("/var/lib/cloud/instances")?.iter().any(|entry| entry.kind == FileKind::Folder);
     let path = match keeps {
         Some((true, path)) if is_cached => path,
         _ if root.has(marker)? => marker.to_owned(),
@@ -204,7 +203,7 @@ fn kept_instance(root: &Reader, keeps: Option<(bool, String)>) -> Result<Option<
 }
 
 /// Texts that have a kernel's command line, and their paths as the system names them.
-fn kernel_lines(system: &System) -> Result<Vec<(String, String)>, HostError> {
+fn kernel_lines(system: &LinuxSystem) -> Result<Vec<(String, String)>, HostError> {
     let root = &system.root;
     let mut found = Vec::new();
     let mut take = |reader: &Reader, prefix: &str, path: String| -> Result<(), HostError> {

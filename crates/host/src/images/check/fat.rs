@@ -24,14 +24,14 @@ struct Fat<'a> {
     cluster_bytes: u64,
     fat_at: u64,
     data_at: u64,
-    width: Width,
+    width: FatWidth,
     clusters: u64,
-    root: Place,
+    root: FolderLocation,
 }
 
 /// How many bits an entry of the table has.
 #[derive(Clone, Copy)]
-enum Width {
+enum FatWidth {
     Twelve,
     Sixteen,
     ThirtyTwo,
@@ -39,7 +39,7 @@ enum Width {
 
 /// Where a folder is.
 #[derive(Clone, Copy)]
-enum Place {
+enum FolderLocation {
     /// The root folder of FAT12 and FAT16.
     Fixed { at: u64, len: u64 },
     /// A chain of clusters that begins with this one.
@@ -47,7 +47,7 @@ enum Place {
 }
 
 /// One name in a folder.
-struct Entry {
+struct FatEntry {
     name: String,
     is_folder: bool,
     first: u64,
@@ -57,10 +57,12 @@ struct Entry {
 pub fn efi_programs(disk: &File, volume: &Extent) -> Vec<String> {
     let Some(fat) = Fat::open(disk, volume) else { return vec![] };
     let mut found = Vec::new();
-    let named = |entry: &&Entry| entry.is_folder && entry.name == "EFI";
+    let named = |entry: &&FatEntry| entry.is_folder && entry.name == "EFI";
     let Some(efi) = fat.list(fat.root).iter().find(named).map(|entry| entry.first) else { return found };
-    for folder in fat.list(Place::Chain(efi)).iter().filter(|entry| entry.is_folder).take(MOST_FOLDERS) {
-        for entry in fat.list(Place::Chain(folder.first)) {
+    for folder in
+        fat.list(FolderLocation::Chain(efi)).iter().filter(|entry| entry.is_folder).take(MOST_FOLDERS)
+    {
+        for entry in fat.list(FolderLocation::Chain(folder.first)) {
             if !entry.is_folder && entry.name.ends_with(".EFI") && found.len() < MOST_PROGRAMS {
                 found.push(format!("/EFI/{}/{}", folder.name, entry.name));
             }
@@ -94,11 +96,11 @@ impl<'a> Fat<'a> {
         let clusters = sectors.checked_sub(data_sector)? / per_cluster;
         let (width, root) = match clusters {
             0 => return None,
-            ..4085 if root_entries > 0 => (Width::Twelve, None),
-            ..65525 if root_entries > 0 => (Width::Sixteen, None),
-            _ => (Width::ThirtyTwo, Some(u64::from(u32_at(&boot, 44)))),
+            ..4085 if root_entries > 0 => (FatWidth::Twelve, None),
+            ..65525 if root_entries > 0 => (FatWidth::Sixteen, None),
+            _ => (FatWidth::ThirtyTwo, Some(u64::from(u32_at(&boot, 44)))),
         };
-        let fixed = Place::Fixed {
+        let fixed = FolderLocation::Fixed {
             at: (reserved + tables * table_sectors) * sector,
             len: root_entries * ENTRY_BYTES as u64,
         };
@@ -110,17 +112,17 @@ impl<'a> Fat<'a> {
             data_at: data_sector * sector,
             width,
             clusters,
-            root: root.map_or(fixed, Place::Chain),
+            root: root.map_or(fixed, FolderLocation::Chain),
         })
     }
 
-    fn list(&self, folder: Place) -> Vec<Entry> {
+    fn list(&self, folder: FolderLocation) -> Vec<FatEntry> {
         let bytes = match folder {
-            Place::Fixed { at, len } => {
+            FolderLocation::Fixed { at, len } => {
                 read_within(self.disk, self.volume, at, (len as usize).min(MOST_FOLDER_BYTES))
                     .unwrap_or_default()
             }
-            Place::Chain(first) => self.chain(first),
+            FolderLocation::Chain(first) => self.chain(first),
         };
         bytes.chunks_exact(ENTRY_BYTES).take_while(|entry| entry[0] != 0).filter_map(entry).collect()
     }
@@ -143,19 +145,19 @@ impl<'a> Fat<'a> {
     fn next(&self, cluster: u64) -> Option<u64> {
         let entry = |at: u64, len| read_within(self.disk, self.volume, self.fat_at + at, len);
         Some(match self.width {
-            Width::Twelve => {
+            FatWidth::Twelve => {
                 let pair = u16_at(&entry(cluster + cluster / 2, 2)?, 0);
                 let number = if cluster.is_multiple_of(2) { pair & 0x0fff } else { pair >> 4 };
                 // From there on a number marks the end, which lies beyond the last cluster.
                 u64::from(if number >= 0xff8 { u16::MAX } else { number })
             }
-            Width::Sixteen => u64::from(u16_at(&entry(cluster * 2, 2)?, 0)),
-            Width::ThirtyTwo => u64::from(u32_at(&entry(cluster * 4, 4)?, 0) & 0x0fff_ffff),
+            FatWidth::Sixteen => u64::from(u16_at(&entry(cluster * 2, 2)?, 0)),
+            FatWidth::ThirtyTwo => u64::from(u32_at(&entry(cluster * 4, 4)?, 0) & 0x0fff_ffff),
         })
     }
 }
 
-fn entry(bytes: &[u8]) -> Option<Entry> {
+fn entry(bytes: &[u8]) -> Option<FatEntry> {
     let attributes = bytes[11];
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-~$!@#%&()^".contains(&byte);
     let word = |part: &[u8]| {
@@ -164,7 +166,7 @@ fn entry(bytes: &[u8]) -> Option<Entry> {
         word.iter().all(|byte| plain(*byte)).then(|| String::from_utf8_lossy(word).to_ascii_uppercase())
     };
     let (name, extension) = (word(&bytes[..8])?, word(&bytes[8..11])?);
-    (attributes & LABEL == 0 && !name.is_empty()).then(|| Entry {
+    (attributes & LABEL == 0 && !name.is_empty()).then(|| FatEntry {
         name: if extension.is_empty() { name } else { format!("{name}.{extension}") },
         is_folder: attributes & FOLDER != 0,
         first: u64::from(u16_at(bytes, 20)) << 16 | u64::from(u16_at(bytes, 26)),
@@ -186,7 +188,7 @@ pub mod tests {
 
     /// A file system of this kind at this place of a file, with these files.
     pub fn format(file: &File, offset: u64, size: u64, kind: fatfs::FatType, files: &[&str]) {
-        let part = Part { file, offset, at: 0, size };
+        let part = PageRequest { file, offset, at: 0, size };
         let options = fatfs::FormatVolumeOptions::new().fat_type(kind);
         fatfs::format_volume(part.again(), options).unwrap();
         let system = fatfs::FileSystem::new(part, fatfs::FsOptions::new()).unwrap();
@@ -200,20 +202,20 @@ pub mod tests {
         }
     }
 
-    struct Part<'a> {
+    struct PageRequest<'a> {
         file: &'a File,
         offset: u64,
         at: u64,
         size: u64,
     }
 
-    impl Part<'_> {
-        fn again(&self) -> Part<'_> {
-            Part { file: self.file, ..*self }
+    impl PageRequest<'_> {
+        fn again(&self) -> PageRequest<'_> {
+            PageRequest { file: self.file, ..*self }
         }
     }
 
-    impl Read for Part<'_> {
+    impl Read for PageRequest<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
             let n = self.file.read_at(buffer, self.offset + self.at)?;
             self.at += n as u64;
@@ -221,7 +223,7 @@ pub mod tests {
         }
     }
 
-    impl Write for Part<'_> {
+    impl Write for PageRequest<'_> {
         fn write(&mut self, buffer: &[u8]) -> std::io::Result<usize> {
             let n = self.file.write_at(buffer, self.offset + self.at)?;
             self.at += n as u64;
@@ -233,7 +235,7 @@ pub mod tests {
         }
     }
 
-    impl Seek for Part<'_> {
+    impl Seek for PageRequest<'_> {
         fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
             self.at = match to {
                 SeekFrom::Start(at) => at,

@@ -4,19 +4,19 @@
 //! Invariant: a row names one folder and a pattern for the file's name, so that looking for it costs one listing of the
 //! folder; a file that is empty, or has no such setting, is not found.
 
-use super::reader::{Entry, EntryKind, Reader};
+use super::reader::{FileKind, FolderEntry, Reader};
 use super::rules::finding;
 use crate::error::HostError;
 use spillway_api::{Finding, FindingKind, Severity};
 
 /// One row: a file that belongs to one machine.
-pub struct Identity {
+pub struct IdentityRule {
     /// Its folder.
     pub folder: &'static str,
     /// Patterns of its name, with `|` between them. A `*` stands for any characters.
     pub name: &'static str,
     /// What in the file tells.
-    pub when: When,
+    pub when: IdentityCondition,
     kind: FindingKind,
     pub severity: Severity,
     /// What it is.
@@ -27,7 +27,7 @@ pub struct Identity {
 
 /// What in a file tells that it is of one machine.
 #[derive(Clone, Copy)]
-pub enum When {
+pub enum IdentityCondition {
     /// Anything.
     NotEmpty,
     /// Any text but `uninitialized`.
@@ -64,12 +64,12 @@ const fn row(
     kind: FindingKind,
     severity: Severity,
     (folder, name): (&'static str, &'static str),
-    when: When,
+    when: IdentityCondition,
     what: &'static str,
     why: &'static str,
     remedy: &'static str,
-) -> Identity {
-    Identity { folder, name, when, kind, severity, what, why, remedy }
+) -> IdentityRule {
+    IdentityRule { folder, name, when, kind, severity, what, why, remedy }
 }
 
 /// A file that an agent is known by.
@@ -79,8 +79,8 @@ const fn agent(
     what: &'static str,
     why: &'static str,
     remedy: &'static str,
-) -> Identity {
-    row(FindingKind::AgentIdentity, ERROR, (folder, name), When::NotEmpty, what, why, remedy)
+) -> IdentityRule {
+    row(FindingKind::AgentIdentity, ERROR, (folder, name), IdentityCondition::NotEmpty, what, why, remedy)
 }
 
 /// A setting that an agent is known by.
@@ -90,8 +90,16 @@ const fn setting(
     what: &'static str,
     why: &'static str,
     remedy: &'static str,
-) -> Identity {
-    row(FindingKind::AgentIdentity, severity, (folder, name), When::Set(setting), what, why, remedy)
+) -> IdentityRule {
+    row(
+        FindingKind::AgentIdentity,
+        severity,
+        (folder, name),
+        IdentityCondition::Set(setting),
+        what,
+        why,
+        remedy,
+    )
 }
 
 /// A key that clones share.
@@ -101,8 +109,8 @@ const fn secret(
     what: &'static str,
     why: &'static str,
     remedy: &'static str,
-) -> Identity {
-    row(FindingKind::SharedSecret, WARNING, (folder, name), When::NotEmpty, what, why, remedy)
+) -> IdentityRule {
+    row(FindingKind::SharedSecret, WARNING, (folder, name), IdentityCondition::NotEmpty, what, why, remedy)
 }
 
 const fn lease(
@@ -110,12 +118,12 @@ const fn lease(
     name: &'static str,
     what: &'static str,
     remedy: &'static str,
-) -> Identity {
-    row(FindingKind::DhcpIdentity, WARNING, (folder, name), When::NotEmpty, what, LEASES, remedy)
+) -> IdentityRule {
+    row(FindingKind::DhcpIdentity, WARNING, (folder, name), IdentityCondition::NotEmpty, what, LEASES, remedy)
 }
 
 /// The rows, in the order of the page.
-pub const GROUPS: &[(&str, &[Identity])] = &[
+pub const GROUPS: &[(&str, &[IdentityRule])] = &[
     ("The operating system", SYSTEM),
     ("DHCP clients", DHCP),
     ("Storage and network cards", DEVICES),
@@ -131,16 +139,16 @@ pub const GROUPS: &[(&str, &[Identity])] = &[
 ];
 
 #[rustfmt::skip]
-const SYSTEM: &[Identity] = &[
-    row(FindingKind::MachineId, ERROR, ("/etc", "machine-id"), When::Initialized, "the machine-id of systemd",
+const SYSTEM: &[IdentityRule] = &[
+    row(FindingKind::MachineId, ERROR, ("/etc", "machine-id"), IdentityCondition::Initialized, "the machine-id of systemd",
         "clones share it: DHCP servers give them one address, and logs take them for one machine",
         "truncate -s 0 /etc/machine-id && rm -f /var/lib/dbus/machine-id"),
-    row(FindingKind::MachineId, ERROR, ("/var/lib/dbus", "machine-id"), When::Initialized, "the machine-id of D-Bus",
+    row(FindingKind::MachineId, ERROR, ("/var/lib/dbus", "machine-id"), IdentityCondition::Initialized, "the machine-id of D-Bus",
         "systemd takes it when its own is empty, and clones share it", "rm -f /var/lib/dbus/machine-id"),
-    row(FindingKind::SshHostKeys, ERROR, ("/etc/ssh", "ssh_host_*_key"), When::NotEmpty, "SSH host keys",
+    row(FindingKind::SshHostKeys, ERROR, ("/etc/ssh", "ssh_host_*_key"), IdentityCondition::NotEmpty, "SSH host keys",
         "whoever has the image can pass for every clone; cloud-init replaces them only where it runs",
         "rm /etc/ssh/ssh_host_*"),
-    row(FindingKind::SshHostKeys, ERROR, ("/etc/dropbear", "dropbear_*_host_key"), When::NotEmpty, "SSH host keys of Dropbear",
+    row(FindingKind::SshHostKeys, ERROR, ("/etc/dropbear", "dropbear_*_host_key"), IdentityCondition::NotEmpty, "SSH host keys of Dropbear",
         PASSES, "rm /etc/dropbear/dropbear_*_host_key; dropbear -R makes them anew"),
     secret("/var/lib/systemd", "random-seed", "the random seed of systemd", RANDOM, "rm /var/lib/systemd/random-seed"),
     secret("/var/lib/urandom", "random-seed", "the random seed of sysvinit", RANDOM, "rm /var/lib/urandom/random-seed"),
@@ -158,14 +166,14 @@ const SYSTEM: &[Identity] = &[
     secret("/etc/bind", "rndc.key", "the control key of BIND", SECRET, "remove it; rndc-confgen -a makes one for each machine"),
     secret("/etc/unbound", "unbound_server.key|unbound_control.key", "the control keys of Unbound", SECRET,
         "remove them; unbound-control-setup makes them for each machine"),
-    row(FindingKind::AgentIdentity, NOTE, ("/etc", "popularity-contest.conf"), When::Set("MY_HOSTID"),
+    row(FindingKind::AgentIdentity, NOTE, ("/etc", "popularity-contest.conf"), IdentityCondition::Set("MY_HOSTID"),
         "the host id of popularity-contest", "clones are counted as one", "remove the line"),
-    row(FindingKind::AgentIdentity, WARNING, ("/etc", "hostid"), When::NotEmpty, "the hostid(3) of the machine",
+    row(FindingKind::AgentIdentity, WARNING, ("/etc", "hostid"), IdentityCondition::NotEmpty, "the hostid(3) of the machine",
         "ZFS takes clones for one host and may import one pool twice", "rm /etc/hostid"),
 ];
 
 #[rustfmt::skip]
-const DHCP: &[Identity] = &[
+const DHCP: &[IdentityRule] = &[
     lease("/var/lib/dhcp", "*lease*", "leases of dhclient", REMOVE),
     lease("/var/lib/dhclient", "*lease*", "leases of dhclient", REMOVE),
     lease("/var/lib/NetworkManager", "*.lease", "leases of NetworkManager", REMOVE),
@@ -176,13 +184,13 @@ const DHCP: &[Identity] = &[
     lease("/etc", "dhcpcd.duid|dhcpcd.secret", "the identity of dhcpcd", REMOVE),
     lease("/var/lib/dhcpv6", "dhcp6c_duid", "the identity of dhcp6c", REMOVE),
     lease("/var/lib/wicked", "duid.xml|iaid.xml|lease-*.xml", "identity and leases of wicked", REMOVE),
-    row(FindingKind::DhcpIdentity, WARNING, ("/etc/systemd", "networkd.conf"), When::Set("DUIDRawData"),
+    row(FindingKind::DhcpIdentity, WARNING, ("/etc/systemd", "networkd.conf"), IdentityCondition::Set("DUIDRawData"),
         "a DHCP identity in the settings of systemd-networkd", LEASES, "take DUIDRawData= out"),
 ];
 
 #[rustfmt::skip]
-const DEVICES: &[Identity] = &[
-    row(FindingKind::NetworkCard, ERROR, ("/etc/udev/rules.d", "*persistent-net.rules"), When::NotEmpty,
+const DEVICES: &[IdentityRule] = &[
+    row(FindingKind::NetworkCard, ERROR, ("/etc/udev/rules.d", "*persistent-net.rules"), IdentityCondition::NotEmpty,
         "names of network cards that are bound to their addresses",
         "a clone's card has another address and gets another name, which nothing is set up for",
         "rm /etc/udev/rules.d/*persistent-net.rules"),
@@ -191,20 +199,20 @@ const DEVICES: &[Identity] = &[
         "put GenerateName=yes there instead (Debian), or have it made when a machine first starts"),
     agent("/etc/nvme", "hostnqn|hostid", "the NVMe name of the host",
         "clones take each other's place at an NVMe target", "rm /etc/nvme/hostnqn /etc/nvme/hostid"),
-    row(FindingKind::MountedDevice, WARNING, ("/etc/multipath", "wwids"), When::Line("/"), "WWIDs of multipath devices", BOUND,
+    row(FindingKind::MountedDevice, WARNING, ("/etc/multipath", "wwids"), IdentityCondition::Line("/"), "WWIDs of multipath devices", BOUND,
         "multipath -W, or rm /etc/multipath/wwids"),
-    row(FindingKind::MountedDevice, WARNING, ("/etc/multipath", "bindings"), When::Line("mpath"), "names of multipath devices", BOUND,
+    row(FindingKind::MountedDevice, WARNING, ("/etc/multipath", "bindings"), IdentityCondition::Line("mpath"), "names of multipath devices", BOUND,
         "rm /etc/multipath/bindings"),
-    row(FindingKind::MountedDevice, WARNING, ("/etc/lvm/devices", "system.devices"), When::Line("IDTYPE=sys_"),
+    row(FindingKind::MountedDevice, WARNING, ("/etc/lvm/devices", "system.devices"), IdentityCondition::Line("IDTYPE=sys_"),
         "the list of LVM's devices, by serial number or WWID", BOUND, "rm /etc/lvm/devices/system.devices"),
-    row(FindingKind::MountedDevice, NOTE, ("/etc/mdadm", "mdadm.conf"), When::Line("ARRAY"), "arrays in the settings of mdadm",
+    row(FindingKind::MountedDevice, NOTE, ("/etc/mdadm", "mdadm.conf"), IdentityCondition::Line("ARRAY"), "arrays in the settings of mdadm",
         "a clone waits for those that are not in its image", "take out those that are not in the image"),
-    row(FindingKind::MountedDevice, NOTE, ("/etc", "mdadm.conf"), When::Line("ARRAY"), "arrays in the settings of mdadm",
+    row(FindingKind::MountedDevice, NOTE, ("/etc", "mdadm.conf"), IdentityCondition::Line("ARRAY"), "arrays in the settings of mdadm",
         "a clone waits for those that are not in its image", "take out those that are not in the image"),
 ];
 
 #[rustfmt::skip]
-const DOMAINS: &[Identity] = &[
+const DOMAINS: &[IdentityRule] = &[
     agent("/etc", "krb5.keytab", "the Kerberos keys of the host", "clones are one host to the domain, and break each other's password",
         "leave the domain before the image is made, and let cloud-init join it"),
     agent("/etc/opt/quest/vas", "host.keytab", "the Kerberos keys of Safeguard (VAS)", "clones are one host to the domain",
@@ -224,7 +232,7 @@ const DOMAINS: &[Identity] = &[
 ];
 
 #[rustfmt::skip]
-const CLOUDS: &[Identity] = &[
+const CLOUDS: &[IdentityRule] = &[
     agent("/var/lib/amazon/ssm", "registration", "the registration of the AWS SSM agent", AGENT, ENROL),
     agent("/var/lib/amazon/ssm/Vault/Store", "RegistrationKey|InstanceFingerprint", "keys of the AWS SSM agent", AGENT, ENROL),
     agent("/var/lib/ecs/data", "agent.db|ecs_agent_data.json", "the state of the Amazon ECS agent", AGENT, ENROL),
@@ -238,7 +246,7 @@ const CLOUDS: &[Identity] = &[
 ];
 
 #[rustfmt::skip]
-const MANAGEMENT: &[Identity] = &[
+const MANAGEMENT: &[IdentityRule] = &[
     agent("/etc/puppetlabs/puppet/ssl/private_keys", "*.pem", "the key of a Puppet agent", AGENT, "puppet ssl clean"),
     agent("/etc/puppet/ssl/private_keys", "*.pem", "the key of a Puppet agent", AGENT, "puppet ssl clean"),
     agent("/var/lib/puppet/ssl/private_keys", "*.pem", "the key of a Puppet agent", AGENT, "puppet ssl clean"),
@@ -260,7 +268,7 @@ const MANAGEMENT: &[Identity] = &[
 ];
 
 #[rustfmt::skip]
-const MONITORING: &[Identity] = &[
+const MONITORING: &[IdentityRule] = &[
     setting(WARNING, ("/etc/zabbix", "zabbix_agentd.conf|zabbix_agent2.conf", "Hostname"), "a host name in the settings of Zabbix", NAMED, UNSET),
     setting(WARNING, ("/etc/telegraf", "telegraf.conf", "hostname"), "a host name in the settings of Telegraf", NAMED, UNSET),
     setting(WARNING, ("/etc/datadog-agent", "datadog.yaml", "hostname"), "a host name in the settings of Datadog", NAMED, UNSET),
@@ -290,7 +298,7 @@ const MONITORING: &[Identity] = &[
 ];
 
 #[rustfmt::skip]
-const SECURITY: &[Identity] = &[
+const SECURITY: &[IdentityRule] = &[
     agent("/var/ossec/etc", "client.keys", "the key of a Wazuh or OSSEC agent", AGENT, ENROL),
     agent("/opt/CrowdStrike", "falconstore", "the agent id of CrowdStrike Falcon", AGENT, "/opt/CrowdStrike/falconctl -d -f --aid"),
     agent("/opt/sentinelone/configuration", "*", "settings of a SentinelOne agent, its identity among them", AGENT,
@@ -310,7 +318,7 @@ const SECURITY: &[Identity] = &[
 ];
 
 #[rustfmt::skip]
-const NETWORKS: &[Identity] = &[
+const NETWORKS: &[IdentityRule] = &[
     agent("/var/lib/tailscale", "tailscaled.state", "a node of Tailscale", PEER, ENROL),
     agent("/var/lib/zerotier-one", "identity.secret", "a node of ZeroTier", PEER, "rm /var/lib/zerotier-one/identity.*"),
     agent("/etc/netbird", "config.json", "a peer of NetBird", PEER, ENROL),
@@ -338,7 +346,7 @@ const NETWORKS: &[Identity] = &[
 ];
 
 #[rustfmt::skip]
-const CLUSTERS: &[Identity] = &[
+const CLUSTERS: &[IdentityRule] = &[
     agent("/var/lib/docker", "engine-id", "the id of the Docker engine", AGENT, REMOVE),
     agent("/etc/docker", "key.json", "the key of the Docker engine", AGENT, REMOVE),
     agent("/var/lib/docker/swarm", "docker-state.json|state.json", "a node of a Docker swarm", MEMBER, "docker swarm leave"),
@@ -373,7 +381,7 @@ const CLUSTERS: &[Identity] = &[
 ];
 
 #[rustfmt::skip]
-const DATABASES: &[Identity] = &[
+const DATABASES: &[IdentityRule] = &[
     secret("/var/lib/rabbitmq", ".erlang.cookie", "the cookie of RabbitMQ", "clones can command each other", REMOVE),
     agent("/var/lib/mysql", "auto.cnf", "the server UUID of MySQL", MEMBER, "rm /var/lib/mysql/auto.cnf"),
     secret("/var/lib/mysql", "server-key.pem|private_key.pem", "TLS keys of MySQL", PASSES, "rm /var/lib/mysql/*.pem"),
@@ -387,7 +395,7 @@ const DATABASES: &[Identity] = &[
 ];
 
 #[rustfmt::skip]
-const OTHERS: &[Identity] = &[
+const OTHERS: &[IdentityRule] = &[
     setting(ERROR, ("/etc/gitlab-runner", "config.toml", "token"), "the token of a GitLab runner", AGENT, "gitlab-runner unregister --all-runners"),
     agent("/etc/gitlab-runner", ".runner_system_id", "the id of a GitLab runner", AGENT, REMOVE),
     agent("/actions-runner", ".credentials|.credentials_rsaparams", "the credentials of a GitHub Actions runner", AGENT, "config.sh remove"),
@@ -417,12 +425,12 @@ pub fn find(root: &Reader) -> Result<Vec<Finding>, HostError> {
     Ok(found)
 }
 
-impl Identity {
+impl IdentityRule {
     fn look(&self, root: &Reader) -> Result<Option<Finding>, HostError> {
         let listed = root.list(self.folder)?;
-        let is_one = |entry: &&Entry| {
+        let is_one = |entry: &&FolderEntry| {
             let fits = || self.name.split('|').any(|pattern| fits(pattern, &entry.name));
-            entry.kind == EntryKind::File && entry.size_bytes > 0 && fits()
+            entry.kind == FileKind::File && entry.size_bytes > 0 && fits()
         };
         let mut found = Vec::new();
         for entry in listed.iter().filter(is_one) {
@@ -444,15 +452,19 @@ impl Identity {
 /// Files of one row that are looked into.
 const MOST_READ: usize = 32;
 
-impl When {
+impl IdentityCondition {
     fn holds(self, text: impl Fn() -> Result<Option<String>, HostError>) -> Result<bool, HostError> {
         Ok(match self {
-            When::NotEmpty => true,
-            When::Initialized => text()?.is_some_and(|text| !matches!(text.trim(), "" | "uninitialized")),
-            When::Line(beginning) => {
+            IdentityCondition::NotEmpty => true,
+            IdentityCondition::Initialized => {
+                text()?.is_some_and(|text| !matches!(text.trim(), "" | "uninitialized"))
+            }
+            IdentityCondition::Line(beginning) => {
                 text()?.is_some_and(|text| text.lines().any(|line| line.trim_start().starts_with(beginning)))
             }
-            When::Set(name) => text()?.is_some_and(|text| text.lines().any(|line| is_set(line, name))),
+            IdentityCondition::Set(name) => {
+                text()?.is_some_and(|text| text.lines().any(|line| is_set(line, name)))
+            }
         })
     }
 }

@@ -8,22 +8,26 @@ use std::fmt::Write;
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/image-check.md");
 const BEGINNING: &str = "<!-- the table of identities begins here; it is written by a test -->\n";
 
-fn rows() -> impl Iterator<Item = &'static Identity> {
+fn rows() -> impl Iterator<Item = &'static IdentityRule> {
     GROUPS.iter().flat_map(|(_, rows)| *rows)
 }
 
 /// A name that fits each of a row's patterns.
-fn names(identity: &Identity) -> Vec<String> {
+fn names(identity: &IdentityRule) -> Vec<String> {
     identity.name.split('|').map(|pattern| pattern.replace('*', "x1")).collect()
 }
 
 /// A content that tells, and one that does not.
-fn contents(when: When) -> (String, String) {
+fn contents(when: IdentityCondition) -> (String, String) {
     match when {
-        When::NotEmpty => ("x\n".into(), String::new()),
-        When::Initialized => ("8e5b3c1a0d3b4c5e9f603a1d8c2b7e4f\n".into(), "uninitialized\n".into()),
-        When::Line(beginning) => (format!("# x\n{beginning}x = 1\n"), format!("# {beginning}\nother\n")),
-        When::Set(name) => {
+        IdentityCondition::NotEmpty => ("x\n".into(), String::new()),
+        IdentityCondition::Initialized => {
+            ("8e5b3c1a0d3b4c5e9f603a1d8c2b7e4f\n".into(), "uninitialized\n".into())
+        }
+        IdentityCondition::Line(beginning) => {
+            (format!("# x\n{beginning}x = 1\n"), format!("# {beginning}\nother\n"))
+        }
+        IdentityCondition::Set(name) => {
             (format!("# x\n  {name} = \"one\"\n"), format!("# {name} = one\n{name} = \"\"\n{name}x = one\n"))
         }
     }
@@ -65,7 +69,7 @@ fn rows_are_whole_and_of_no_file_twice() {
     let mut seen = BTreeSet::new();
     for identity in rows() {
         let place = format!("{}/{}", identity.folder, identity.name);
-        let setting = if let When::Set(name) = identity.when { name } else { "" };
+        let setting = if let IdentityCondition::Set(name) = identity.when { name } else { "" };
         assert!(seen.insert((place.clone(), setting)), "{place} is there twice");
         assert!(identity.folder.starts_with('/') && !identity.folder.ends_with('/'), "{place}");
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
@@ -129,9 +133,9 @@ fn the_page_has_the_table() {
         for row in *rows {
             let names: Vec<_> = row.name.split('|').map(|name| format!("`{}/{name}`", row.folder)).collect();
             let when = match row.when {
-                When::NotEmpty | When::Initialized => String::new(),
-                When::Line(line) => format!(", with a line `{line}...`"),
-                When::Set(name) => format!(", with `{name}` set"),
+                IdentityCondition::NotEmpty | IdentityCondition::Initialized => String::new(),
+                IdentityCondition::Line(line) => format!(", with a line `{line}...`"),
+                IdentityCondition::Set(name) => format!(", with `{name}` set"),
             };
             let (names, severity) = (names.join(", "), row.severity.as_str());
             writeln!(table, "| {names}{when} | {} | {severity} | {} |", row.what, row.remedy).unwrap();

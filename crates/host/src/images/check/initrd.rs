@@ -3,7 +3,7 @@
 //!
 //! Invariant: nothing of it is kept but what is compressed, and of that no more than [`MOST_COMPRESSED_BYTES`].
 
-use super::reader::{Reader, hear_some};
+use super::reader::{Reader, read_output};
 use crate::confined::Confined;
 use crate::error::HostError;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -21,7 +21,7 @@ const DRIVER: &[u8] = b"virtio_blk.ko";
 
 /// What is known of it.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Driver {
+pub enum DriverPresence {
     /// It is there.
     Conversion,
     /// It is not.
@@ -31,8 +31,8 @@ pub enum Driver {
 }
 
 /// Looks for it.
-pub fn driver(reader: &Reader, path: &str) -> Result<Driver, HostError> {
-    let mut walk = Walk::default();
+pub fn driver(reader: &Reader, path: &str) -> Result<DriverPresence, HostError> {
+    let mut walk = ArchiveWalker::default();
     let mut compressed = None;
     let mut trouble = None;
     let failed =
@@ -47,12 +47,12 @@ pub fn driver(reader: &Reader, path: &str) -> Result<Driver, HostError> {
     if let Some(trouble) = trouble {
         return Err(failed(trouble));
     }
-    let unknown = |why: &str| Ok(Driver::Unknown(why.to_owned()));
+    let unknown = |why: &str| Ok(DriverPresence::Unknown(why.to_owned()));
     match compressed {
-        _ if walk.found => Ok(Driver::Conversion),
+        _ if walk.found => Ok(DriverPresence::Conversion),
         _ if walk.is_lost => unknown("it is no cpio archive"),
         None if walk.archives == 0 => unknown("it is empty"),
-        None => Ok(Driver::Missing),
+        None => Ok(DriverPresence::Missing),
         Some((_, bytes)) if bytes >= MOST_COMPRESSED_BYTES => unknown("it is too large"),
         Some((mut file, _)) => {
             file.rewind().map_err(failed)?;
@@ -79,39 +79,39 @@ fn keep(compressed: &mut Compressed, part: &[u8]) -> std::io::Result<()> {
 }
 
 /// The names are in the archive as they are; the modules' own lists name only what is there, or built in.
-fn decompressed(file: File, magic: &[u8], until: Instant) -> Result<Driver, HostError> {
+fn decompressed(file: File, magic: &[u8], until: Instant) -> Result<DriverPresence, HostError> {
     let program = match magic {
         [0x1f, 0x8b, ..] => "gzip",
         [0x28, 0xb5, 0x2f, 0xfd, ..] => "zstd",
         [0xfd, b'7', b'z', b'X', ..] | [0x5d, 0, 0, ..] => "xz",
         [0x02, 0x21, 0x4c, 0x18, ..] | [0x04, 0x22, 0x4d, 0x18, ..] => "lz4",
         [b'B', b'Z', b'h', ..] => "bzip2",
-        _ => return Ok(Driver::Unknown("how it is compressed is not known".into())),
+        _ => return Ok(DriverPresence::Unknown("how it is compressed is not known".into())),
     };
     let mut seen = 0;
     let mut found = false;
     let mut tail = Vec::new();
     let decompress =
         Confined::new(program, until.saturating_duration_since(Instant::now())).arg("-dc").stdin(file);
-    let heard = hear_some(decompress, |part| {
+    let decompressed = read_output(decompress, |part| {
         seen += part.len() as u64;
         tail.extend_from_slice(part);
         found = tail.windows(DRIVER.len()).any(|window| window == DRIVER);
         tail.drain(..tail.len().saturating_sub(DRIVER.len() - 1));
         !found && seen < MOST_DECOMPRESSED_BYTES
     });
-    match heard {
-        _ if found => Ok(Driver::Conversion),
-        Err(e) if e.code == ErrorCode::Unavailable => Ok(Driver::Unknown(e.message)),
+    match decompressed {
+        _ if found => Ok(DriverPresence::Conversion),
+        Err(e) if e.code == ErrorCode::Unavailable => Ok(DriverPresence::Unknown(e.message)),
         Err(e) => Err(e),
-        Ok(true) if seen < MOST_DECOMPRESSED_BYTES => Ok(Driver::Missing),
-        Ok(_) => Ok(Driver::Unknown(format!("{program} cannot read all of it"))),
+        Ok(true) if seen < MOST_DECOMPRESSED_BYTES => Ok(DriverPresence::Missing),
+        Ok(_) => Ok(DriverPresence::Unknown(format!("{program} cannot read all of it"))),
     }
 }
 
 /// The way through archives that are not compressed, a piece at a time.
 #[derive(Default)]
-struct Walk {
+struct ArchiveWalker {
     /// Bytes to be passed over.
     skip: u64,
     /// Of a header or of a magic number that is not whole yet.
@@ -132,7 +132,7 @@ const MAGIC_BYTES: usize = 6;
 /// Longest name.
 const MOST_NAME_BYTES: u64 = 4096;
 
-impl Walk {
+impl ArchiveWalker {
     /// Takes a piece. What comes back is compressed.
     fn take(&mut self, mut part: &[u8]) -> Vec<u8> {
         let mut rest = Vec::new();
@@ -221,9 +221,9 @@ mod tests {
     }
 
     /// The same whatever the pieces are.
-    fn walk(bytes: &[u8]) -> (Walk, Vec<u8>) {
+    fn walk(bytes: &[u8]) -> (ArchiveWalker, Vec<u8>) {
         let [(whole, rest), (_, by_bytes)] = [bytes.len().max(1), 1].map(|piece| {
-            let mut walk = Walk::default();
+            let mut walk = ArchiveWalker::default();
             let rest: Vec<u8> = bytes.chunks(piece).flat_map(|part| walk.take(part)).collect();
             (walk, rest)
         });

@@ -1,9 +1,9 @@
 //! Whether the kernel that an image would start can read a virtio disk at once. Owns how kernels and their initrds are
 //! found under the names that distributions give them.
 
-use super::initrd::{self, Driver};
-use super::reader::{EntryKind, Reader};
-use super::rules::{System, finding};
+use super::initrd::{self, DriverPresence};
+use super::reader::{FileKind, Reader};
+use super::rules::{LinuxSystem, finding};
 use crate::error::HostError;
 use spillway_api::{Finding, FindingKind, Severity};
 
@@ -11,7 +11,7 @@ const WHY: &str =
     "a clone's disk is a virtio disk: the system does not find its root file system, and does not start";
 
 /// What is wrong with it, if anything.
-pub fn driver(system: &System) -> Result<Option<Finding>, HostError> {
+pub fn driver(system: &LinuxSystem) -> Result<Option<Finding>, HostError> {
     let missing = |path: String, what: String, remedy: &str| {
         Ok(Some(finding(FindingKind::NoVirtioDriver, Severity::Error, path, &what, WHY, remedy)))
     };
@@ -54,7 +54,7 @@ pub fn driver(system: &System) -> Result<Option<Finding>, HostError> {
     ];
     let mut initrd = None;
     for name in names.iter().map(|name| format!("{folder}{name}")) {
-        if initrd.is_none() && boot.find(&name)?.is_some_and(|entry| entry.kind == EntryKind::File) {
+        if initrd.is_none() && boot.find(&name)?.is_some_and(|entry| entry.kind == FileKind::File) {
             initrd = Some(name);
         }
     }
@@ -66,9 +66,9 @@ pub fn driver(system: &System) -> Result<Option<Finding>, HostError> {
     };
     let shown = format!("/boot/{}", path.rsplit('/').next().unwrap_or_default());
     match initrd::driver(boot, &path)? {
-        Driver::Conversion => Ok(None),
-        Driver::Missing => missing(shown, "the initrd has no virtio_blk".into(), remake),
-        Driver::Unknown(why) => unknown(shown, format!("the initrd could not be looked into: {why}")),
+        DriverPresence::Conversion => Ok(None),
+        DriverPresence::Missing => missing(shown, "the initrd has no virtio_blk".into(), remake),
+        DriverPresence::Unknown(why) => unknown(shown, format!("the initrd could not be looked into: {why}")),
     }
 }
 

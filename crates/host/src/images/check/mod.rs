@@ -19,7 +19,7 @@ mod tests;
 
 use crate::error::HostError;
 use reader::Reader;
-use rules::System;
+use rules::LinuxSystem;
 use spillway_api::{BootFacts, Finding, Volume, VolumeContent, VolumeRole};
 use std::fs::File;
 use std::time::Instant;
@@ -27,7 +27,7 @@ use volumes::Extent;
 
 /// What a disk holds.
 #[derive(Debug)]
-pub struct Checked {
+pub struct CheckedVersion {
     /// What is on it, and what of that was looked into.
     pub volumes: Vec<Volume>,
     /// What firmware finds.
@@ -37,7 +37,7 @@ pub struct Checked {
 }
 
 /// Looks into a disk until then.
-pub fn check(disk: &File, until: Instant) -> Result<Checked, HostError> {
+pub fn check(disk: &File, until: Instant) -> Result<CheckedVersion, HostError> {
     let (table, extents) = volumes::volumes(disk);
     let mut found: Vec<Volume> = extents.iter().map(|extent| described(disk, extent)).collect();
     for (volume, extent) in found.iter_mut().zip(&extents) {
@@ -67,7 +67,7 @@ pub fn check(disk: &File, until: Instant) -> Result<Checked, HostError> {
     let boot = boot::facts(disk, table, &found, &extents);
     let mut findings = match of(VolumeRole::Root) {
         None => Vec::new(),
-        Some(root) => rules::findings(&System {
+        Some(root) => rules::findings(&LinuxSystem {
             root: Reader::new(disk, root, until),
             boot: of(VolumeRole::Boot).map(|boot| Reader::new(disk, boot, until)),
             discards: volumes::ext_discards(disk, root),
@@ -76,7 +76,7 @@ pub fn check(disk: &File, until: Instant) -> Result<Checked, HostError> {
     findings.extend(boot::finding(&boot, &found));
     // Stable: the order of the rules within a kind.
     findings.sort_by_key(|finding| (finding.severity, finding.kind));
-    Ok(Checked { volumes: found, boot, findings })
+    Ok(CheckedVersion { volumes: found, boot, findings })
 }
 
 fn described(disk: &File, extent: &Extent) -> Volume {

@@ -20,18 +20,18 @@ const MOST_LISTED_BYTES: usize = 1 << 20;
 
 /// One name in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct FolderEntry {
     /// Letters, digits and a few signs.
     pub name: String,
     /// What it is.
-    pub kind: EntryKind,
+    pub kind: FileKind,
     /// Of a file.
     pub size_bytes: u64,
 }
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryKind {
+pub enum FileKind {
     /// A file.
     File,
     /// A folder.
@@ -51,7 +51,7 @@ pub struct Reader<'a> {
 /// What was read of a folder.
 #[derive(Clone)]
 struct Listing {
-    entries: Rc<[Entry]>,
+    entries: Rc<[FolderEntry]>,
     /// All of it.
     is_whole: bool,
 }
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
     }
 
     /// What is in a folder. Nothing if there is none. Links on the way there are followed within the file system.
-    pub fn list(&self, folder: &str) -> Result<Rc<[Entry]>, HostError> {
+    pub fn list(&self, folder: &str) -> Result<Rc<[FolderEntry]>, HostError> {
         Ok(self.listing(folder)?.entries)
     }
 
@@ -91,12 +91,12 @@ impl<'a> Reader<'a> {
             return Ok(true);
         };
         let above = self.listing(if above.is_empty() { "/" } else { above })?;
-        let is_one = |entry: &Entry| entry.name == name && entry.kind != EntryKind::File;
+        let is_one = |entry: &FolderEntry| entry.name == name && entry.kind != FileKind::File;
         Ok(!above.is_whole || above.entries.iter().any(is_one))
     }
 
     /// A name, if it is there.
-    pub fn find(&self, path: &str) -> Result<Option<Entry>, HostError> {
+    pub fn find(&self, path: &str) -> Result<Option<FolderEntry>, HostError> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let folder = if folder.is_empty() { "/" } else { folder };
         Ok(self.list(folder)?.iter().find(|entry| entry.name == name).cloned())
@@ -110,7 +110,7 @@ impl<'a> Reader<'a> {
     /// A file's text, or the first of it. None if it is no file.
     pub fn text(&self, path: &str) -> Result<Option<String>, HostError> {
         match self.find(path)? {
-            Some(Entry { kind: EntryKind::File, .. }) => {}
+            Some(FolderEntry { kind: FileKind::File, .. }) => {}
             _ => return Ok(None),
         }
         let said = self.said("cat", path, MOST_TEXT_BYTES)?;
@@ -130,9 +130,9 @@ impl<'a> Reader<'a> {
     fn said(&self, verb: &str, path: &str, most_bytes: usize) -> Result<Vec<u8>, HostError> {
         let mut said = Vec::new();
         self.ask(verb, path, |part| {
-            let room = most_bytes - said.len();
-            said.extend_from_slice(&part[..part.len().min(room)]);
-            part.len() <= room
+            let space = most_bytes - said.len();
+            said.extend_from_slice(&part[..part.len().min(space)]);
+            part.len() <= space
         })?;
         Ok(said)
     }
@@ -151,12 +151,12 @@ impl<'a> Reader<'a> {
             .arg(format!("{verb} {path}"))
             .arg(format!("{}?offset={}", path_of(self.disk), self.offset_bytes))
             .may_read(self.disk);
-        hear_some(debugfs, hear).map(drop)
+        read_output(debugfs, hear).map(drop)
     }
 }
 
 /// Runs a program until it ends or enough was heard. Whether it ended well.
-pub fn hear_some(program: Confined, mut hear: impl FnMut(&[u8]) -> bool) -> Result<bool, HostError> {
+pub fn read_output(program: Confined, mut hear: impl FnMut(&[u8]) -> bool) -> Result<bool, HostError> {
     let mut enough = false;
     let outcome = program.run(|part| {
         enough = !hear(part);
@@ -169,17 +169,17 @@ pub fn hear_some(program: Confined, mut hear: impl FnMut(&[u8]) -> bool) -> Resu
 }
 
 /// A line of `ls -p`: `/inode/mode/user/group/name/size/`.
-fn entry(line: &str) -> Option<Entry> {
+fn entry(line: &str) -> Option<FolderEntry> {
     let mut fields = line.strip_prefix('/')?.split('/');
     let mode = u32::from_str_radix(fields.nth(1)?, 8).ok()?;
     let name = fields.nth(2)?;
     let size_bytes = fields.next()?.parse().unwrap_or(0);
     let kind = match mode >> 12 {
-        0o10 => EntryKind::File,
-        0o04 => EntryKind::Folder,
-        _ => EntryKind::Other,
+        0o10 => FileKind::File,
+        0o04 => FileKind::Folder,
+        _ => FileKind::Other,
     };
-    is_plain(name).then(|| Entry { name: name.to_owned(), kind, size_bytes })
+    is_plain(name).then(|| FolderEntry { name: name.to_owned(), kind, size_bytes })
 }
 
 /// A name that debugfs, a terminal and a person take for what it is.
@@ -194,11 +194,11 @@ mod tests {
 
     #[test]
     fn a_listing_is_taken_apart_line_by_line() {
-        let file = Entry { name: "fstab".into(), kind: EntryKind::File, size_bytes: 37 };
+        let file = FolderEntry { name: "fstab".into(), kind: FileKind::File, size_bytes: 37 };
         assert_eq!(entry("/16/100644/0/0/fstab/37/"), Some(file));
         let folder = entry("/13/040755/0/0/boot//").unwrap();
-        assert_eq!((folder.kind, folder.size_bytes), (EntryKind::Folder, 0));
-        assert_eq!(entry("/12/120777/0/0/bin/7/").unwrap().kind, EntryKind::Other);
+        assert_eq!((folder.kind, folder.size_bytes), (FileKind::Folder, 0));
+        assert_eq!(entry("/12/120777/0/0/bin/7/").unwrap().kind, FileKind::Other);
         for line in [
             "",
             "/",

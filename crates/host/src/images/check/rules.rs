@@ -3,12 +3,12 @@
 //!
 //! Invariant: a rule says what it found; where it could not look it says nothing, or that it could not look.
 
-use super::reader::{EntryKind, Reader};
+use super::reader::{FileKind, Reader};
 use crate::error::HostError;
 use spillway_api::{Finding, FindingKind, Severity};
 
 /// A Linux system in an image.
-pub struct System<'a> {
+pub struct LinuxSystem<'a> {
     /// Its root file system.
     pub root: Reader<'a>,
     /// Its `/boot`, if that is a file system of its own.
@@ -18,7 +18,7 @@ pub struct System<'a> {
 }
 
 /// What breaks clones of this system, kind by kind.
-pub fn findings(system: &System) -> Result<Vec<Finding>, HostError> {
+pub fn findings(system: &LinuxSystem) -> Result<Vec<Finding>, HostError> {
     let root = &system.root;
     let mut found = super::identities::find(root)?;
     found.extend(super::cloud_init::findings(system)?);
@@ -45,7 +45,7 @@ pub fn finding(
 /// Paths of a folder's files that end so, sorted, the first 64.
 pub fn plain_files(root: &Reader, folder: &str, end: &str) -> Result<Vec<String>, HostError> {
     let listed = root.list(folder)?;
-    let files = listed.iter().filter(|entry| entry.kind == EntryKind::File && entry.name.ends_with(end));
+    let files = listed.iter().filter(|entry| entry.kind == FileKind::File && entry.name.ends_with(end));
     let mut paths: Vec<String> = files.map(|entry| format!("{folder}/{}", entry.name)).collect();
     paths.sort();
     paths.truncate(64);
@@ -122,7 +122,7 @@ fn mounted_devices(root: &Reader) -> Result<Option<Finding>, HostError> {
     }))
 }
 
-fn discard(system: &System) -> Result<Option<Finding>, HostError> {
+fn discard(system: &LinuxSystem) -> Result<Option<Finding>, HostError> {
     let root = &system.root;
     let text = root.text("/etc/fstab")?.unwrap_or_default();
     let discards = |[_, at, _, options]: [&str; 4]| {

@@ -73,11 +73,11 @@ fn mke2fs(tree: &Path, to: &Path, further: &[&str]) {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-pub fn checked(disk: &File) -> Checked {
+pub fn checked(disk: &File) -> CheckedVersion {
     check(disk, Instant::now() + Duration::from_secs(40)).unwrap()
 }
 
-fn faults(mut checked: Checked) -> Vec<Finding> {
+fn faults(mut checked: CheckedVersion) -> Vec<Finding> {
     checked.findings.retain(|finding| finding.severity != Severity::Note);
     checked.findings
 }
@@ -85,7 +85,7 @@ fn faults(mut checked: Checked) -> Vec<Finding> {
 #[test]
 fn a_sound_image_has_no_findings() {
     let disk = Tree::sound().disk();
-    let Checked { volumes, boot, findings } = checked(disk.as_file());
+    let CheckedVersion { volumes, boot, findings } = checked(disk.as_file());
     let kinds: Vec<_> = findings.iter().map(|finding| (finding.kind, finding.severity)).collect();
     assert_eq!(kinds, [(FindingKind::NoBootLoader, Severity::Note)], "for a kernel from outside");
     assert_eq!(boot, BootFacts::default());
@@ -327,7 +327,7 @@ fn partitioned() -> (tempfile::NamedTempFile, PathBuf) {
 #[test]
 fn root_and_boot_are_found_in_partitions() {
     let (disk, path) = partitioned();
-    let Checked { volumes, boot, findings } = checked(disk.as_file());
+    let CheckedVersion { volumes, boot, findings } = checked(disk.as_file());
     let roles: Vec<_> =
         volumes.iter().map(|volume| (volume.partition, volume.content, volume.role)).collect();
     assert_eq!(
@@ -351,7 +351,7 @@ fn what_cannot_be_looked_into_is_said() {
     let disk = tempfile::tempfile().unwrap();
     disk.set_len(1 << 20).unwrap();
     disk.write_all_at(b"LUKS\xba\xbe", 0).unwrap();
-    let Checked { volumes, findings, .. } = checked(&disk);
+    let CheckedVersion { volumes, findings, .. } = checked(&disk);
     assert_eq!((volumes.len(), volumes[0].content, findings.len()), (1, VolumeContent::Luks, 1));
     assert!(volumes[0].unread.as_ref().is_some_and(|why| why.contains("LUKS")));
     for size in [0, 1, 511, 1081, 1082] {
@@ -360,7 +360,7 @@ fn what_cannot_be_looked_into_is_said() {
         if size == 1082 {
             disk.write_all_at(b"\x53\xef", 1080).unwrap();
         }
-        let Checked { volumes, findings, .. } = checked(&disk);
+        let CheckedVersion { volumes, findings, .. } = checked(&disk);
         assert!(findings.len() == 1 && volumes[0].unread.is_some(), "{size}: {volumes:?}");
     }
 }

@@ -152,13 +152,13 @@ fn logical(disk: &File, extended: u64, found: &mut Vec<Extent>) {
 
 /// An entry of such a table.
 #[derive(Clone, Copy)]
-struct Entry {
+struct PartitionEntry {
     kind: u8,
     first: u32,
     sectors: u32,
 }
 
-impl Entry {
+impl PartitionEntry {
     /// Counted from a sector.
     fn extent(self, partition: u32, from: u64) -> Extent {
         Extent {
@@ -170,10 +170,10 @@ impl Entry {
     }
 }
 
-fn table(disk: &File, sector: u64) -> Option<[Entry; 4]> {
+fn table(disk: &File, sector: u64) -> Option<[PartitionEntry; 4]> {
     let sector = read(disk, sector * 512, 512)?;
     (sector[510..] == [0x55, 0xaa]).then_some(())?;
-    Some([446, 462, 478, 494].map(|at| Entry {
+    Some([446, 462, 478, 494].map(|at| PartitionEntry {
         kind: sector[at + 4],
         first: u32_at(&sector, at + 8),
         sectors: u32_at(&sector, at + 12),

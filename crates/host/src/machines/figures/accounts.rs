@@ -1,32 +1,32 @@
-//! What disks have done since the daemon began, by machine and by catalog. Owns the sums; asks nobody.
+//! Sums of the disks' counters since the daemon started, by machine and by catalog. Asks no disk itself.
 //!
-//! Invariant: counters never fall. A disk that takes another's place starts at 0, and what the other one had done stays
-//! in the sums; what a disk had done before the daemon began is left out of them.
+//! Invariant: counters never decrease. A new disk of a machine starts at 0 while the counts of the last one stay in the
+//! sums; what a disk counted before the daemon started is left out.
 
 use jiff::Timestamp;
 use spillway_api::{DiskCounters, DiskLevels, Figure, Name};
 use std::collections::{HashMap, HashSet};
 
-/// Which disk it is: its supervisor's process, and when that began, in the kernel's ticks.
+/// Identity of a disk: the process id of its supervisor, and its start time in the kernel's ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskId {
     pub pid: i32,
     pub begun: u64,
 }
 
-/// What a disk has said of itself.
+/// Figures that a disk reported.
 #[derive(Clone, Copy, Debug)]
-pub struct Report {
+pub struct DiskReport {
     pub disk: DiskId,
     pub counters: DiskCounters,
     pub levels: DiskLevels,
 }
 
-/// A sum.
+/// Sum of counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Account {
     pub counters: DiskCounters,
-    /// What RAM tiers held when the daemon began: written before, and not to a disk.
+    /// Bytes that RAM tiers held when the daemon started: written before, and not to a disk.
     held_bytes: u64,
 }
 
@@ -36,33 +36,33 @@ impl Account {
         self.held_bytes.add(&growth.held_bytes);
     }
 
-    /// Of the bytes that guests wrote those that no disk got, and that no RAM tier holds which might still go to one.
+    /// Bytes that guests wrote and no disk received, without what a RAM tier holds and may still write back.
     pub fn spared_bytes(&self, ram_used_bytes: u64) -> u64 {
         let written = self.counters.guest.written_bytes.saturating_add(self.held_bytes);
         written.saturating_sub(self.counters.overflow.written_bytes).saturating_sub(ram_used_bytes)
     }
 }
 
-/// A machine's.
+/// Sum of a machine's disks.
 #[derive(Clone, Debug)]
-pub struct Of {
+pub struct MachineAccount {
     catalog: Name,
     disk: Option<DiskId>,
-    /// What that disk has said last.
+    /// Last counters of the current disk.
     said: DiskCounters,
-    /// What it holds; nothing, once it is gone.
+    /// Last levels of the current disk; zero once it has ended.
     pub levels: DiskLevels,
     pub account: Account,
 }
 
-/// All of them.
+/// Sums of all machines and catalogs.
 #[derive(Debug)]
 pub struct Accounts {
-    /// When the daemon began.
+    /// When the daemon started.
     pub since: Timestamp,
-    /// The same in ticks; disks that are older were there before.
+    /// The same in the kernel's ticks: disks with an earlier start time existed before.
     begun: u64,
-    pub machines: HashMap<Name, Of>,
+    pub machines: HashMap<Name, MachineAccount>,
     pub catalogs: HashMap<Name, Account>,
 }
 
@@ -71,9 +71,9 @@ impl Accounts {
         Accounts { since: Timestamp::now(), begun, machines: HashMap::new(), catalogs: HashMap::new() }
     }
 
-    /// A machine's disk has said this.
-    pub fn note(&mut self, machine: &Name, catalog: &Name, report: &Report) {
-        let new = || Of {
+    /// Adds a disk's report.
+    pub fn note(&mut self, machine: &Name, catalog: &Name, report: &DiskReport) {
+        let new = || MachineAccount {
             catalog: catalog.clone(),
             disk: None,
             said: DiskCounters::default(),
@@ -82,7 +82,7 @@ impl Accounts {
         };
         let of = self.machines.entry(machine.clone()).or_insert_with(new);
         if of.catalog != *catalog {
-            // Another machine of that name.
+            // A new machine has this name.
             *of = new();
         }
         let same = of.disk == Some(report.disk) && !report.counters.is_behind(&of.said);
@@ -98,19 +98,19 @@ impl Accounts {
         self.catalogs.entry(catalog.clone()).or_default().add(&growth);
     }
 
-    /// A machine has no disk any more.
-    pub fn is_gone(&mut self, machine: &Name) {
+    /// Notes that a machine has no disk any more.
+    pub fn remove_disk(&mut self, machine: &Name) {
         if let Some(of) = self.machines.get_mut(machine) {
             of.levels = DiskLevels::default();
         }
     }
 
-    /// The catalog of a machine that has said something.
+    /// Returns the catalog of a machine that has reported.
     pub fn catalog(&self, machine: &Name) -> Option<Name> {
         self.machines.get(machine).map(|of| of.catalog.clone())
     }
 
-    /// What is not recorded any more is forgotten.
+    /// Forgets the machines and catalogs that are not recorded any more.
     pub fn keep(&mut self, machines: &HashSet<&Name>, catalogs: &HashSet<&Name>) {
         self.machines.retain(|name, _| machines.contains(name));
         self.catalogs.retain(|name, _| catalogs.contains(name));
@@ -125,11 +125,11 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn report(pid: i32, begun: u64, written: u64, evicted: u64, ram: u64) -> Report {
+    fn report(pid: i32, begun: u64, written: u64, evicted: u64, ram: u64) -> DiskReport {
         let mut counters = DiskCounters::default();
         (counters.guest.written_bytes, counters.overflow.written_bytes) = (written, evicted);
         let levels = DiskLevels { ram_used_bytes: ram, ..DiskLevels::default() };
-        Report { disk: DiskId { pid, begun }, counters, levels }
+        DiskReport { disk: DiskId { pid, begun }, counters, levels }
     }
 
     /// Bytes written and bytes spared, of the catalog.
@@ -149,7 +149,7 @@ mod tests {
         accounts.note(&name("a"), &desk, &report(1, 200, 60, 10, 30));
         assert_eq!(sums(&accounts), (60, 20));
         // What its RAM tier held went nowhere.
-        accounts.is_gone(&name("a"));
+        accounts.remove_disk(&name("a"));
         assert_eq!(sums(&accounts), (60, 50));
         accounts.note(&name("a"), &desk, &report(2, 300, 5, 0, 5));
         accounts.note(&name("b"), &desk, &report(3, 300, 7, 0, 0));

@@ -1,7 +1,7 @@
-//! What every size of the RAM tier would have done, of all machines: asked of their disks, all at once and seldom. Owns
-//! what they said last.
+//! Curves of all machines, which show what other sizes of the RAM tier would have done. They are read from all disks at
+//! the same time, and seldom. Owns the last answers.
 //!
-//! Invariant: a disk that does not answer is told of as it was; one that is served no more is not.
+//! Invariant: the last curve of a disk that does not answer is used; a disk that is not served any more is left out.
 
 use super::{PATIENCE, answer, ask_all, connect};
 use crate::error::HostError;
@@ -17,27 +17,27 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Asked again sooner, the answer is the same: a curve changes with hours, and its disk's worker stops to draw it.
+/// How long an answer is reused: a curve changes within hours, and the disk's worker pauses to compute it.
 const FRESH: Duration = Duration::from_secs(30);
 
-/// What disks have said, by machine: each with its catalog.
-pub type CurvesOf = BTreeMap<Name, (Name, CurveFigures)>;
+/// Curves by machine, each with its catalog.
+pub type CurvesByMachine = BTreeMap<Name, (Name, CurveFigures)>;
 
 /// Collects the curves of machines' disks.
 pub struct CurveCollector {
     reader: MachineReader,
     folders: MachineFolders,
-    /// What was asked last, and when.
-    last: tokio::sync::Mutex<Option<(Instant, Arc<CurvesOf>)>>,
+    /// Last answer, and its time.
+    last: tokio::sync::Mutex<Option<(Instant, Arc<CurvesByMachine>)>>,
 }
 
 impl CurveCollector {
-    /// Of these machines, none of which was asked yet.
+    /// Creates the collector of these machines.
     pub fn new(reader: MachineReader, folders: MachineFolders) -> CurveCollector {
         CurveCollector { reader, folders, last: tokio::sync::Mutex::default() }
     }
 
-    /// The curve of a machine whose disk is served, asked of that now.
+    /// Reads the curve of one machine from its disk.
     pub fn of(&self, name: &Name, goal: Option<f64>) -> Result<DiskCurve, HostError> {
         if goal.is_some_and(|goal| !(0.0..=1.0).contains(&goal)) {
             return Err(HostError::new(ErrorCode::Invalid, "a goal is a share: 0 to 1"));
@@ -54,8 +54,8 @@ impl CurveCollector {
         })
     }
 
-    /// The curves of all machines that have a RAM tier, not much older than half a minute.
-    pub async fn all(&self) -> Result<Arc<CurvesOf>, HostError> {
+    /// Returns the curves of all machines that have a RAM tier, at most about half a minute old.
+    pub async fn all(&self) -> Result<Arc<CurvesByMachine>, HostError> {
         let mut last = self.last.lock().await;
         if let Some((at, curves)) = &*last
             && at.elapsed() < FRESH
@@ -66,7 +66,7 @@ impl CurveCollector {
         let views = blocking(move || reader.views(&Selector::default())).await?;
         let served: Vec<&View> = views.iter().filter(|view| has_curve(view)).collect();
         let until = Instant::now() + PATIENCE;
-        let mut curves = CurvesOf::new();
+        let mut curves = CurvesByMachine::new();
         let known = last.as_ref().map(|(_, known)| known);
         for view in &served {
             if let Some(of) = known.and_then(|known| known.get(&view.machine.name)) {

@@ -1,8 +1,8 @@
-//! The figures of all machines: their disks are asked over their control sockets, all at once. Owns what was asked
-//! last, and how long it is good.
+//! Figures of all machines, read from their disks' control sockets at the same time. Owns the last answer and its
+//! lifetime.
 //!
-//! Invariant: a disk that does not answer costs its own figures and nobody's time; who asks at the same time gets the
-//! same answer.
+//! Invariant: a disk that does not answer misses only its own figures and delays nobody; concurrent callers get the same
+//! answer.
 
 mod accounts;
 pub mod curves;
@@ -17,7 +17,7 @@ use crate::json_lines::JsonLines;
 use crate::processes;
 use crate::store::Objects;
 use crate::stores::Stores;
-use accounts::{Accounts, DiskId, Report};
+use accounts::{Accounts, DiskId, DiskReport};
 use jiff::Timestamp;
 use rustix::process::{Pid, getpid};
 use serde_json::Value;
@@ -35,13 +35,13 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// How long disks may take, all of them together.
+/// Longest wait for all disks together.
 const PATIENCE: Duration = Duration::from_millis(700);
-/// Asked again sooner, the answer is the same.
+/// How long an answer is reused.
 const FRESH: Duration = Duration::from_millis(400);
-/// Disks that are asked at a time: two descriptors each.
+/// Number of disks that are asked at the same time. Each costs two descriptors.
 const AT_A_TIME: usize = 128;
-/// Longest answer that is taken of a disk.
+/// Longest answer of a disk.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// Collects the figures of all machines.
@@ -51,14 +51,14 @@ pub struct FigureCollector {
     objects: Objects,
     stores: Stores,
     folders: MachineFolders,
-    /// What was asked, and what it adds up to.
+    /// Sums of the disks' counters.
     accounts: Mutex<Accounts>,
     last: tokio::sync::Mutex<Option<(Instant, Arc<Figures>)>>,
     space: Mutex<Option<JoinHandle<Vec<StoreFigures>>>>,
 }
 
 impl FigureCollector {
-    /// Of these machines and stores, none of which was asked yet.
+    /// Creates the collector of these machines and stores.
     pub fn new(
         reader: MachineReader,
         catalogs: Catalogs,
@@ -79,7 +79,7 @@ impl FigureCollector {
         }
     }
 
-    /// The figures of all machines, not older than a moment.
+    /// Returns the figures of all machines, which are at most a moment old.
     pub async fn all(&self) -> Result<Arc<Figures>, HostError> {
         let mut last = self.last.lock().await;
         if let Some((at, figures)) = &*last
@@ -91,14 +91,14 @@ impl FigureCollector {
         let (views, catalogs) =
             blocking(move || Ok((reader.views(&Selector::default())?, catalogs.list()?))).await?;
         let until = Instant::now() + PATIENCE;
-        let silent = self.ask_disks(&views, until).await;
+        let unresponsive = self.ask_disks(&views, until).await;
         let stores = self.space(until).await;
-        let figures = Arc::new(self.sum(&views, &catalogs, &silent, stores));
+        let figures = Arc::new(self.sum(&views, &catalogs, &unresponsive, stores));
         *last = Some((Instant::now(), Arc::clone(&figures)));
         Ok(figures)
     }
 
-    /// A disk is about to be ended: what it has done is noted.
+    /// Reads a disk's counters for the last time before it ends.
     pub async fn note_last(&self, name: &Name) {
         let recorded = self.objects.get::<Machine>(name.as_str()).ok().flatten();
         let catalog = recorded.map(|machine| machine.value.catalog);
@@ -113,23 +113,23 @@ impl FigureCollector {
         self.accounts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Asks all disks that are served. Those that have not answered.
+    /// Asks all disks that are served. Returns the machines whose disks have not answered.
     async fn ask_disks(&self, views: &[View], until: Instant) -> HashSet<Name> {
         let gone = views.iter().filter(|view| view.status.run.is_none());
-        gone.for_each(|view| self.accounts().is_gone(&view.machine.name));
-        // While it starts or ends it need not be there.
+        gone.for_each(|view| self.accounts().remove_disk(&view.machine.name));
+        // A disk that starts or ends need not answer.
         let there =
             views.iter().filter(|view| view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some()));
-        let mut silent: HashSet<Name> = there.map(|view| view.machine.name.clone()).collect();
+        let mut unresponsive: HashSet<Name> = there.map(|view| view.machine.name.clone()).collect();
         let served = views.iter().filter(|view| view.status.run.is_some());
         for (view, report) in ask_all(&self.folders, served, until, ask).await {
-            silent.remove(&view.machine.name);
+            unresponsive.remove(&view.machine.name);
             self.accounts().note(&view.machine.name, &view.machine.catalog, &report);
         }
-        silent
+        unresponsive
     }
 
-    /// The space of stores. A file system that does not answer is not asked again before it does.
+    /// Returns the space of the stores. A file system that does not answer is not asked again until it does.
     async fn space(&self, until: Instant) -> Vec<StoreFigures> {
         let under_way = self.space.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let stores = self.stores.clone();
@@ -159,7 +159,7 @@ impl FigureCollector {
         &self,
         views: &[View],
         catalogs: &[Catalog],
-        silent: &HashSet<Name>,
+        unresponsive: &HashSet<Name>,
         stores: Vec<StoreFigures>,
     ) -> Figures {
         let mut accounts = self.accounts();
@@ -172,7 +172,7 @@ impl FigureCollector {
                 machines: MachineCounts::default(),
                 warm: catalog.spec.warm,
                 disks: 0,
-                silent_disks: 0,
+                unresponsive_disks: 0,
                 levels: DiskLevels::default(),
                 counters: account.counters,
                 spared_bytes: 0,
@@ -184,11 +184,11 @@ impl FigureCollector {
         for view in views {
             let Some(sum) = of.get_mut(&view.machine.catalog) else { continue };
             count(&mut sum.machines, view);
-            let is_silent = silent.contains(&view.machine.name);
-            sum.silent_disks += u64::from(is_silent);
+            let is_unresponsive = unresponsive.contains(&view.machine.name);
+            sum.unresponsive_disks += u64::from(is_unresponsive);
             if let Some(of) = accounts.machines.get(&view.machine.name) {
                 let is_served = view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some());
-                sum.disks += u64::from(is_served && !is_silent);
+                sum.disks += u64::from(is_served && !is_unresponsive);
                 sum.levels.add(&of.levels);
                 machines.push(MachineFigures {
                     name: view.machine.name.clone(),
@@ -196,7 +196,7 @@ impl FigureCollector {
                     phase: view.status.phase,
                     ready: view.status.ready,
                     claimed: view.wanted.claim.is_some(),
-                    silent: is_silent,
+                    unresponsive: is_unresponsive,
                     levels: of.levels,
                     counters: of.account.counters,
                     spared_bytes: of.account.spared_bytes(of.levels.ram_used_bytes),
@@ -229,7 +229,7 @@ fn count(counts: &mut MachineCounts, view: &View) {
     counts.available += u64::from(ready && is_on && !claimed && !view.wanted.drained);
 }
 
-/// Asks the disks of these machines the same. Those that have answered until then, and what.
+/// Calls `ask` for the disks of these machines at the same time. Returns the answers that arrived before `until`.
 async fn ask_all<'a, T: Send + 'static, F: Future<Output = io::Result<T>> + Send + 'static>(
     folders: &MachineFolders,
     views: impl Iterator<Item = &'a View>,
@@ -247,7 +247,7 @@ async fn ask_all<'a, T: Send + 'static, F: Future<Output = io::Result<T>> + Send
         });
     }
     let mut answers = Vec::new();
-    // Those that are asked still when the time is over are given up with the set.
+    // Requests that have not ended in time are dropped with the set.
     while let Ok(Some(answer)) = tokio::time::timeout_at(until, asked.join_next()).await {
         if let Ok((i, Ok(answer))) = answer {
             answers.push((views[i], answer));
@@ -256,14 +256,14 @@ async fn ask_all<'a, T: Send + 'static, F: Future<Output = io::Result<T>> + Send
     answers
 }
 
-/// Asks a machine's disk for its figures.
-async fn ask(folder: PathBuf) -> io::Result<Report> {
+/// Reads the figures of a machine's disk.
+async fn ask(folder: PathBuf) -> io::Result<DiskReport> {
     let mut lines = connect(&folder).await?;
     let pid = lines.peer_pid().and_then(Pid::from_raw).ok_or_else(|| strange("nobody is there"))?;
     let begun = processes::begins(pid)?.ok_or_else(|| strange("it has ended"))?;
     let stats: Stats = serde_json::from_value(answer(&mut lines, &Request::Stats).await?)?;
     let disk = DiskId { pid: pid.as_raw_nonzero().get(), begun };
-    Ok(Report { disk, counters: counters(&stats), levels: levels(&stats) })
+    Ok(DiskReport { disk, counters: counters(&stats), levels: levels(&stats) })
 }
 
 async fn connect(folder: &Path) -> io::Result<JsonLines> {

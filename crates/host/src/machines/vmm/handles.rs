@@ -1,7 +1,7 @@
-//! What a machine's QEMU is given open: its sockets, which listen before it begins, its files, its tap. Owns the socket files in
-//! the machine's folder.
+//! Descriptors that a machine's QEMU inherits: listening sockets, files and the tap device. Owns the socket files in the
+//! machine's folder.
 //!
-//! Invariant: nothing in the machine's folder is the VMM's to write, so that nobody else is led astray by it.
+//! Invariant: the VMM cannot write to the machine's folder, so it cannot mislead other processes by its contents.
 
 use super::super::short_path::ShortPath;
 use crate::error::HostError;
@@ -16,14 +16,14 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// Its disks that are files of the host's.
+/// The machine's disks that are files of the host.
 pub struct Disks {
     pub data: Option<PathBuf>,
     pub scratch: Option<PathBuf>,
     pub seed: Option<PathBuf>,
 }
 
-/// Opens all of it, as the daemon can.
+/// Opens all descriptors with the daemon's rights.
 pub fn open(folder: &Path, spec: &CatalogSpec, disks: &Disks) -> Result<Handles, HostError> {
     let disk = |path: &Option<PathBuf>, writes| path.as_deref().map(|path| file(path, writes)).transpose();
     let host_file =
@@ -44,7 +44,7 @@ pub fn open(folder: &Path, spec: &CatalogSpec, disks: &Disks) -> Result<Handles,
     })
 }
 
-/// A socket in place of the last VMM's.
+/// Creates a listening socket in place of the last VMM's.
 fn listener(folder: &Path, name: &str) -> Result<OwnedFd, HostError> {
     let failed = |e: io::Error| failed(&folder.join(name), "cannot be made", e);
     let socket = ShortPath::of(folder, name)?;
@@ -60,11 +60,11 @@ fn file(path: &Path, writes: bool) -> Result<OwnedFd, HostError> {
     Ok(opened.map_err(|e| failed(path, "cannot be opened", e))?.into())
 }
 
-/// A kernel or initrd. QEMU opens it anew, by its descriptor: the folders that it lies in are of no matter then, its own rights
-/// are. One that not everybody may read is copied to a file without a name.
+/// Opens a kernel or initrd. QEMU opens it again through the descriptor, so the folders above it do not matter, but
+/// QEMU's own rights do: a file that not everybody may read is copied to an unnamed file.
 fn readable(path: &Path, folder: &Path) -> Result<OwnedFd, HostError> {
     let cannot = |e| failed(path, "cannot be read", e);
-    // A pipe that nobody writes to would keep whoever opens it.
+    // Opening a pipe without a writer would block.
     let open = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
     let mut original = open.map_err(cannot)?;
     let found = original.metadata().map_err(cannot)?;

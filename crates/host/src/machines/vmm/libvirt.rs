@@ -1,17 +1,17 @@
-//! A domain of libvirt's as a machine's VMM. Owns its definition, which is there from the start of a VMM until it is
-//! forgotten, and the ways by which libvirt's QEMU comes to the machine's disk.
+//! A libvirt domain as a machine's VMM. Owns its definition, which exists from the start of a VMM until it is forgotten,
+//! and the rights by which libvirt's QEMU reaches the machine's disk.
 //!
-//! Invariant: a domain without our mark is never touched, whatever its name: ours is asked for by the machine's UUID.
+//! Invariant: a domain without our metadata is never touched, whatever its name; ours is looked up by the machine's UUID.
 
-use super::super::ready::Agent;
-use super::super::run::{Ending, Folder, Run};
+use super::super::ready::GuestAgent;
+use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::{blocking, disk, look};
-use super::{PROCESS, ending, give, unheard};
+use super::{PROCESS, assumed_ending, ending, grant_group};
 use crate::error::HostError;
 use crate::hypervisor::domain;
-use crate::hypervisor::libvirt::{Libvirt, State};
-use crate::hypervisor::qemu::Files;
-use crate::processes::{self, Seen};
+use crate::hypervisor::libvirt::{DomainState, Libvirt};
+use crate::hypervisor::qemu::HostFiles;
+use crate::processes::{self, ObservedProcess};
 use spillway_api::{ErrorCode, Machine, ResetEvent};
 use spillway_control::kvm::Accelerator;
 use std::fs;
@@ -21,62 +21,64 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The description, as it was given to libvirt.
+/// File of the domain's description, as it was given to libvirt.
 const FILE: &str = "domain.xml";
-/// How long libvirt may take to see that a QEMU has ended.
+/// Longest time until libvirt notices that a QEMU has ended.
 const NOTICE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(20);
-/// The folders from a machine's to the one of everything that is kept.
+/// Number of folders from a machine's to the root of the daemon's state.
 const WAY: usize = 4;
-/// Those from a file in a store to the store's.
+/// Number of folders from a file in a store to the store's root.
 const STORE: usize = 2;
 
-/// A machine's domain.
+/// A machine's libvirt domain.
 pub struct Domain {
-    folder: Folder,
+    folder: MachineFolder,
     libvirt: Arc<Libvirt>,
     name: String,
     uuid: String,
-    /// Why it is off, in libvirt's words.
+    /// Why the domain is off, in libvirt's words.
     reason: Option<String>,
 }
 
 impl Domain {
-    pub fn new(folder: Folder, libvirt: Arc<Libvirt>, run: &Run) -> Domain {
+    pub fn new(folder: MachineFolder, libvirt: Arc<Libvirt>, run: &RunRecord) -> Domain {
         let name = domain::name(folder.name());
         Domain { folder, libvirt, name, uuid: run.uuid.clone(), reason: None }
     }
 
-    /// Whether it is this run's.
-    pub fn is_of(&self, run: &Run) -> bool {
+    /// Whether the domain belongs to this run.
+    pub fn is_of(&self, run: &RunRecord) -> bool {
         self.uuid == run.uuid
     }
 
-    /// What became of its process. libvirt is asked only if that is not written down.
-    pub async fn look(&self) -> Result<Seen, HostError> {
+    /// Finds out whether the process is alive. Asks libvirt only if the process is not recorded.
+    pub async fn look(&self) -> Result<ObservedProcess, HostError> {
         let known = look(&self.folder, PROCESS).await?;
-        if !matches!(known, Seen::None) {
+        if !matches!(known, ObservedProcess::None) {
             return Ok(known);
         }
         match self.state().await? {
-            State::Absent => Ok(Seen::None),
-            // Defined, and not started.
-            State::Off(reason) if ["unknown", "failed"].contains(&reason.as_str()) => Ok(Seen::None),
-            State::Off(_) => Ok(Seen::Ended),
-            State::On => self.adopt().await,
+            DomainState::Absent => Ok(ObservedProcess::None),
+            // The domain is defined but was not started.
+            DomainState::Off(reason) if ["unknown", "failed"].contains(&reason.as_str()) => {
+                Ok(ObservedProcess::None)
+            }
+            DomainState::Off(_) => Ok(ObservedProcess::Ended),
+            DomainState::On => self.adopt().await,
         }
     }
 
-    /// Defines and starts it.
+    /// Defines and starts the domain.
     pub async fn start(
         &mut self,
         machine: &Machine,
-        run: &Run,
+        run: &RunRecord,
         accelerator: &Accelerator,
-        files: &Files<'_>,
+        files: &HostFiles<'_>,
     ) -> Result<(), HostError> {
-        // Catalogs that an earlier daemon took may ask for it.
-        domain::can_be(&run.spec)
+        // Catalogs of an earlier daemon may contain unsupported settings.
+        domain::check_supported(&run.spec)
             .and_then(|()| domain::fits(self.folder.path()))
             .map_err(HostError::permanent)?;
         let ends_at_reboot = run.spec.reset() == ResetEvent::GuestReboot;
@@ -89,7 +91,7 @@ impl Domain {
         let written = file.clone();
         blocking(move || {
             if let Some(group) = group {
-                let_in(group, folder.path(), &own)?;
+                grant_access(group, folder.path(), &own)?;
             }
             fs::write(&written, text).map_err(|e| failed(&written, "cannot be written", e))
         })
@@ -99,7 +101,7 @@ impl Domain {
             return Err(HostError::invalid(message));
         };
         if let Err(error) = self.libvirt.ask(&["define", file]).await {
-            return Err(self.stranger().await?.unwrap_or(error));
+            return Err(self.foreign_domain().await?.unwrap_or(error));
         }
         if ends_at_reboot {
             self.libvirt.listen_to(&self.name);
@@ -107,16 +109,16 @@ impl Domain {
         self.libvirt.ask(&["start", &self.uuid]).await.map(drop)
     }
 
-    /// Listens to it, if what it says is needed.
-    pub fn attach(&self, run: &Run) {
+    /// Subscribes to the domain's shutdown reasons, if the run needs them.
+    pub fn attach(&self, run: &RunRecord) {
         if run.spec.reset() == ResetEvent::GuestReboot && !self.libvirt.listens_to(&self.name) {
             self.libvirt.listen_to(&self.name);
         }
     }
 
-    /// How its guest agent is asked.
-    pub fn agent(&self) -> Agent {
-        Agent::Libvirts(Arc::clone(&self.libvirt), self.uuid.clone())
+    /// Returns the channel to the guest agent.
+    pub fn agent(&self) -> GuestAgent {
+        GuestAgent::Libvirt(Arc::clone(&self.libvirt), self.uuid.clone())
     }
 
     /// Presses the power button.
@@ -124,36 +126,36 @@ impl Domain {
         let _ = self.libvirt.ask(&["shutdown", &self.uuid, "--mode", "acpi"]).await;
     }
 
-    /// Ends its process.
+    /// Ends the process.
     pub async fn destroy(&self) {
         let _ = self.libvirt.ask(&["destroy", &self.uuid]).await;
     }
 
-    /// Why it has ended, if its guest wanted it to.
-    pub async fn why(&mut self, run: &Run) -> Result<Option<Ending>, HostError> {
-        let State::Off(reason) = self.off().await? else { return Ok(None) };
+    /// Returns why the domain has ended, if its guest caused that.
+    pub async fn why(&mut self, run: &RunRecord) -> Result<Option<VmmEnding>, HostError> {
+        let DomainState::Off(reason) = self.off().await? else { return Ok(None) };
         let by_guest = reason == "shutdown";
         self.reason = Some(reason);
         Ok(match run.spec.reset() {
             _ if !by_guest => None,
             // libvirt itself does not tell the one from the other.
             ResetEvent::GuestReboot => {
-                let heard = self.libvirt.reason(&self.name).await;
-                Some(heard.as_deref().and_then(ending).unwrap_or_else(|| unheard(run)))
+                let reason = self.libvirt.reason(&self.name).await;
+                Some(reason.as_deref().and_then(ending).unwrap_or_else(|| assumed_ending(run)))
             }
-            ResetEvent::PowerCycle | ResetEvent::Never => Some(unheard(run)),
+            ResetEvent::PowerCycle | ResetEvent::Never => Some(assumed_ending(run)),
         })
     }
 
-    /// Why it is off, for people.
+    /// Why the domain is off, for people.
     pub fn last_words(&self) -> String {
         let reason = self.reason.as_deref().unwrap_or("unknown");
         format!("'{reason}', says libvirt, whose log of the domain {} may know more", self.name)
     }
 
-    /// Removes its definition.
+    /// Removes the definition.
     pub async fn undefine(&mut self) -> Result<(), HostError> {
-        if let State::Off(_) = self.off().await? {
+        if let DomainState::Off(_) = self.off().await? {
             self.libvirt.ask(&["undefine", &self.uuid, "--managed-save", "--snapshots-metadata"]).await?;
         }
         self.libvirt.forget(&self.name);
@@ -161,13 +163,13 @@ impl Domain {
         Ok(())
     }
 
-    /// What libvirt knows of one whose process has ended, once it knows that.
-    async fn off(&self) -> Result<State, HostError> {
+    /// Returns libvirt's state of a domain whose process has ended, once libvirt knows that.
+    async fn off(&self) -> Result<DomainState, HostError> {
         let until = Instant::now() + NOTICE;
         loop {
             match self.state().await? {
-                State::On if Instant::now() < until => tokio::time::sleep(LOOK).await,
-                State::On => {
+                DomainState::On if Instant::now() < until => tokio::time::sleep(LOOK).await,
+                DomainState::On => {
                     let message =
                         format!("domain {}: its QEMU has ended, and libvirt does not notice", self.name);
                     return Err(HostError::new(ErrorCode::Unavailable, message));
@@ -177,10 +179,10 @@ impl Domain {
         }
     }
 
-    /// What libvirt knows of it. One with its UUID that is not ours is an error.
-    async fn state(&self) -> Result<State, HostError> {
+    /// Returns libvirt's state of the domain. Fails if a domain that is not ours has its UUID.
+    async fn state(&self) -> Result<DomainState, HostError> {
         let state = self.libvirt.state(&self.uuid).await?;
-        if state != State::Absent {
+        if state != DomainState::Absent {
             let mark = self.libvirt.ask(&["metadata", &self.uuid, domain::NAMESPACE]).await;
             if !mark.is_ok_and(|mark| mark.contains(&self.uuid)) {
                 return Err(not_ours(&format!("with the UUID {}", self.uuid)));
@@ -189,16 +191,16 @@ impl Domain {
         Ok(state)
     }
 
-    /// Somebody else's domain with its name, if that is why it cannot be defined.
-    async fn stranger(&self) -> Result<Option<HostError>, HostError> {
+    /// Error that names a foreign domain of the same name, if there is one.
+    async fn foreign_domain(&self) -> Result<Option<HostError>, HostError> {
         let domains = self.libvirt.ask(&["list", "--all", "--uuid", "--name"]).await?;
         let others = domains.lines().filter_map(|line| line.trim().split_once(' '));
         let mut namesakes = others.filter(|(uuid, name)| name.trim() == self.name && *uuid != self.uuid);
         Ok(namesakes.next().map(|(uuid, _)| not_ours(&format!("'{}' (UUID {uuid})", self.name))))
     }
 
-    /// The process that libvirt says is the domain's.
-    async fn adopt(&self) -> Result<Seen, HostError> {
+    /// Adopts the process that libvirt reports for the domain.
+    async fn adopt(&self) -> Result<ObservedProcess, HostError> {
         let (file, name, uuid) = (self.libvirt.pid_file(&self.name), self.name.clone(), self.uuid.clone());
         let folder = self.folder.clone();
         blocking(move || {
@@ -206,7 +208,7 @@ impl Domain {
                 .map_err(|e| failed(&file, "does not say which process it is", e))?;
             let pid = text.trim().parse().unwrap_or_default();
             match processes::adopt(folder.path(), PROCESS, pid, &uuid)? {
-                Seen::None => {
+                ObservedProcess::None => {
                     let message =
                         format!("domain {name}: process {pid} of {} is not its QEMU", file.display());
                     Err(HostError::new(ErrorCode::Internal, message))
@@ -225,8 +227,8 @@ fn not_ours(which: &str) -> HostError {
     HostError::new(ErrorCode::Conflict, message)
 }
 
-/// Lets the group of libvirt's QEMU come to the machine's disk and files, through folders that it cannot list.
-fn let_in(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), HostError> {
+/// Grants the group of libvirt's QEMU access to the folder and the files.
+fn grant_access(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), HostError> {
     let socket = folder.join(disk::SOCKET);
     let ways = files
         .iter()
@@ -236,11 +238,11 @@ fn let_in(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), HostError>
         let found = fs::metadata(folder).map_err(|e| failed(folder, "cannot be looked at", e))?;
         let (rights, is_theirs) = (found.mode() & 0o7777, found.gid() == group);
         if !(rights & 0o001 != 0 || is_theirs && rights & 0o010 != 0) {
-            give(folder, group, rights & 0o700 | 0o010)?;
+            grant_group(folder, group, rights & 0o700 | 0o010)?;
         }
     }
-    give(&socket, group, 0o660)?;
-    files.iter().try_for_each(|file| give(file, group, 0o660))
+    grant_group(&socket, group, 0o660)?;
+    files.iter().try_for_each(|file| grant_group(file, group, 0o660))
 }
 
 fn failed(path: &Path, what: &str, error: io::Error) -> HostError {

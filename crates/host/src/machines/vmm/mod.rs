@@ -1,20 +1,20 @@
-//! A machine's VMM, whoever runs it: what became of it, its start, its end and why. Owns the choice of the driver and
-//! when the guest was asked to shut down.
+//! The VMM of a machine, run by QEMU directly or by libvirt: its start, its shutdown, its end and the reason for that.
+//! Owns the choice of the driver, and when the guest was asked to shut down.
 //!
-//! Invariant: a VMM that was started is found again by any later daemon, and is ended before it is forgotten.
+//! Invariant: every later daemon finds a VMM that was started, and a VMM is ended before it is forgotten.
 
 mod handles;
 mod libvirt;
 mod qemu;
 
-use super::ready::Agent;
-use super::run::{Ending, Folder, Run};
+use super::ready::GuestAgent;
+use super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::{blocking, last_words, look};
 use crate::error::HostError;
 use crate::hypervisor::libvirt::Libvirt;
-use crate::hypervisor::qemu::Files;
+use crate::hypervisor::qemu::HostFiles;
 use crate::hypervisor::qmp::Event;
-use crate::processes::{self, Process, Seen};
+use crate::processes::{self, ObservedProcess, Process};
 use crate::scopes::Scopes;
 use spillway_api::{ErrorCode, Hypervisor, Machine, ResetEvent};
 use spillway_control::kvm::Accelerator;
@@ -26,110 +26,111 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
-/// What the process is called.
+/// Name of the process.
 pub const PROCESS: &str = "vmm";
-/// How long it may take to end when it is told to.
+/// Longest time until the VMM ends when it is told to.
 const QUIT: Duration = Duration::from_secs(5);
 
-/// The VMM of a machine, whether it runs or not.
+/// VMM of a machine, whether it runs or not.
 pub struct Vmm {
-    folder: Folder,
+    folder: MachineFolder,
     libvirt: Arc<Libvirt>,
-    driver: Driver,
+    driver: VmmDriver,
     asked: Option<Instant>,
-    /// Until when it may do what it was asked, although nobody wants that any more.
+    /// Until when a shutdown that was requested counts, although it is not wanted any more.
     heeds_until: Option<Instant>,
 }
 
-/// Who runs it.
-enum Driver {
+/// Driver of the VMM.
+enum VmmDriver {
     Nobody,
     Qemu(qemu::Qemu),
     Libvirt(libvirt::Domain),
 }
 
 impl Vmm {
-    pub fn new(folder: Folder, libvirt: Arc<Libvirt>) -> Vmm {
-        Vmm { folder, libvirt, driver: Driver::Nobody, asked: None, heeds_until: None }
+    pub fn new(folder: MachineFolder, libvirt: Arc<Libvirt>) -> Vmm {
+        Vmm { folder, libvirt, driver: VmmDriver::Nobody, asked: None, heeds_until: None }
     }
 
-    /// What became of it.
-    pub async fn look(&mut self, run: &Run) -> Result<Seen, HostError> {
+    /// Finds out whether the VMM is alive.
+    pub async fn look(&mut self, run: &RunRecord) -> Result<ObservedProcess, HostError> {
         self.driver_for(run);
         match &self.driver {
-            Driver::Libvirt(domain) => domain.look().await,
-            Driver::Nobody | Driver::Qemu(_) => look(&self.folder, PROCESS).await,
+            VmmDriver::Libvirt(domain) => domain.look().await,
+            VmmDriver::Nobody | VmmDriver::Qemu(_) => look(&self.folder, PROCESS).await,
         }
     }
 
-    /// A run has the driver that it was begun with.
-    fn driver_for(&mut self, run: &Run) {
+    /// Selects the driver that the run was started with.
+    fn driver_for(&mut self, run: &RunRecord) {
         match (run.hypervisor, &self.driver) {
-            (Hypervisor::None, Driver::Nobody) | (Hypervisor::Qemu, Driver::Qemu(_)) => {}
-            (Hypervisor::Libvirt, Driver::Libvirt(domain)) if domain.is_of(run) => {}
-            (Hypervisor::None, _) => self.driver = Driver::Nobody,
-            (Hypervisor::Qemu, _) => self.driver = Driver::Qemu(qemu::Qemu::new(self.folder.clone())),
+            (Hypervisor::None, VmmDriver::Nobody) | (Hypervisor::Qemu, VmmDriver::Qemu(_)) => {}
+            (Hypervisor::Libvirt, VmmDriver::Libvirt(domain)) if domain.is_of(run) => {}
+            (Hypervisor::None, _) => self.driver = VmmDriver::Nobody,
+            (Hypervisor::Qemu, _) => self.driver = VmmDriver::Qemu(qemu::Qemu::new(self.folder.clone())),
             (Hypervisor::Libvirt, _) => {
                 let libvirt = Arc::clone(&self.libvirt);
-                self.driver = Driver::Libvirt(libvirt::Domain::new(self.folder.clone(), libvirt, run));
+                self.driver = VmmDriver::Libvirt(libvirt::Domain::new(self.folder.clone(), libvirt, run));
             }
         }
     }
 
-    /// Starts it on the machine's disk.
+    /// Starts the VMM on the machine's disk.
     pub async fn start(
         &mut self,
         machine: &Machine,
-        run: &Run,
+        run: &RunRecord,
         accelerator: &Accelerator,
-        files: &Files<'_>,
+        files: &HostFiles<'_>,
         scopes: &Scopes,
     ) -> Result<(), HostError> {
-        self.is_gone();
+        self.disconnect();
         self.driver_for(run);
         match &mut self.driver {
-            Driver::Nobody => Ok(()),
-            Driver::Qemu(qemu) => qemu.start(machine, run, accelerator, files, scopes).await,
-            // libvirt gives it a scope.
-            Driver::Libvirt(domain) => domain.start(machine, run, accelerator, files).await,
+            VmmDriver::Nobody => Ok(()),
+            VmmDriver::Qemu(qemu) => qemu.start(machine, run, accelerator, files, scopes).await,
+            // libvirt creates a scope for it.
+            VmmDriver::Libvirt(domain) => domain.start(machine, run, accelerator, files).await,
         }
     }
 
-    /// Listens to it, and learns what it is doing if nobody has listened, or asked it lately. What its guest has ended for is
-    /// recorded then: an error if it cannot be.
-    pub async fn attach(&mut self, process: &Process, run: &mut Run) -> Result<(), HostError> {
+    /// Subscribes to the VMM's events, and polls it if there was no subscription or the last answer is old. Records why
+    /// the guest has ended; returns an error if that cannot be recorded.
+    pub async fn attach(&mut self, process: &Process, run: &mut RunRecord) -> Result<(), HostError> {
         match &mut self.driver {
-            Driver::Nobody => Ok(()),
-            Driver::Qemu(qemu) => qemu.attach(process, run).await,
-            Driver::Libvirt(domain) => {
+            VmmDriver::Nobody => Ok(()),
+            VmmDriver::Qemu(qemu) => qemu.attach(process, run).await,
+            VmmDriver::Libvirt(domain) => {
                 domain.attach(run);
                 Ok(())
             }
         }
     }
 
-    /// The guest's console as it was before the guest began, once, if the guest was held until somebody read it.
+    /// Returns the guest's console once, if the guest was held until the console was connected to.
     pub fn take_console(&mut self) -> Option<UnixStream> {
         match &mut self.driver {
-            Driver::Qemu(qemu) => qemu.console.take(),
-            Driver::Nobody | Driver::Libvirt(_) => None,
+            VmmDriver::Qemu(qemu) => qemu.console.take(),
+            VmmDriver::Nobody | VmmDriver::Libvirt(_) => None,
         }
     }
 
-    /// Asks the guest to shut down, once. Until when it may take; `None`: it has, it will not, or it had its time.
+    /// Asks the guest to shut down, once. Returns its deadline; `None`: it has shut down, cannot be asked, or its time is
+    /// over.
     pub async fn shut_down(
         &mut self,
         process: &Process,
-        run: &mut Run,
+        run: &mut RunRecord,
         grace: Duration,
     ) -> Result<Option<Instant>, HostError> {
         let (now, is_over) = (Instant::now(), |asked: Instant| asked + grace <= Instant::now());
-        if self.has_heard_end(run) || self.asked.map_or(grace.is_zero(), is_over) {
+        if self.is_end_known(run) || self.asked.map_or(grace.is_zero(), is_over) {
             return Ok(None);
         }
         // One that cannot be asked has its time, and is ended.
         let hears = self.attach(process, run).await.is_ok();
-        if self.has_heard_end(run) {
+        if self.is_end_known(run) {
             return Ok(None);
         }
         if hears && !run.asked {
@@ -139,18 +140,22 @@ impl Vmm {
         }
         if hears && self.asked.is_none() {
             match &mut self.driver {
-                Driver::Nobody => {}
-                Driver::Qemu(qemu) => qemu.power_down().await,
-                Driver::Libvirt(domain) => domain.power_down().await,
+                VmmDriver::Nobody => {}
+                VmmDriver::Qemu(qemu) => qemu.power_down().await,
+                VmmDriver::Libvirt(domain) => domain.power_down().await,
             }
         }
         let asked = *self.asked.get_or_insert(now);
         Ok(Some(asked + grace).filter(|_| !is_over(asked)))
     }
 
-    /// It is to go on, whatever it was asked before. Until when a guest that shuts down does so because it was asked;
-    /// `None`: one that does wants it itself.
-    pub async fn goes_on(&mut self, run: &mut Run, grace: Duration) -> Result<Option<Instant>, HostError> {
+    /// Cancels a shutdown that was requested earlier. Returns until when a shutdown of the guest counts as that one;
+    /// `None`: the guest decides itself.
+    pub async fn cancel_shutdown(
+        &mut self,
+        run: &mut RunRecord,
+        grace: Duration,
+    ) -> Result<Option<Instant>, HostError> {
         let asked = self.asked.take();
         if !run.asked {
             return Ok(None);
@@ -166,36 +171,36 @@ impl Vmm {
         Ok(None)
     }
 
-    /// How its guest agent is asked.
-    pub fn agent(&self) -> Agent {
+    /// Returns the channel to the guest agent.
+    pub fn agent(&self) -> GuestAgent {
         match &self.driver {
-            Driver::Libvirt(domain) => domain.agent(),
-            Driver::Nobody | Driver::Qemu(_) => Agent::Ours,
+            VmmDriver::Libvirt(domain) => domain.agent(),
+            VmmDriver::Nobody | VmmDriver::Qemu(_) => GuestAgent::Socket,
         }
     }
 
-    /// Ends it, whatever its guest does.
+    /// Ends the VMM, whatever its guest does.
     pub async fn end(&mut self, process: &Process) -> Result<(), HostError> {
         match &mut self.driver {
-            Driver::Nobody => {}
-            Driver::Qemu(qemu) => qemu.quit().await,
-            Driver::Libvirt(domain) => domain.destroy().await,
+            VmmDriver::Nobody => {}
+            VmmDriver::Qemu(qemu) => qemu.quit().await,
+            VmmDriver::Libvirt(domain) => domain.destroy().await,
         }
-        self.is_gone();
+        self.disconnect();
         let process = process.try_clone()?;
         blocking(move || if process.ends_within(QUIT) { Ok(()) } else { process.end(QUIT) }).await
     }
 
-    /// One that has ended: nobody is spoken to any more, and it is written down why it has, if that can be known.
-    pub async fn has_ended(&mut self, run: &mut Run) -> Result<(), HostError> {
-        self.is_gone();
+    /// Disconnects from a VMM that has ended, and records why it has ended if that can be known.
+    pub async fn record_end(&mut self, run: &mut RunRecord) -> Result<(), HostError> {
+        self.disconnect();
         if run.ending.is_some() {
             return Ok(());
         }
         run.ending = match &mut self.driver {
-            Driver::Nobody => None,
-            Driver::Qemu(qemu) => qemu.heard(),
-            Driver::Libvirt(domain) => domain.why(run).await?,
+            VmmDriver::Nobody => None,
+            VmmDriver::Qemu(qemu) => qemu.ending_seen(),
+            VmmDriver::Libvirt(domain) => domain.why(run).await?,
         };
         match run.ending {
             Some(_) => self.folder.save_in_background(run).await,
@@ -203,74 +208,74 @@ impl Vmm {
         }
     }
 
-    /// The last that one said that has ended by itself, for people.
+    /// Returns the last output of a VMM that has ended by itself, for people.
     pub async fn last_words(&self) -> Result<String, HostError> {
         match &self.driver {
-            Driver::Libvirt(domain) => Ok(domain.last_words()),
-            Driver::Nobody | Driver::Qemu(_) => last_words(&self.folder, PROCESS).await,
+            VmmDriver::Libvirt(domain) => Ok(domain.last_words()),
+            VmmDriver::Nobody | VmmDriver::Qemu(_) => last_words(&self.folder, PROCESS).await,
         }
     }
 
-    /// Forgets one that has ended, or was never there; nothing is left of it.
+    /// Forgets a VMM that has ended or never existed, and removes what is left of it.
     pub async fn forget(&mut self) -> Result<(), HostError> {
-        self.is_gone();
+        self.disconnect();
         match &mut self.driver {
-            Driver::Nobody => {}
-            Driver::Qemu(qemu) => qemu.forget(),
-            Driver::Libvirt(domain) => domain.undefine().await?,
+            VmmDriver::Nobody => {}
+            VmmDriver::Qemu(qemu) => qemu.forget(),
+            VmmDriver::Libvirt(domain) => domain.undefine().await?,
         }
         let folder = self.folder.clone();
         blocking(move || processes::forget(folder.path(), PROCESS)).await
     }
 
-    /// What it says next; never, while nobody listens. May be given up at any time.
+    /// Waits for the next event; never returns without a subscription. Cancel safe.
     pub async fn event(&mut self) -> Option<Event> {
         match &mut self.driver {
-            Driver::Qemu(qemu) => qemu.event().await,
-            Driver::Nobody | Driver::Libvirt(_) => pending().await,
+            VmmDriver::Qemu(qemu) => qemu.event().await,
+            VmmDriver::Nobody | VmmDriver::Libvirt(_) => pending().await,
         }
     }
 
-    /// Takes note of what it has said. What is to be recorded of it the next step records.
-    pub fn hear(&mut self, event: &Event) {
-        if let Driver::Qemu(qemu) = &mut self.driver {
-            qemu.hear(event);
+    /// Notes an event. The next step records what it means.
+    pub fn note_event(&mut self, event: &Event) {
+        if let VmmDriver::Qemu(qemu) = &mut self.driver {
+            qemu.note_event(event);
         }
     }
 
-    /// Whether its guest has ended, as far as is known: whether that is recorded already or not.
-    fn has_heard_end(&self, run: &Run) -> bool {
-        let heard = if let Driver::Qemu(qemu) = &self.driver { qemu.heard() } else { None };
-        run.ending.is_some() || heard.is_some()
+    /// Whether the guest is known to have ended, recorded or not.
+    fn is_end_known(&self, run: &RunRecord) -> bool {
+        let ending_seen = if let VmmDriver::Qemu(qemu) = &self.driver { qemu.ending_seen() } else { None };
+        run.ending.is_some() || ending_seen.is_some()
     }
 
-    fn is_gone(&mut self) {
+    fn disconnect(&mut self) {
         (self.asked, self.heeds_until) = (None, None);
-        if let Driver::Qemu(qemu) = &mut self.driver {
-            qemu.is_gone();
+        if let VmmDriver::Qemu(qemu) = &mut self.driver {
+            qemu.disconnect();
         }
     }
 }
 
-/// Of the reasons of QEMU's `SHUTDOWN` event (QEMU, run-state.json: ShutdownCause) those that are the guest's.
-fn ending(reason: &str) -> Option<Ending> {
+/// Maps the reason of QEMU's `SHUTDOWN` event to an ending.
+fn ending(reason: &str) -> Option<VmmEnding> {
     match reason {
-        "guest-reset" => Some(Ending::GuestReboot),
-        "guest-shutdown" => Some(Ending::GuestShutdown),
+        "guest-reset" => Some(VmmEnding::GuestReboot),
+        "guest-shutdown" => Some(VmmEnding::GuestShutdown),
         _ => None,
     }
 }
 
-/// Of a guest that has ended when nobody listened. A machine that comes back from a reboot comes back clean.
-fn unheard(run: &Run) -> Ending {
+/// Ending of a guest that ended while nobody was subscribed.
+fn assumed_ending(run: &RunRecord) -> VmmEnding {
     match run.spec.reset() {
-        ResetEvent::GuestReboot => Ending::GuestReboot,
-        ResetEvent::PowerCycle | ResetEvent::Never => Ending::GuestShutdown,
+        ResetEvent::GuestReboot => VmmEnding::GuestReboot,
+        ResetEvent::PowerCycle | ResetEvent::Never => VmmEnding::GuestShutdown,
     }
 }
 
-/// Lets a VMM that runs with this group come to a file or through a folder.
-fn give(path: &Path, group: u32, rights: u32) -> Result<(), HostError> {
+/// Grants a path's group rights to a VMM that runs with this group.
+fn grant_group(path: &Path, group: u32, rights: u32) -> Result<(), HostError> {
     chown(path, None, Some(group))
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(rights)))
         .map_err(|e| {

@@ -1,17 +1,17 @@
-//! QEMU as a machine's VMM: a process in the machine's folder, by a user of its own, and the conversation with it. Owns the
-//! monitor's connection, and what was heard over it and could not be recorded yet.
+//! QEMU as a machine's VMM: a process in the machine's folder, with a user of its own, and its monitor. Owns the
+//! monitor's connection, and what was reported over it and could not be recorded yet.
 //!
-//! Invariant: a guest that ends is held until it is recorded why. What is recorded does not hang on one event: QEMU is asked
-//! again and again how it is.
+//! Invariant: a guest that ends is held until the reason is recorded. That does not depend on a single event: QEMU's
+//! status is queried again and again.
 
-use super::super::run::{Ending, Folder, Run};
+use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::short_path::ShortPath;
 use super::super::{blocking, disk};
 use super::handles::{self, Disks};
-use super::{PROCESS, ending, give, unheard};
+use super::{PROCESS, assumed_ending, ending, grant_group};
 use crate::error::HostError;
 use crate::guest_users;
-use crate::hypervisor::qemu::{self, Files};
+use crate::hypervisor::qemu::{self, HostFiles};
 use crate::hypervisor::qmp::{Event, Qmp};
 use crate::machines::ready::connect_console;
 use crate::processes::{self, Process};
@@ -24,40 +24,40 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
-/// How long one that was started may take to answer.
+/// Longest time until the monitor of a new QEMU accepts a connection.
 const GREETING: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(5);
-/// Between two connections to its monitor.
+/// Pause between two connections to the monitor.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long what it has said of itself is taken for true: shorter than the time between two looks at a machine.
+/// How long an answer about the VMM's status is valid.
 const TRUE_FOR: Duration = Duration::from_secs(20);
 
-/// A machine's QEMU.
+/// A machine's QEMU process.
 pub struct Qemu {
-    folder: Folder,
+    folder: MachineFolder,
     monitor: Option<Qmp>,
-    /// When its monitor was last connected to.
+    /// When the monitor was last connected to.
     connected: Option<Instant>,
-    /// The guest's console, read from before the guest began.
+    /// Console of the guest, connected before the guest began.
     pub console: Option<UnixStream>,
-    /// Why its guest has ended, as it was heard. What is recorded may be behind.
-    heard: Option<Ending>,
-    /// When it was last asked how it is, and has answered.
+    /// Why the guest has ended, as reported. The record of the run may be behind.
+    ending_seen: Option<VmmEnding>,
+    /// When QEMU last answered a status query.
     answered: Option<Instant>,
 }
 
 impl Qemu {
-    pub fn new(folder: Folder) -> Qemu {
-        Qemu { folder, monitor: None, connected: None, console: None, heard: None, answered: None }
+    pub fn new(folder: MachineFolder) -> Qemu {
+        Qemu { folder, monitor: None, connected: None, console: None, ending_seen: None, answered: None }
     }
 
-    /// Starts it on the machine's disk.
+    /// Starts QEMU on the machine's disk.
     pub async fn start(
         &mut self,
         machine: &Machine,
-        run: &Run,
+        run: &RunRecord,
         accelerator: &Accelerator,
-        files: &Files<'_>,
+        files: &HostFiles<'_>,
         scopes: &Scopes,
     ) -> Result<(), HostError> {
         self.forget();
@@ -71,9 +71,9 @@ impl Qemu {
         let (folder, spec, user) = (self.folder.clone(), run.spec.clone(), run.user);
         let handles = blocking(move || {
             if let Some(user) = user {
-                // It goes through the folder to the disk's socket, and does nothing else there.
-                give(folder.path(), user, 0o710)?;
-                give(&folder.path().join(disk::SOCKET), user, 0o660)?;
+                // QEMU reaches the disk's socket through the folder.
+                grant_group(folder.path(), user, 0o710)?;
+                grant_group(&folder.path().join(disk::SOCKET), user, 0o660)?;
             }
             handles::open(folder.path(), &spec, &disks)
         })
@@ -89,9 +89,9 @@ impl Qemu {
             .await
     }
 
-    /// Listens to it, and learns what it is doing if nobody has listened, or asked it lately. Records why its guest has ended,
-    /// if it has.
-    pub async fn attach(&mut self, process: &Process, run: &mut Run) -> Result<(), HostError> {
+    /// Subscribes to QEMU's events, and polls it if there was no subscription or the last answer is old. Records why the
+    /// guest has ended.
+    pub async fn attach(&mut self, process: &Process, run: &mut RunRecord) -> Result<(), HostError> {
         let is_true = self.answered.is_some_and(|answered| answered.elapsed() < TRUE_FOR);
         if self.monitor.is_none() || !is_true {
             self.look(process, run).await?;
@@ -99,13 +99,13 @@ impl Qemu {
         self.record(run).await
     }
 
-    /// Asks it how it is.
-    async fn look(&mut self, process: &Process, run: &Run) -> Result<(), HostError> {
+    /// Queries QEMU's status.
+    async fn look(&mut self, process: &Process, run: &RunRecord) -> Result<(), HostError> {
         let monitor = match self.monitor.take() {
             Some(monitor) => Some(monitor),
             None => self.reach(process).await?,
         };
-        // It has ended, and is looked into for that.
+        // The process has ended, which the next step examines.
         let Some(mut monitor) = monitor else { return Ok(()) };
         let strange = |e| HostError::new(ErrorCode::Unavailable, format!("its VMM: {e}"));
         let status = match monitor.execute("query-status").await {
@@ -117,40 +117,41 @@ impl Qemu {
             self.console = Some(connect_console(self.folder.path()).await.map_err(strange)?);
             monitor.execute("cont").await.map_err(strange)?;
         }
-        if status["status"] == "shutdown" && self.heard.is_none() {
-            // It may have said why, and nobody has listened yet.
-            self.heard = monitor.heard().find_map(reason).or_else(|| Some(unheard(run)));
+        if status["status"] == "shutdown" && self.ending_seen.is_none() {
+            // The reason may be among the events that nobody has read.
+            self.ending_seen =
+                monitor.pending_events().find_map(reason).or_else(|| Some(assumed_ending(run)));
         }
         (self.monitor, self.answered) = (Some(monitor), Some(Instant::now()));
         Ok(())
     }
 
-    /// Records why its guest has ended, if that is known and not recorded.
-    async fn record(&self, run: &mut Run) -> Result<(), HostError> {
-        if let (None, Some(heard)) = (run.ending, self.heard) {
+    /// Records why the guest has ended, if that is known and not recorded.
+    async fn record(&self, run: &mut RunRecord) -> Result<(), HostError> {
+        if let (None, Some(ending_seen)) = (run.ending, self.ending_seen) {
             let mut ended = run.clone();
-            ended.ending = Some(heard);
+            ended.ending = Some(ending_seen);
             self.folder.save_in_background(&ended).await?;
             *run = ended;
         }
         Ok(())
     }
 
-    /// Takes note of what it has said.
-    pub fn hear(&mut self, event: &Event) {
-        // The first reason counts: another comes when it is ended then.
-        self.heard = self.heard.or_else(|| reason(event));
+    /// Notes an event.
+    pub fn note_event(&mut self, event: &Event) {
+        // The first reason counts: another comes when the VMM is ended.
+        self.ending_seen = self.ending_seen.or_else(|| reason(event));
     }
 
-    /// Why its guest has ended, if it has and nothing was forgotten since.
-    pub fn heard(&self) -> Option<Ending> {
-        self.heard
+    /// Why the guest has ended, if it has and the run was not forgotten since.
+    pub fn ending_seen(&self) -> Option<VmmEnding> {
+        self.ending_seen
     }
 
-    /// What was heard was of one that is no more.
+    /// Forgets the ending, which belongs to an earlier VMM.
     pub fn forget(&mut self) {
-        self.is_gone();
-        self.heard = None;
+        self.disconnect();
+        self.ending_seen = None;
     }
 
     /// Presses the power button.
@@ -160,19 +161,19 @@ impl Qemu {
         }
     }
 
-    /// Tells it to end.
+    /// Tells QEMU to end.
     pub async fn quit(&mut self) {
         if let Some(monitor) = &mut self.monitor {
             let _ = monitor.execute("quit").await;
         }
     }
 
-    /// Nobody is spoken to any more.
-    pub fn is_gone(&mut self) {
+    /// Closes the connection to the monitor.
+    pub fn disconnect(&mut self) {
         (self.monitor, self.connected, self.console, self.answered) = (None, None, None, None);
     }
 
-    /// What it says next; never, while nobody listens. May be given up at any time.
+    /// Waits for the next event; never returns without a subscription. Cancel safe.
     pub async fn event(&mut self) -> Option<Event> {
         let Some(monitor) = &mut self.monitor else { return pending().await };
         let said = monitor.event().await.ok();
@@ -182,9 +183,9 @@ impl Qemu {
         said
     }
 
-    /// Connects to its monitor, as soon as it listens. `None`: it has ended.
+    /// Connects to the monitor as soon as it listens. `None`: the process has ended.
     async fn reach(&mut self, process: &Process) -> Result<Option<Qmp>, HostError> {
-        // One that lets us in and closes again would else be asked without end.
+        // A monitor that accepts and closes at once would otherwise be retried without a pause.
         if let Some(last) = self.connected {
             tokio::time::sleep_until((last + PAUSE).into()).await;
         }
@@ -211,8 +212,8 @@ impl Qemu {
     }
 }
 
-/// Of a `SHUTDOWN` event, why the guest has ended, if it wanted that itself.
-fn reason(event: &Event) -> Option<Ending> {
+/// Returns why the guest has ended, if this is a `SHUTDOWN` event.
+fn reason(event: &Event) -> Option<VmmEnding> {
     event.data["reason"].as_str().filter(|_| event.name == "SHUTDOWN").and_then(ending)
 }
 
@@ -231,16 +232,16 @@ mod tests {
     /// A machine's folder, with a process that stands for its QEMU and a monitor that answers with the status that is told.
     struct World {
         _dir: tempfile::TempDir,
-        folder: Folder,
+        folder: MachineFolder,
         process: Process,
         status: watch::Sender<&'static str>,
-        run: Run,
+        run: RunRecord,
     }
 
     impl World {
         fn new(reset: &str) -> World {
             let dir = tempfile::tempdir().unwrap();
-            let folder = Folder::of(dir.path(), &"desk-001".parse().unwrap());
+            let folder = MachineFolder::of(dir.path(), &"desk-001".parse().unwrap());
             folder.make().unwrap();
             let mut sleep = std::process::Command::new("sleep");
             sleep.arg("1000");
@@ -300,22 +301,22 @@ mod tests {
             let mut qemu = Qemu::new(world.folder.clone());
             qemu.attach(&world.process, &mut world.run).await.unwrap();
             world.can_record(false);
-            qemu.hear(&shutdown(reason));
+            qemu.note_event(&shutdown(reason));
             // Another comes when it is told to end; it is not the guest's.
-            qemu.hear(&shutdown("host-qmp-quit"));
+            qemu.note_event(&shutdown("host-qmp-quit"));
             for _ in 0..2 {
                 let error = qemu.attach(&world.process, &mut world.run).await.unwrap_err();
                 assert!(error.message.contains("cannot be written"), "{error}");
                 assert_eq!(world.run.ending, None, "nobody may act on what is not recorded");
             }
             // Whatever becomes of the connection.
-            qemu.is_gone();
+            qemu.disconnect();
             world.can_record(true);
             qemu.attach(&world.process, &mut world.run).await.unwrap();
             assert!(world.run.ending.is_some());
             assert_eq!(world.recorded(), ending);
             qemu.forget();
-            assert_eq!(qemu.heard(), None);
+            assert_eq!(qemu.ending_seen(), None);
         }
     }
 
@@ -360,7 +361,7 @@ mod tests {
         let grace = Duration::from_secs(100);
         assert!(vmm.shut_down(&world.process, &mut world.run, grace).await.unwrap().is_some());
         // It heeds that, and is not waited for any longer.
-        vmm.hear(&Event { name: "SHUTDOWN".into(), data: json!({ "reason": "guest-shutdown" }) });
+        vmm.note_event(&Event { name: "SHUTDOWN".into(), data: json!({ "reason": "guest-shutdown" }) });
         world.run.asked = false;
         assert!(vmm.shut_down(&world.process, &mut world.run, grace).await.unwrap().is_none());
     }

@@ -1,12 +1,12 @@
-//! The steps of placing: a machine's private copy of its image is made before its disk is started.
+//! Steps that make a machine's private copy of its image before its disk is started.
 //!
-//! Invariant: a copy has its name only once it is whole, and is recorded if it shares room with the image.
+//! Invariant: a copy gets its name only when it is complete, and it is recorded whether it shares extents with the image.
 
-use super::{Keeper, Next, Wait};
+use super::{MachineReconciler, StepOutcome, WakeupConditions};
 use crate::error::HostError;
 use crate::machines::blocking;
-use crate::machines::placing::{self, Made};
-use crate::machines::run::{Copied, Run};
+use crate::machines::placing::{self, FinishedCopy};
+use crate::machines::run::{PrivateCopy, RunRecord};
 use crate::machines::status::Status;
 use spillway_api::{ErrorCode, Phase};
 use std::future::pending;
@@ -16,24 +16,24 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 /// A private copy that is being made.
-pub(super) struct Placing {
-    work: JoinHandle<Result<Option<Made>, HostError>>,
-    unwanted: Arc<Unwanted>,
+pub(super) struct CopyInProgress {
+    work: JoinHandle<Result<Option<FinishedCopy>, HostError>>,
+    unwanted: Arc<CopyCancellation>,
 }
 
-/// Tells that a copy is not wanted any more: who makes it, and who waits for a turn.
+/// Cancels a copy: for the thread that makes it, and for a task that waits for its turn.
 #[derive(Default)]
-struct Unwanted {
+struct CopyCancellation {
     is: AtomicBool,
     told: Notify,
 }
 
-impl Keeper {
-    /// Its private copy is made, as long as it is wanted.
-    pub(super) fn place(&mut self, run: &Run, copy: Copied) -> Result<Next, HostError> {
-        self.say(Status::new(Phase::Placing).of(run, &self.folder));
+impl MachineReconciler {
+    /// Starts to make the private copy, if that is not going on.
+    pub(super) fn place(&mut self, run: &RunRecord, copy: PrivateCopy) -> Result<StepOutcome, HostError> {
+        self.publish(Status::new(Phase::Placing).of(run, &self.folder));
         if self.placing.is_none() {
-            let unwanted = Arc::<Unwanted>::default();
+            let unwanted = Arc::<CopyCancellation>::default();
             let (shared, told) = (Arc::clone(&self.shared), Arc::clone(&unwanted));
             let (image, version) = (run.image.clone(), run.version);
             let work = tokio::spawn(async move {
@@ -44,12 +44,12 @@ impl Keeper {
                 let (images, told) = (shared.images.clone(), Arc::clone(&told));
                 blocking(move || placing::copy(&images.disk(&image, version)?, &copy.path, &told.is)).await
             });
-            self.placing = Some(Placing { work, unwanted });
+            self.placing = Some(CopyInProgress { work, unwanted });
         }
-        Ok(Next::Rest(Wait::for_end_of(None, None)?))
+        Ok(StepOutcome::Rest(WakeupConditions::for_end_of(None, None)?))
     }
 
-    /// Its private copy is not wanted any more.
+    /// Cancels the private copy.
     pub(super) async fn stop_placing(&mut self) {
         if let Some(placing) = self.placing.take() {
             placing.unwanted.is.store(true, Ordering::Relaxed);
@@ -58,8 +58,11 @@ impl Keeper {
         }
     }
 
-    /// Its copy is made, or cannot be: where there is no room for it after all, another place is looked for.
-    pub(super) async fn is_placed(&mut self, made: Result<Option<Made>, HostError>) -> Result<(), HostError> {
+    /// Records a finished copy. If it failed for lack of space, another store is looked for.
+    pub(super) async fn finish_placing(
+        &mut self,
+        made: Result<Option<FinishedCopy>, HostError>,
+    ) -> Result<(), HostError> {
         let folder = self.folder.clone();
         let run = blocking(move || folder.load()).await?;
         let Some((mut run, copy)) = run.and_then(|run| run.copy.clone().map(|copy| (run, copy))) else {
@@ -67,11 +70,11 @@ impl Keeper {
         };
         match made {
             Ok(None) => Ok(()),
-            Ok(Some(Made { is_shared })) => {
+            Ok(Some(FinishedCopy { is_shared })) => {
                 let (folder, path) = (self.folder.clone(), copy.path.clone());
                 blocking(move || {
                     if is_shared {
-                        run.copy = Some(Copied { is_shared, ..copy });
+                        run.copy = Some(PrivateCopy { is_shared, ..copy });
                         folder.save(&run)?;
                     }
                     placing::finish(&path)
@@ -87,8 +90,8 @@ impl Keeper {
     }
 }
 
-/// When a copy has been made, or could not be; never, if none is being made.
-pub(super) async fn placed(placing: &mut Option<Placing>) -> Result<Option<Made>, HostError> {
+/// Waits until a copy is finished or has failed; forever, if none is being made.
+pub(super) async fn placed(placing: &mut Option<CopyInProgress>) -> Result<Option<FinishedCopy>, HostError> {
     let Some(going_on) = placing else { return pending().await };
     let done = (&mut going_on.work).await;
     *placing = None;

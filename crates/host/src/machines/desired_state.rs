@@ -1,9 +1,10 @@
-//! What is wanted of machines, as it is kept. Owns these records; starts nothing.
+//! Records of the desired state of machines, and of their claims. Starts nothing.
 //!
-//! Invariant: what is wanted is recorded before anything is done about it, and counted, so that it is done once.
+//! Invariant: a desired state is recorded before anything acts on it. Restarts and resets are counted, so that each
+//! happens once.
 
 use crate::processes;
-use crate::store::Kind;
+use crate::store::StoredRecord;
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -14,83 +15,83 @@ use std::time::Duration;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// What is wanted of a machine. One without a record is to be off.
+/// Desired state of a machine. A machine without this record should be off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Wanted {
-    /// Whether it is to run.
+pub struct DesiredState {
+    /// Whether the machine should run.
     pub power: Power,
-    /// How long its guest may take to shut down.
+    /// Seconds that the guest gets to shut down.
     pub grace_seconds: u32,
-    /// How often it was asked to restart.
+    /// Number of restarts that were requested.
     pub restarts: u64,
-    /// How often it was asked to be reset.
+    /// Number of resets that were requested.
     pub resets: u64,
-    /// Whose it is for now.
-    pub claim: Option<Claimed>,
-    /// Not to be started or claimed.
+    /// The current claim, if any.
+    pub claim: Option<ClaimRecord>,
+    /// Whether the machine is drained: it is neither started nor claimed.
     pub drained: bool,
 }
 
-/// A claim. It is counted by a clock that nobody sets: the host's since its start.
+/// Record of a claim. Its time is measured by the host's monotonic clock since boot, which cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Claimed {
-    /// Which one, of all that there ever were.
+pub struct ClaimRecord {
+    /// Unique id of the claim.
     pub id: String,
-    /// Who has the machine.
+    /// Owner of the claim.
     pub owner: String,
-    /// What the claim said, for people and programs.
+    /// Labels of the claim, given by the client.
     pub labels: BTreeMap<Name, String>,
-    /// When it was made, for people.
+    /// Wall-clock time when the claim was made, for people.
     #[schema(value_type = String, format = DateTime)]
     pub since: Timestamp,
-    /// How long it lasts from when it was made or renewed; `None`: until it is released.
+    /// Duration in seconds from when the claim was made or renewed; `None`: until it is released.
     pub ttl_seconds: Option<u32>,
-    /// Whether the machine was started for it.
+    /// Whether the machine was started for this claim.
     pub started: bool,
-    /// When it was made or renewed.
-    made: Instant,
+    /// When the claim was made or last renewed.
+    made: BootInstant,
 }
 
-/// Seconds since a start of the host's.
+/// A point in time: seconds since a boot of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-struct Instant {
+struct BootInstant {
     boot: String,
     seconds: u64,
 }
 
-impl Instant {
-    fn now() -> Instant {
+impl BootInstant {
+    fn now() -> BootInstant {
         let seconds = clock_gettime(ClockId::Boottime).tv_sec;
-        Instant { boot: boot_id(), seconds: u64::try_from(seconds).unwrap_or(0) }
+        BootInstant { boot: boot_id(), seconds: u64::try_from(seconds).unwrap_or(0) }
     }
 }
 
-/// Which start of the host this is. Asked for each claim that is listed: it stays the same while this process lives.
+/// Returns the id of the host's current boot, which is read once: it stays the same while this process runs.
 pub fn boot_id() -> String {
     static BOOT: LazyLock<String> = LazyLock::new(|| {
-        // It is there on every Linux.
+        // Every Linux kernel provides it.
         processes::boot_id().map(|id| String::from_utf8_lossy(&id).trim().to_owned()).unwrap_or_default()
     });
     BOOT.clone()
 }
 
-impl Claimed {
-    /// From now on.
-    pub fn new(ttl_seconds: Option<u32>, started: bool, owner: &str) -> Claimed {
-        Claimed {
+impl ClaimRecord {
+    /// Creates a claim that begins now.
+    pub fn new(ttl_seconds: Option<u32>, started: bool, owner: &str) -> ClaimRecord {
+        ClaimRecord {
             id: Uuid::new_v4().to_string(),
             owner: owner.into(),
             labels: BTreeMap::new(),
             since: Timestamp::now(),
             ttl_seconds,
             started,
-            made: Instant::now(),
+            made: BootInstant::now(),
         }
     }
 
-    /// How long it still lasts; `None`: until it is released. What was claimed before the host started is over.
-    pub fn left(&self) -> Option<Duration> {
-        let now = Instant::now();
+    /// Remaining time of the claim; `None`: until it is released. A claim of an earlier boot has expired.
+    pub fn remaining(&self) -> Option<Duration> {
+        let now = BootInstant::now();
         if now.boot != self.made.boot {
             return Some(Duration::ZERO);
         }
@@ -98,50 +99,50 @@ impl Claimed {
         Some(Duration::from_secs(end.saturating_sub(now.seconds)))
     }
 
-    /// It lasts so long from now on.
+    /// Renews the claim for `ttl_seconds` from now.
     pub fn renew(&mut self, ttl_seconds: Option<u32>) {
-        (self.ttl_seconds, self.made) = (ttl_seconds, Instant::now());
+        (self.ttl_seconds, self.made) = (ttl_seconds, BootInstant::now());
     }
 
-    /// As others see it.
+    /// Converts the claim for the API.
     pub fn describe(&self) -> Claim {
-        let left_seconds = self.left().map(|left| left.as_secs());
-        let Claimed { id, owner, labels, since, ttl_seconds, .. } = self.clone();
+        let left_seconds = self.remaining().map(|left| left.as_secs());
+        let ClaimRecord { id, owner, labels, since, ttl_seconds, .. } = self.clone();
         Claim { id, owner, labels, since, ttl_seconds, left_seconds }
     }
 }
 
-impl Wanted {
-    /// How long its guest may take to shut down.
+impl DesiredState {
+    /// Time that the guest gets to shut down.
     pub fn grace(&self) -> Duration {
         Duration::from_secs(self.grace_seconds.into())
     }
 
-    /// Nobody has it any more, and what they have written goes, unless its catalog keeps what is written. It is stopped if
-    /// as many as are kept warm are free without it, and somebody started it for the claim or others have taken its place.
+    /// Ends the claim and resets the machine, unless its catalog keeps writes. The machine is stopped if `free` other
+    /// machines are enough for the warm count and it was started for the claim, or others have taken its place.
     pub fn release(&mut self, spec: &CatalogSpec, free: usize) {
         let started = self.claim.take().is_some_and(|claim| claim.started);
-        self.forgets(spec);
+        self.count_reset(spec);
         if (started || spec.warm > 0) && free >= spec.warm as usize {
             self.power = Power::Off;
         }
     }
 
-    /// It is to run for somebody, or to be ready for anybody: not with what still runs of an earlier life.
-    pub fn start_anew(&mut self, spec: &CatalogSpec) {
+    /// Turns the machine on with a fresh disk: what still runs from an earlier start is not continued.
+    pub fn start_fresh(&mut self, spec: &CatalogSpec) {
         if self.power == Power::Off {
-            self.forgets(spec);
+            self.count_reset(spec);
             self.power = Power::On;
         }
     }
 
-    /// What runs of it, if anything does, is not gone on with.
-    fn forgets(&mut self, spec: &CatalogSpec) {
+    /// Counts a reset, unless the catalog keeps writes.
+    fn count_reset(&mut self, spec: &CatalogSpec) {
         self.resets += u64::from(!spec.keeps_writes());
     }
 }
 
-impl Kind for Wanted {
+impl StoredRecord for DesiredState {
     const PREFIX: &'static str = "wanted/";
     const WORD: &'static str = "machine";
 }
@@ -152,10 +153,10 @@ mod tests {
 
     #[test]
     fn a_pool_that_is_full_takes_none_back() {
-        let claimed = |started| Wanted {
+        let claimed = |started| DesiredState {
             power: Power::On,
-            claim: Some(Claimed::new(None, started, "ci")),
-            ..Wanted::default()
+            claim: Some(ClaimRecord::new(None, started, "ci")),
+            ..DesiredState::default()
         };
         let pooled = serde_json::json!({ "image": "debian" });
         let dedicated = serde_json::json!({ "image": "debian", "type": "dedicated" });
@@ -180,17 +181,18 @@ mod tests {
 
     #[test]
     fn a_claim_ends_by_its_own_clock_or_with_the_host() {
-        assert_eq!(Claimed::new(None, false, "ci").left(), None);
-        let claim = Claimed::new(Some(3600), false, "ci");
-        assert!(claim.left().is_some_and(|left| left > Duration::from_secs(3598)));
+        assert_eq!(ClaimRecord::new(None, false, "ci").remaining(), None);
+        let claim = ClaimRecord::new(Some(3600), false, "ci");
+        assert!(claim.remaining().is_some_and(|left| left > Duration::from_secs(3598)));
         let mut earlier = claim.clone();
         earlier.made.seconds -= earlier.made.seconds.min(3600);
-        assert!(earlier.left() < claim.left());
-        let before = Claimed { made: Instant { boot: "another".into(), ..claim.made.clone() }, ..claim };
-        assert_eq!(before.left(), Some(Duration::ZERO));
+        assert!(earlier.remaining() < claim.remaining());
+        let before =
+            ClaimRecord { made: BootInstant { boot: "another".into(), ..claim.made.clone() }, ..claim };
+        assert_eq!(before.remaining(), Some(Duration::ZERO));
         earlier.renew(Some(7200));
-        assert!(earlier.left().is_some_and(|left| left > Duration::from_secs(7198)));
+        assert!(earlier.remaining().is_some_and(|left| left > Duration::from_secs(7198)));
         earlier.renew(None);
-        assert_eq!(earlier.left(), None);
+        assert_eq!(earlier.remaining(), None);
     }
 }

@@ -1,51 +1,51 @@
-//! What can change while a machine runs: the limits of its cache and its rate, by the catalog's settings and the host's memory. Owns
-//! why they are not those that are wanted.
+//! Limits that change while a machine runs: of its cache and its rate, by the catalog's settings and the host's memory.
+//! Owns the reason why they differ from the desired ones.
 //!
-//! Invariant: who refuses limits is told of once, until they are taken.
+//! Invariant: a refusal of limits raises one event, until they are accepted.
 
-use super::Keeper;
+use super::MachineReconciler;
 use crate::error::HostError;
-use crate::machines::run::Run;
+use crate::machines::run::RunRecord;
 use crate::machines::{blocking, disk};
 use crate::resources::budget::Need;
 use spillway_api::{Catalog, CatalogSpec, ErrorCode, EventKind};
 use spillway_control::{DiskSettings, Request, rate_is_met};
 
-/// The limits of a machine that runs.
+/// Refusals of the limits of a running machine.
 #[derive(Default)]
-pub struct Limits {
-    /// What the host has not enough of.
+pub struct DiskLimits {
+    /// What the host's budget lacks.
     lacking: Option<Need>,
-    refused: Option<Refused>,
+    refused: Option<LimitRefusal>,
 }
 
-/// Why a disk does not have limits that it was asked for.
+/// Why a disk has refused its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Refused {
-    /// The host has not enough memory at this moment.
+enum LimitRefusal {
+    /// The host has not enough memory now.
     Memory,
-    /// It knows no rates; what it was asked.
+    /// The disk's server does not support rates; the change that it was asked for.
     Rate(DiskSettings),
 }
 
-impl Limits {
-    /// Whether the host has enough of what is wanted. `true`: it has not, which is news.
-    fn budget_lacks(&mut self, need: Option<Need>) -> bool {
+impl DiskLimits {
+    /// Sets what the budget lacks. Returns whether that is new.
+    fn set_lacking(&mut self, need: Option<Need>) -> bool {
         let is_news = need.is_some() && self.lacking != need;
         self.lacking = need;
         is_news
     }
 
-    /// Whether the disk has what it was asked for. `true`: it has not, which is news.
-    fn disk_refuses(&mut self, why: Option<Refused>) -> bool {
+    /// Sets why the disk refuses. Returns whether that is new.
+    fn set_refusal(&mut self, why: Option<LimitRefusal>) -> bool {
         let is_news = why.is_some() && self.refused != why;
         self.refused = why;
         is_news
     }
 }
 
-/// Settings with the cache that a machine is promised instead of the one that it would have: it shrinks with the others when
-/// memory is short. `None`: it is promised none.
+/// Replaces the cache in the settings by the one that the machine is promised; `None`: it is promised none. It shrinks
+/// with the others when memory is short.
 fn within(spec: &CatalogSpec, promised: Need) -> Option<CatalogSpec> {
     let ram_bytes = spec.ram_bytes().map(|_| promised.limit_bytes);
     let ram_guarantee_bytes = promised.guarantee_bytes;
@@ -53,42 +53,42 @@ fn within(spec: &CatalogSpec, promised: Need) -> Option<CatalogSpec> {
     (ram_bytes != Some(0)).then(|| CatalogSpec { disk, ram_guarantee_bytes, ..spec.clone() })
 }
 
-impl Keeper {
-    /// Brings the limits to what is wanted.
-    pub(super) async fn adjust(&mut self, catalog: &Catalog, run: &mut Run) -> Result<(), HostError> {
+impl MachineReconciler {
+    /// Applies the desired limits.
+    pub(super) async fn adjust(&mut self, catalog: &Catalog, run: &mut RunRecord) -> Result<(), HostError> {
         if run.spec.grace_seconds != catalog.spec.grace_seconds {
-            // Should its machine be deleted, and its catalog with it.
+            // The grace is needed even if the machine and its catalog are deleted.
             run.spec.grace_seconds = catalog.spec.grace_seconds;
             self.folder.save_in_background(run).await?;
         }
         let need = run.need_under(&catalog.spec);
         let spec = match self.shared.admission.promise(&self.name, need) {
             Ok(()) => {
-                self.limits.budget_lacks(None);
+                self.limits.set_lacking(None);
                 Some(catalog.spec.clone())
             }
             Err(lacking) => {
-                if self.limits.budget_lacks(Some(need)) {
+                if self.limits.set_lacking(Some(need)) {
                     self.raise(EventKind::Memory, &format!("its limits stay as they are: {lacking}"));
                 }
                 within(&catalog.spec, self.shared.admission.promised(&self.name))
             }
         };
         let squeeze = self.shared.memory.squeeze();
-        let Some(change) = spec.and_then(|spec| run.change_to(&spec, squeeze)) else {
-            self.limits.disk_refuses(None);
+        let Some(change) = spec.and_then(|spec| run.limit_change(&spec, squeeze)) else {
+            self.limits.set_refusal(None);
             return Ok(());
         };
-        // It would tell of it each time that it is asked.
-        if self.limits.refused == Some(Refused::Rate(change.clone())) {
+        // The disk would log the same refusal again.
+        if self.limits.refused == Some(LimitRefusal::Rate(change.clone())) {
             return Ok(());
         }
         let folder = self.folder.clone();
         let asked = change.clone();
         let limits = match blocking(move || disk::ask(folder.path(), &Request::Set(asked))).await {
-            // It serves on, and is asked again at the next step.
+            // The disk continues with its old limits, and is asked again at the next step.
             Err(refused) if refused.code == ErrorCode::Conflict => {
-                if self.limits.disk_refuses(Some(Refused::Memory)) {
+                if self.limits.set_refusal(Some(LimitRefusal::Memory)) {
                     self.raise(EventKind::Memory, &format!("its limits stay as they are: {refused}"));
                 }
                 return Ok(());
@@ -96,15 +96,15 @@ impl Keeper {
             set => set?,
         };
         if rate_is_met(&change, &limits) {
-            self.limits.disk_refuses(None);
-            run.has_limits(&change);
+            self.limits.set_refusal(None);
+            run.set_limits(&change);
         } else {
-            run.has_limits(&DiskSettings {
+            run.set_limits(&DiskSettings {
                 ram_bytes: change.ram_bytes,
                 overflow_bytes: change.overflow_bytes,
                 ..DiskSettings::default()
             });
-            if self.limits.disk_refuses(Some(Refused::Rate(change))) {
+            if self.limits.set_refusal(Some(LimitRefusal::Rate(change))) {
                 let why = "its disk is served by an earlier version, which knows none: restart the machine";
                 self.raise(EventKind::Disk, &format!("its rate has no limit: {why}"));
             }

@@ -1,6 +1,7 @@
-//! The way to a daemon: a unix socket, or TCP with TLS. Owns how a connection is made, and who is taken for the daemon.
+//! Connections to a daemon: a unix socket, or TCP with TLS. Owns how they are opened, and how the daemon is
+//! authenticated.
 //!
-//! Invariant: over TCP nothing is said before the other side has shown a certificate for the host that was named.
+//! Invariant: over TCP nothing is sent before the server has shown a certificate for the requested host.
 
 use super::{ClientError, HostPort, Token};
 use std::fmt;
@@ -19,11 +20,11 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
-/// Where a system keeps the certificates that it trusts.
+/// File of the system's trusted certificates.
 const SYSTEM_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// How long each of a host's addresses may take to answer.
+/// Longest wait for each address of a host.
 const REACH: Duration = Duration::from_secs(5);
-/// How long a handshake may take.
+/// Longest time of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Both directions of a connection.
@@ -32,15 +33,15 @@ pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// How the client connects to the daemon.
-pub enum Way {
+pub enum Transport {
     /// Connects to the daemon's unix socket.
     Socket(PathBuf),
     /// Connects over TCP, with TLS and a token.
-    Remote(Box<Remote>),
+    Remote(Box<TlsTransport>),
 }
 
-/// What it takes to ask over TCP.
-pub struct Remote {
+/// Settings of a connection over TCP.
+pub struct TlsTransport {
     to: HostPort,
     /// Token of the user who sends the requests.
     pub token: Token,
@@ -48,9 +49,9 @@ pub struct Remote {
     tls: TlsConnector,
 }
 
-impl Remote {
-    /// To this host, if a certificate of these says that it is the one; of the system's, if there are none.
-    pub fn new(to: HostPort, token: Token, ca: Option<&Path>) -> Result<Remote, ClientError> {
+impl TlsTransport {
+    /// Prepares connections to this host, whose certificate must be signed by one of these; by default of the system's.
+    pub fn new(to: HostPort, token: Token, ca: Option<&Path>) -> Result<TlsTransport, ClientError> {
         let ca = ca.unwrap_or(Path::new(SYSTEM_CA)).to_owned();
         let roots = roots(&ca).map_err(|source| ClientError::File { path: ca.clone(), source })?;
         let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -59,7 +60,7 @@ impl Remote {
             .with_root_certificates(roots)
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Remote { to, token, ca, tls: TlsConnector::from(Arc::new(config)) })
+        Ok(TlsTransport { to, token, ca, tls: TlsConnector::from(Arc::new(config)) })
     }
 
     async fn connect(&self) -> Result<TlsStream<TcpStream>, ClientError> {
@@ -80,7 +81,7 @@ impl Remote {
         }
     }
 
-    /// The first of the host's addresses that answers.
+    /// Connects to the first address of the host that answers.
     async fn reach(&self) -> io::Result<TcpStream> {
         let addresses: Vec<SocketAddr> =
             lookup_host((&*self.to.host.to_str(), self.to.port)).await?.collect();
@@ -105,7 +106,7 @@ impl Remote {
                             "no certificate of {ca} has signed it: say which one has, with --ca or SPILLWAY_CA"
                         )
                     }
-                    // What webpki says has no words of rustls' own.
+                    // Errors of webpki have no message of rustls.
                     CertificateError::Other(other) => {
                         format!("{other}: a server's own has basicConstraints=CA:FALSE")
                     }
@@ -123,7 +124,7 @@ impl Remote {
     }
 }
 
-/// The certificates of a file (PEM).
+/// Reads certificates from a file (PEM).
 fn roots(path: &Path) -> io::Result<RootCertStore> {
     let bad = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
     let failed = |e| match e {
@@ -133,17 +134,17 @@ fn roots(path: &Path) -> io::Result<RootCertStore> {
     let certificates = CertificateDer::pem_file_iter(path).map_err(failed)?;
     let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(failed)?;
     let mut roots = RootCertStore::empty();
-    // A system's hold some that nobody can use.
+    // The system's file contains some that rustls cannot use.
     let (added, _) = roots.add_parsable_certificates(certificates);
     if added == 0 { Err(bad("there is no certificate in it".into())) } else { Ok(roots) }
 }
 
-impl Way {
+impl Transport {
     /// Opens a connection to the daemon.
     pub async fn connect(&self) -> Result<Box<dyn Stream>, ClientError> {
         match self {
-            Way::Remote(remote) => Ok(Box::new(remote.connect().await?)),
-            Way::Socket(path) => match UnixStream::connect(path).await {
+            Transport::Remote(remote) => Ok(Box::new(remote.connect().await?)),
+            Transport::Socket(path) => match UnixStream::connect(path).await {
                 Ok(stream) => Ok(Box::new(stream)),
                 Err(source) => {
                     let hint = match source.kind() {
@@ -159,25 +160,25 @@ impl Way {
         }
     }
 
-    /// The host, as the head of a request says it.
+    /// Value of the header `Host`.
     pub fn host(&self) -> String {
         match self {
-            Way::Socket(_) => "localhost".into(),
-            Way::Remote(remote) => remote.to.authority(),
+            Transport::Socket(_) => "localhost".into(),
+            Transport::Remote(remote) => remote.to.authority(),
         }
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Way::Socket(path) => path.display().fmt(f),
-            Way::Remote(remote) => remote.fmt(f),
+            Transport::Socket(path) => path.display().fmt(f),
+            Transport::Remote(remote) => remote.fmt(f),
         }
     }
 }
 
-impl fmt::Display for Remote {
+impl fmt::Display for TlsTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.to.fmt(f)
     }

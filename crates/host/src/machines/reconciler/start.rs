@@ -1,52 +1,52 @@
-//! The steps of a start: what a run is made of, its disk, its VMM, and when its guest is ready.
+//! Steps of a start: the run's record, its disk, its VMM, and the readiness of its guest.
 //!
-//! Invariant: each may be done again after it was broken off.
+//! Invariant: each step may be interrupted and repeated.
 
 use super::end::clear;
-use super::{Keeper, Next};
+use super::{MachineReconciler, StepOutcome};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
-use crate::machines::ready::{Place, until_ready};
-use crate::machines::run::{Copied, Run};
+use crate::machines::desired_state::{DesiredState, boot_id};
+use crate::machines::ready::{GuestNetwork, until_ready};
+use crate::machines::run::{PrivateCopy, RunRecord};
 use crate::machines::status::Status;
-use crate::machines::wanted::{Wanted, boot_id};
 use crate::machines::{belongings, blocking, disk, last_words, look};
-use crate::processes::{self, Seen};
+use crate::processes::{self, ObservedProcess};
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
-impl Keeper {
-    /// A machine without a disk: its first one, or another after one that is lost with all that it held.
+impl MachineReconciler {
+    /// Starts a machine's disk: the first one, or another one after its process was lost with its data.
     pub(super) async fn bring_up_disk(
         &mut self,
         machine: &Machine,
         catalog: &Catalog,
-        run: Run,
-        vmm: Seen,
-    ) -> Result<Next, HostError> {
-        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
-        if let Seen::Alive(vmm) = &vmm {
+        run: RunRecord,
+        vmm: ObservedProcess,
+    ) -> Result<StepOutcome, HostError> {
+        self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
+        if let ObservedProcess::Alive(vmm) = &vmm {
             self.vmm.end(vmm).await?;
         }
         if run.is_of_another_boot() {
             self.forget(run).await?;
-            return Ok(Next::Again);
+            return Ok(StepOutcome::Again);
         }
         let process = look(&self.folder, disk::PROCESS).await?;
-        if let Seen::Ended = process {
+        if let ObservedProcess::Ended = process {
             let said = last_words(&self.folder, disk::PROCESS).await?;
             let lost = if run.kept.is_some() { "" } else { ", and with it what was written" };
             self.forget(run).await?;
-            self.has_crashed(&format!("its disk has ended{lost}: {said}"));
-            return Ok(Next::Again);
+            self.record_crash(&format!("its disk has ended{lost}: {said}"));
+            return Ok(StepOutcome::Again);
         }
-        // It has written nothing yet: what its catalog says by now may be what lets it start.
+        // The disk has no data yet: the catalog's latest settings may be what lets it start.
         if run.is_outdated(catalog) {
-            // Nor does a copy of what it was to be go on.
+            // A copy of the old version is not needed any more.
             self.stop_placing().await;
             self.forget(run).await?;
-            return Ok(Next::Again);
+            return Ok(StepOutcome::Again);
         }
         if let Some(copy) = run.copy.clone() {
             let path = copy.path.clone();
@@ -67,19 +67,19 @@ impl Keeper {
         .await;
         drop(turn);
         if started.as_ref().is_err_and(|e| e.is_permanent) {
-            // The next start is made of what its catalog says then. Until then others may have what it was promised.
+            // The next start uses the catalog of that time. Until then others may have what this one was promised.
             self.forget(begun).await?;
             self.shared.admission.give_back(&self.name);
         }
-        started.map(|_| Next::Again)
+        started.map(|_| StepOutcome::Again)
     }
 
-    /// Writes down what the machine starts with, and makes the files that it needs besides its disk.
+    /// Records what the machine starts with, and creates the files that it needs besides its disk.
     pub(super) async fn begin_run(
         &mut self,
         machine: &Machine,
         catalog: &Catalog,
-        wanted: &Wanted,
+        wanted: &DesiredState,
     ) -> Result<(), HostError> {
         let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
         let (machine, catalog, wanted) = (machine.clone(), catalog.clone(), wanted.clone());
@@ -88,9 +88,9 @@ impl Keeper {
             let spec = catalog.spec;
             let kept = belongings.disk.as_ref();
             let version = kept.map_or(catalog.version, |disk| disk.version);
-            // What can never be served takes no place.
+            // Check this first: a disk that can never be served takes no space.
             shared.images.disk(&spec.image.name, version)?;
-            let mut run = Run {
+            let mut run = RunRecord {
                 uuid: machine.identity.uuid.clone(),
                 boot: boot_id(),
                 image: spec.image.name.clone(),
@@ -125,25 +125,26 @@ impl Keeper {
             let size_bytes = shared.images.size(&run.image, run.version)?;
             shared.placement.forget(&machine)?;
             shared.placement.reserve(&machine, size_bytes, |path| {
-                run.copy = Some(Copied { path, size_bytes, is_shared: false });
+                run.copy = Some(PrivateCopy { path, size_bytes, is_shared: false });
                 folder.save(&run)
             })?;
             Ok(run)
         })
         .await?;
-        self.is_made = false;
-        self.say(Status::new(Phase::Starting).of(&run, &self.folder));
+        self.disk_recorded = false;
+        self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         Ok(())
     }
 
-    /// A machine whose disk is served on takes the settings of its catalog with its next VMM, but for what its disk is.
+    /// Applies the catalog's settings to the next VMM of a machine whose disk is still served, except those of the disk
+    /// itself.
     pub(super) async fn renew(
         &self,
         machine: &Machine,
         catalog: &Catalog,
-        wanted: &Wanted,
-        mut run: Run,
-    ) -> Result<Run, HostError> {
+        wanted: &DesiredState,
+        mut run: RunRecord,
+    ) -> Result<RunRecord, HostError> {
         let (shared, folder, resets) = (Arc::clone(&self.shared), self.folder.clone(), wanted.resets);
         let (machine, catalog) = (machine.clone(), catalog.clone());
         blocking(move || {
@@ -162,7 +163,7 @@ impl Keeper {
         .await
     }
 
-    pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &Run) -> Result<(), HostError> {
+    pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &RunRecord) -> Result<(), HostError> {
         self.probe.stop();
         let accelerator = self.shared.accelerator().await?;
         let _turn = self.shared.starts.acquire().await;
@@ -171,7 +172,7 @@ impl Keeper {
             _ => None,
         };
         let seed = self.folder.path().join(belongings::SEED);
-        let files = qemu::Files {
+        let files = qemu::HostFiles {
             seed: Some(&seed),
             data: run.data.as_deref(),
             scratch: run.scratch.as_deref(),
@@ -179,15 +180,15 @@ impl Keeper {
             most_queues: Some(run.queues),
         };
         self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes).await?;
-        self.is_told_of_end = false;
+        self.vmm_end_reported = false;
         self.attempts.vmm_begins();
         self.firmware.begins();
         self.raise(EventKind::Started, &format!("it starts on {}:{}", run.image, run.version));
         Ok(())
     }
 
-    /// One that nobody has at this moment, for a guest that is ready when it takes connections and is behind QEMU.
-    pub(super) fn port_for(&self, run: &Run) -> Result<Option<u16>, HostError> {
+    /// Returns a port that is free now, for a guest behind QEMU's user network whose readiness is a TCP service.
+    pub(super) fn port_for(&self, run: &RunRecord) -> Result<Option<u16>, HostError> {
         if !matches!((&run.spec.ready, &run.spec.network), (Some(Ready::Tcp(_)), Network::User)) {
             return Ok(None);
         }
@@ -196,15 +197,15 @@ impl Keeper {
         listener.local_addr().map(|address| Some(address.port())).map_err(failed)
     }
 
-    /// Begins to find out when its guest is ready, unless that is known or being found out.
-    pub(super) fn probe(&mut self, machine: &Machine, run: &Run) {
+    /// Starts the readiness probe, unless the guest is ready or the probe runs.
+    pub(super) fn probe(&mut self, machine: &Machine, run: &RunRecord) {
         if let (false, Some(ready), false) = (run.ready, run.spec.ready.clone(), self.probe.is_running()) {
             let place = match (run.port, &run.spec.network) {
-                (Some(port), _) => Place::Forwarded(port),
+                (Some(port), _) => GuestNetwork::Forwarded(port),
                 (None, Network::Bridge(bridge)) => {
-                    Place::Bridge(bridge.clone(), machine.identity.mac.clone())
+                    GuestNetwork::Bridge(bridge.clone(), machine.identity.mac.clone())
                 }
-                (None, Network::User | Network::None) => Place::Nowhere,
+                (None, Network::User | Network::None) => GuestNetwork::Nowhere,
             };
             let (folder, agent) = (self.folder.clone(), self.vmm.agent());
             let console = self.vmm.take_console();
@@ -216,10 +217,10 @@ impl Keeper {
         }
     }
 
-    pub(super) async fn is_ready(&mut self, address: Option<String>) -> Result<(), HostError> {
+    pub(super) async fn record_ready(&mut self, address: Option<String>) -> Result<(), HostError> {
         let folder = self.folder.clone();
         blocking(move || match folder.load()? {
-            Some(run) => folder.save(&Run { ready: true, address, ..run }),
+            Some(run) => folder.save(&RunRecord { ready: true, address, ..run }),
             None => Ok(()),
         })
         .await?;

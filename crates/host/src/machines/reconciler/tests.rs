@@ -2,7 +2,7 @@
 //! notes what it is asked.
 
 use super::*;
-use crate::catalogs::Terms;
+use crate::catalogs::CatalogChangeTerms;
 use crate::machines::registry::NewTask;
 use crate::machines::testing::{TestHost, spec};
 use crate::resources::budget::{Capacity, NO_LIMITS};
@@ -19,9 +19,9 @@ fn name(text: &str) -> Name {
     text.parse().unwrap()
 }
 
-fn keeper(host: &TestHost) -> Keeper {
-    let NewTask { poke, status } = host.shared.registry.demand(&name(NAME)).unwrap();
-    Keeper::new(Arc::clone(&host.shared), name(NAME), poke, status)
+fn reconciler(host: &TestHost) -> MachineReconciler {
+    let NewTask { wakeup, status } = host.shared.registry.wake_or_begin(&name(NAME)).unwrap();
+    MachineReconciler::new(Arc::clone(&host.shared), name(NAME), wakeup, status)
 }
 
 fn caches(bytes: u64) -> Capacity {
@@ -32,14 +32,14 @@ fn limit(bytes: u64) -> Need {
     Need { limit_bytes: bytes, ..Need::default() }
 }
 
-impl Keeper {
+impl MachineReconciler {
     fn phase(&self) -> Phase {
         self.status.borrow().phase()
     }
 
     /// Steps until nothing more is to be done for now.
     async fn rest(&mut self) -> Result<(), HostError> {
-        while let Next::Again = self.step().await? {}
+        while let StepOutcome::Again = self.step().await? {}
         Ok(())
     }
 }
@@ -51,7 +51,7 @@ struct FakeDisk {
 }
 
 impl FakeDisk {
-    fn new(folder: &Folder) -> FakeDisk {
+    fn new(folder: &MachineFolder) -> FakeDisk {
         let mut sleep = std::process::Command::new("sleep");
         sleep.arg("1000");
         let process = processes::start(folder.path(), disk::PROCESS, sleep).unwrap();
@@ -93,22 +93,22 @@ async fn a_disk_that_was_kept_is_admitted_again_and_has_its_whole_cache_again() 
     let host = TestHost::new(caches(300 * MIB));
     host.catalog("desk", json!({ "reset": "never" }));
     host.want(NAME, Power::On);
-    let mut keeper = keeper(&host);
-    assert!(matches!(keeper.step().await, Ok(Next::Again)), "its run is written down");
-    let disk = FakeDisk::new(&keeper.folder);
-    keeper.rest().await.unwrap();
-    assert_eq!((keeper.phase(), disk.ram()), (Phase::Running, vec![]));
+    let mut reconciler = reconciler(&host);
+    assert!(matches!(reconciler.step().await, Ok(StepOutcome::Again)), "its run is written down");
+    let disk = FakeDisk::new(&reconciler.folder);
+    reconciler.rest().await.unwrap();
+    assert_eq!((reconciler.phase(), disk.ram()), (Phase::Running, vec![]));
     host.want(NAME, Power::Off);
-    keeper.rest().await.unwrap();
-    assert_eq!((keeper.phase(), disk.ram()), (Phase::Stopped, vec![64 << 10]));
+    reconciler.rest().await.unwrap();
+    assert_eq!((reconciler.phase(), disk.ram()), (Phase::Stopped, vec![64 << 10]));
     let (others, its) = (name("desk-002"), name(NAME));
     host.shared.admission.promise(&others, limit(200 * MIB)).unwrap();
     host.want(NAME, Power::On);
-    keeper.rest().await.unwrap();
-    assert_eq!((keeper.phase(), disk.ram()), (Phase::Waiting, vec![]), "others have what it had");
+    reconciler.rest().await.unwrap();
+    assert_eq!((reconciler.phase(), disk.ram()), (Phase::Waiting, vec![]), "others have what it had");
     host.shared.admission.give_back(&others);
-    keeper.rest().await.unwrap();
-    assert_eq!((keeper.phase(), disk.ram()), (Phase::Running, vec![256 * MIB]));
+    reconciler.rest().await.unwrap();
+    assert_eq!((reconciler.phase(), disk.ram()), (Phase::Running, vec![256 * MIB]));
     assert_eq!(host.shared.admission.promised(&its), limit(256 * MIB));
 }
 
@@ -117,20 +117,22 @@ async fn a_cache_that_is_refused_more_shrinks_with_the_others() {
     let host = TestHost::new(caches(600 * MIB));
     let catalog = host.catalog("desk", json!({}));
     host.want(NAME, Power::On);
-    let mut keeper = keeper(&host);
-    keeper.step().await.unwrap();
-    let disk = FakeDisk::new(&keeper.folder);
-    keeper.rest().await.unwrap();
+    let mut reconciler = reconciler(&host);
+    reconciler.step().await.unwrap();
+    let disk = FakeDisk::new(&reconciler.folder);
+    reconciler.rest().await.unwrap();
     host.shared.admission.promise(&name("desk-002"), limit(256 * MIB)).unwrap();
-    host.catalogs.change(&catalog.name, &spec(json!({ "ram_bytes": 400 * MIB })), Terms::default()).unwrap();
-    keeper.rest().await.unwrap();
-    assert_eq!((keeper.phase(), disk.ram()), (Phase::Running, vec![]), "there is not so much");
+    host.catalogs
+        .change(&catalog.name, &spec(json!({ "ram_bytes": 400 * MIB })), CatalogChangeTerms::default())
+        .unwrap();
+    reconciler.rest().await.unwrap();
+    assert_eq!((reconciler.phase(), disk.ram()), (Phase::Running, vec![]), "there is not so much");
     host.shared.memory.look(0);
-    keeper.rest().await.unwrap();
+    reconciler.rest().await.unwrap();
     assert_eq!(disk.ram(), [192 * MIB], "a quarter less");
     host.shared.memory.look(u64::MAX);
     host.shared.admission.give_back(&name("desk-002"));
-    keeper.rest().await.unwrap();
+    reconciler.rest().await.unwrap();
     assert!(disk.ram()[0] > 256 * MIB, "it has what its catalog says as memory allows");
 }
 
@@ -141,18 +143,18 @@ async fn what_fails_for_good_gives_back_what_it_was_promised() {
     host.catalog("desk", json!({}));
     host.want(NAME, Power::On);
     std::fs::write(&image, "no whole sector").unwrap();
-    let mut keeper = keeper(&host);
-    let error = keeper.rest().await.unwrap_err();
+    let mut reconciler = reconciler(&host);
+    let error = reconciler.rest().await.unwrap_err();
     assert!(error.is_permanent, "{error}");
     assert_eq!(host.shared.admission.promised(&name(NAME)), Need::default());
-    assert!(!keeper.folder.has_run());
-    keeper.has_failed(&error);
+    assert!(!reconciler.folder.has_run());
+    reconciler.record_failure(&error);
     let passing = HostError::new(ErrorCode::Exhausted, "the file system is full");
-    keeper.has_failed(&passing);
-    let status = keeper.status.borrow().status(keeper.seen);
+    reconciler.record_failure(&passing);
+    let status = reconciler.status.borrow().status(reconciler.seen);
     assert!(status.permanent && status.message.unwrap().contains("it is not tried again"));
-    keeper.rest().await.unwrap();
-    assert_eq!(keeper.phase(), Phase::Failed, "it is not tried again");
+    reconciler.rest().await.unwrap();
+    assert_eq!(reconciler.phase(), Phase::Failed, "it is not tried again");
 }
 
 fn with_copies() -> TestHost {
@@ -171,10 +173,10 @@ async fn what_can_never_be_served_takes_no_place_for_a_copy() {
     catalog.version = 2;
     host.put("desk", &catalog);
     host.want(NAME, Power::On);
-    let mut keeper = keeper(&host);
-    let error = keeper.rest().await.unwrap_err();
+    let mut reconciler = reconciler(&host);
+    let error = reconciler.rest().await.unwrap_err();
     assert!(error.is_permanent && error.message.contains("the largest disk"), "{error}");
-    assert!(!keeper.folder.has_run());
+    assert!(!reconciler.folder.has_run());
     assert_eq!(host.shared.admission.promised(&name(NAME)), Need::default());
 }
 
@@ -183,34 +185,34 @@ async fn a_copy_that_is_queued_is_of_the_version_that_its_catalog_has_when_it_is
     let host = with_copies();
     host.catalog("desk", json!({ "mode": "ephemeral" }));
     host.want(NAME, Power::On);
-    let mut keeper = keeper(&host);
+    let mut reconciler = reconciler(&host);
     let turns = [host.shared.placement.turn().await.unwrap(), host.shared.placement.turn().await.unwrap()];
-    keeper.rest().await.unwrap();
-    assert_eq!(keeper.phase(), Phase::Placing);
+    reconciler.rest().await.unwrap();
+    assert_eq!(reconciler.phase(), Phase::Placing);
     host.version(2, MIB);
     let update = serde_json::from_value(json!({ "image": "debian:2" })).unwrap();
-    host.catalogs.update(&name("desk"), &update, Terms::default()).unwrap();
-    keeper.rest().await.unwrap();
+    host.catalogs.update(&name("desk"), &update, CatalogChangeTerms::default()).unwrap();
+    reconciler.rest().await.unwrap();
     drop(turns);
-    let made = place::placed(&mut keeper.placing).await;
-    keeper.is_placed(made).await.unwrap();
-    let run = keeper.folder.load().unwrap().unwrap();
+    let made = place::placed(&mut reconciler.placing).await;
+    reconciler.finish_placing(made).await.unwrap();
+    let run = reconciler.folder.load().unwrap().unwrap();
     assert_eq!(run.version, 2);
     assert_eq!(std::fs::read(run.copy.unwrap().path).unwrap(), vec![2; MIB as usize]);
     // The same when the first copy is whole already, and nobody has looked at it yet.
     host.version(3, MIB);
     let update = serde_json::from_value(json!({ "image": "debian:3" })).unwrap();
-    host.catalogs.update(&name("desk"), &update, Terms::default()).unwrap();
-    keeper.rest().await.unwrap();
-    let made = place::placed(&mut keeper.placing).await;
+    host.catalogs.update(&name("desk"), &update, CatalogChangeTerms::default()).unwrap();
+    reconciler.rest().await.unwrap();
+    let made = place::placed(&mut reconciler.placing).await;
     host.version(4, MIB);
     let update = serde_json::from_value(json!({ "image": "debian:4" })).unwrap();
-    host.catalogs.update(&name("desk"), &update, Terms::default()).unwrap();
-    keeper.is_placed(made).await.unwrap();
-    keeper.rest().await.unwrap();
-    let made = place::placed(&mut keeper.placing).await;
-    keeper.is_placed(made).await.unwrap();
-    let run = keeper.folder.load().unwrap().unwrap();
+    host.catalogs.update(&name("desk"), &update, CatalogChangeTerms::default()).unwrap();
+    reconciler.finish_placing(made).await.unwrap();
+    reconciler.rest().await.unwrap();
+    let made = place::placed(&mut reconciler.placing).await;
+    reconciler.finish_placing(made).await.unwrap();
+    let run = reconciler.folder.load().unwrap().unwrap();
     assert_eq!((run.version, std::fs::read(run.copy.unwrap().path).unwrap()[0]), (4, 4));
 }
 
@@ -219,20 +221,20 @@ async fn one_whose_disk_ends_again_and_again_has_failed_and_is_tried_again() {
     let host = TestHost::new(NO_LIMITS);
     host.catalog("desk", json!({}));
     host.want(NAME, Power::On);
-    let mut keeper = keeper(&host);
+    let mut reconciler = reconciler(&host);
     for crash in 1..=5 {
-        assert!(matches!(keeper.step().await, Ok(Next::Again)), "its run is written down");
-        drop(FakeDisk::new(&keeper.folder));
-        keeper.rest().await.unwrap();
-        let failed = keeper.status.borrow().failure().is_some();
-        assert_eq!((keeper.phase() == Phase::Failed, failed), (crash == 5, crash == 5), "{crash}");
-        keeper.attempts.not_before(Instant::now());
+        assert!(matches!(reconciler.step().await, Ok(StepOutcome::Again)), "its run is written down");
+        drop(FakeDisk::new(&reconciler.folder));
+        reconciler.rest().await.unwrap();
+        let failed = reconciler.status.borrow().failure().is_some();
+        assert_eq!((reconciler.phase() == Phase::Failed, failed), (crash == 5, crash == 5), "{crash}");
+        reconciler.attempts.not_before(Instant::now());
     }
     // Somebody wants it to be tried anew.
     host.want(NAME, Power::On);
-    keeper.step().await.unwrap();
-    let disk = FakeDisk::new(&keeper.folder);
-    keeper.rest().await.unwrap();
-    assert_eq!((keeper.phase(), disk.ram()), (Phase::Running, vec![]));
-    assert!(keeper.status.borrow().failure().is_none());
+    reconciler.step().await.unwrap();
+    let disk = FakeDisk::new(&reconciler.folder);
+    reconciler.rest().await.unwrap();
+    assert_eq!((reconciler.phase(), disk.ram()), (Phase::Running, vec![]));
+    assert!(reconciler.status.borrow().failure().is_none());
 }

@@ -1,83 +1,83 @@
-//! When what has not worked is tried again. Owns the counts of what has failed lately, and whether the machine was given up.
+//! Retries of what has failed. Owns the counts of recent failures, and whether the machine has failed permanently.
 //!
-//! Invariant: each try waits twice as long as the one before it, up to a bound; what no other try mends is tried again only
-//! once what was wanted, or the catalog, has changed.
+//! Invariant: each retry waits twice as long as the one before, up to a bound. After a permanent failure the machine is
+//! retried only when its desired state or its catalog changes.
 
 use crate::error::HostError;
 use crate::store::Revision;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Between two tries of what does not work: twice as long after each.
+/// First delay of a retry; each further one is twice as long.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
-/// A VMM that has run so long does not fail at once.
+/// A VMM that has run this long has started successfully.
 const STABLE: Duration = Duration::from_secs(60);
-/// A machine that has crashed so often within this time has failed.
+/// A machine that has crashed this often within the time below has failed.
 const CRASHES: usize = 5;
 const CRASHES_WITHIN: Duration = Duration::from_secs(600);
 
-/// The tries to bring a machine to what is wanted of it.
+/// Counts failures of a machine and delays retries.
 #[derive(Default)]
 pub struct Attempts {
-    /// What has not worked since it last ran for a while.
+    /// Number of failures since the machine last ran for a while.
     failures: u32,
-    /// How often its VMM or its disk has ended by itself since it was last off.
+    /// Number of unexpected ends of the VMM or the disk since the machine was last off.
     crashes: u32,
-    /// When it did so the last times, [`CRASHES`] of them at most.
+    /// Times of the last crashes, at most [`CRASHES`] of them.
     crashed: VecDeque<Instant>,
-    /// When the VMM was started, by this daemon.
+    /// When this daemon started the VMM.
     begun: Option<Instant>,
-    /// It is not started again before.
+    /// Earliest time of the next attempt.
     not_before: Option<Instant>,
-    given_up: Option<GivenUp>,
+    given_up: Option<PermanentFailure>,
 }
 
-/// That no other try mends what has failed.
-struct GivenUp {
-    /// What was wanted then.
+/// A failure that no retry can fix.
+struct PermanentFailure {
+    /// Revision of the desired state at that time.
     wanted: Revision,
-    /// The catalog's revision then.
+    /// Revision of the catalog at that time.
     catalog: u64,
-    /// What has failed.
+    /// The error.
     why: HostError,
 }
 
 impl Attempts {
-    /// Somebody wants something: what has failed is tried at once.
+    /// Forgets the delay, since a client wants something: the next attempt follows at once.
     pub fn begin_anew(&mut self) {
         (self.not_before, self.failures) = (None, 0);
         self.crashed.clear();
     }
 
-    /// It is off: nothing of what has failed counts any more.
+    /// Forgets all failures, since the machine is off.
     pub fn forget(&mut self) {
         *self = Attempts { begun: self.begun, ..Attempts::default() };
     }
 
-    /// Its VMM was started.
+    /// Notes the start of the VMM.
     pub fn vmm_begins(&mut self) {
         self.begun = Some(Instant::now());
     }
 
-    /// Its VMM runs: once it has for a while, the next failure is the first one.
+    /// Notes that the VMM runs: after a while, its next failure counts as the first.
     pub fn vmm_runs(&mut self) {
         if self.begun.is_some_and(|begun| begun.elapsed() > STABLE) {
             self.failures = 0;
         }
     }
 
-    /// How often its VMM or its disk has ended by itself.
+    /// Number of unexpected ends of the VMM or the disk.
     pub fn crashes(&self) -> u32 {
         self.crashes
     }
 
-    /// Until when nothing is tried.
+    /// Earliest time of the next attempt.
     pub fn pauses_until(&self) -> Option<Instant> {
         self.not_before.filter(|until| *until > Instant::now())
     }
 
-    /// Its VMM or its disk has ended by itself.
+    /// Counts an unexpected end of the VMM or the disk.
     pub fn crash(&mut self, now: Instant) {
         self.crashes += 1;
         self.crashed.truncate(CRASHES - 1);
@@ -85,7 +85,7 @@ impl Attempts {
         self.not_before = Some(now + self.pause());
     }
 
-    /// Why it has failed although it is tried again: it ends by itself again and again.
+    /// Returns the text of the failure if the machine crashes repeatedly.
     pub fn is_crashing(&self, now: Instant) -> Option<String> {
         let first = self.crashed.get(CRASHES - 1)?;
         let minutes = CRASHES_WITHIN.as_secs() / 60;
@@ -93,27 +93,27 @@ impl Attempts {
         is_often.then(|| format!("it has ended by itself {CRASHES} times within {minutes} minutes"))
     }
 
-    /// Something has failed. How long until it is tried again.
+    /// Counts a failure. Returns the delay until the next attempt.
     pub fn pause(&mut self) -> Duration {
         let pause = RETRY.saturating_mul(1 << self.failures.min(6)).min(LONGEST_RETRY);
         self.failures += 1;
         pause
     }
 
-    /// Whatever wakes it, it is not tried again before this; what was given up waits for a change.
+    /// Delays the next attempt until this time, whatever wakes the task; after a permanent failure, until a change.
     pub fn not_before(&mut self, until: Instant) {
         self.not_before = self.given_up.is_none().then_some(until);
     }
 
-    /// It has failed, with this wanted and this revision of the catalog. Why, for people: what is final stays the reason,
-    /// whatever else fails meanwhile.
+    /// Records a failure with the revisions of the desired state and the catalog. Returns the error to show: a permanent
+    /// failure stays the reason, whatever else fails meanwhile.
     pub fn fail(&mut self, error: &HostError, wanted: Revision, catalog: u64) -> HostError {
         if error.is_permanent {
             let mut why = error.clone();
             why.message.push_str(
                 "; it is not tried again before 'machine start', or another setting or image of its catalog",
             );
-            self.given_up = Some(GivenUp { wanted, catalog, why: why.clone() });
+            self.given_up = Some(PermanentFailure { wanted, catalog, why: why.clone() });
             return why;
         }
         match &self.given_up {
@@ -122,12 +122,12 @@ impl Attempts {
         }
     }
 
-    /// What was wanted, and the revision of the catalog, when it was given up.
+    /// Revisions of the desired state and the catalog at the time of a permanent failure.
     pub fn given_up(&self) -> Option<(Revision, u64)> {
         self.given_up.as_ref().map(|given_up| (given_up.wanted, given_up.catalog))
     }
 
-    /// Something has changed since it was given up.
+    /// Forgets a permanent failure, since something has changed.
     pub fn take_up(&mut self) {
         self.given_up = None;
     }

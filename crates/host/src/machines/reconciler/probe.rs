@@ -1,7 +1,6 @@
-//! The probe of a machine whose guest is waited for. Owns the task that finds out when it is ready, and what that has found out and
-//! nobody has recorded yet.
+//! Readiness probe of a guest. Owns the task that waits for the guest, and its result until that is recorded.
 //!
-//! Invariant: what was found out is of the VMM that runs: it is forgotten with it.
+//! Invariant: a result belongs to the VMM that runs, and is forgotten with it.
 
 use std::future::pending;
 use tokio::task::JoinHandle;
@@ -10,27 +9,27 @@ use tokio::task::JoinHandle;
 #[derive(Default)]
 pub struct ReadinessProbe {
     running: Option<JoinHandle<Option<String>>>,
-    /// It is ready, and perhaps where it is.
+    /// Result: the guest is ready, and its address if that is known.
     answer: Option<Option<String>>,
 }
 
 impl ReadinessProbe {
-    /// Whether one runs.
+    /// Whether the probe runs.
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// Begins with this question.
+    /// Starts the probe.
     pub fn begin(&mut self, question: impl Future<Output = Option<String>> + Send + 'static) {
         self.running = Some(tokio::spawn(question));
     }
 
-    /// What was found out, which is to be recorded: it is ready, and perhaps where it is.
+    /// Returns the result that should be recorded: the guest is ready, and its address if that is known.
     pub fn answer(&self) -> Option<Option<String>> {
         self.answer.clone()
     }
 
-    /// What was found out is of a VMM that is no more, or is recorded.
+    /// Stops the probe and forgets its result.
     pub fn stop(&mut self) {
         self.answer = None;
         if let Some(running) = self.running.take() {
@@ -38,10 +37,10 @@ impl ReadinessProbe {
         }
     }
 
-    /// Until it has found something out; for ever, if it does not run.
+    /// Waits for the result; forever, if the probe does not run.
     pub async fn answers(&mut self) {
         let Some(running) = &mut self.running else { return pending().await };
-        // It ends by itself only when it knows; one that has panicked knows nothing.
+        // The task ends only with a result; one that has panicked has none.
         let found = running.await.unwrap_or(None);
         (self.running, self.answer) = (None, Some(found));
     }

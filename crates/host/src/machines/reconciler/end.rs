@@ -1,0 +1,293 @@
+//! Steps that end something: a machine that should be off, or a VMM between two starts.
+//!
+//! Invariant: each step may be interrupted and repeated; the files of a run are removed only when none of its processes
+//! runs.
+
+use super::{MachineReconciler, StepOutcome, WakeupConditions};
+use crate::error::HostError;
+use crate::machines::desired_state::DesiredState;
+use crate::machines::run::{MachineFolder, RunRecord, VmmEnding};
+use crate::machines::status::Status;
+use crate::machines::{belongings, blocking, disk, last_words, look, vmm};
+use crate::processes::{self, ObservedProcess, Process};
+use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
+use spillway_control::{DiskSettings, PUT_AWAY, Request};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Smallest size of a RAM tier.
+const LEAST_RAM_BYTES: u64 = 64 << 10;
+/// Processes of a machine, in the order in which they are ended.
+const PROCESSES: [&str; 2] = [vmm::PROCESS, disk::PROCESS];
+
+impl MachineReconciler {
+    /// Takes one step towards a machine that is off, or towards nothing if `machine` is `None` because it was deleted. A
+    /// deleted machine gets its grace only for data that is kept.
+    pub(super) async fn bring_down(
+        &mut self,
+        wanted: &DesiredState,
+        run: Option<RunRecord>,
+        machine: Option<&Machine>,
+    ) -> Result<StepOutcome, HostError> {
+        let gently = machine.is_some();
+        self.probe.stop();
+        self.stop_placing().await;
+        let was_there = run.is_some();
+        if let Some(mut run) = run {
+            let vmm = self.vmm.look(&run).await?;
+            let is_resting = gently && run.keeps_disk_while_off();
+            if matches!(vmm, ObservedProcess::Alive(_)) || !is_resting {
+                self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
+            }
+            if let ObservedProcess::Alive(vmm) = vmm {
+                let grace = match gently {
+                    true => wanted.grace(),
+                    // The machine was deleted and its data is kept: let its guest write everything first.
+                    false if run.keeps_files() && !self.is_to_be_removed(&run).await? => {
+                        Duration::from_secs(run.spec.grace_seconds.into())
+                    }
+                    false => Duration::ZERO,
+                };
+                if let Some(until) = self.vmm.shut_down(&vmm, &mut run, grace).await? {
+                    return Ok(StepOutcome::Rest(WakeupConditions {
+                        until,
+                        ..WakeupConditions::for_end_of(None, Some(&vmm))?
+                    }));
+                }
+                self.vmm.end(&vmm).await?;
+            }
+            let disk = disk::find(&self.folder).await?;
+            if disk.is_none() && is_resting {
+                self.report_loss(&run).await?;
+            }
+            if let Some(disk) = disk {
+                if is_resting {
+                    return self.stay_without_vmm(run, &disk).await;
+                }
+                self.shared.figures.note_last(&self.name).await;
+                blocking(move || disk::end(&disk)).await?;
+            }
+            self.check_final_flush(&run).await?;
+            self.forget(run).await?;
+        }
+        let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), self.name.clone());
+        let was_left = blocking(move || {
+            let was_left = clear(&folder)?;
+            shared.admission.give_back(&name);
+            shared.users().give_back(&name);
+            Ok(was_left)
+        })
+        .await?;
+        self.remove_leftovers(machine.map(|machine| machine.identity.uuid.as_str())).await;
+        if was_there || was_left {
+            self.raise(EventKind::Stopped, "it is stopped");
+        }
+        self.attempts.forget();
+        self.wait_reported = false;
+        let stopped = Status::new(Phase::Stopped);
+        // A machine that should run starts once the earlier one of its name has ended.
+        let is_off = wanted.power == Power::Off;
+        self.publish(if is_off { stopped.settled() } else { stopped });
+        // The removal of leftover files is tried again.
+        Ok(if is_off && self.leftovers_reported {
+            StepOutcome::Rest(WakeupConditions::for_end_of(None, None)?)
+        } else {
+            StepOutcome::Over
+        })
+    }
+
+    /// Whether the deleted machine's data is removed with it.
+    async fn is_to_be_removed(&self, run: &RunRecord) -> Result<bool, HostError> {
+        let (left, name, uuid) = (Arc::clone(&self.shared.leftovers), self.name.clone(), run.uuid.clone());
+        blocking(move || left.is_to_be_removed(&name, &uuid)).await
+    }
+
+    /// Reports that data was lost: only the disk's process had it, and that has ended.
+    async fn report_loss(&self, run: &RunRecord) -> Result<(), HostError> {
+        if let (false, ObservedProcess::Ended) =
+            (run.is_of_another_boot(), look(&self.folder, disk::PROCESS).await?)
+        {
+            let said = last_words(&self.folder, disk::PROCESS).await?;
+            self.raise(
+                EventKind::Crashed,
+                &format!("its disk has ended, and with it what was written: {said}"),
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks that a kept disk has flushed everything at its end, as its log says. Reports it otherwise, before the log
+    /// is removed.
+    async fn check_final_flush(&self, run: &RunRecord) -> Result<(), HostError> {
+        let Some(path) = run.kept.as_ref().filter(|_| !run.is_of_another_boot()) else { return Ok(()) };
+        let ObservedProcess::Ended = look(&self.folder, disk::PROCESS).await? else { return Ok(()) };
+        let said = last_words(&self.folder, disk::PROCESS).await?;
+        if !said.ends_with(PUT_AWAY) {
+            let text = format!(
+                "its disk has not ended cleanly ({said}): what its guest has not flushed may be lost if the host loses its \
+                 power before the machine is started and stopped again: {}",
+                path.display()
+            );
+            self.raise(EventKind::Disk, &text);
+        }
+        Ok(())
+    }
+
+    /// Removes the files of a run of which nothing runs. Its record goes first: after an interruption the other files are
+    /// removed before the machine's next run, or when the next daemon starts.
+    pub(super) async fn forget(&mut self, run: RunRecord) -> Result<(), HostError> {
+        self.vmm.forget().await?;
+        let folder = self.folder.clone();
+        blocking(move || {
+            folder.remove()?;
+            let copy = run.copy.as_ref().map(|copy| &copy.path);
+            copy.into_iter().chain(&run.scratch).try_for_each(|path| belongings::remove(path))
+        })
+        .await
+    }
+
+    /// Keeps a stopped machine whose disk holds its data until the host goes down: in the overflow, so that it uses no
+    /// memory.
+    async fn stay_without_vmm(
+        &mut self,
+        mut run: RunRecord,
+        disk: &Process,
+    ) -> Result<StepOutcome, HostError> {
+        let least = DiskSettings { ram_bytes: Some(LEAST_RAM_BYTES), ..DiskSettings::default() };
+        let evicts = run.ram_bytes.is_some_and(|ram_bytes| ram_bytes > LEAST_RAM_BYTES);
+        if evicts {
+            run.ram_bytes = least.ram_bytes;
+        }
+        (run.ready, run.ending, run.asked, self.wait_reported) = (false, None, false, false);
+        let (folder, saved) = (self.folder.clone(), run.clone());
+        blocking(move || {
+            if evicts {
+                disk::ask(folder.path(), &Request::Set(least))?;
+            }
+            folder.save(&saved)
+        })
+        .await?;
+        self.vmm.forget().await?;
+        self.shared.admission.give_back(&self.name);
+        self.publish(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled());
+        self.remove_leftovers(Some(&run.uuid)).await;
+        Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(disk), None)?))
+    }
+
+    /// Handles a VMM that has ended although the machine should run.
+    pub(super) async fn handle_vmm_end(
+        &mut self,
+        machine: &Machine,
+        catalog: &Catalog,
+        mut run: RunRecord,
+        wanted: &DesiredState,
+        disk: Process,
+    ) -> Result<StepOutcome, HostError> {
+        self.probe.stop();
+        // Nobody may claim the machine until the reason is known.
+        self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
+        let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;
+        if !asked {
+            self.vmm.record_end(&mut run).await?;
+        }
+        match run.ending {
+            _ if asked => {}
+            Some(VmmEnding::GuestShutdown) if !catalog.spec.autostart => {
+                if self.want_off().await? {
+                    return Ok(StepOutcome::Again);
+                }
+            }
+            Some(_) => {}
+            // Reported already; the result could not be recorded.
+            None if self.vmm_end_reported => {}
+            None => {
+                self.vmm_end_reported = true;
+                let said = self.vmm.last_words().await?;
+                self.record_crash(&format!("its VMM has ended by itself: {said}"));
+            }
+        }
+        if self.attempts.is_crashing(Instant::now()).is_none() {
+            self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
+        }
+        self.power_cycle(machine, catalog, run, wanted, disk).await
+    }
+
+    /// Prepares the disk between two starts of a VMM: resets it if it should forget, or ends it so that a disk of another
+    /// version takes its place.
+    pub(super) async fn power_cycle(
+        &mut self,
+        machine: &Machine,
+        catalog: &Catalog,
+        mut run: RunRecord,
+        wanted: &DesiredState,
+        disk: Process,
+    ) -> Result<StepOutcome, HostError> {
+        let forgets = wanted.resets > run.resets
+            || run.spec.reset() != ResetEvent::Never
+            || !run.disk_stays(&catalog.spec);
+        // A private copy cannot be reset. A kept disk is served again, or discarded at the start of the next run.
+        let is_remade = run.copy.is_some() || run.kept.is_some() && (forgets || run.is_outdated(catalog));
+        if is_remade || forgets && run.is_outdated_after_reset(catalog) {
+            self.shared.figures.note_last(&self.name).await;
+            blocking(move || disk::end(&disk)).await?;
+            self.check_final_flush(&run).await?;
+            self.forget(run).await?;
+            return Ok(StepOutcome::Again);
+        }
+        if run.is_outdated(catalog) {
+            run = self.renew(machine, catalog, wanted, run).await?;
+        }
+        (run.restarts, run.resets, run.ready) = (wanted.restarts, wanted.resets, false);
+        // If this is interrupted before the VMM is forgotten, its end was neither a crash nor requested by its guest.
+        (run.ending, run.asked) = (None, true);
+        let folder = self.folder.clone();
+        blocking(move || {
+            if forgets {
+                disk::reset(folder.path())?;
+                run.empty_scratch()?;
+            }
+            folder.save(&run)
+        })
+        .await?;
+        self.vmm.forget().await?;
+        if forgets {
+            self.raise(EventKind::Reset, "it has forgotten what it had written");
+        }
+        Ok(StepOutcome::Again)
+    }
+
+    /// Records that the machine should be off after its guest has shut down, unless its desired state has changed since.
+    /// Returns whether it did.
+    async fn want_off(&self) -> Result<bool, HostError> {
+        let (shared, name, seen) = (Arc::clone(&self.shared), self.name.clone(), self.seen);
+        blocking(move || {
+            shared.objects.change(|changes| {
+                let found =
+                    changes.get::<DesiredState>(name.as_str())?.filter(|found| found.revision == seen);
+                let Some(found) = found else { return Ok(false) };
+                changes.put(name.as_str(), &DesiredState { power: Power::Off, ..found.value });
+                Ok(true)
+            })
+        })
+        .await
+    }
+}
+
+/// Ends the processes in a folder without a readable record, and removes the folder. Returns whether it existed.
+pub(super) fn clear(folder: &MachineFolder) -> Result<bool, HostError> {
+    for name in PROCESSES {
+        if let ObservedProcess::Alive(process) = processes::look(folder.path(), name)? {
+            disk::end(&process)?;
+        }
+    }
+    folder.remove()
+}
+
+/// Whether a process runs in a folder.
+pub(super) fn is_alive(folder: &MachineFolder) -> Result<bool, HostError> {
+    let mut is_alive = false;
+    for name in PROCESSES {
+        is_alive |= matches!(processes::look(folder.path(), name)?, ObservedProcess::Alive(_));
+    }
+    Ok(is_alive)
+}
