@@ -189,5 +189,6 @@ fn an_engine_that_there_is_not_is_an_error() {
     let world = World::new();
     let (code, _, err) = finishes(world.serve().env("SPILLWAY_ENGINE", "steam"));
     assert_eq!(code, 70);
-    assert!(err.contains("SPILLWAY_ENGINE=steam: it is `io_uring` or `threads`"), "{err}");
+    let words = "SPILLWAY_ENGINE=steam: there is no such engine: use `io_uring` or `threads`";
+    assert!(err.contains(words), "{err}");
 }
