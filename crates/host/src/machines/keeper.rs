@@ -426,11 +426,11 @@ impl Keeper {
             return Ok(());
         };
         // It would tell of it each time that it is asked.
-        if self.refused == Some(Refused::Rate(wish.clone())) {
+        if self.refused == Some(Refused::Rate(wish)) {
             return Ok(());
         }
         let folder = self.folder.clone();
-        let asked = wish.clone();
+        let asked = wish;
         let limits = match blocking(move || disk::ask(folder.path(), &Request::Set(asked))).await {
             // It serves on, and is asked again at the next step.
             Err(refused) if refused.code == ErrorCode::Conflict => {
