@@ -1,6 +1,6 @@
-//! Options of `spillway catalog create`: the settings of a catalog, each said once.
+//! Options of `spillway catalog create`: one option for each setting of a catalog.
 //!
-//! Invariant: a setting that no option names has its usual value.
+//! Invariant: a setting without an option has its default.
 
 use super::{file, show, warn};
 use crate::args::RateLimit;
@@ -16,7 +16,7 @@ use spillway_api::{
 };
 use std::path::{Path, PathBuf};
 
-/// The words of options, as the interface has them.
+/// Words of options, from the API.
 pub const MODES: &[&str] = &["ram+overflow", "ram", "overflow", "direct", "ephemeral", "persistent"];
 /// Types.
 pub const KINDS: &[&str] = &["pooled", "dedicated"];
@@ -52,10 +52,10 @@ struct Settings {
     image: Option<ImageRef>,
     #[arg(long, default_value_t = 0, value_parser = number(&bounds::MACHINES), help = bounds::MACHINES.help("How many machines"))]
     count: u32,
-    /// pooled machines forget what is written, dedicated ones keep it
+    /// pooled machines are reset, dedicated ones keep their data
     #[arg(long = "type", value_parser = words::<CatalogKind>(KINDS), default_value = "pooled")]
     kind: CatalogKind,
-    /// Where disks' writes go [default: ram+overflow; of dedicated machines persistent]
+    /// Destination of disks' writes [default: ram+overflow; of dedicated machines persistent]
     #[arg(long, value_parser = words::<DiskMode>(MODES))]
     mode: Option<DiskMode>,
     #[arg(
@@ -73,10 +73,10 @@ struct Settings {
         help = bounds::OVERFLOW_BYTES.help("Limit of a disk's overflow file [default: 10G, in modes that have one]")
     )]
     overflow: Option<u64>,
-    /// The store for overflow files [default: the first of class local]
+    /// Store for overflow files [default: the first of class local]
     #[arg(long, value_name = "STORE")]
     overflow_store: Option<Name>,
-    /// What happens to a write when the cache is full
+    /// What happens to writes when the cache is full
     #[arg(long, value_name = "POLICY", value_parser = words::<FullPolicy>(FULL), default_value = "pause")]
     full: FullPolicy,
     /// How much a disk may do in a second.
@@ -93,7 +93,7 @@ struct Settings {
         help = bounds::DISK_BYTES.help("A second disk of each machine, which keeps what is written over resets")
     )]
     data_disk: Option<u64>,
-    /// The store for data disks [default: the first of class local]
+    /// Store for data disks [default: the first of class local]
     #[arg(long, value_name = "STORE")]
     data_disk_store: Option<Name>,
     #[arg(
@@ -117,7 +117,7 @@ struct Settings {
     /// Names of machines, with # for a digit of the number [default: its name and three digits]
     #[arg(long, value_name = "PATTERN")]
     naming: Option<String>,
-    /// What throws away what a machine has written [default: power-cycle; of dedicated machines never]
+    /// Event that discards what a machine has written [default: power-cycle; of dedicated machines never]
     #[arg(long, value_name = "EVENT", value_parser = words::<ResetEvent>(RESETS))]
     reset: Option<ResetEvent>,
     /// When a machine counts as ready: agent, tcp:PORT or serial:REGEX [default: as soon as it runs]
