@@ -88,7 +88,7 @@ pub struct Event {
     pub text: String,
 }
 
-/// Kind of an event.
+/// Kind of an event: what has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {

@@ -64,7 +64,7 @@ pub struct ImageVersion {
     pub created: Timestamp,
 }
 
-/// State of a version.
+/// State of an image version in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VersionState {

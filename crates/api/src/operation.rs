@@ -21,7 +21,7 @@ pub struct Operation {
     pub total_bytes: u64,
 }
 
-/// State of an operation.
+/// State of an operation: whether it has ended, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", tag = "phase")]
 pub enum OperationState {

@@ -1,6 +1,6 @@
-//! `spillway machine claim`, `renew` and `release`. Owns what becomes of a claim whose command does not end well.
+//! `spillway machine claim`, `renew` and `release`. Owns what happens to a claim whose command fails.
 //!
-//! Invariant: a claim that nobody could be told of is given up.
+//! Invariant: a claim that could not be reported is released.
 
 use super::Daemon;
 use super::machine::{failed, wait};
@@ -11,7 +11,7 @@ use spillway_api::client::{Client, ClientError, query};
 use spillway_api::{ClaimRenewal, MachineDetails, Name, NewClaim, parse_ttl};
 use std::time::{Duration, Instant};
 
-/// How long spillwayd itself waits for the machine: as long as it does it notices a client that dies.
+/// How long the daemon itself waits for the machine. While it waits it notices that a client has died.
 const HELD: u64 = 25;
 
 pub const CLAIM_EXAMPLES: &str = "\
@@ -27,22 +27,23 @@ Examples:
 pub struct Claim {
     /// The catalog
     catalog: Name,
-    /// How long, such as 90s, 30m, 2h or 7d, or none: until it is released [default: as the catalog says, else spillwayd]
+    /// Duration of the claim, such as 90s, 30m, 2h or 7d, or none: until it is released [default: the catalog's, else
+    /// spillwayd's]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     ttl: Option<u32>,
-    /// Who has the machine [default: the user, or the name of the token]
+    /// Owner of the claim [default: the user, or the name of the token]
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
     /// A label of the claim; may be given more than once
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(Name, String)>,
-    /// A name for this claim: asked again with it within a day, the same machine is given and no other
+    /// Idempotency key: repeating the claim with it within a day returns the same machine
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// Take one that is not ready yet if none is, starting it if need be, and wait until it is
+    /// Take a machine that is not ready yet if none is, start one if necessary, and wait until it is ready
     #[arg(long)]
     wait: bool,
-    /// With --wait: how long at most
+    /// With --wait: longest wait
     #[arg(long, value_name = "SECONDS", requires = "wait", default_value_t = 300)]
     timeout: u64,
 }
@@ -52,21 +53,21 @@ pub struct Claim {
 pub struct Renew {
     /// The machine
     name: Name,
-    /// How long from now on, or none: until it is released [default: as long as it was to last when it was claimed]
+    /// Duration from now on, or none: until it is released [default: as long as when it was claimed]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     ttl: Option<u32>,
-    /// Only if it still has the claim of this id, which 'claim' printed
+    /// Only if the machine still has the claim of this id, which 'claim' printed
     #[arg(long, value_name = "ID")]
     claim: Option<String>,
 }
 
 impl Claim {
-    /// Claims a machine and says which.
+    /// Claims a machine and prints which.
     pub fn run(self, daemon: &Daemon, client: &mut Client) -> Result<(), Failure> {
         let mut machine = self.ask(client)?;
         let told = self.wait(client, &mut machine).and_then(|()| tell(daemon, &machine));
         if told.is_err() {
-            // Whoever asked does not get it.
+            // The user does not get the machine.
             let _ = release(client, &machine.machine.name, claim_of(&machine));
         }
         told
@@ -83,7 +84,8 @@ impl Claim {
         client.interruptible().map_err(cannot)?;
         let waits = query([("wait", self.timeout.min(HELD).to_string())]);
         match client.post_once(&format!("{path}{waits}"), key, &asked) {
-            // With the connection spillwayd gives the claim up, but for one with a key, which may be asked for again.
+            // When the connection ends the daemon releases the claim, unless it has a key, with which it may be requested
+            // again.
             Err(interrupted @ ClientError::Interrupted { .. }) => {
                 if let Some(machine) = key.and_then(|key| client.post_once(&path, Some(key), &asked).ok()) {
                     let machine: MachineDetails = machine;
@@ -104,7 +106,7 @@ impl Claim {
     }
 }
 
-/// Name, address and the claim's id. Refuses if nobody reads them.
+/// Prints name, address and the claim's id. Fails if the output cannot be written.
 fn tell(daemon: &Daemon, machine: &MachineDetails) -> Result<(), Failure> {
     let is_read = daemon.shows(machine, |machine| {
         let address = machine.status.address.as_deref().unwrap_or("-");
@@ -114,13 +116,13 @@ fn tell(daemon: &Daemon, machine: &MachineDetails) -> Result<(), Failure> {
         true => Ok(()),
         false => {
             let name = &machine.machine.name;
-            Err(Failure::new(Exit::Create, format!("nobody reads which machine it is: {name} is given back")))
+            Err(Failure::new(Exit::Create, format!("the output cannot be written: {name} is released")))
         }
     }
 }
 
 impl Renew {
-    /// Lets a claim last longer and says how long.
+    /// Renews a claim and prints its duration.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
         let which = self.claim.map(|id| query([("claim", id)])).unwrap_or_default();
         let path = format!("/v1/machines/{}/claim{which}", self.name);
@@ -133,18 +135,18 @@ impl Renew {
     }
 }
 
-/// Ends this claim, or whichever there is.
+/// Releases this claim, or the current one.
 pub fn release(client: &Client, name: &Name, claim: Option<&str>) -> Result<MachineDetails, Failure> {
     let which = claim.map(|id| query([("claim", id.to_owned())])).unwrap_or_default();
     Ok(client.delete(&format!("/v1/machines/{name}/claim{which}"))?)
 }
 
-/// The id of the claim that a machine has.
+/// Returns the id of a machine's claim.
 fn claim_of(machine: &MachineDetails) -> Option<&str> {
     machine.claim.as_ref().map(|claim| claim.id.as_str())
 }
 
-/// Who has a machine, since when and how long, in a line.
+/// Formats owner, start and duration of a claim in one line.
 pub fn words(claim: &spillway_api::Claim) -> String {
     let since = claim.since.strftime("%Y-%m-%d %H:%M:%S");
     let left = claim.left_seconds.map_or("until it is released".into(), |left| format!("for {left} s still"));

@@ -1,6 +1,6 @@
-//! A machine's serial console in this terminal. Owns the terminal's settings while it lasts.
+//! Connects this terminal to a machine's serial console. Owns the terminal's settings meanwhile.
 //!
-//! Invariant: when this returns, the terminal is as it was.
+//! Invariant: at the end the terminal's settings are restored.
 
 use crate::error::{Exit, Failure};
 use crate::output;
@@ -13,13 +13,13 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// Ctrl-], as in telnet and virsh.
+/// The escape character Ctrl-], as in telnet and virsh.
 const LEAVE: u8 = 0x1d;
 
-/// Until somebody leaves, or the machine ends.
+/// Runs until the user leaves, or the machine ends.
 pub fn console(socket: &Path) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::new(Exit::Unavailable, format!("{}: {e}", socket.display()));
-    // The address of a socket has 107 bytes, its path may have more.
+    // A socket address holds 107 bytes; its path may be longer.
     let folder = File::open(socket.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
     let name = socket.file_name().unwrap_or_default();
     let short = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name);
@@ -54,13 +54,13 @@ pub fn console(socket: &Path) -> Result<(), Failure> {
             if end.is_some() {
                 return Ok(());
             }
-            // What was piped in has ended: what the machine says is still shown.
+            // The piped input has ended; output of the machine is still shown.
             keyboard = n > 0;
         }
     }
 }
 
-/// Passes every key on, until it is dropped.
+/// Puts the terminal into raw mode until this is dropped.
 struct Terminal(Option<Termios>);
 
 impl Terminal {

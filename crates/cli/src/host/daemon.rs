@@ -1,7 +1,7 @@
-//! Where the daemon is, and who asks it: at a socket whoever may open it, over TCP whoever has a token.
+//! Address of the daemon, and authentication: a socket for whoever may open it, TCP for whoever has a token.
 //!
-//! Invariant: a token is never an argument, which every user of this host could read; and an option that would have no
-//! effect is an error.
+//! Invariant: a token is never an argument, which every user of this host could read; an option without an effect is an
+//! error.
 
 use super::table;
 use crate::error::{Exit, Failure};
@@ -23,10 +23,11 @@ pub struct Daemon {
     /// /run/spillway/spillwayd.sock]
     #[arg(long, global = true, value_name = "SOCK", value_parser = address())]
     socket: Option<Address>,
-    /// With https: a file with the token that says who asks [default: the token in SPILLWAY_TOKEN]
+    /// With https: a file with the user's token [default: the token in SPILLWAY_TOKEN]
     #[arg(long, global = true, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// With https: the certificates (PEM) one of which has signed spillwayd's [default: the file in SPILLWAY_CA, else the system's]
+    /// With https: trusted certificates (PEM), one of which has signed spillwayd's [default: the file in SPILLWAY_CA,
+    /// else the system's]
     #[arg(long, global = true, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Print JSON
@@ -41,10 +42,10 @@ pub struct GlobalDaemonOptions {
     /// Socket that spillwayd listens on; of another host's, https://HOST:PORT
     #[arg(long, value_name = "SOCK", value_parser = address())]
     socket: Option<Address>,
-    /// With https: a file with the token that says who asks
+    /// With https: a file with the user's token
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// With https: the certificates (PEM) one of which has signed spillwayd's
+    /// With https: trusted certificates (PEM), one of which has signed spillwayd's
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Print JSON
@@ -53,7 +54,7 @@ pub struct GlobalDaemonOptions {
 }
 
 impl GlobalDaemonOptions {
-    /// Whether JSON is wanted, of a command that does not ask the daemon.
+    /// Whether JSON is requested, for a command that does not ask the daemon.
     pub fn json(self) -> Result<bool, Failure> {
         let given = [
             ("--socket", self.socket.is_some()),
@@ -75,7 +76,7 @@ fn address() -> impl TypedValueParser<Value = Address> {
 }
 
 impl Daemon {
-    /// Takes over what was said before the command, and is not said again behind it.
+    /// Adds the options that were given before the command, unless they are repeated after it.
     pub fn or(&mut self, before: GlobalDaemonOptions) {
         let GlobalDaemonOptions { socket, token_file, ca, json } = before;
         self.socket = self.socket.take().or(socket);
@@ -94,7 +95,7 @@ impl Daemon {
         }
     }
 
-    /// Its socket, for what must be done on the daemon's own host.
+    /// Returns the socket, for commands that work on the daemon's own host only.
     pub fn local(&self, what: &str) -> Result<PathBuf, Failure> {
         match self.address()? {
             Address::Socket(path) => Ok(path),
@@ -104,7 +105,7 @@ impl Daemon {
         }
     }
 
-    /// Who asks it.
+    /// Returns the client that sends requests.
     pub fn client(&self) -> Result<Client, Failure> {
         match self.address()? {
             Address::Socket(path) => {
@@ -135,13 +136,13 @@ impl Daemon {
                 token.map_err(|e| Failure::usage(format!("{TOKEN_VARIABLE}: {e}")))
             }
             (None, None) => Err(Failure::usage(format!(
-                "{remote} wants to know who asks: give a token in {TOKEN_VARIABLE} or by --token-file FILE"
+                "{remote} requires a token: give a token in {TOKEN_VARIABLE} or by --token-file FILE"
             ))),
         }
     }
 
-    /// Shows a list that comes in pages: as JSON, or as a table with these columns and rows. Of a page that was shown only its
-    /// rows are held, for the columns' widths; as JSON nothing.
+    /// Shows a list in pages: as JSON, or as a table. At most the rows of one page are in memory, to compute the widths
+    /// of the columns; for JSON nothing.
     pub fn show_pages<T: Serialize + DeserializeOwned, const N: usize>(
         &self,
         pages: Pages<'_, T>,
@@ -172,12 +173,12 @@ impl Daemon {
         output::print(if count == 0 { "]\n}\n" } else { "\n  ]\n}\n" }).map(drop)
     }
 
-    /// Shows an answer: as JSON, or in words.
+    /// Shows a response as JSON or as text.
     pub fn show<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> String) -> Result<(), Failure> {
         self.shows(answer, words).map(drop)
     }
 
-    /// The same. `false`: nobody reads it.
+    /// Does the same. Returns `false` if nobody reads the output.
     pub fn shows<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> String) -> Result<bool, Failure> {
         let text = if self.json {
             format!("{}\n", serde_json::to_string_pretty(answer).expect("an answer is plain data"))
@@ -188,7 +189,7 @@ impl Daemon {
     }
 }
 
-/// A variable that is set to something.
+/// Returns an environment variable that is not empty.
 fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }

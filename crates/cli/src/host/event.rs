@@ -1,7 +1,6 @@
-//! `spillway event`: what has happened on the host, and what happens. Owns how an event is told, and what becomes of those who
-//! listen when the daemon goes.
+//! `spillway event`: past and new events. Owns the format of an event, and reconnects when the daemon restarts.
 //!
-//! Invariant: an event is told once, and none is left out without a word, whatever daemon it was told by.
+//! Invariant: an event is shown once, and none is left out silently, whichever daemon raised it.
 
 use super::{Daemon, table, word};
 use crate::error::{Exit, Failure};
@@ -13,23 +12,24 @@ use spillway_api::{Event, EventId, EventKind, List};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Between two looks for a daemon that is gone.
+/// Pause between two attempts to reconnect.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Options of `event`.
 #[derive(Debug, Args)]
 #[group(skip)]
 pub struct Events {
-    /// Go on with what happens, also when spillwayd is restarted, until Ctrl-C
+    /// Follow new events until Ctrl-C, also over restarts of spillwayd
     #[arg(short, long)]
     follow: bool,
-    /// How many of the last ones are shown
+    /// Number of past events to show
     #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
     last: u32,
-    /// Only of this kind; again for more
+    /// Only events of this kind; may be given more than once
     #[arg(long, value_name = "KIND", value_parser = kind())]
     kind: Vec<EventKind>,
-    /// Only what happens to this, such as machine/desk-001, catalog/desk, store/local or host; again for more
+    /// Only events about this object, such as machine/desk-001, catalog/desk, store/local or host; may be given more
+    /// than once
     #[arg(long, value_name = "OBJECT")]
     object: Vec<String>,
 }
@@ -42,7 +42,7 @@ fn kind() -> impl TypedValueParser<Value = EventKind> {
     })
 }
 
-/// Shows them.
+/// Shows the events.
 pub fn event(daemon: &Daemon, args: &Events) -> Result<(), Failure> {
     let client = daemon.client()?;
     let known: List<Event> = client.get("/v1/events")?;
@@ -69,24 +69,24 @@ impl Events {
             && (self.object.is_empty() || self.object.contains(&event.object))
     }
 
-    /// Of what is told as it happens: that something was lost concerns everybody.
+    /// Selects events. A loss of events concerns every reader.
     fn hear(&self, event: &Event) -> bool {
         self.choose(event) || event.kind == EventKind::Lost
     }
 }
 
-/// Who listens.
+/// Follows the events of a daemon.
 struct EventFollower<'a> {
     args: &'a Events,
     json: bool,
-    /// What was heard last, chosen or not.
+    /// Id of the last event that was received, shown or not.
     last: Option<EventId>,
-    /// The daemon was gone, which was said.
+    /// Whether the notice about a missing daemon was printed.
     is_waiting: bool,
 }
 
 impl EventFollower<'_> {
-    /// Until the daemon goes. `false`: nobody reads what is told any more.
+    /// Runs until the connection ends. Returns `false` if nobody reads the output.
     fn listens(&mut self, client: &Client) -> Result<bool, Failure> {
         match self.hear(client) {
             Err(gone) if gone.exit == Exit::Unavailable => {
@@ -121,7 +121,7 @@ fn cells(event: &Event) -> [String; 4] {
     [time, word(&event.kind), one_line(&event.object), one_line(&event.text)]
 }
 
-/// For those who read as it happens: columns as wide as most.
+/// Formats an event for a continuous list: the columns are as wide as most values.
 fn line(event: &Event, json: bool) -> String {
     if json {
         return format!("{}\n", serde_json::to_string(event).expect("an event is plain data"));
@@ -130,7 +130,7 @@ fn line(event: &Event, json: bool) -> String {
     format!("{time}  {kind:<10}  {object:<20}  {text}\n")
 }
 
-/// A part of it may be a guest's word, which is not to reach a terminal's controls.
+/// Parts of the text may come from a guest and must not control the terminal.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -22,37 +22,37 @@ Example:
 /// What to do with images.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Make a new version of an image from a file; the first one makes the image, and is published
+    /// Import a new version of an image from a file; the first one creates the image and is published
     Import {
         /// The image
         name: Name,
         /// A disk image on spillwayd's host, which it must be able to read
         file: PathBuf,
-        /// What the file is: it is never guessed
+        /// Format of the file; it is never guessed
         #[arg(long, value_parser = format())]
         format: SourceFormat,
-        /// The store that is to hold it [default: the first of class shared, then local]
+        /// Store for the version [default: the first of class shared, then local]
         #[arg(long)]
         store: Option<Name>,
-        /// A name for this import: asked again with it within a day, nothing more is imported
+        /// Idempotency key: repeating the import with it within a day imports nothing more
         #[arg(long, value_name = "KEY")]
         key: Option<String>,
         /// Do not wait for the end
         #[arg(long)]
         no_wait: bool,
     },
-    /// Make a new version of an image from the disk of a machine of mode persistent that is off
+    /// Commit the disk of a stopped machine of mode persistent as a new version of an image
     #[command(after_help = COMMIT_EXAMPLES)]
     Commit {
         /// The machine
         machine: Name,
-        /// The image [default: the one that its catalog has]
+        /// The image [default: the one of its catalog]
         #[arg(long, value_name = "IMAGE")]
         name: Option<Name>,
         /// Publish the version when it is ready
         #[arg(long)]
         publish: bool,
-        /// A name for this commit: asked again with it within a day, nothing more is committed
+        /// Idempotency key: repeating the commit with it within a day commits nothing more
         #[arg(long, value_name = "KEY")]
         key: Option<String>,
         /// Do not wait for the end
@@ -71,12 +71,12 @@ pub enum ImageCommand {
         /// The image
         name: Name,
     },
-    /// Make a version the one that machines take which name none
+    /// Publish a version: requests without a version use it
     Publish {
         /// The version, such as debian:2
         image: ImageRef,
     },
-    /// Name a version; without one, take the name away
+    /// Set a tag to a version; without a version, remove the tag
     Tag {
         /// The version, such as debian:2; or the image, to take the tag away
         image: ImageRef,
@@ -88,15 +88,15 @@ pub enum ImageCommand {
         /// The version [default: the published one]
         image: ImageRef,
     },
-    /// Look into a version for what breaks its clones: identities left in it, drivers and services that it lacks
+    /// Check a version for what breaks its clones: identities in it, missing drivers and services
     Check {
         /// The version [default: the published one]
         image: ImageRef,
-        /// Exit with 1 if anything was found, or no system could be looked into
+        /// Exit with 1 if there are findings, or no system could be checked
         #[arg(long)]
         strict: bool,
     },
-    /// Delete a version, or an image with all of them, that nobody uses
+    /// Delete a version, or an image with all versions, that is not in use
     Delete {
         /// The version, or the image
         image: ImageRef,
@@ -191,7 +191,7 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
     }
 }
 
-/// Waits until a version is made, unless nobody wants that, and shows its image.
+/// Waits for the version, if requested, and shows its image.
 fn attend(
     daemon: &Daemon,
     client: &Client,
@@ -206,7 +206,7 @@ fn attend(
     show(daemon, client, name)
 }
 
-/// The image that a machine's catalog has.
+/// Returns the image of a machine's catalog.
 fn image_of(client: &Client, machine: &Name) -> Result<Name, Failure> {
     let machine: MachineDetails = client.get(&format!("/v1/machines/{machine}"))?;
     let catalog: Catalog = client.get(&format!("/v1/catalogs/{}", machine.machine.catalog))?;
@@ -218,7 +218,7 @@ fn version(image: &ImageRef) -> Result<u32, Failure> {
     version.ok_or_else(|| Failure::usage(format!("{image}: which version? Such as {image}:2")))
 }
 
-/// The version that is named, else the published one.
+/// Returns the given version, else the published one.
 fn chosen(client: &Client, image: &ImageRef) -> Result<u32, Failure> {
     image.version.map_or_else(|| published(client, &image.name), |version| Ok(version.get()))
 }
@@ -228,7 +228,7 @@ fn published(client: &Client, name: &Name) -> Result<u32, Failure> {
     details.image.published.ok_or_else(|| Failure::usage(format!("no version of {name} is published yet")))
 }
 
-/// In one line.
+/// Summary of a check in one line.
 fn verdict(check: &ImageCheck) -> String {
     let said = match check.faults() {
         _ if !check.has_system() => "no system was found that can be looked into".to_owned(),

@@ -12,7 +12,7 @@ use spillway_api::{
 use spillway_control::bytes;
 use std::time::{Duration, Instant};
 
-/// Between two looks whether something runs still.
+/// Interval of polling until nothing runs.
 const LOOK: Duration = Duration::from_millis(200);
 
 const CLOSE_EXAMPLES: &str = "\
@@ -26,17 +26,17 @@ The next start of the host opens it too.";
 pub enum HostCommand {
     /// Show whether machines may start
     Show,
-    /// Stop all machines, and start or give away none until the host is opened or starts again
+    /// Stop all machines, and start and claim none until the host is opened or starts again
     #[command(after_help = CLOSE_EXAMPLES)]
     Close {
         /// Wait until all are stopped
         #[arg(long)]
         wait: bool,
-        /// With --wait: how long at most
+        /// With --wait: longest wait
         #[arg(long, value_name = "SECONDS", requires = "wait", default_value_t = 300)]
         timeout: u64,
     },
-    /// Let machines start again: pools are filled, others start when somebody wants them
+    /// Allow machines to start again: warm pools are filled, others start on request
     Open,
 }
 
@@ -69,13 +69,13 @@ pub fn host(daemon: &Daemon, command: HostCommand) -> Result<(), Failure> {
     })
 }
 
-/// A record that the daemon cannot read, for people.
+/// Formats a record that the daemon cannot read.
 fn unreadable(record: &UnreadableRecord) -> String {
     let UnreadableRecord { key, why, advice, .. } = record;
     format!("set aside: {key} cannot be read ({why}). {advice}\n")
 }
 
-/// What machines were promised of the host.
+/// Formats the budget of the host.
 fn budget(budget: &HostBudget) -> String {
     let waiting = match budget.waiting {
         0 => String::new(),
@@ -100,8 +100,7 @@ fn budget(budget: &HostBudget) -> String {
     )
 }
 
-/// Waits until nothing runs, those of deleted machines too. What cannot be stopped is tried again and again, and told of in
-/// the end.
+/// Waits until nothing runs, including deleted machines. Fails with the number of machines that have not stopped in time.
 fn until_idle(client: &Client, until: Instant) -> Result<HostDetails, Failure> {
     loop {
         let host: HostDetails = client.get("/v1/host")?;

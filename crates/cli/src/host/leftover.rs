@@ -16,16 +16,16 @@ Example:
 /// What to do with what deleted machines have left.
 #[derive(Debug, Subcommand)]
 pub enum LeftoverCommand {
-    /// List the files that deleted machines kept
+    /// List the files that deleted machines have left
     List {
         /// How many.
         #[command(flatten)]
         limit: Limit,
     },
-    /// Remove such files; no other machine has them
+    /// Delete these files; no other machine uses them
     #[command(after_help = DELETE_EXAMPLE)]
     Delete {
-        /// UUIDs of the machines that had them
+        /// UUIDs of the deleted machines
         #[arg(required = true)]
         uuids: Vec<String>,
     },
@@ -49,7 +49,7 @@ pub fn leftover(daemon: &Daemon, command: LeftoverCommand) -> Result<(), Failure
     }
 }
 
-/// Tells of what is left that these machines had.
+/// Prints a notice about files that the deleted machines have left.
 pub fn tell(client: &Client, is_of: impl Fn(&Leftover) -> bool) -> Result<(), Failure> {
     let mut count = 0;
     for page in client.pages::<Leftover>("/v1/leftovers", None) {
@@ -62,7 +62,7 @@ pub fn tell(client: &Client, is_of: impl Fn(&Leftover) -> bool) -> Result<(), Fa
     Ok(())
 }
 
-/// A line for each file.
+/// Formats one line for each file.
 fn rows(left: &Leftover) -> Vec<[String; 6]> {
     let disk = left.disk.as_ref().map(|disk| (format!("{}:{}", disk.image, disk.version), &disk.path));
     let data = left.data_disk.as_ref().map(|path| ("-".to_owned(), path));

@@ -37,10 +37,10 @@ Examples:
 pub enum MachineCommand {
     /// List machines
     List {
-        /// Those of this catalog
+        /// Only machines of this catalog
         #[arg(long, value_name = "NAME")]
         catalog: Option<Name>,
-        /// Those that this owner has claimed
+        /// Only machines that this owner has claimed
         #[arg(long, value_name = "NAME")]
         owner: Option<String>,
         /// With which labels.
@@ -58,7 +58,7 @@ pub enum MachineCommand {
     /// Start machines
     #[command(after_help = START_EXAMPLES)]
     Start(MachineSelection),
-    /// Shut machines down: what they have written is thrown away, unless their mode keeps it
+    /// Shut machines down; their data is discarded, unless their mode keeps it
     Stop {
         /// Which.
         #[command(flatten)]
@@ -67,7 +67,7 @@ pub enum MachineCommand {
         #[command(flatten)]
         how: EndOptions,
     },
-    /// Shut machines down and start them again, clean if their catalog resets at a power cycle
+    /// Shut machines down and start them again; their disks are reset if the catalog resets at a power cycle
     Restart {
         /// Which.
         #[command(flatten)]
@@ -76,48 +76,48 @@ pub enum MachineCommand {
         #[command(flatten)]
         how: EndOptions,
     },
-    /// End machines at once and start them again on a clean disk
+    /// End machines at once and start them again on a fresh disk
     Reset {
         /// Which.
         #[command(flatten)]
         which: MachineSelection,
-        /// What machines keep may be thrown away
+        /// Discard data that machines keep
         #[arg(long)]
         discard_data: bool,
     },
-    /// Delete machines that are off and that nobody has claimed; their catalog has so many less
+    /// Delete machines that are off and not claimed; lowers the count of their catalog
     #[command(after_help = DELETE_EXAMPLES)]
     Delete {
         /// Which.
         #[command(flatten)]
         selected: SelectorOptions,
-        /// Remove their data disks, and the disks that they keep; else their files stay in their store
+        /// Delete their data disks and kept disks too; else the files stay in their store
         #[arg(long)]
         with_data: bool,
     },
-    /// Take a machine of a catalog for yourself: prints its name, its address if that is known, and the claim's id
+    /// Claim a machine of a catalog; prints its name, its address if that is known, and the claim's id
     #[command(after_help = CLAIM_EXAMPLES)]
     Claim(Claim),
-    /// Let a claim last longer, from now on
+    /// Renew a claim, from now on
     Renew(Renew),
-    /// Give a machine back: it forgets what was done on it, and is ready for the next one
+    /// Release a machine: it is reset, and can be claimed again
     Release {
         /// The machine
         name: Name,
-        /// Only if it still has the claim of this id, which 'claim' printed: not one that somebody has made since
+        /// Only if the machine still has the claim of this id, which 'claim' printed
         #[arg(long, value_name = "ID")]
         claim: Option<String>,
     },
-    /// Stop machines as soon as nobody has claimed them, and keep them from being started and claimed
+    /// Stop machines as soon as they are not claimed, and keep them from being started and claimed
     Drain(SelectorOptions),
-    /// Let drained machines be started and claimed again
+    /// Allow drained machines to be started and claimed again
     Undrain(SelectorOptions),
-    /// Talk to a machine's serial console; Ctrl-] leaves it
+    /// Connect to a machine's serial console; Ctrl-] ends the connection
     Console {
         /// The machine
         name: Name,
     },
-    /// Print how to give a machine's disk to a VMM that somebody else starts
+    /// Print how a VMM that another program starts uses a machine's disk
     Attach {
         /// The machine
         name: Name,
@@ -129,7 +129,7 @@ pub enum MachineCommand {
     Stats {
         /// The machine
         name: Name,
-        /// What every size of its RAM tier would have done since its disk's worker began, from a sample
+        /// Show what every size of the RAM tier would have done since the disk's worker started, from a sample
         #[arg(long)]
         curve: bool,
     },
@@ -141,7 +141,7 @@ pub enum MachineCommand {
 pub struct SelectorOptions {
     /// Machines
     names: Vec<Name>,
-    /// Those of this catalog
+    /// Only machines of this catalog
     #[arg(long, value_name = "NAME")]
     catalog: Option<Name>,
     /// Those whose catalog has this label; may be given more than once
@@ -165,10 +165,10 @@ pub struct MachineSelection {
     /// Which.
     #[command(flatten)]
     selected: SelectorOptions,
-    /// Wait until it is done
+    /// Wait until the machines have reached their desired state
     #[arg(long)]
     wait: bool,
-    /// With --wait: how long at most
+    /// With --wait: longest wait
     #[arg(long, value_name = "SECONDS", requires = "wait", default_value_t = 300)]
     timeout: u64,
 }
@@ -250,7 +250,7 @@ fn get(client: &Client, name: &Name) -> Result<MachineDetails, Failure> {
     Ok(client.get(&format!("/v1/machines/{name}"))?)
 }
 
-/// What a machine runs with, if its disk is served.
+/// Returns what a machine runs with, if its disk is served.
 fn run(client: &Client, name: &Name) -> Result<MachineRun, Failure> {
     let found = get(client, name)?;
     let run = found.status.run.filter(|run| run.disk_pid.is_some());
@@ -279,7 +279,7 @@ fn act(
     waited().filter(|_| action == Action::Stop).try_for_each(runs_again)
 }
 
-/// Refuses to call it stopped if the machine is to run again by now.
+/// Fails if the machine should run again by now.
 fn runs_again(machine: &MachineDetails) -> Result<(), Failure> {
     match machine.power {
         Power::Off => Ok(()),
@@ -293,15 +293,15 @@ fn runs_again(machine: &MachineDetails) -> Result<(), Failure> {
     }
 }
 
-/// What has become of a machine that was to be deleted.
+/// Result of deleting a machine.
 #[derive(Serialize)]
 struct DeletionReport {
     name: Name,
-    /// Why it is still there.
+    /// Reason why the machine still exists.
     error: Option<Problem>,
 }
 
-/// One that is refused does not stop the others.
+/// Deletes machines. A refusal for one does not stop the others.
 fn delete(
     daemon: &Daemon,
     client: &Client,
@@ -338,7 +338,7 @@ fn delete(
 }
 
 impl SelectorOptions {
-    /// Their names: as they were given, or those of them that fit what else is asked for.
+    /// Returns the names of the selected machines: the given ones, or those that match the other options.
     fn names(self, client: &Client) -> Result<Vec<Name>, Failure> {
         if self.catalog.is_none() && self.label.is_empty() && !self.all {
             return Ok(self.names);
@@ -346,7 +346,7 @@ impl SelectorOptions {
         let catalog = self.catalog.map(|catalog| ("catalog", catalog.to_string()));
         let labels = self.label.iter().map(|(key, value)| ("label", format!("{key}={value}")));
         let which = query(catalog.into_iter().chain(labels));
-        // One that does not exist is a mistake, not one that does not fit.
+        // A name that does not exist is an error, not a mismatch.
         self.names.iter().try_for_each(|name| get(client, name).map(drop))?;
         let found: List<MachineDetails> = client.list(&format!("/v1/machines{which}"))?;
         let found = found.items.into_iter().map(|machine| machine.machine.name);
@@ -361,7 +361,7 @@ fn drain(daemon: &Daemon, client: &Client, action: Action, which: SelectorOption
     daemon.show(&ask(client, asked)?, |machines| rows(&machines.items))
 }
 
-/// Asks machines to do something. All of them, as they are: more names than a request can carry take more than one.
+/// Sends an action for machines and returns all of them. More names than fit into a request take several requests.
 fn ask(client: &Client, asked: MachineAction) -> Result<List<MachineDetails>, Failure> {
     let labels = asked.select.labels.iter().map(|(key, value)| ("label", format!("{key}={value}")));
     let catalog = asked.select.catalog.iter().map(|catalog| ("catalog", catalog.to_string()));
@@ -378,7 +378,7 @@ fn ask(client: &Client, asked: MachineAction) -> Result<List<MachineDetails>, Fa
     Ok(List { items })
 }
 
-/// Refuses to call it done if the machine has not become what was wanted.
+/// Fails if the machine has not reached its desired state.
 pub fn failed(machine: &MachineDetails) -> Result<(), Failure> {
     match machine.status.phase {
         Phase::Failed | Phase::Waiting => {
@@ -390,7 +390,7 @@ pub fn failed(machine: &MachineDetails) -> Result<(), Failure> {
     }
 }
 
-/// Waits until a machine is what is wanted of it.
+/// Waits until a machine has reached its desired state.
 pub fn wait(client: &Client, machine: &mut MachineDetails, until: Instant) -> Result<(), Failure> {
     while !machine.status.settled {
         let left = until.saturating_duration_since(Instant::now()).as_secs();
@@ -412,7 +412,7 @@ fn rows(machines: &[MachineDetails]) -> String {
     table(COLUMNS, machines.iter().map(row))
 }
 
-/// What a list says of a machine.
+/// Formats the row of a machine in a list.
 fn row(machine: &MachineDetails) -> [String; COLUMNS.len()] {
     let run = machine.status.run.as_ref();
     let image = run.map_or("-".into(), |run| {
@@ -435,7 +435,7 @@ fn row(machine: &MachineDetails) -> [String; COLUMNS.len()] {
     [machine.machine.name.to_string(), machine.machine.catalog.to_string(), state, image]
 }
 
-/// Everything about one.
+/// Formats everything about a machine.
 fn page(machine: &MachineDetails) -> String {
     let mut lines = vec![
         ("name", machine.machine.name.to_string()),

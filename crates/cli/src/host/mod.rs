@@ -1,6 +1,6 @@
-//! The commands that ask `spillwayd`. Owns how its refusals end this program, and how lists look.
+//! Commands that send requests to `spillwayd`. Owns the mapping of its errors to exit codes, and the format of lists.
 //!
-//! Invariant: nothing is decided here; what the daemon says is shown.
+//! Invariant: nothing is decided here; the daemon's response is shown.
 
 mod catalog;
 mod claim;
@@ -38,7 +38,7 @@ use std::io;
 /// Which objects of a list.
 #[derive(Debug, Args)]
 pub struct Labels {
-    /// Those with this label; again for more, all of which must be there
+    /// Only objects with this label; if given several times, with all of them
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = words::label)]
     labels: Vec<(Name, String)>,
 }
@@ -52,7 +52,7 @@ pub struct Limit {
 }
 
 impl Labels {
-    /// As the interface is asked, with what else is asked.
+    /// Builds the query, with further parameters.
     fn query<'a>(&self, more: impl IntoIterator<Item = (&'a str, String)>) -> String {
         let labels = self.labels.iter().map(|(key, value)| ("label", format!("{key}={value}")));
         client::query(more.into_iter().chain(labels))
@@ -99,7 +99,7 @@ fn exit(code: ErrorCode) -> Exit {
     }
 }
 
-/// Columns with a line above, without frames: as people know it from other tools.
+/// Formats a table with a heading and without frames, as other tools do.
 pub fn table<const N: usize>(columns: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(columns);

@@ -9,20 +9,20 @@ use spillway_api::{Empty, Operation, OperationState};
 /// What to do with operations.
 #[derive(Debug, Subcommand)]
 pub enum OperationCommand {
-    /// List what goes on, and what has ended lately
+    /// List operations in progress, and those that have ended lately
     List {
         /// How many.
         #[command(flatten)]
         limit: Limit,
     },
-    /// Wait for an operation's end
+    /// Wait until an operation has ended
     Wait {
-        /// Its number
+        /// Number of the operation
         id: u64,
     },
-    /// Ask an operation to stop: it leaves nothing behind
+    /// Cancel an operation: it leaves nothing behind
     Cancel {
-        /// Its number
+        /// Number of the operation
         id: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! Waiting for what takes long, and showing how far it is. Ctrl-C stops the waiting, not the work.
+//! Waits for operations and shows their progress. Ctrl-C stops the waiting, not the operation.
 
 use super::exit;
 use crate::error::Failure;
@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use spillway_api::client::Client;
 use spillway_api::{Operation, OperationState};
 
-/// Waits for its end. A bar on standard error if that is a terminal.
+/// Waits for the end of an operation. Shows a bar if standard error is a terminal.
 pub fn wait(client: &Client, begun: &Operation) -> Result<(), Failure> {
     let bar = ProgressBar::new(0);
     let style = ProgressStyle::with_template("{msg} {bar:30} {bytes} of {total_bytes}, {eta} left");

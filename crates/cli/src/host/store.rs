@@ -13,13 +13,13 @@ use std::path::PathBuf;
 pub enum StoreCommand {
     /// List stores
     List,
-    /// Let spillwayd keep images or disks in a folder
+    /// Add a folder in which spillwayd keeps images or disks
     Add {
-        /// The store's name
+        /// Name of the store
         name: Name,
-        /// An absolute path; made if it is not there
+        /// Absolute path of the folder, which is created if necessary
         path: PathBuf,
-        /// What it is good for: shared (images), local (images, disks), cache and temp (private copies)
+        /// Class of the store: shared (images), local (images, disks), cache and temp (private copies)
         #[arg(long, value_parser = class())]
         class: StoreClass,
     },

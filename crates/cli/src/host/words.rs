@@ -1,4 +1,4 @@
-//! Words of the interface as values of options: the JSON words, each of them said once, in `spillway_api`.
+//! Words of the API as values of options. They are defined once, in `spillway_api`.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use spillway_api::bounds::Bounds;
 use spillway_api::{Name, Network, parse_size};
 use std::str::FromStr;
 
-/// The word of a value.
+/// Word of a value.
 pub fn word<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
@@ -15,7 +15,7 @@ pub fn word<T: Serialize>(value: &T) -> String {
     }
 }
 
-/// Takes these words.
+/// Parser that accepts these words.
 pub fn words<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     all: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
@@ -23,7 +23,7 @@ pub fn words<T: DeserializeOwned + Clone + Send + Sync + 'static>(
         .map(|word| serde_json::from_value(serde_json::Value::String(word)).expect("each of them is a word"))
 }
 
-/// A size within its bounds.
+/// Parser for a size within its bounds.
 pub fn size(bounds: &'static Bounds) -> impl Fn(&str) -> Result<u64, String> + Clone {
     move |text| {
         let bytes = parse_size(text).map_err(|e| e.to_string())?;
@@ -31,7 +31,7 @@ pub fn size(bounds: &'static Bounds) -> impl Fn(&str) -> Result<u64, String> + C
     }
 }
 
-/// A number within its bounds.
+/// Parser for a number within its bounds.
 pub fn number(bounds: &'static Bounds) -> impl Fn(&str) -> Result<u32, String> + Clone {
     move |text| {
         let number: u32 = text.parse().map_err(|_| format!("it is a whole number, {bounds}"))?;
@@ -39,13 +39,13 @@ pub fn number(bounds: &'static Bounds) -> impl Fn(&str) -> Result<u32, String> +
     }
 }
 
-/// `team=sales`.
+/// Parses a label such as `team=sales`.
 pub fn label(text: &str) -> Result<(Name, String), String> {
     let (key, value) = text.split_once('=').ok_or("a label is KEY=VALUE")?;
     Ok((key.parse().map_err(|e| format!("{e}"))?, value.to_owned()))
 }
 
-/// `user`, `none`, `bridge=br0`.
+/// Network as an option: `user`, `none`, `bridge=br0`.
 #[derive(Clone, Debug)]
 pub struct NetworkWord(pub Network);
 

@@ -1,7 +1,7 @@
-//! `spillway catalog apply`, `diff` and `export`. Owns what becomes of each catalog of a file, and how that is told.
+//! `spillway catalog apply`, `diff` and `export`. Owns the outcome of each catalog in a file, and how it is reported.
 //!
-//! Invariant: a file that is refused changes nothing; of one that is not, each catalog is changed whole or not at all, by
-//! what was seen of it.
+//! Invariant: a file that is refused changes nothing; otherwise each catalog is changed completely or not at all, based
+//! on the revision that was read.
 
 use super::compare;
 use super::file::{self, Format};
@@ -36,10 +36,10 @@ pub struct Diff {
 
 #[derive(Debug, Args)]
 struct CatalogFile {
-    /// The catalogs, TOML or JSON by its extension or how it begins; - for standard input
+    /// File of the catalogs, TOML or JSON by its extension or its beginning; - for standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Throw away what machines keep, where it has to be
+    /// Discard data that machines keep, where the change requires it
     #[arg(long)]
     discard_data: bool,
 }
@@ -49,12 +49,12 @@ struct CatalogFile {
 pub struct Export {
     /// The catalogs [default: all]
     names: Vec<Name>,
-    /// How the file is written
+    /// Format of the file
     #[arg(long, value_enum, default_value = "toml")]
     format: Format,
 }
 
-/// What becomes of a catalog.
+/// Outcome of applying a catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Outcome {
@@ -64,7 +64,7 @@ enum Outcome {
     Failed,
 }
 
-/// What becomes, or would become, of a catalog.
+/// Report of what was done, or would be done, to a catalog.
 #[derive(Debug, Serialize)]
 struct Report {
     name: Name,
@@ -81,14 +81,14 @@ struct Reports {
 }
 
 impl Apply {
-    /// Does it, and says what has become of each.
+    /// Applies the file and reports each catalog.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
         self.wanted.bring(daemon, client, self.dry_run).map(drop)
     }
 }
 
 impl Diff {
-    /// Says what would become of each.
+    /// Reports what applying the file would do.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<ExitCode, Failure> {
         let same = self.wanted.bring(daemon, client, true)?;
         Ok(if same { ExitCode::SUCCESS } else { ExitCode::from(Exit::Found as u8) })
@@ -117,7 +117,7 @@ impl Export {
 }
 
 impl CatalogFile {
-    /// Makes each catalog what the file says. Whether all were so before.
+    /// Applies each catalog of the file. Returns whether none needed a change.
     fn bring(&self, daemon: &Daemon, client: &Client, dry_run: bool) -> Result<bool, Failure> {
         let wanted = file::read(&self.file)?;
         let mut items = Vec::new();
@@ -146,7 +146,7 @@ impl CatalogFile {
         }
     }
 
-    /// Makes one catalog what the file says. That the daemon refuses it is a report; that it cannot be asked is not.
+    /// Applies one catalog. A refusal by the daemon becomes a part of the report; a failure to reach it is an error.
     fn bring_one(&self, client: &Client, new: &NewCatalog, dry_run: bool) -> Result<Report, Failure> {
         let flags = [("discard_data", self.discard_data), ("dry_run", dry_run)];
         let flags =
@@ -190,7 +190,7 @@ fn words(reports: &Reports) -> String {
             (Outcome::Created, true) => "is new".to_owned(),
             (Outcome::Changed, false) => "is changed".to_owned(),
             (Outcome::Changed, true) => "differs".to_owned(),
-            (Outcome::Unchanged, _) => "is as it is to be".to_owned(),
+            (Outcome::Unchanged, _) => "is unchanged".to_owned(),
             (Outcome::Failed, _) => {
                 let why = report.error.as_ref().map_or("", |error| error.detail.as_str());
                 format!("stays as it is: {why}")

@@ -1,23 +1,23 @@
-//! How settings and their differences are shown. Decides nothing.
+//! Formats settings and their differences. Decides nothing.
 
 use serde_json::Value;
 use spillway_api::{Difference, size_text};
 
-/// Letters of a value that are shown.
+/// Longest value that is shown, in characters.
 const MOST_SHOWN: usize = 60;
 
-/// `ram_bytes`, `256M -> 512M`, `at once`.
+/// Formats a difference in columns: `ram_bytes`, `256M -> 512M`, `at once`.
 pub fn row(difference: &Difference) -> [String; 3] {
     let when = if difference.live { "at once" } else { "at the next start" };
     [difference.setting.clone(), change_text(difference), when.into()]
 }
 
-/// `256M -> 512M`.
+/// Formats a change, such as `256M -> 512M`.
 pub fn change_text(Difference { setting, now, then, .. }: &Difference) -> String {
     format!("{} -> {}", value_text(setting, now), value_text(setting, then))
 }
 
-/// A value for people: sizes in words, nothing long.
+/// Formats a value for people: sizes with units, long values shortened.
 pub fn value_text(name: &str, value: &Value) -> String {
     let text = match value {
         Value::Null => "-".into(),

@@ -1,7 +1,6 @@
-//! Catalogs in a file, TOML or JSON: read for `create`, `apply` and `diff`, written by `export`. Owns the form of these files.
+//! Files of catalogs, TOML or JSON: read by `create`, `apply` and `diff`, written by `export`. Owns their format.
 //!
-//! Invariant: what is written is read again as it was; a word that is not known, and one that stands there twice, are
-//! refused rather than left out.
+//! Invariant: what is written is read back unchanged; an unknown or repeated name is refused rather than ignored.
 
 use crate::error::{Exit, Failure};
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
@@ -14,23 +13,23 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Longest file that is read.
+/// Largest file.
 const MOST_BYTES: u64 = 4 << 20;
-/// What a file names that was left out when it was written.
+/// Name of the list of settings that were left out when the file was written.
 const REDACTED: &str = "redacted";
-/// What a file has at its top.
+/// Name at the top of a file.
 const TOP: &str = "catalogs";
 
-/// How a file is written.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// Tables.
+    /// TOML, with tables.
     Toml,
-    /// Objects.
+    /// JSON, with objects.
     Json,
 }
 
-/// The catalogs of a file, or of standard input if it is `-`; one at least, in the order of their names.
+/// Reads the catalogs of a file, or of standard input for `-`: at least one, in the order of their names.
 pub fn read(path: &Path) -> Result<Vec<NewCatalog>, Failure> {
     let name = if path == Path::new("-") { "standard input".into() } else { path.display().to_string() };
     let format = match path.extension().and_then(|extension| extension.to_str()) {
@@ -41,7 +40,7 @@ pub fn read(path: &Path) -> Result<Vec<NewCatalog>, Failure> {
     parse(&text(path)?, format).map_err(|why| Failure::usage(format!("{name}: {why}")))
 }
 
-/// A file's text, or that of standard input.
+/// Reads the text of a file, or of standard input.
 pub fn text(path: &Path) -> Result<String, Failure> {
     let mut text = String::new();
     let reading = if path == Path::new("-") {
@@ -116,7 +115,7 @@ fn spec(settings: Value) -> Result<CatalogSpec, String> {
         return Err("it has no image".into());
     }
     serde_json::from_value(Value::Object(settings.clone())).map_err(|e| {
-        // Which one it is, the error does not say: the one that alone is wrong too.
+        // The error does not say which setting is wrong: find the one that is wrong on its own.
         let wrong = |name: &&String| {
             let mut one = usual.clone();
             one.insert((*name).clone(), settings[*name].clone());
@@ -126,7 +125,7 @@ fn spec(settings: Value) -> Result<CatalogSpec, String> {
     })
 }
 
-/// A setting that there is not. Who leaves a unit out means the one with it.
+/// Error for an unknown setting. A name without its unit is understood as the one with it.
 fn unknown(word: &str, known: &[&str]) -> String {
     let with_unit =
         known.iter().find(|name| name.strip_prefix(word).is_some_and(|rest| rest.starts_with('_')));
@@ -142,7 +141,7 @@ fn object(spec: &CatalogSpec) -> Map<String, Value> {
     }
 }
 
-/// A file with these catalogs. What is as usual is left out.
+/// Writes a file with these catalogs, without defaults.
 pub fn write<'a>(catalogs: impl IntoIterator<Item = (&'a Name, &'a CatalogSpec)>, format: Format) -> String {
     let usual = object(&CatalogSpec::defaults());
     let settings = |spec: &CatalogSpec| {
@@ -150,7 +149,7 @@ pub fn write<'a>(catalogs: impl IntoIterator<Item = (&'a Name, &'a CatalogSpec)>
         let said = fields.filter(|(name, value)| name == "image" || usual.get(name) != Some(value));
         let mut said: Vec<(String, OrderedValue)> =
             said.map(|(name, value)| written(name, value, format)).collect();
-        // What is looked for first comes first; tables come last, as TOML wants it.
+        // Important settings come first; tables come last, as TOML requires.
         let first = ["image", "count", "type", "mode"];
         let place = |name: &str| first.iter().position(|f| *f == name).unwrap_or(first.len());
         said.sort_by_key(|(name, node)| (matches!(node, OrderedValue::Leaf(Value::Object(_))), place(name)));
@@ -164,7 +163,7 @@ pub fn write<'a>(catalogs: impl IntoIterator<Item = (&'a Name, &'a CatalogSpec)>
     }
 }
 
-/// Sizes are words where people read them, and where numbers have 63 bits.
+/// Writes sizes with units in TOML, which is for people and whose numbers have 63 bits.
 fn written(name: String, value: Value, format: Format) -> (String, OrderedValue) {
     let value = match value.as_u64() {
         Some(bytes) if format == Format::Toml && name.ends_with("_bytes") => size_text(bytes).into(),
@@ -173,7 +172,7 @@ fn written(name: String, value: Value, format: Format) -> (String, OrderedValue)
     (name, OrderedValue::Leaf(value))
 }
 
-/// What is written in an order of its own.
+/// A value whose fields are written in this order.
 enum OrderedValue {
     Table(Vec<(String, OrderedValue)>),
     Leaf(Value),
@@ -192,7 +191,7 @@ impl Serialize for OrderedValue {
     }
 }
 
-/// Any value in which no object has a name twice: of two, one would be left out in silence.
+/// Any value without repeated names: one of two would be ignored silently.
 struct StrictValue(Value);
 
 impl<'de> Deserialize<'de> for StrictValue {

@@ -25,10 +25,10 @@ use update::{Rollback, Update};
 /// What to do with catalogs.
 #[derive(Debug, Subcommand)]
 pub enum CatalogCommand {
-    /// Make a catalog: so many machines of an image
+    /// Create a catalog: a number of machines of an image
     #[command(after_help = help::CREATE)]
     Create(Box<Create>),
-    /// Make and change catalogs until they are as a file says
+    /// Create and change catalogs to match a file
     #[command(after_help = help::APPLY)]
     Apply(Apply),
     /// Show what apply would change; exit code 1 if it would change anything
@@ -53,7 +53,7 @@ pub enum CatalogCommand {
         /// The catalog
         name: Name,
     },
-    /// Change how many machines there are: those with the highest numbers go
+    /// Change the number of machines; those with the highest numbers are removed
     #[command(after_help = help::SCALE)]
     Scale {
         /// The catalog
@@ -61,20 +61,20 @@ pub enum CatalogCommand {
         /// How many
         #[arg(value_parser = number(&bounds::MACHINES))]
         count: u32,
-        /// Remove what those keep that go; else their files stay in their store
+        /// Delete the kept files of removed machines too; else they stay in their store
         #[arg(long)]
         with_data: bool,
-        /// Also if somebody has claimed one of them
+        /// Also if machines are claimed
         #[arg(long)]
         force: bool,
         /// Check everything, change nothing
         #[arg(long)]
         dry_run: bool,
     },
-    /// Give machines another version of their image, or another image
+    /// Change the version of the machines' image, or the image
     #[command(after_help = help::UPDATE)]
     Update(Update),
-    /// Give machines a version that the catalog has had; it stays with that one
+    /// Return to an earlier version of the catalog, and stay at it
     #[command(after_help = help::ROLLBACK)]
     Rollback(Rollback),
     /// Pause, resume or abort a rollout
@@ -85,10 +85,10 @@ pub enum CatalogCommand {
     Delete {
         /// The catalog
         name: Name,
-        /// Remove what the machines keep; else their files stay in their store
+        /// Delete the kept files of the machines too; else they stay in their store
         #[arg(long)]
         with_data: bool,
-        /// Also if somebody has claimed one of them
+        /// Also if machines are claimed
         #[arg(long)]
         force: bool,
     },
@@ -121,7 +121,7 @@ pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Fai
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where a catalog is.
+/// Path of a catalog.
 fn path(name: &Name) -> String {
     format!("/v1/catalogs/{name}")
 }
@@ -145,7 +145,7 @@ fn list(daemon: &Daemon, client: &Client, labels: &Labels, limit: Limit) -> Resu
     )
 }
 
-/// All of it: the settings are the ones that a file for the interface has.
+/// Formats everything about a catalog. The settings are the ones of a file.
 fn show(daemon: &Daemon, catalog: &Catalog) -> Result<(), Failure> {
     daemon.show(catalog, |catalog| {
         let settings = settings(&catalog.spec.with_defaults(&catalog.name));
@@ -164,7 +164,7 @@ fn show(daemon: &Daemon, catalog: &Catalog) -> Result<(), Failure> {
     })
 }
 
-/// What its machines take, and when.
+/// Describes which version machines take, and when.
 fn versions(catalog: &Catalog) -> String {
     let image = format!("{}:{}", catalog.spec.image.name, catalog.version);
     match &catalog.rollout {

@@ -1,4 +1,4 @@
-//! `spillway catalog rollout`, and how a rollout is shown. Decides nothing.
+//! `spillway catalog rollout`, and the format of a rollout. Decides nothing.
 
 use super::path;
 use crate::error::Failure;
@@ -12,12 +12,12 @@ use spillway_api::{Catalog, Name, Rollout, RolloutAction, RolloutChange, Rollout
 /// What to do with a rollout.
 #[derive(Debug, Subcommand)]
 pub enum RolloutCommand {
-    /// Restart no further machine; those that were restarted come up
+    /// Restart no further machine; those that were restarted already continue to start
     Pause {
         /// The catalog
         name: Name,
     },
-    /// Go on after a pause
+    /// Continue after a pause
     Resume {
         /// The catalog
         name: Name,
@@ -53,7 +53,7 @@ pub fn rollout(daemon: &super::Daemon, client: &Client, command: RolloutCommand)
     Ok(())
 }
 
-/// `batch=5, 7 of 20, stalled`.
+/// Formats a rollout in short, such as `batch=5, 7 of 20, stalled`.
 pub fn short(rollout: &Rollout) -> String {
     let strategy = rollout.strategy;
     match &rollout.progress {
@@ -64,7 +64,7 @@ pub fn short(rollout: &Rollout) -> String {
     }
 }
 
-/// How far a rollout is, and what is in its way.
+/// Formats the progress of a rollout and the machines in the way.
 pub fn page(catalog: &Name, rollout: &Rollout) -> String {
     let Some(progress) = &rollout.progress else { return "the rollout begins\n".into() };
     let mut text = format!(

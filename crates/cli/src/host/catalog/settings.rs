@@ -1,6 +1,6 @@
-//! Options of `spillway catalog create`: the settings of a catalog, each said once.
+//! Options of `spillway catalog create`: one option for each setting of a catalog.
 //!
-//! Invariant: a setting that no option names has its usual value.
+//! Invariant: a setting without an option has its default.
 
 use super::{file, show, warn};
 use crate::args::settings::DiskOptions;
@@ -45,10 +45,10 @@ struct Settings {
     image: Option<ImageRef>,
     #[arg(long, default_value_t = 0, value_parser = number(&bounds::MACHINES), help = bounds::MACHINES.help("How many machines"))]
     count: u32,
-    /// pooled machines forget what is written, dedicated ones keep it
+    /// pooled machines are reset, dedicated ones keep their data
     #[arg(long = "type", value_parser = words::<CatalogKind>(KINDS), default_value = "pooled")]
     kind: CatalogKind,
-    /// What its disks are like.
+    /// Settings of the disks.
     #[command(flatten)]
     disk: DiskOptions,
     #[arg(
@@ -56,7 +56,7 @@ struct Settings {
         help = bounds::RAM_GUARANTEE_BYTES.help("What of it a disk always has")
     )]
     ram_guarantee: u64,
-    /// The store for overflow files [default: the first of class local]
+    /// Store for overflow files [default: the first of class local]
     #[arg(long, value_name = "STORE")]
     overflow_store: Option<Name>,
     /// Compare each MiB of the image with its digest before a disk uses it for the first time
@@ -67,7 +67,7 @@ struct Settings {
         help = bounds::DISK_BYTES.help("A second disk of each machine, which keeps what is written over resets")
     )]
     data_disk: Option<u64>,
-    /// The store for data disks [default: the first of class local]
+    /// Store for data disks [default: the first of class local]
     #[arg(long, value_name = "STORE")]
     data_disk_store: Option<Name>,
     #[arg(
@@ -91,7 +91,7 @@ struct Settings {
     /// Names of machines, with # for a digit of the number [default: its name and three digits]
     #[arg(long, value_name = "PATTERN")]
     naming: Option<String>,
-    /// What throws away what a machine has written [default: power-cycle; of dedicated machines never]
+    /// Event that discards what a machine has written [default: power-cycle; of dedicated machines never]
     #[arg(long, value_name = "EVENT", value_parser = words::<ResetEvent>(RESETS))]
     reset: Option<ResetEvent>,
     /// When a machine counts as ready: agent, tcp:PORT or serial:REGEX [default: as soon as it runs]

@@ -42,7 +42,7 @@ pub struct Rollback {
 /// When machines take another version.
 #[derive(Debug, Args)]
 struct RolloutOptions {
-    /// next-start: when they are started next; now: all are restarted; batch=K: K at a time are
+    /// next-start: at their next start; now: all are restarted; batch=K: K at a time are
     #[arg(long, value_name = "STRATEGY", default_value = "next-start")]
     rollout: RolloutStrategy,
     #[arg(

@@ -1,7 +1,7 @@
-//! What firmware finds on a disk to start a machine with: code in the first sector for a BIOS, programs on FAT for UEFI. Owns
-//! the facts and the words of what is missing.
+//! What firmware finds on a disk to start a machine with: code in the first sector for a BIOS, programs on FAT for UEFI.
+//! Owns these facts and the finding about missing ones.
 //!
-//! Invariant: no file of the system is needed for it, so it is told of every disk.
+//! Invariant: this reads no file of the system, so it works for every disk.
 
 use super::fat;
 use super::rules;
@@ -12,7 +12,7 @@ use std::fs::File;
 const REMEDY: &str =
     "install a boot loader for a BIOS (grub-install), or give its catalogs a kernel (--kernel)";
 
-/// They, of a disk with these volumes.
+/// Returns the facts about a disk with these volumes.
 pub fn facts(
     disk: &File,
     partition_table: PartitionTable,
@@ -28,7 +28,7 @@ pub fn facts(
     }
 }
 
-/// What is missing of them. The machines that spillwayd starts have a BIOS.
+/// Returns a finding if firmware cannot start the disk. Machines that spillwayd starts have a BIOS.
 pub fn finding(boot: &BootFacts, found: &[Volume]) -> Option<Finding> {
     let missing = |severity, path: &str, what: &str, why: &str| {
         Some(rules::finding(FindingKind::NoBootLoader, severity, path, what, why, REMEDY))
@@ -48,7 +48,7 @@ pub fn finding(boot: &BootFacts, found: &[Volume]) -> Option<Finding> {
         );
         return missing(Severity::Error, "/EFI/BOOT", &what, stays);
     }
-    // One file system without a table is made for a kernel that is given from outside.
+    // A file system without a partition table is meant for a kernel that is given by the host.
     let is_bare = boot.partition_table == PartitionTable::None
         && found.iter().any(|volume| volume.content != VolumeContent::Unknown);
     let severity = if is_bare { Severity::Note } else { Severity::Error };

@@ -1,7 +1,7 @@
-//! Whether cloud-init in an image takes a clone's identity from the seed disk, and from nowhere else. Owns the rules of
-//! cloud-init: its sources, its own seed, its cache, the kernel's command line.
+//! Checks whether cloud-init in an image takes a clone's identity only from the seed disk. Owns the rules of cloud-init:
+//! its sources, its own seed, its cache, the kernel command line.
 //!
-//! Invariant: settings are read as text, in any layout of YAML; what is not understood is no finding.
+//! Invariant: settings are read as text, in any layout of YAML; text that is not understood causes no finding.
 
 use super::reader::{FileKind, Reader};
 use super::rules::{LinuxSystem, finding, plain_files};
@@ -15,7 +15,7 @@ const NOTHING_TELLS: &str =
 const SEED_WINS: &str = "what the image says wins over the seed disk: clones share an instance-id, so they keep the image's name, \
                          or have no SSH host keys and wait for minutes when they start";
 
-/// Units without which cloud-init does not run.
+/// Units that cloud-init needs to run.
 const UNITS: [&str; 5] = [
     "cloud-init-local.service",
     "cloud-init-main.service",
@@ -24,7 +24,7 @@ const UNITS: [&str; 5] = [
     "cloud-init.target",
 ];
 
-/// What is wrong with it.
+/// Returns the findings about cloud-init.
 pub fn findings(system: &LinuxSystem) -> Result<Vec<Finding>, HostError> {
     let root = &system.root;
     let mut found = switched_off(root)?;
@@ -50,7 +50,7 @@ pub fn findings(system: &LinuxSystem) -> Result<Vec<Finding>, HostError> {
     Ok(found)
 }
 
-/// Why it does not run at all.
+/// Returns why cloud-init does not run at all.
 fn switched_off(root: &Reader) -> Result<Vec<Finding>, HostError> {
     let off = |path: &str, what: &str, remedy: &str| {
         Ok(vec![finding(NoCloudInit, Warning, path, what, NOTHING_TELLS, remedy)])
@@ -63,7 +63,7 @@ fn switched_off(root: &Reader) -> Result<Vec<Finding>, HostError> {
         return off(disabled, "cloud-init is switched off", "remove the file");
     }
     for unit in UNITS {
-        // A link of that name there leads to /dev/null.
+        // A unit is masked by a link of its name to /dev/null.
         let path = format!("/etc/systemd/system/{unit}");
         if root.find(&path)?.is_some_and(|entry| entry.kind == FileKind::Other) {
             return off(&path, "a unit of cloud-init is masked", &format!("systemctl unmask {unit}"));
@@ -77,14 +77,14 @@ fn switched_off(root: &Reader) -> Result<Vec<Finding>, HostError> {
     Ok(vec![])
 }
 
-/// The folders that sources look into before they look anywhere else.
+/// Folders that sources read before anything else.
 fn seed_folders(root: &Reader) -> Result<Vec<Finding>, HostError> {
     let above = "/var/lib/cloud/seed";
     let mut found = Vec::new();
     for source in root.list(above)?.iter().filter(|entry| entry.kind != FileKind::File).take(MOST_SEEDS) {
         let path = format!("{above}/{}", source.name);
         let listed = root.list(&path)?;
-        // An empty file says nothing. A link may lead to one that does.
+        // An empty file contains no seed. A link may lead to one that does.
         if listed.iter().any(|e| e.kind == FileKind::Other || e.kind == FileKind::File && e.size_bytes > 0) {
             let what = format!("a seed of cloud-init is in the image, for the source {}", source.name);
             let remedy = "cloud-init clean --seed --logs, or rm -r /var/lib/cloud/seed";
@@ -94,10 +94,10 @@ fn seed_folders(root: &Reader) -> Result<Vec<Finding>, HostError> {
     Ok(found)
 }
 
-/// Folders of seeds that are looked into.
+/// Number of seed folders that are read.
 const MOST_SEEDS: usize = 16;
 
-/// What its settings say. They are read in the order in which cloud-init reads them, and the last of a name counts.
+/// Returns the findings about the settings. Files are read in cloud-init's order; the last value of a name counts.
 fn configured(root: &Reader) -> Result<Vec<Finding>, HostError> {
     let mut found = Vec::new();
     let (mut sources, mut keeps_cache, mut keeps_name) = (None, None, None);
@@ -162,7 +162,7 @@ fn configured(root: &Reader) -> Result<Vec<Finding>, HostError> {
     Ok(found)
 }
 
-/// Settings of the source that reads the seed disk.
+/// Checks the settings of the source that reads the seed disk.
 fn source_settings(path: &str, dense: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     for rest in dense.lines().filter_map(|line| line.strip_prefix("datasource:")) {
@@ -185,7 +185,7 @@ fn source_settings(path: &str, dense: &str) -> Vec<Finding> {
     found
 }
 
-/// An instance that cloud-init takes for the clone's own, whatever the seed disk says.
+/// Finds a stored instance that cloud-init takes for the clone's own, whatever the seed disk contains.
 fn kept_instance(root: &Reader, keeps: Option<(bool, String)>) -> Result<Option<Finding>, HostError> {
     let marker = "/var/lib/cloud/instance/manual-clean";
     let is_cached = root.has("/var/lib/cloud/instance")?
@@ -202,7 +202,7 @@ fn kept_instance(root: &Reader, keeps: Option<(bool, String)>) -> Result<Option<
     Ok(Some(finding(CloudInitSeed, Error, path, what, why, remedy)))
 }
 
-/// Texts that have a kernel's command line, and their paths as the system names them.
+/// Returns the texts that contain a kernel command line, with their paths in the system.
 fn kernel_lines(system: &LinuxSystem) -> Result<Vec<(String, String)>, HostError> {
     let root = &system.root;
     let mut found = Vec::new();
@@ -218,7 +218,7 @@ fn kernel_lines(system: &LinuxSystem) -> Result<Vec<(String, String)>, HostError
     for path in plain_files(root, "/etc/default/grub.d", ".cfg")? {
         take(root, "", path)?;
     }
-    // A boot partition has the names without /boot before them.
+    // On a boot partition the paths do not begin with /boot.
     let (boot, prefix, folder) = match &system.boot {
         Some(boot) => (boot, "/boot", ""),
         None => (root, "", "/boot"),
@@ -232,13 +232,14 @@ fn kernel_lines(system: &LinuxSystem) -> Result<Vec<(String, String)>, HostError
     Ok(found)
 }
 
-/// What a kernel's command line tells cloud-init. One finding of a kind is enough: menus repeat their lines.
+/// Finds parameters for cloud-init on a kernel command line. One finding of each kind is enough, since menus repeat their
+/// lines.
 fn command_line(path: &str, text: &str) -> Vec<Finding> {
     let mut found: Vec<Finding> = Vec::new();
     let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let words = lines.flat_map(|line| line.split(|c: char| c.is_whitespace() || "'\"".contains(c)));
     for word in words {
-        // GRUB escapes what parts commands.
+        // GRUB escapes the separators of commands.
         let word = word.replace('\\', "");
         let new = match word.split_once('=') {
             Some(("cloud-init", "disabled")) => {
@@ -285,21 +286,21 @@ fn command_line(path: &str, text: &str) -> Vec<Finding> {
     found
 }
 
-/// In the order in which cloud-init reads them.
+/// Returns the configuration files in the order in which cloud-init reads them.
 fn configs(root: &Reader) -> Result<Vec<String>, HostError> {
     let mut names: Vec<String> = plain_files(root, "/etc/cloud/cloud.cfg.d", ".cfg")?;
     names.insert(0, "/etc/cloud/cloud.cfg".into());
     Ok(names)
 }
 
-/// Whether a setting at the left edge is on.
+/// Whether a top-level setting is true.
 fn switch(dense: &str, name: &str) -> Option<bool> {
     let beginning = format!("{name}:");
     let value = dense.lines().filter_map(|line| line.strip_prefix(&beginning)).next_back()?;
     Some(matches!(value, "true" | "yes" | "on" | "1"))
 }
 
-/// Without comments, spaces and the ends of lines, but for a mark where each line begins at its left edge.
+/// Removes comments, spaces and line ends; marks the lines that begin at the left edge.
 fn dense(text: &str) -> String {
     let mut dense = String::new();
     for line in
@@ -318,13 +319,13 @@ fn dense(text: &str) -> String {
     dense
 }
 
-/// Whether a mapping at the left edge has a setting, however it is laid out.
+/// Whether a top-level mapping has a setting, in any layout.
 fn says(dense: &str, mapping: &str, setting: &str) -> bool {
     let beginning = format!("{mapping}:");
     dense.lines().filter_map(|line| line.strip_prefix(&beginning)).any(|rest| rest.contains(setting))
 }
 
-/// The sources of a `datasource_list`, in one line or several.
+/// Parses the sources of a `datasource_list`, in one line or several.
 fn datasources(text: &str) -> Option<Vec<String>> {
     let mut lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let rest = lines.find_map(|line| line.strip_prefix("datasource_list:"))?;

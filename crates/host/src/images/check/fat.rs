@@ -1,23 +1,23 @@
-//! The programs for UEFI firmware on a FAT file system. Owns the reading of FAT12, FAT16 and FAT32, as far as the folders below
-//! `/EFI` (UEFI 2.10, 13.3; Microsoft's "FAT32 File System Specification" 1.03).
+//! Finds programs for UEFI firmware on a FAT file system. Owns the parser of FAT12, FAT16 and FAT32, for the folders
+//! below `/EFI` (UEFI 2.10, 13.3; Microsoft's "FAT32 File System Specification" 1.03).
 //!
-//! Invariant: the image is a stranger's. Nothing outside the volume is read, no chain is followed for longer than a folder may
-//! be, and the list has an end.
+//! Invariant: the image is untrusted. Nothing outside the volume is read, no chain is followed further than a folder may
+//! extend, and the list is bounded.
 
 use super::volumes::{Extent, read, u16_at, u32_at};
 use std::fs::File;
 
-/// The longest folder that is read.
+/// Largest folder that is read.
 const MOST_FOLDER_BYTES: usize = 64 << 10;
-/// Folders below `/EFI`, and programs in all of them.
+/// Number of folders below `/EFI`, and of programs in all of them.
 const MOST_FOLDERS: usize = 32;
 const MOST_PROGRAMS: usize = 64;
 const ENTRY_BYTES: usize = 32;
-/// Attributes of an entry: a label or a part of a long name, a folder.
+/// Attributes of an entry: a label or a part of a long name; a folder.
 const LABEL: u8 = 0x08;
 const FOLDER: u8 = 0x10;
 
-/// A FAT file system, by what its first sector says.
+/// A FAT file system, as its first sector describes it.
 struct Fat<'a> {
     disk: &'a File,
     volume: &'a Extent,
@@ -29,7 +29,7 @@ struct Fat<'a> {
     root: FolderLocation,
 }
 
-/// How many bits an entry of the table has.
+/// Bits of an entry of the allocation table.
 #[derive(Clone, Copy)]
 enum FatWidth {
     Twelve,
@@ -37,23 +37,23 @@ enum FatWidth {
     ThirtyTwo,
 }
 
-/// Where a folder is.
+/// Location of a folder.
 #[derive(Clone, Copy)]
 enum FolderLocation {
-    /// The root folder of FAT12 and FAT16.
+    /// Root folder of FAT12 and FAT16.
     Fixed { at: u64, len: u64 },
-    /// A chain of clusters that begins with this one.
+    /// Chain of clusters that begins with this one.
     Chain(u64),
 }
 
-/// One name in a folder.
+/// An entry of a folder.
 struct FatEntry {
     name: String,
     is_folder: bool,
     first: u64,
 }
 
-/// The paths of programs in the folders below `/EFI`, by their short names.
+/// Returns the paths of programs in the folders below `/EFI`, by their short names.
 pub fn efi_programs(disk: &File, volume: &Extent) -> Vec<String> {
     let Some(fat) = Fat::open(disk, volume) else { return vec![] };
     let mut found = Vec::new();
@@ -90,7 +90,7 @@ impl<'a> Fat<'a> {
             && (1..=4).contains(&tables)
             && table_sectors > 0;
         is_sane.then_some(())?;
-        // All of these are below 2^32, and the sum of the products below 2^40.
+        // All of these are below 2^32, and the sum of the products is below 2^40.
         let root_sectors = (root_entries * ENTRY_BYTES as u64).div_ceil(sector);
         let data_sector = reserved + tables * table_sectors + root_sectors;
         let clusters = sectors.checked_sub(data_sector)? / per_cluster;
@@ -127,7 +127,7 @@ impl<'a> Fat<'a> {
         bytes.chunks_exact(ENTRY_BYTES).take_while(|entry| entry[0] != 0).filter_map(entry).collect()
     }
 
-    /// What a chain of clusters holds, the beginning of it.
+    /// Reads the beginning of a chain of clusters.
     fn chain(&self, first: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut cluster = first;
@@ -148,7 +148,7 @@ impl<'a> Fat<'a> {
             FatWidth::Twelve => {
                 let pair = u16_at(&entry(cluster + cluster / 2, 2)?, 0);
                 let number = if cluster.is_multiple_of(2) { pair & 0x0fff } else { pair >> 4 };
-                // From there on a number marks the end, which lies beyond the last cluster.
+                // Larger numbers mark the end of a chain; they are beyond the last cluster.
                 u64::from(if number >= 0xff8 { u16::MAX } else { number })
             }
             FatWidth::Sixteen => u64::from(u16_at(&entry(cluster * 2, 2)?, 0)),
@@ -173,7 +173,7 @@ fn entry(bytes: &[u8]) -> Option<FatEntry> {
     })
 }
 
-/// So many bytes of a volume, all of them in it.
+/// Reads bytes of a volume, which must be completely inside it.
 fn read_within(disk: &File, volume: &Extent, at: u64, len: usize) -> Option<Vec<u8>> {
     let end = at.checked_add(len as u64)?;
     (end <= volume.size_bytes).then_some(())?;

@@ -1,40 +1,40 @@
-//! Identities and secrets that a machine writes for itself alone, and that every clone of its image would share. Owns the
-//! table of them: which file it is, how a file of that name tells, what to do. docs/image-check.md is made from it.
+//! Identities and secrets that a machine creates for itself, and that clones of its image would share. Owns their table:
+//! the file, what in it is a finding, what to do. docs/image-check.md is generated from it.
 //!
-//! Invariant: a row names one folder and a pattern for the file's name, so that looking for it costs one listing of the
-//! folder; a file that is empty, or has no such setting, is not found.
+//! Invariant: a row names one folder and a pattern for file names, so that checking it costs one listing of the folder; a
+//! file that is empty, or has no such setting, is no finding.
 
 use super::reader::{FileKind, FolderEntry, Reader};
 use super::rules::finding;
 use crate::error::HostError;
 use spillway_api::{Finding, FindingKind, Severity};
 
-/// One row: a file that belongs to one machine.
+/// A rule about a file that belongs to one machine.
 pub struct IdentityRule {
-    /// Its folder.
+    /// Folder of the file.
     pub folder: &'static str,
-    /// Patterns of its name, with `|` between them. A `*` stands for any characters.
+    /// Patterns of its name, separated by `|`. A `*` stands for any characters.
     pub name: &'static str,
-    /// What in the file tells.
+    /// Condition on the file's content.
     pub when: IdentityCondition,
     kind: FindingKind,
     pub severity: Severity,
-    /// What it is.
+    /// Description of the identity.
     pub what: &'static str,
     why: &'static str,
     pub remedy: &'static str,
 }
 
-/// What in a file tells that it is of one machine.
+/// Condition under which a file's content belongs to one machine.
 #[derive(Clone, Copy)]
 pub enum IdentityCondition {
-    /// Anything.
+    /// Any content.
     NotEmpty,
-    /// Any text but `uninitialized`.
+    /// Any content but `uninitialized`.
     Initialized,
-    /// A line that begins with this.
+    /// A line that begins with this text.
     Line(&'static str),
-    /// A setting of this name that has a value: `name = value`, `name: value`, `"name": "value"` or `name value`.
+    /// A setting of this name with a value: `name = value`, `name: value`, `"name": "value"` or `name value`.
     Set(&'static str),
 }
 
@@ -72,7 +72,7 @@ const fn row(
     IdentityRule { folder, name, when, kind, severity, what, why, remedy }
 }
 
-/// A file that an agent is known by.
+/// Rule for a file that identifies an agent.
 const fn agent(
     folder: &'static str,
     name: &'static str,
@@ -83,7 +83,7 @@ const fn agent(
     row(FindingKind::AgentIdentity, ERROR, (folder, name), IdentityCondition::NotEmpty, what, why, remedy)
 }
 
-/// A setting that an agent is known by.
+/// Rule for a setting that identifies an agent.
 const fn setting(
     severity: Severity,
     (folder, name, setting): (&'static str, &'static str, &'static str),
@@ -102,7 +102,7 @@ const fn setting(
     )
 }
 
-/// A key that clones share.
+/// Rule for a key that clones would share.
 const fn secret(
     folder: &'static str,
     name: &'static str,
@@ -122,7 +122,7 @@ const fn lease(
     row(FindingKind::DhcpIdentity, WARNING, (folder, name), IdentityCondition::NotEmpty, what, LEASES, remedy)
 }
 
-/// The rows, in the order of the page.
+/// The rules, in the order of the page.
 pub const GROUPS: &[(&str, &[IdentityRule])] = &[
     ("The operating system", SYSTEM),
     ("DHCP clients", DHCP),
@@ -416,7 +416,7 @@ const OTHERS: &[IdentityRule] = &[
     agent("/var/lib/boinc-client", "client_state.xml", "the host id of BOINC", AGENT, REMOVE),
 ];
 
-/// What there is of them in a system.
+/// Applies the rules to a system.
 pub fn find(root: &Reader) -> Result<Vec<Finding>, HostError> {
     let mut found = Vec::new();
     for identity in GROUPS.iter().flat_map(|(_, rows)| *rows) {
@@ -435,7 +435,7 @@ impl IdentityRule {
         let mut found = Vec::new();
         for entry in listed.iter().filter(is_one) {
             let path = format!("{}/{}", self.folder, entry.name);
-            // Of many that only have to be there, the first is read, which is none.
+            // If only the existence of a file counts, any match is enough.
             if found.len() < MOST_READ && self.when.holds(|| root.text(&path))? {
                 found.push(path);
             }
@@ -449,7 +449,7 @@ impl IdentityRule {
     }
 }
 
-/// Files of one row that are looked into.
+/// Number of files that are read for one rule.
 const MOST_READ: usize = 32;
 
 impl IdentityCondition {
@@ -478,12 +478,12 @@ fn is_set(line: &str, name: &str) -> bool {
         return false;
     }
     let value = rest.trim_start_matches(|c: char| c.is_whitespace() || c == '=' || c == ':');
-    // What is in quotes may be nothing.
+    // A quoted value may be empty.
     let value = value.trim_start_matches(['"', '\'']);
     value.starts_with(|c: char| c.is_alphanumeric() || "-_.$%/+{[(<".contains(c))
 }
 
-/// Whether a name is what a pattern says.
+/// Whether a name matches a pattern.
 fn fits(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };

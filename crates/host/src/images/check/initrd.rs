@@ -1,7 +1,7 @@
-//! Whether an initrd has the driver of virtio disks. An initrd is one cpio archive after the other, of which the last may
-//! be compressed. Owns the way through them; decompressing is left to confined programs.
+//! Checks whether an initrd contains the driver of virtio disks. An initrd is a sequence of cpio archives, the last of
+//! which may be compressed. Owns the parser; confined programs decompress.
 //!
-//! Invariant: nothing of it is kept but what is compressed, and of that no more than [`MOST_COMPRESSED_BYTES`].
+//! Invariant: nothing is stored but the compressed part, of at most [`MOST_COMPRESSED_BYTES`].
 
 use super::reader::{Reader, read_output};
 use crate::confined::Confined;
@@ -12,25 +12,25 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::time::Instant;
 
-/// The largest initrd.
+/// Largest initrd.
 const MOST_COMPRESSED_BYTES: usize = 256 << 20;
-/// Where one ends that is larger than any.
+/// Offset beyond the end of any initrd.
 const MOST_DECOMPRESSED_BYTES: u64 = 1 << 30;
-/// A module's file, compressed or not, and its line in the list of those that are built in.
+/// File name of the module, compressed or not, and its line in the list of built-in modules.
 const DRIVER: &[u8] = b"virtio_blk.ko";
 
-/// What is known of it.
+/// Whether the driver is in the initrd.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DriverPresence {
-    /// It is there.
+    /// The driver is there.
     Conversion,
-    /// It is not.
+    /// The driver is missing.
     Missing,
-    /// It could not be told, and why.
+    /// The initrd could not be read, for this reason.
     Unknown(String),
 }
 
-/// Looks for it.
+/// Searches an initrd for the driver.
 pub fn driver(reader: &Reader, path: &str) -> Result<DriverPresence, HostError> {
     let mut walk = ArchiveWalker::default();
     let mut compressed = None;
@@ -78,7 +78,7 @@ fn keep(compressed: &mut Compressed, part: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The names are in the archive as they are; the modules' own lists name only what is there, or built in.
+/// File names are uncompressed in an archive; the lists of modules name only what is present or built in.
 fn decompressed(file: File, magic: &[u8], until: Instant) -> Result<DriverPresence, HostError> {
     let program = match magic {
         [0x1f, 0x8b, ..] => "gzip",
@@ -109,14 +109,14 @@ fn decompressed(file: File, magic: &[u8], until: Instant) -> Result<DriverPresen
     }
 }
 
-/// The way through archives that are not compressed, a piece at a time.
+/// Parser of uncompressed archives, which takes them in pieces.
 #[derive(Default)]
 struct ArchiveWalker {
-    /// Bytes to be passed over.
+    /// Number of bytes to skip.
     skip: u64,
-    /// Of a header or of a magic number that is not whole yet.
+    /// Incomplete header or magic number.
     head: Vec<u8>,
-    /// How far it is, for what is aligned.
+    /// Offset in the archive, for alignment.
     at: u64,
     archives: u32,
     between: bool,
@@ -126,14 +126,14 @@ struct ArchiveWalker {
     is_lost: bool,
 }
 
-/// Of the form "newc".
+/// Size of a header in the format "newc".
 const HEADER_BYTES: usize = 110;
 const MAGIC_BYTES: usize = 6;
 /// Longest name.
 const MOST_NAME_BYTES: u64 = 4096;
 
 impl ArchiveWalker {
-    /// Takes a piece. What comes back is compressed.
+    /// Parses a piece. Returns its compressed rest.
     fn take(&mut self, mut part: &[u8]) -> Vec<u8> {
         let mut rest = Vec::new();
         while !part.is_empty() && !self.found && !self.is_lost {
@@ -147,7 +147,7 @@ impl ArchiveWalker {
                 self.skip -= n as u64;
                 continue;
             }
-            // Archives are padded with zeroes, to whatever length.
+            // Archives are padded with any number of zeroes.
             if self.head.is_empty() && (self.between || self.archives == 0) && part[0] == 0 {
                 self.pass(&mut part, 1);
                 continue;
@@ -175,7 +175,7 @@ impl ArchiveWalker {
         self.at += n as u64;
     }
 
-    /// A whole header, perhaps with its name.
+    /// Parses a complete header, with its name if that is complete.
     fn member(&mut self) {
         let [Some(size), Some(name_bytes)] = [54, 94].map(|at| hexadecimal(&self.head[at..at + 8])) else {
             self.is_lost = true;

@@ -1,5 +1,5 @@
-//! Whether the kernel that an image would start can read a virtio disk at once. Owns how kernels and their initrds are
-//! found under the names that distributions give them.
+//! Checks whether the kernel that an image would start can read a virtio disk. Owns the names that distributions give to
+//! kernels and initrds.
 
 use super::initrd::{self, DriverPresence};
 use super::reader::{FileKind, Reader};
@@ -10,7 +10,7 @@ use spillway_api::{Finding, FindingKind, Severity};
 const WHY: &str =
     "a clone's disk is a virtio disk: the system does not find its root file system, and does not start";
 
-/// What is wrong with it, if anything.
+/// Returns the finding about the kernel, if any.
 pub fn driver(system: &LinuxSystem) -> Result<Option<Finding>, HostError> {
     let missing = |path: String, what: String, remedy: &str| {
         Ok(Some(finding(FindingKind::NoVirtioDriver, Severity::Error, path, &what, WHY, remedy)))
@@ -26,7 +26,7 @@ pub fn driver(system: &LinuxSystem) -> Result<Option<Finding>, HostError> {
             remedy,
         )))
     };
-    // A boot partition has the names without /boot before them.
+    // On a boot partition the paths do not begin with /boot.
     let (boot, folder) = match &system.boot {
         Some(boot) => (boot, "/"),
         None => (&system.root, "/boot/"),
@@ -72,7 +72,7 @@ pub fn driver(system: &LinuxSystem) -> Result<Option<Finding>, HostError> {
     }
 }
 
-/// The version of the kernel that is started unless another is chosen.
+/// Returns the version of the kernel that starts by default.
 fn newest(boot: &Reader, folder: &str) -> Result<Option<String>, HostError> {
     let listed = boot.list(if folder == "/" { "/" } else { "/boot" })?;
     let names = listed.iter().filter_map(|entry| {
@@ -83,7 +83,7 @@ fn newest(boot: &Reader, folder: &str) -> Result<Option<String>, HostError> {
     Ok(names.max_by_key(|version| parts(version)).map(str::to_owned))
 }
 
-/// Where its modules are. Some distributions name the kernel by its kind and the folder by its version.
+/// Returns the folder of its modules. Some distributions name the kernel by its flavour and the folder by its version.
 fn modules(root: &Reader, version: &str) -> Result<Option<String>, HostError> {
     let listed = root.list("/lib/modules")?;
     let names = || listed.iter().map(|entry| entry.name.as_str());
@@ -92,7 +92,7 @@ fn modules(root: &Reader, version: &str) -> Result<Option<String>, HostError> {
     Ok(found.map(|name| format!("/lib/modules/{name}")))
 }
 
-/// Numbers count as numbers: 6.10 is newer than 6.9.
+/// Numbers are compared as numbers: 6.10 is newer than 6.9.
 fn parts(version: &str) -> Vec<(u64, &str)> {
     let mut parts = Vec::new();
     let mut rest = version;

@@ -1,8 +1,8 @@
-//! What of an image version breaks its clones: a machine's identity that was left in it, and what a clone needs and it
-//! lacks. Owns which volume is the system's.
+//! Checks an image version for what breaks its clones: identities of the original machine, and missing requirements of a
+//! clone. Owns the choice of the system's volumes.
 //!
-//! Invariant: the image is a stranger's. It is read by confined programs and by code that trusts no length; whatever it
-//! holds, the check ends in time, with what was found or with the reason why not.
+//! Invariant: the image is untrusted. It is read by confined programs and by code that trusts no length; whatever it
+//! contains, the check ends in time, with findings or with the reason why not.
 
 mod boot;
 mod cloud_init;
@@ -25,18 +25,18 @@ use std::fs::File;
 use std::time::Instant;
 use volumes::Extent;
 
-/// What a disk holds.
+/// Result of a check.
 #[derive(Debug)]
 pub struct CheckedVersion {
-    /// What is on it, and what of that was looked into.
+    /// Volumes of the disk, with what was examined.
     pub volumes: Vec<Volume>,
     /// What firmware finds.
     pub boot: BootFacts,
-    /// What breaks clones.
+    /// Findings about clones.
     pub findings: Vec<Finding>,
 }
 
-/// Looks into a disk until then.
+/// Checks a disk, until this time.
 pub fn check(disk: &File, until: Instant) -> Result<CheckedVersion, HostError> {
     let (table, extents) = volumes::volumes(disk);
     let mut found: Vec<Volume> = extents.iter().map(|extent| described(disk, extent)).collect();
@@ -55,7 +55,7 @@ pub fn check(disk: &File, until: Instant) -> Result<CheckedVersion, HostError> {
             };
         }
     }
-    // Of several systems the first is the one that starts, as far as can be told.
+    // Of several systems the first one is likely to start.
     for role in [VolumeRole::Root, VolumeRole::Boot] {
         for second in found.iter_mut().filter(|volume| volume.role == Some(role)).skip(1) {
             (second.role, second.unread) = (None, Some("it is a second system's".into()));
@@ -74,7 +74,7 @@ pub fn check(disk: &File, until: Instant) -> Result<CheckedVersion, HostError> {
         })?,
     };
     findings.extend(boot::finding(&boot, &found));
-    // Stable: the order of the rules within a kind.
+    // A stable sort keeps the order of the rules within a kind.
     findings.sort_by_key(|finding| (finding.severity, finding.kind));
     Ok(CheckedVersion { volumes: found, boot, findings })
 }

@@ -1,7 +1,7 @@
-//! Files of an ext2/3/4 file system in an image, read by debugfs in a confined process. Owns how it is asked.
+//! Reads files of an ext2/3/4 file system in an image, with debugfs in a confined process. Owns its commands.
 //!
-//! Invariant: what the image says is bounded: in time by one deadline for all questions, in length for each; only names
-//! that need no quotes are ever passed on.
+//! Invariant: output is bounded: in time by one deadline for all commands, in length for each; only names that need no
+//! quotes are passed to debugfs.
 
 use super::volumes::Extent;
 use crate::confined::{Confined, path_of};
@@ -13,30 +13,30 @@ use std::fs::File;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Longest file that is read as text.
+/// Largest file that is read as text.
 const MOST_TEXT_BYTES: usize = 256 << 10;
-/// Most of a folder.
+/// Longest listing of a folder.
 const MOST_LISTED_BYTES: usize = 1 << 20;
 
-/// One name in a folder.
+/// An entry of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderEntry {
-    /// Letters, digits and a few signs.
+    /// Name, of letters, digits and a few signs.
     pub name: String,
-    /// What it is.
+    /// Kind of the entry.
     pub kind: FileKind,
-    /// Of a file.
+    /// Size of a file.
     pub size_bytes: u64,
 }
 
-/// What a name stands for.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
-    /// A file.
+    /// A regular file.
     File,
     /// A folder.
     Folder,
-    /// A link or something special.
+    /// A link or a special file.
     Other,
 }
 
@@ -48,21 +48,21 @@ pub struct Reader<'a> {
     folders: RefCell<BTreeMap<String, Listing>>,
 }
 
-/// What was read of a folder.
+/// Listing of a folder.
 #[derive(Clone)]
 struct Listing {
     entries: Rc<[FolderEntry]>,
-    /// All of it.
+    /// Whether it is complete.
     is_whole: bool,
 }
 
 impl<'a> Reader<'a> {
-    /// That is there, to be read until then.
+    /// Opens the file system at this offset, to be read until this time.
     pub fn new(disk: &'a File, volume: &Extent, until: Instant) -> Reader<'a> {
         Reader { disk, offset_bytes: volume.offset_bytes, until, folders: RefCell::default() }
     }
 
-    /// What is in a folder. Nothing if there is none. Links on the way there are followed within the file system.
+    /// Lists a folder; empty if it does not exist. Links in the path are followed within the file system.
     pub fn list(&self, folder: &str) -> Result<Rc<[FolderEntry]>, HostError> {
         Ok(self.listing(folder)?.entries)
     }
@@ -73,7 +73,7 @@ impl<'a> Reader<'a> {
         }
         let listing = match self.may_be(folder)? {
             true => {
-                // With the slash a link at its end is followed too.
+                // With the slash a link at the end of the path is followed too.
                 let at = if folder.ends_with('/') { folder.to_owned() } else { format!("{folder}/") };
                 let said = self.said("ls -p", &at, MOST_LISTED_BYTES)?;
                 let entries = String::from_utf8_lossy(&said).lines().filter_map(entry).collect();
@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
         Ok(listing)
     }
 
-    /// Whether there may be such a folder, by the one above it: most of those that are asked for are not there.
+    /// Whether a folder may exist, by the listing of its parent: most of the folders that are checked do not exist.
     fn may_be(&self, folder: &str) -> Result<bool, HostError> {
         let Some((above, name)) = folder.rsplit_once('/').filter(|(_, name)| !name.is_empty()) else {
             return Ok(true);
@@ -95,19 +95,19 @@ impl<'a> Reader<'a> {
         Ok(!above.is_whole || above.entries.iter().any(is_one))
     }
 
-    /// A name, if it is there.
+    /// Returns an entry by its path, if it exists.
     pub fn find(&self, path: &str) -> Result<Option<FolderEntry>, HostError> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let folder = if folder.is_empty() { "/" } else { folder };
         Ok(self.list(folder)?.iter().find(|entry| entry.name == name).cloned())
     }
 
-    /// Whether anything has that name.
+    /// Whether an entry exists at this path.
     pub fn has(&self, path: &str) -> Result<bool, HostError> {
         Ok(self.find(path)?.is_some())
     }
 
-    /// A file's text, or the first of it. None if it is no file.
+    /// Returns the beginning of a file's text; `None` if it is no file.
     pub fn text(&self, path: &str) -> Result<Option<String>, HostError> {
         match self.find(path)? {
             Some(FolderEntry { kind: FileKind::File, .. }) => {}
@@ -117,12 +117,12 @@ impl<'a> Reader<'a> {
         Ok(Some(String::from_utf8_lossy(&said).into_owned()))
     }
 
-    /// A file's content piece by piece, until `hear` says that it is enough.
+    /// Passes a file's content to `hear` in pieces, until that returns `false`.
     pub fn stream(&self, path: &str, hear: impl FnMut(&[u8]) -> bool) -> Result<(), HostError> {
         self.ask("cat", path, hear)
     }
 
-    /// When all must be read.
+    /// Deadline of all reads.
     pub fn until(&self) -> Instant {
         self.until
     }
@@ -143,9 +143,9 @@ impl<'a> Reader<'a> {
             return Err(HostError::new(ErrorCode::Internal, message));
         }
         let debugfs = Confined::new("debugfs", self.until.saturating_duration_since(Instant::now()))
-            // It would start a pager, which would not end with it.
+            // Without this debugfs would start a pager that outlives it.
             .env("DEBUGFS_PAGER", "__none__")
-            // Without its bitmaps: they may be damaged, and take long to read.
+            // Skip the bitmaps: they may be damaged, and take long to read.
             .arg("-c")
             .arg("-R")
             .arg(format!("{verb} {path}"))
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Runs a program until it ends or enough was heard. Whether it ended well.
+/// Runs a program until it ends or `hear` returns `false`. Returns whether it succeeded.
 pub fn read_output(program: Confined, mut hear: impl FnMut(&[u8]) -> bool) -> Result<bool, HostError> {
     let mut enough = false;
     let outcome = program.run(|part| {
@@ -168,7 +168,7 @@ pub fn read_output(program: Confined, mut hear: impl FnMut(&[u8]) -> bool) -> Re
     }
 }
 
-/// A line of `ls -p`: `/inode/mode/user/group/name/size/`.
+/// Parses a line of `ls -p`: `/inode/mode/user/group/name/size/`.
 fn entry(line: &str) -> Option<FolderEntry> {
     let mut fields = line.strip_prefix('/')?.split('/');
     let mode = u32::from_str_radix(fields.nth(1)?, 8).ok()?;
@@ -182,7 +182,7 @@ fn entry(line: &str) -> Option<FolderEntry> {
     is_plain(name).then(|| FolderEntry { name: name.to_owned(), kind, size_bytes })
 }
 
-/// A name that debugfs, a terminal and a person take for what it is.
+/// Whether a name is safe for debugfs, a terminal and a reader.
 fn is_plain(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+~@:,".contains(&byte);
     !name.is_empty() && name != "." && name != ".." && name.len() <= 255 && name.bytes().all(plain)

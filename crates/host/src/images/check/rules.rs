@@ -1,7 +1,6 @@
-//! What breaks clones, and how it is told in a system's files. Owns the rules that bind a system to other hardware, and the
-//! list of all rules.
+//! Rules about what breaks clones. Owns the rules that bind a system to other hardware, and the list of all rules.
 //!
-//! Invariant: a rule says what it found; where it could not look it says nothing, or that it could not look.
+//! Invariant: a rule reports what it found; where it could not look it reports nothing, or that it could not look.
 
 use super::reader::{FileKind, Reader};
 use crate::error::HostError;
@@ -9,15 +8,15 @@ use spillway_api::{Finding, FindingKind, Severity};
 
 /// A Linux system in an image.
 pub struct LinuxSystem<'a> {
-    /// Its root file system.
+    /// Root file system.
     pub root: Reader<'a>,
-    /// Its `/boot`, if that is a file system of its own.
+    /// File system of `/boot`, if it is separate.
     pub boot: Option<Reader<'a>>,
-    /// Whether the root file system is mounted with discard when nothing else is said.
+    /// Whether the root file system is mounted with discard by default.
     pub discards: bool,
 }
 
-/// What breaks clones of this system, kind by kind.
+/// Returns what breaks clones of this system, kind by kind.
 pub fn findings(system: &LinuxSystem) -> Result<Vec<Finding>, HostError> {
     let root = &system.root;
     let mut found = super::identities::find(root)?;
@@ -29,7 +28,7 @@ pub fn findings(system: &LinuxSystem) -> Result<Vec<Finding>, HostError> {
     Ok(found)
 }
 
-/// A finding in these words.
+/// Creates a finding.
 pub fn finding(
     kind: FindingKind,
     severity: Severity,
@@ -42,7 +41,7 @@ pub fn finding(
     Finding { kind, severity, path: path.into(), what, why, remedy }
 }
 
-/// Paths of a folder's files that end so, sorted, the first 64.
+/// Returns the paths of files with this suffix in a folder, sorted, at most 64.
 pub fn plain_files(root: &Reader, folder: &str, end: &str) -> Result<Vec<String>, HostError> {
     let listed = root.list(folder)?;
     let files = listed.iter().filter(|entry| entry.kind == FileKind::File && entry.name.ends_with(end));
@@ -53,7 +52,7 @@ pub fn plain_files(root: &Reader, folder: &str, end: &str) -> Result<Vec<String>
 }
 
 fn network_card(root: &Reader) -> Result<Vec<Finding>, HostError> {
-    // Where cards are chosen, and the setting that chooses by address.
+    // Files that select network cards, and the setting that selects by MAC address.
     const PLACES: [(&str, &str, &str); 6] = [
         ("/etc/netplan", ".yaml", "macaddress:"),
         ("/etc/systemd/network", ".network", "MACAddress="),
@@ -65,7 +64,7 @@ fn network_card(root: &Reader) -> Result<Vec<Finding>, HostError> {
     let mut found = Vec::new();
     for (folder, end, setting) in PLACES {
         for path in plain_files(root, folder, end)? {
-            // cloud-init writes its own anew.
+            // cloud-init replaces its own file.
             if path.contains("cloud-init") {
                 continue;
             }
@@ -129,7 +128,7 @@ fn discard(system: &LinuxSystem) -> Result<Option<Finding>, HostError> {
         at == "/" && options.split(',').any(|option| option == "discard" || option.starts_with("discard="))
     };
     let unit = "fstrim.timer";
-    // A link of that name there masks it.
+    // A link of its name there masks the unit.
     let masked = root.has(&format!("/etc/systemd/system/{unit}"))?;
     let mut timed = false;
     for above in ["/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"] {

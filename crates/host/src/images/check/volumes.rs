@@ -1,41 +1,41 @@
-//! Where the volumes of a disk are, and what each holds: partition tables (MBR with logical partitions, GPT) and the first
-//! bytes of file systems. Owns what is read in this process of an image's own structures.
+//! Finds the volumes of a disk and their contents: partition tables (MBR with logical partitions, GPT) and the first
+//! bytes of file systems. Owns all parsing of image structures in this process, except FAT.
 //!
-//! Invariant: an image is a stranger's. Every length is checked before it is used, every chain has an end, a volume lies
-//! within the disk; whatever the bytes are, the answer is a list.
+//! Invariant: an image is untrusted. Every length is checked before it is used, every chain is bounded, a volume is
+//! inside the disk; whatever the bytes are, the result is a list.
 
 use spillway_api::{PartitionTable, VolumeContent};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// More partitions than these are not looked at.
+/// Number of partitions that are examined.
 const MOST_PARTITIONS: usize = 128;
-/// Where the superblock of ext2/3/4 begins.
+/// Offset of the superblock of ext2/3/4.
 const EXT_SUPERBLOCK: u64 = 1024;
-/// Code in the first sector, before the disk's signature and the table.
+/// Size of the code in the first sector, before the disk's signature and the table.
 const CODE_BYTES: usize = 440;
-/// The type of an EFI system partition (UEFI 2.10, 5.3.3): C12A7328-F81F-11D2-BA4B-00A0C93EC93B, as it is stored.
+/// Type of an EFI system partition (UEFI 2.10, 5.3.3): C12A7328-F81F-11D2-BA4B-00A0C93EC93B, as stored.
 const EFI_TYPE: [u8; 16] =
     [0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b];
-/// The same in an MBR (5.2.2).
+/// Type of an EFI system partition in an MBR (5.2.2).
 const MBR_EFI_TYPE: u8 = 0xef;
-/// In its default mount options (`s_default_mount_opts`): discard.
+/// Flag of discard in the default mount options (`s_default_mount_opts`).
 const EXT_DEFAULT_DISCARD: u32 = 0x0400;
 
-/// A part of the disk.
+/// A volume's place on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Its number in the partition table. None: the whole disk.
+    /// Number in the partition table. None: the whole disk.
     pub partition: Option<u32>,
-    /// Where it begins.
+    /// Offset of its start.
     pub offset_bytes: u64,
-    /// Its length; what lies beyond the disk's end does not count.
+    /// Length; what exceeds the disk is cut off.
     pub size_bytes: u64,
-    /// The table says that it is the EFI system partition.
+    /// Whether the table marks it as the EFI system partition.
     pub is_efi: bool,
 }
 
-/// The partitions of a disk, or all of it if it has none, and what kind of table says so.
+/// Returns the partitions of a disk, or the whole disk if there are none, and the kind of table.
 pub fn volumes(disk: &File) -> (PartitionTable, Vec<Extent>) {
     let size_bytes = disk.metadata().map_or(0, |metadata| metadata.len());
     let whole = Extent { partition: None, offset_bytes: 0, size_bytes, is_efi: false };
@@ -44,7 +44,7 @@ pub fn volumes(disk: &File) -> (PartitionTable, Vec<Extent>) {
         found = gpt(disk, 4096);
     }
     let mut table = PartitionTable::Gpt;
-    // The first sector of these has what looks like a table.
+    // The first sector of these file systems resembles a table.
     if found.is_empty() && !matches!(content(disk, &whole), VolumeContent::Fat | VolumeContent::Ntfs) {
         (table, found) = (PartitionTable::Mbr, mbr(disk));
     }
@@ -56,14 +56,13 @@ pub fn volumes(disk: &File) -> (PartitionTable, Vec<Extent>) {
     if found.is_empty() { (PartitionTable::None, vec![whole]) } else { (table, found) }
 }
 
-/// Whether the first sector has code that a BIOS runs: it looks at the mark at the sector's end alone, and of zeroes nothing
-/// comes.
+/// Whether the first sector contains code for a BIOS, which checks only the mark at the sector's end; zeroes do nothing.
 pub fn has_bios_code(disk: &File) -> bool {
     let Some(sector) = read(disk, 0, 512) else { return false };
     sector[510..] == [0x55, 0xaa] && sector[..CODE_BYTES].iter().any(|&byte| byte != 0)
 }
 
-/// What a volume holds.
+/// Recognises the content of a volume.
 pub fn content(disk: &File, volume: &Extent) -> VolumeContent {
     use VolumeContent::{Btrfs, Ext, Fat, Luks, Lvm, Ntfs, Squashfs, Swap, Unknown, Xfs};
     let magics: [(u64, &[u8], VolumeContent); 14] = [
@@ -90,13 +89,13 @@ pub fn content(disk: &File, volume: &Extent) -> VolumeContent {
     magics.iter().find(holds).map_or(Unknown, |(_, _, content)| *content)
 }
 
-/// Whether ext2/3/4 is mounted with discard when nothing else is said.
+/// Whether ext2/3/4 is mounted with discard by default.
 pub fn ext_discards(disk: &File, volume: &Extent) -> bool {
     let options = read(disk, volume.offset_bytes + EXT_SUPERBLOCK + 0x100, 4);
     options.is_some_and(|bytes| u32_at(&bytes, 0) & EXT_DEFAULT_DISCARD != 0)
 }
 
-/// UEFI 2.10, 5.3: the header is in the second sector; it says where the entries are, how many and how long.
+/// Parses a GPT (UEFI 2.10, 5.3): the header in the second sector gives the place, number and size of the entries.
 fn gpt(disk: &File, sector_bytes: u64) -> Vec<Extent> {
     let Some(header) = read(disk, sector_bytes, 92) else { return vec![] };
     let (at, count, entry_bytes) = (u64_at(&header, 72), u32_at(&header, 80), u32_at(&header, 84) as usize);
@@ -121,7 +120,7 @@ fn gpt(disk: &File, sector_bytes: u64) -> Vec<Extent> {
     (0..count).filter_map(entry).collect()
 }
 
-/// The table of the first sector, and the chain of logical partitions in an extended one.
+/// Parses the table of the first sector, and the chain of logical partitions in an extended one.
 fn mbr(disk: &File) -> Vec<Extent> {
     let Some(primary) = table(disk, 0) else { return vec![] };
     let mut found = Vec::new();
@@ -137,7 +136,7 @@ fn mbr(disk: &File) -> Vec<Extent> {
 
 fn logical(disk: &File, extended: u64, found: &mut Vec<Extent>) {
     let mut at = extended;
-    // A chain may come back to where it was: it has an end all the same.
+    // A chain may be a loop: its length is bounded.
     for number in 5..5 + MOST_PARTITIONS as u32 {
         let Some([own, next, ..]) = table(disk, at) else { return };
         if own.kind != 0 {
@@ -159,7 +158,7 @@ struct PartitionEntry {
 }
 
 impl PartitionEntry {
-    /// Counted from a sector.
+    /// Converts it, relative to a sector.
     fn extent(self, partition: u32, from: u64) -> Extent {
         Extent {
             partition: Some(partition),
@@ -180,19 +179,19 @@ fn table(disk: &File, sector: u64) -> Option<[PartitionEntry; 4]> {
     }))
 }
 
-/// So many bytes, all of them there.
+/// Reads bytes, all of which must exist.
 pub fn read(disk: &File, at: u64, len: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len];
     disk.read_exact_at(&mut bytes, at).ok()?;
     Some(bytes)
 }
 
-/// Little-endian; there.
+/// Reads a little-endian number that must exist.
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Little-endian; there.
+/// Reads a little-endian number that must exist.
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|n| bytes[at + n]))
 }
