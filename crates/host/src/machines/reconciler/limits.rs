@@ -80,11 +80,11 @@ impl MachineReconciler {
             return Ok(());
         };
         // The disk would log the same refusal again.
-        if self.limits.refused == Some(LimitRefusal::Rate(change.clone())) {
+        if self.limits.refused == Some(LimitRefusal::Rate(change)) {
             return Ok(());
         }
         let folder = self.folder.clone();
-        let asked = change.clone();
+        let asked = change;
         let limits = match blocking(move || disk::ask(folder.path(), &Request::Set(asked))).await {
             // The disk continues with its old limits, and is asked again at the next step.
             Err(refused) if refused.code == ErrorCode::Conflict => {

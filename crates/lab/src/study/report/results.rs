@@ -26,16 +26,16 @@ const MOST_BYTES: u64 = 64 << 20;
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Results {
-    /// [`SCHEMA`].
+    /// `SCHEMA`.
     pub schema: u32,
     /// What holds for all runs.
     #[serde(rename = "study")]
     pub record: StudyRecord,
     /// The study's file as it was given, if it was still there.
     pub file: Option<String>,
-    /// Seconds between two points of [`MetricResults::points`].
+    /// Seconds between two points of `MetricResults::points`.
     pub seconds_between_points: usize,
-    /// Seconds between two points of [`ScenarioResults::response_points`].
+    /// Seconds between two points of `ScenarioResults::response_points`.
     pub seconds_between_responses: usize,
     /// Names of the users' actions, in the order in which users first did them.
     pub actions: Vec<String>,

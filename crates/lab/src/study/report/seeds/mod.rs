@@ -38,7 +38,7 @@ pub enum Published {
     /// More, without a figure.
     Rises,
     /// It says nothing: the figure is ours only.
-    NotPublished,
+    Absent,
 }
 
 /// How far our figure and the published one agree.
@@ -136,7 +136,7 @@ impl Claim {
             Published::Unchanged => of("no difference".into()),
             Published::Falls => of("less".into()),
             Published::Rises => of("more".into()),
-            Published::NotPublished => "-".into(),
+            Published::Absent => "-".into(),
         };
         let ours = match (self.ours, value) {
             (Some((ours, _)), Some(_)) if matches!(self.theirs, Published::Value(_)) => number(ours),
@@ -163,7 +163,7 @@ fn judge(theirs: Published, ours: f64) -> Verdict {
     };
     let when = |agrees: bool| if agrees { Verdict::Direction(None) } else { Verdict::Differs };
     match theirs {
-        Published::NotPublished => Verdict::Unknown,
+        Published::Absent => Verdict::Unknown,
         Published::Falls => when(direction(ours) < 0),
         Published::Rises => when(direction(ours) > 0),
         Published::Unchanged if (ours - 1.0).abs() <= EQUAL_WITHIN => Verdict::Agrees(apart(ours, 1.0)),

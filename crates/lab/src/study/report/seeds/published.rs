@@ -8,7 +8,7 @@ use crate::study::metric::named;
 use crate::study::report::how::emulated;
 use crate::study::report::results::ScenarioResults;
 use crate::study::report::scale::is_scaled;
-use Published::{Falls, Negligible, NotPublished, Ratio, Rises, Unchanged, Value};
+use Published::{Absent, Falls, Negligible, Ratio, Rises, Unchanged, Value};
 
 const OVERFLOW_IS_INSIDE: &str = "there the overflow disk is the machine's own, and counts; here it is the host's, so that \
                                   nothing should change";
@@ -174,7 +174,7 @@ pub fn iometer_on_a_filer(ours: &StudyFigures) -> Vec<Claim> {
         if emulated(ours.0) { beside.given(CEILING) } else { beside },
         Claim::new(
             "I/Os per second, 256 MB of RAM beside a disk that does nothing",
-            NotPublished,
+            Absent,
             iops("ram-256m").zip(iops("null")),
         )
         .given("the guest's own ceiling: nothing of the kind was published"),
@@ -273,7 +273,7 @@ pub fn full_and_not(ours: &StudyFigures) -> Vec<Claim> {
     claims.push(
         Claim::new(
             "I/Os per second inside of a guest, 3 GB beside a disk that does nothing",
-            NotPublished,
+            Absent,
             fio("iops", "guest-ram-3g", "guest-null"),
         )
         .given("the guest's own ceiling: nothing of the kind was published"),
@@ -293,7 +293,7 @@ pub fn boot(ours: &StudyFigures) -> Vec<Claim> {
         if emulated(ours.0) { claim.given(EMULATED) } else { claim.note(TWO_VERSIONS) },
         Claim::new(
             "Boot time, 3 GB beside a slow disk that holds the base image, too",
-            NotPublished,
+            Absent,
             ours.measures("boot_s", "ram-3g", "direct-with-base"),
         )
         .given("nothing of the kind was published"),
