@@ -1,7 +1,7 @@
 //! The daemon's HTTP API: routes, requests and responses. Owns no state: asks the parts that do, on threads for blocking
 //! work.
 //!
-//! Invariant: every response but 2xx contains a [`Problem`](spillway_api::Problem); client data is bounded and checked
+//! Invariant: every response but 2xx contains a [`spillway_api::Problem`]; client data is bounded and checked
 //! before use.
 
 #![expect(unused_qualifications, reason = "the macro of routes writes paths in full")]

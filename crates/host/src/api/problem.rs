@@ -38,7 +38,7 @@ async fn get_problem_type(Path(code): Path<ErrorCode>) -> Json<ProblemType> {
 }
 
 impl IntoResponse for HostError {
-    /// Responds with the status and the problem; [`complete`] adds the path and makes the body.
+    /// Responds with the status and the problem; `complete` adds the path and makes the body.
     fn into_response(self) -> Response {
         let problem = self.problem();
         let mut response = status(&problem).into_response();
