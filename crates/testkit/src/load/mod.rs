@@ -1,6 +1,6 @@
 //! A load: what is asked of a disk, drawn from a seed and kept at a queue depth.
 //!
-//! Owns the choice of requests; [`run`] measures them. Invariant: the same load draws the same requests.
+//! Owns the choice of requests; `run` measures them. Invariant: the same load draws the same requests.
 
 mod run;
 
