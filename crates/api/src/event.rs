@@ -88,7 +88,7 @@ pub struct Event {
     pub text: String,
 }
 
-/// Kind of an event.
+/// Kind of an event, a stable word for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {

@@ -64,7 +64,7 @@ pub struct ImageVersion {
     pub created: Timestamp,
 }
 
-/// State of a version.
+/// State of a version, which says whether it can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VersionState {

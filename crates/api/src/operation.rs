@@ -21,7 +21,7 @@ pub struct Operation {
     pub total_bytes: u64,
 }
 
-/// State of an operation.
+/// State of an operation: running, or how it has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", tag = "phase")]
 pub enum OperationState {

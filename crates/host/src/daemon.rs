@@ -272,7 +272,7 @@ pub async fn run(
     mut service_manager: ServiceManager,
     ready: impl FnOnce(Option<SocketAddr>),
 ) -> Result<()> {
-    // Do this before anything that takes time: without a handler SIGHUP would end the daemon, and the service manager
+    // Do this before anything that takes time: SIGHUP would end the daemon while nothing receives it, and the service manager
     // would take that for a regular end.
     let hangup = signal(SignalKind::hangup())?;
     let state = StateFolder::take(&settings)?;

@@ -23,7 +23,7 @@ mod tests {
     const DIGESTS: [(u32, &str); 3] = [
         (2, "4985c5293b2c53287bb6944638d3955c7b26bf4ada8f85188de572d38fc4462d"),
         (3, "e568f45fe5d18a818470d869e5717f256a7b6c9aaf3e5088474c4baa0162cc24"),
-        (4, "4b1b8418ee3edc3ba96cf7394b0830981d3dc20eeea83c4c803a07c9f34a40cd"),
+        (4, "cc2394d0717c061e870bd82ae67b6b886d9d43a4ada9b9379a9188b4b9bd83be"),
     ];
 
     /// What is for people and changes nothing that is stored.

@@ -68,7 +68,7 @@ fn what_cannot_be_is_refused_in_words() {
         ("DELETE", "/v1/images/debian/versions/4294967296", "", 400, Invalid, "4294967296"),
         ("DELETE", "/v1/images/debian/versions/1", "", 404, NotFound, "no image 'debian'"),
         ("GET", "/v1/operations/1", "", 404, NotFound, "operation 1"),
-        ("GET", "/v1/operations/1?wait=31", "", 400, Invalid, "wait: 0 to 30"),
+        ("GET", "/v1/operations/1?wait=31", "", 400, Invalid, "wait: allowed is 0 to 30"),
         ("GET", "/v1/operations/1?wait_seconds=1", "", 400, Invalid, "wait_seconds"),
         ("GET", "/v1/problem-types/no", "", 400, Invalid, "no"),
         ("POST", import, "", 400, Invalid, "body"),

@@ -38,7 +38,9 @@ impl Following<'_> {
             let frame =
                 client.runtime.block_on(async { tokio::time::timeout(SILENCE, self.body.frame()).await });
             let frame = match frame {
-                Err(_) => return Err(client.broken(format!("it has sent nothing for {} s", SILENCE.as_secs()))),
+                Err(_) => {
+                    return Err(client.broken(format!("it has sent nothing for {} s", SILENCE.as_secs())));
+                }
                 Ok(None) => return Ok(None),
                 Ok(Some(frame)) => frame.map_err(|e| client.broken(e.to_string()))?,
             };

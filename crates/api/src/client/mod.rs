@@ -192,7 +192,9 @@ impl Client {
         loop {
             let frame = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, body.frame()).await });
             let frame = match frame {
-                Err(_) => return Err(self.broken(format!("it has sent nothing for {} s", PATIENCE.as_secs()))),
+                Err(_) => {
+                    return Err(self.broken(format!("it has sent nothing for {} s", PATIENCE.as_secs())));
+                }
                 Ok(None) => return Ok(said),
                 Ok(Some(frame)) => frame.map_err(|e| self.broken(e.to_string()))?,
             };

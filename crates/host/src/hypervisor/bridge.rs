@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Paths of the helper in distributions.
+/// Paths of that program in distributions.
 const BRIDGE_HELPERS: [&str; 3] = [
     "/usr/lib/qemu/qemu-bridge-helper",
     "/usr/libexec/qemu-bridge-helper",

@@ -76,7 +76,7 @@ pub struct MachineFiles {
 }
 
 impl MachineFiles {
-    /// Creates the manager of files in these stores.
+    /// Creates the value for these stores.
     pub fn new(objects: Objects, stores: Stores, events: Events) -> MachineFiles {
         MachineFiles { objects, stores, events }
     }

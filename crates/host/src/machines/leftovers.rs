@@ -141,7 +141,7 @@ pub struct Leftovers {
 }
 
 impl Leftovers {
-    /// Creates the manager of these records and files.
+    /// Creates the value for these records and files.
     pub fn new(objects: Objects, files: Arc<MachineFiles>) -> Leftovers {
         Leftovers { objects, files }
     }
