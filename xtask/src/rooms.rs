@@ -46,7 +46,7 @@ const EXCEPTIONS: &[Exception] = &[
     // Settings; what changes them is their reading.
     (Limit::Fields, "api", "CatalogSpec", 40),
     // What a run is made of, as it is stored.
-    (Limit::Fields, "host", "Run", 25),
+    (Limit::Fields, "host", "RunRecord", 25),
     // Lists: of options, of gauges, of counters. One entry after another.
     (Limit::Lines, "cli", "Disk::settings", 101),
     (Limit::Lines, "cli", "gauges", 88),

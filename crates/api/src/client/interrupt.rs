@@ -1,5 +1,5 @@
-//! Signals that interrupt a waiting client, so that the program can clean up. Owns no state: tokio has the signal
-//! handlers.
+//! Signals that interrupt a waiting client, so that the program can clean up. Owns no state: tokio receives the
+//! signals.
 //!
 //! Invariant: a signal that this process was started to ignore (nohup, a shell's background job) stays ignored.
 
