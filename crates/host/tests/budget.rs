@@ -106,10 +106,10 @@ fn what_can_never_run_here_is_refused_with_a_figure() {
     import(&world, "debian", 1);
     let of = |settings: &str| format!(r#"{{"image": "debian", "count": 1, {settings}}}"#);
     for (settings, code, why) in [
-        (r#""memory_bytes": 9223372036854775808"#, ErrorCode::Invalid, "memory_bytes: 64M to 16T"),
-        (r#""vcpus": 0"#, ErrorCode::Invalid, "vcpus: 1 to 255"),
-        (r#""vcpus": 1000000"#, ErrorCode::Invalid, "vcpus: 1 to 255"),
-        (r#""iops": 18446744073709551615"#, ErrorCode::Invalid, "iops: 0 to"),
+        (r#""memory_bytes": 9223372036854775808"#, ErrorCode::Invalid, "memory_bytes: allowed is 64M to 16T"),
+        (r#""vcpus": 0"#, ErrorCode::Invalid, "vcpus: allowed is 1 to 255"),
+        (r#""vcpus": 1000000"#, ErrorCode::Invalid, "vcpus: allowed is 1 to 255"),
+        (r#""iops": 18446744073709551615"#, ErrorCode::Invalid, "iops: allowed is 0 to"),
         (
             r#""memory_bytes": 17592186044416"#,
             ErrorCode::Exhausted,

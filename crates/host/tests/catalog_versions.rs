@@ -131,7 +131,11 @@ fn an_update_is_recorded_and_another_one_replaces_it() {
     for (request, code, word) in [
         (r#"{"image": "debian:9"}"#, ErrorCode::NotFound, "no version 9"),
         (r#"{"image": "debain"}"#, ErrorCode::NotFound, "'debian'"),
-        (r#"{"image": "debian", "rollout": {"batch": 0}}"#, ErrorCode::Invalid, "rollout.batch: 1 to"),
+        (
+            r#"{"image": "debian", "rollout": {"batch": 0}}"#,
+            ErrorCode::Invalid,
+            "rollout.batch: allowed is 1 to",
+        ),
         (r#"{"image": "debian", "rollout": "soon"}"#, ErrorCode::Invalid, "soon"),
         (r#"{"rollout": "now"}"#, ErrorCode::Invalid, "image"),
         (r#"{"image": "debian", "strategy": "now"}"#, ErrorCode::Invalid, "strategy"),

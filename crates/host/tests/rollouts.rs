@@ -97,8 +97,11 @@ fn a_rollout_is_paused_resumed_and_aborted() {
     let error = refused(nothing);
     assert!(error.code == ErrorCode::Conflict && error.detail.contains("no rollout"), "{error:?}");
     let events = told(&client, EventKind::Rollout);
-    let is_said: Vec<bool> =
-        events.iter().zip(["is paused", "goes on", "is aborted"]).map(|(e, word)| e.contains(word)).collect();
+    let is_said: Vec<bool> = events
+        .iter()
+        .zip(["is paused", "is resumed", "is aborted"])
+        .map(|(e, word)| e.contains(word))
+        .collect();
     assert!(events.len() == 3 && is_said == [true; 3] && events[0].contains("uid "), "{events:?}");
     let verbs: Vec<_> = world.audit().iter().map(|line| line["verb"].as_str().unwrap().to_owned()).collect();
     assert!(verbs.contains(&"pause rollout".into()) && verbs.contains(&"abort rollout".into()), "{verbs:?}");
