@@ -89,9 +89,14 @@ impl Bounds {
 
     /// Refuses a value that is out of bounds. `name` is for the error.
     pub fn check(&self, name: &str, value: u64) -> Result<(), OutOfBounds> {
+        self.check_value(value).map_err(|OutOfBounds(fault)| OutOfBounds(format!("{name}: {fault}")))
+    }
+
+    /// Refuses a value that is out of bounds, for who names it in the error already.
+    pub fn check_value(&self, value: u64) -> Result<(), OutOfBounds> {
         match (self.least..=self.most).contains(&value) && value.is_multiple_of(self.step) {
             true => Ok(()),
-            false => Err(OutOfBounds(format!("{name}: allowed is {self}, not {}", self.text(value)))),
+            false => Err(OutOfBounds(format!("allowed is {self}, not {}", self.text(value)))),
         }
     }
 

@@ -94,7 +94,7 @@ fn what_cannot_be_is_refused_and_nothing_changes() {
     let before = set(&world, &["--full", "pause"]);
     for (options, code, words) in [
         (&["--overflow", "16M", "--ram", "8M"][..], 75, &["overflow"][..]),
-        (&["--ram", "4K"], 2, &["64K to 8T"]),
+        (&["--ram", "4K"], 2, &["64K to 4T"]),
         (&["--ram", "4T"], 75, &["RAM limit", "available"]),
         (&["--ram", "8M", "--overflow", "5T"], 2, &["16M to 4T"]),
         (&["--warn-at", "95"], 75, &["warn_at", "95", "90"]),

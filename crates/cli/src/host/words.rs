@@ -27,15 +27,15 @@ pub fn words<T: DeserializeOwned + Clone + Send + Sync + 'static>(
 pub fn size(bounds: &'static Bounds) -> impl Fn(&str) -> Result<u64, String> + Clone {
     move |text| {
         let bytes = parse_size(text).map_err(|e| e.to_string())?;
-        bounds.check("it", bytes).map(|()| bytes).map_err(|e| e.to_string())
+        bounds.check_value(bytes).map(|()| bytes).map_err(|e| e.to_string())
     }
 }
 
 /// Parser for a number within its bounds.
 pub fn number(bounds: &'static Bounds) -> impl Fn(&str) -> Result<u32, String> + Clone {
     move |text| {
-        let number: u32 = text.parse().map_err(|_| format!("it is a whole number, {bounds}"))?;
-        bounds.check("it", number.into()).map(|()| number).map_err(|e| e.to_string())
+        let number: u32 = text.parse().map_err(|_| format!("allowed is a whole number, {bounds}"))?;
+        bounds.check_value(number.into()).map(|()| number).map_err(|e| e.to_string())
     }
 }
 

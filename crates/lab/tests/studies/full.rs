@@ -46,7 +46,7 @@ fn a_full_folder_loses_no_run_that_was_done() {
     assert!(!filled.unwrap().status.success(), "it is full");
     let status = lab.wait(std::time::Duration::from_secs(60)).unwrap();
     assert!(!status.success());
-    assert!(lab.tail().contains("make room, then 'spillway lab resume'"), "{}", lab.tail());
+    assert!(lab.tail().contains("free some space, then 'spillway lab resume'"), "{}", lab.tail());
     let kept = run_record(&results, "ram-1");
     assert_eq!(kept["dropped"], serde_json::Value::Null);
 
