@@ -131,7 +131,7 @@ fn what_can_never_run_here_is_refused_with_a_figure() {
 fn a_run_whose_record_is_damaged_keeps_its_memory() {
     let mut world = World::unstarted();
     let sleeper = world.sleeper();
-    world.start_with(["--ram-budget", "400M", "--spillway", &sleeper].map(str::to_owned).to_vec());
+    world.start_with(["--ram-budget", "400M", "--worker", &sleeper].map(str::to_owned).to_vec());
     import(&world, "debian", 1);
     create(&world.client(), "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
     act(&world.client(), "start", "desk-001");
