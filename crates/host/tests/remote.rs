@@ -405,17 +405,21 @@ fn too_many_requests_of_a_token_are_refused_and_of_others_none() {
     let start = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });
     world.client().post::<_, Value>("/v1/machine-actions", &start).unwrap();
     let waits = "/v1/machines/desk-001?wait=30";
-    let waiting: Vec<Tls> = (0..64)
-        .map(|_| {
-            let mut stream = tls(&world);
-            send(&mut stream, waits, "read");
-            stream
-        })
-        .collect();
-    let refused = || {
-        Some(answer(&world, "GET", "/v1/images", &token("read"), b"")).filter(|text| !text.contains(" 200 "))
+    let waiter = || {
+        let mut stream = tls(&world);
+        send(&mut stream, waits, "read");
+        stream
     };
-    // The last of them may not have been read yet.
+    let mut waiting: Vec<Tls> = (0..64).map(|_| waiter()).collect();
+    // While one of them has not been read yet, it is closed for a newer connection: another one takes its place.
+    let refused = || {
+        let text = answer(&world, "GET", "/v1/images", &token("read"), b"");
+        if !text.contains(" 200 ") {
+            return Some(text);
+        }
+        waiting.push(waiter());
+        None
+    };
     let refused = spillway_testkit::process::wait_until(Duration::from_secs(10), refused).unwrap();
     assert!(refused.starts_with("HTTP/1.1 429 ") && refused.contains("connection: close"), "{refused}");
     assert!(refused.contains(r#""code":"busy""#) && refused.contains("reader from 127.0.0.1"), "{refused}");
