@@ -121,7 +121,7 @@ fn what_cannot_be_is_refused_and_nothing_changes() {
     let before = figures();
     assert_eq!(before, [24 * MIB, 16 * MIB, 0]);
     // 15 MiB would have to leave, and 8 of 16 segments of 255 blocks are the collector's reserve.
-    let room = "RAM limit 1.0 MiB is too small: 16.0 MiB are in use, and the overflow has room for 8.0 MiB";
+    let room = "RAM limit 1.0 MiB is too small: 16.0 MiB are in use, and the overflow has space for 8.0 MiB";
     refuses(&mut control(&small, "set", &["--ram", "1M"]), 75, &[room]);
     assert_eq!(figures(), before);
     assert_eq!(set(&small, &["--full", "pause"])["ram_bytes"], 24 * MIB);
