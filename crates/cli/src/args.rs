@@ -403,7 +403,7 @@ pub enum Vmm {
 }
 
 impl Serve {
-    /// What is to be served, or why these do not go together.
+    /// Returns the settings of the disk to serve, or an error if the options contradict each other.
     pub fn settings(&self) -> Result<ServeSettings, Failure> {
         let settings = self.disk.settings();
         settings.check()?;

@@ -63,7 +63,7 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     all.filter(|words| words.len() > 1).collect()
 }
 
-/// The words of one command, as far as it goes. A variable is as good as its name.
+/// Splits a shell line into the words of its first command. A variable stays as it is written.
 fn words(text: &str, in_quotes: bool) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut begun, mut quote) = (String::new(), false, None);

@@ -1,7 +1,7 @@
-//! What a disk is to be like: the settings that a catalog, an option, a change of a served disk and a message to its worker
-//! have in common. Owns their usual values, their ranges, and which of them goes with which mode.
+//! Settings of a disk. Catalogs, command line options, changes of a served disk and messages to its worker share this type.
+//! Owns the defaults and ranges, and which setting is allowed in which mode.
 //!
-//! Invariant: a setting that would have no effect is refused, so that nobody believes in one that does nothing.
+//! Invariant: a setting that would have no effect is refused.
 
 use serde::{Deserialize, Serialize};
 use spillway_layout::{BaseCache, FullPolicy, Mode, bytes_in_words};

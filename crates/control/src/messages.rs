@@ -32,8 +32,8 @@ pub enum Request {
     /// Other limits, without a pause: all settings that are named but `mode` and `base_cache`, or nothing. Answered with the
     /// settings that hold then.
     Set(DiskSettings),
-    /// What happens, as it happens: the answer is followed by one line for each event, `{"event":{...}}`, until the
-    /// connection ends. A client that does not read them is let go.
+    /// Subscribes to events: one line for each event, `{"event":{...}}`, follows the answer until the connection ends. A
+    /// client that does not read them is disconnected.
     Events,
     /// What the disk is asked, as it is asked: with the answer comes the ring of [`crate::trace_ring`], which is written to
     /// until the connection ends. Nothing more can be asked on it.

@@ -35,9 +35,9 @@ pub struct ServeSettings {
     pub size_bytes: Option<u64>,
     /// Where the overflow or difference file lies. By default `/var/tmp`.
     pub overflow_dir: Option<PathBuf>,
-    /// The storage model that the base image's store is to be as slow as.
+    /// File of the storage model that slows down reads of the base image. By default none.
     pub base_model: Option<PathBuf>,
-    /// The same for the store of the overflow or difference file, or of the disk's own.
+    /// File of the storage model that slows down the overflow or difference file, or the disk's own. By default none.
     pub overflow_model: Option<PathBuf>,
     /// Request queues offered to a VMM. By default 16.
     pub queues: Option<u16>,

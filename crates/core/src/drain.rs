@@ -14,7 +14,7 @@ use crate::ops::{Op, Operations};
 enum State {
     /// No I/O of a dead process is in flight.
     Done,
-    /// The barrier is to be started from this time on.
+    /// The barrier may be started from this time on.
     Wanted {
         from_ns: u64,
     },

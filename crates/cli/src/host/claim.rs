@@ -62,7 +62,7 @@ pub struct Renew {
 }
 
 impl Claim {
-    /// Claims a machine and prints which.
+    /// Claims a machine and prints its name.
     pub fn run(self, daemon: &Daemon, client: &mut Client) -> Result<(), Failure> {
         let mut machine = self.ask(client)?;
         let told = self.wait(client, &mut machine).and_then(|()| tell(daemon, &machine));

@@ -1,8 +1,8 @@
 //! The control socket's protocol: one JSON object a line, one answer a line, in order; to those that listen also one
 //! line for each event. Owns a connection's buffers; never waits for anybody.
 //!
-//! Invariant: a connection holds at most one line, and one answer or [`MAX_WAITING_BYTES`] of events; who does not read
-//! is not read from, and who listens and does not read is let go.
+//! Invariant: a connection holds at most one line, and one answer or [`MAX_WAITING_BYTES`] of events; a client that
+//! does not read its answer is not read from, and a subscriber that does not read is disconnected.
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;

@@ -27,7 +27,7 @@ struct EvictingPart {
 pub(super) struct Eviction {
     /// The part that blocks are copied to.
     evicting: Option<EvictingPart>,
-    /// More is to be done in the next turn: a step has ended, or the hand has found too few cold blocks in one call.
+    /// Set when eviction must continue in the next turn: a step has ended, or the clock hand found too few cold blocks.
     again: bool,
     /// Memory of the list of picked blocks, to be used again.
     picked: Vec<(Block, Slot)>,
