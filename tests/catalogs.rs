@@ -261,7 +261,10 @@ fn versions_are_updated_and_rolled_back() {
     world.ok(&["machine", "start", "desk-001"]);
     let line = world.ok(&["catalog", "rollback", "desk", "--rollout", "batch=5", "--grace", "9"]);
     assert_eq!(line, "desk: machines take debian:1 5 at a time, claimed ones after 9 s\n");
-    assert!(world.ok(&["catalog", "list"]).lines().nth(1).unwrap().ends_with("batch=5"));
+    // Once the overseer has seen the rollout its progress follows.
+    let listed = world.ok(&["catalog", "list"]);
+    let rollout = listed.lines().nth(1).unwrap().split("  ").last().unwrap();
+    assert!(["batch=5", "batch=5, 0 of 1, running"].contains(&rollout.trim()), "{listed}");
     let (code, out, err) =
         world.spillway(&["catalog", "update", "desk", "--image", "debian", "--rollout", "now"]);
     assert_eq!(

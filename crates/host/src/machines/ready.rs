@@ -31,7 +31,7 @@ const MAX_CONSOLE_LINE_BYTES: usize = 4 << 10;
 /// Pause between two reads of the console: a guest with much output costs no more than one with little.
 const LOOK: Duration = Duration::from_millis(20);
 /// Number of refused addresses before the user is told: a new address may belong to its last owner for a moment.
-const REFUSALS: u32 = 6;
+const REFUSALS: u32 = 3;
 /// Number of answers to earlier questions that are skipped.
 const MAX_STRAY_ANSWERS: usize = 100;
 
