@@ -6,7 +6,8 @@ mod common;
 
 use common::wire::*;
 use common::{Bench, DESCRIPTION, NAME, Rng};
-use spillway_export::nbd::{Budget, Connection, Disconnect, ErrorKind, ExportInfo, HANDSHAKE_DEADLINE};
+use spillway_export::ErrorKind;
+use spillway_export::nbd::{Budget, Connection, Disconnect, ExportInfo, HANDSHAKE_DEADLINE};
 
 const SIZE: usize = 1 << 20;
 

@@ -7,9 +7,8 @@ mod common;
 use common::wire::*;
 use common::{Bench, Disk, Pace, Rng, info};
 use spillway_core::{Errno, GuestBuffers, Operation, Request};
-use spillway_export::nbd::{
-    Budget, Disconnect, Error, ErrorKind, ExtentKind, TOKEN_TAG, Work, token_connection,
-};
+use spillway_export::ErrorKind;
+use spillway_export::nbd::{Budget, Disconnect, Error, ExtentKind, TOKEN_TAG, Work, token_connection};
 use std::collections::HashMap;
 
 const KIB: usize = 1 << 10;

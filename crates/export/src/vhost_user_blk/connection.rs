@@ -10,8 +10,9 @@
 
 use super::Disconnect;
 use super::descriptor::check_harmless;
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::message::{self, HEADER_BYTES, Header, MAX_FDS, MAX_PAYLOAD};
+use crate::ErrorKind;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,

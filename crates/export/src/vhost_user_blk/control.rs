@@ -7,7 +7,7 @@
 
 use super::config::{FEATURES, PROTOCOL_FEATURES, WRITEBACK_AT};
 use super::connection::{Answer, Packet};
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::frontend::{Frontend, Handled, PendingReply};
 use super::inflight::{self, InflightTable};
 use super::memory::{MAX_REGIONS, Memory};
@@ -17,6 +17,7 @@ use super::message::{
 };
 use super::queue::Queue;
 use super::{Change, Disconnect};
+use crate::ErrorKind;
 use std::os::fd::OwnedFd;
 
 /// Highest flags of SET_CONFIG. 0 says that the guest has written a field and 1 that a live migration sets it; VMMs that

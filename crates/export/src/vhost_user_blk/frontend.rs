@@ -8,7 +8,7 @@ use super::budget::Budget;
 use super::chain::Scratch;
 use super::config::{Device, DeviceConfig};
 use super::connection::{Answer, Connection, Packet};
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::head::Head;
 use super::inflight::{InflightTable, inflight_table};
 use super::memory::{Memory, copy_from_guest, copy_to_guest};
@@ -16,6 +16,7 @@ use super::message::{VringState, code, reply};
 use super::queue::Queue;
 use super::sigbus::Guard;
 use super::{Change, Disconnect, MAX_QUEUES, TOKEN_TAG};
+use crate::ErrorKind;
 use spillway_core::{Errno, GuestBuffers, Request, Token, copy_past_caches, is_zero_now};
 use std::os::fd::{BorrowedFd, OwnedFd};
 

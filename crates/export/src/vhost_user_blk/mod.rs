@@ -57,7 +57,7 @@ mod vring;
 
 pub use config::DeviceConfig;
 pub use connection::{Answer, Connection, Packet};
-pub use error::{Context, Error, ErrorKind};
+pub use error::{Context, Error};
 pub use frontend::{Frontend, Handled};
 pub use inflight::inflight_table;
 pub use record::Record;

@@ -2,7 +2,8 @@
 
 use crate::vmm::*;
 use spillway_core::{Errno, GuestBuffers, Operation};
-use spillway_export::vhost_user_blk::{Error, ErrorKind};
+use spillway_export::ErrorKind;
+use spillway_export::vhost_user_blk::Error;
 use std::os::fd::AsFd;
 
 const STATUS: u64 = SCRATCH + 16;

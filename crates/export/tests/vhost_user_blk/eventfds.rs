@@ -2,7 +2,7 @@
 
 use crate::vmm::*;
 use rustix::event::{EventfdFlags, eventfd};
-use spillway_export::vhost_user_blk::ErrorKind;
+use spillway_export::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::channel;
 use std::time::Duration;

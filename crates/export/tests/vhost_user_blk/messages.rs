@@ -4,7 +4,8 @@ use crate::vmm::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::pipe;
 use spillway_core::Operation;
-use spillway_export::vhost_user_blk::{Change, Connection, Disconnect, ErrorKind, Frontend};
+use spillway_export::ErrorKind;
+use spillway_export::vhost_user_blk::{Change, Connection, Disconnect, Frontend};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 fn u64_of(payload: &[u8]) -> u64 {
