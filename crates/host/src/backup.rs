@@ -4,7 +4,7 @@
 //! Invariant: a backup is the state between two transactions, and gets its name only when it is complete; a restore
 //! overwrites nothing.
 
-use crate::daemon::{DATABASE, LOCK_FILE, is_ours};
+use crate::state_folder::{DATABASE, LOCK_FILE, is_ours};
 use crate::store::{SqliteStore, Summary};
 use anyhow::{Context, Result, bail};
 use axum::http::HeaderValue;

@@ -24,6 +24,7 @@ use crate::records;
 use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
+use crate::state_folder::{DATABASE, StateFolder, TAKEOVER_DEADLINE, machine_folder};
 use crate::store::{Objects, ReserveState, SqliteStore, Store};
 use crate::stores::Stores;
 use crate::systemd::ServiceManager;
@@ -31,11 +32,10 @@ use anyhow::{Context, Result, bail};
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::fs::{FlockOperation, Mode, flock};
-use rustix::io::Errno;
+use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_api::{EventKind, Hypervisor};
-use std::fs::{self, File};
+use std::fs;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -59,19 +59,10 @@ const UNREAD: Duration = Duration::from_secs(2);
 /// Pause before the next connection is accepted after descriptors ran out.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 
-/// Folder for files of running machines.
-const RUN: &str = "run";
 /// URI of the system's libvirt.
 pub const LIBVIRT_URI_DEFAULT: &str = "qemu:///system";
-/// File that marks a folder as a daemon's.
-pub(crate) const LOCK_FILE: &str = "lock";
-/// File of the records.
-pub(crate) const DATABASE: &str = "state.db";
 /// Interval at which the reserve of the database is checked.
 const RESERVE_EACH: Duration = Duration::from_secs(10);
-/// How long the lock and the socket of a daemon that has just ended may stay.
-const LOCK: Duration = Duration::from_secs(2);
-
 /// Settings of the daemon.
 #[derive(Clone, Debug)]
 pub struct DaemonSettings {
@@ -156,27 +147,6 @@ impl DaemonSettings {
     }
 }
 
-/// The state folder. No other daemon uses it while this value exists.
-struct StateFolder {
-    path: PathBuf,
-    _lock: File,
-}
-
-impl StateFolder {
-    /// Creates the folder if necessary, and removes the rights of all others.
-    fn take(settings: &DaemonSettings) -> Result<StateFolder> {
-        let path = std::path::absolute(&settings.state).context("--state")?;
-        fs::create_dir_all(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
-        is_ours(&path)?;
-        raise_descriptors();
-        // New files are accessible to the daemon alone, unless they are meant for others.
-        rustix::process::umask(Mode::from_raw_mode(0o077));
-        let lock = lock(&path.join(LOCK_FILE))?;
-        close(&path, settings.hypervisor).with_context(|| format!("{}: is not ours", path.display()))?;
-        Ok(StateFolder { path, _lock: lock })
-    }
-}
-
 /// The stored records and the parts that manage them, before any machine is examined.
 struct Records {
     store: Arc<SqliteStore>,
@@ -230,11 +200,6 @@ impl Records {
     }
 }
 
-/// Folder in which machines run.
-fn machine_folder(state: &Path) -> PathBuf {
-    state.join(RUN).join("machines")
-}
-
 /// Returns the settings that machines need.
 fn parts(
     settings: &DaemonSettings,
@@ -273,22 +238,23 @@ pub async fn run(
     // Do this before anything that takes time: without a signal handler SIGHUP would end the daemon, and the service manager
     // would take that for a regular end.
     let hangup = signal(SignalKind::hangup())?;
-    let state = StateFolder::take(&settings)?;
+    let state = StateFolder::take(&settings.state, settings.hypervisor)?;
+    raise_descriptors();
     let mut complain = |line: &str| log_line(&format!("warning: {line}"));
     if !confined::is_supported() {
         complain(
             "this kernel has no Landlock: qemu-img and debugfs are kept from sockets, devices and rights, not from files",
         );
     }
-    let records = Records::open(&settings, &state.path, &mut complain)?;
-    let parts = parts(&settings, &state.path, &mut complain)?;
+    let records = Records::open(&settings, state.path(), &mut complain)?;
+    let parts = parts(&settings, state.path(), &mut complain)?;
     // Do this before other threads create files: it changes the umask of all.
     let listener = match service_manager.listener(&settings.socket, &mut complain) {
         Some(listener) => listener,
         None => listen(&settings)?,
     };
-    let audit = Audit::new(settings.audit(&state.path)?);
-    let app = records.app(parts, audit.clone(), &state.path)?;
+    let audit = Audit::new(settings.audit(state.path())?);
+    let app = records.app(parts, audit.clone(), state.path())?;
     let (events, machines) = (app.events.clone(), app.machines.clone());
     tokio::spawn(keep_reserve(Arc::clone(&app.state.store), events.clone()));
 
@@ -444,63 +410,11 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer
     let _ = tokio::time::timeout(UNREAD, rest).await;
 }
 
-/// Refuses a folder with other contents, since its permissions are about to be changed.
-pub(crate) fn is_ours(state: &Path) -> Result<()> {
-    if state.join(LOCK_FILE).exists() {
-        return Ok(());
-    }
-    let entries = fs::read_dir(state).with_context(|| format!("{}: cannot be read", state.display()))?;
-    for entry in entries {
-        let name = entry?.file_name();
-        // This folder exists in every new file system.
-        if name != "lost+found" {
-            bail!(
-                "{} holds '{}' and nothing of spillwayd's: give an empty folder, or a new one, as --state",
-                state.display(),
-                name.display()
-            );
-        }
-    }
-    Ok(())
-}
-
 /// Raises the limit of descriptors: each machine takes some.
 fn raise_descriptors() {
     let most = getrlimit(Resource::Nofile).maximum;
     // The limit stays as it is if raising it is not allowed.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
-}
-
-/// Removes all rights of others; only the group of libvirt's QEMU may pass through to `run`.
-fn close(state: &Path, hypervisor: Hypervisor) -> std::io::Result<()> {
-    for entry in fs::read_dir(state)? {
-        let entry = entry?;
-        let found = entry.metadata()?;
-        let rights = found.permissions().mode();
-        if entry.file_name() != RUN && !found.is_symlink() && rights & 0o077 != 0 {
-            fs::set_permissions(entry.path(), fs::Permissions::from_mode(rights & 0o7700))?;
-        }
-    }
-    let mode = if hypervisor == Hypervisor::Libvirt { 0o710 } else { 0o700 };
-    fs::set_permissions(state, fs::Permissions::from_mode(mode))
-}
-
-/// Locks the folder for as long as the daemon runs.
-pub(crate) fn lock(path: &Path) -> Result<File> {
-    let file = File::options().create(true).truncate(false).write(true).open(path);
-    let file = file.with_context(|| format!("{}: cannot be made", path.display()))?;
-    let until = Instant::now() + LOCK;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            // A process that the last daemon was starting holds it until it executes its program.
-            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
-            Err(Errno::WOULDBLOCK) => {
-                bail!("{}: another spillwayd has this folder: give another --state", path.display())
-            }
-            Err(e) => return Err(e).with_context(|| path.display().to_string()),
-        }
-    }
 }
 
 /// Creates the socket so that nobody can connect before its permissions are set. Replaces a socket without a listener.
@@ -509,7 +423,7 @@ fn listen(settings: &DaemonSettings) -> Result<std::os::unix::net::UnixListener>
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     }
-    let until = Instant::now() + LOCK;
+    let until = Instant::now() + TAKEOVER_DEADLINE;
     while std::os::unix::net::UnixStream::connect(path).is_ok() {
         // As with the lock: a process that the last daemon was starting may hold it.
         if Instant::now() > until {
