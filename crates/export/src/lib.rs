@@ -1,7 +1,7 @@
 //! How a guest or client reaches a disk: one folder per protocol, the same file names in each.
 
-mod figures;
+mod error;
 pub mod nbd;
 pub mod vhost_user_blk;
 
-pub use figures::Figures;
+pub use error::{Error, ErrorContext, ErrorKind, Figures};

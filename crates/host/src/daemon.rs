@@ -24,6 +24,7 @@ use crate::records;
 use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
+use crate::state_folder::{DATABASE, StateFolder, TAKEOVER_DEADLINE, machine_folder};
 use crate::store::{Objects, ReserveState, SqliteStore, Store};
 use crate::stores::Stores;
 use crate::systemd::ServiceManager;
@@ -31,11 +32,10 @@ use anyhow::{Context, Result, bail};
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::fs::{FlockOperation, Mode, flock};
-use rustix::io::Errno;
+use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_api::{EventKind, Hypervisor};
-use std::fs::{self, File};
+use std::fs;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -59,19 +59,10 @@ const UNREAD: Duration = Duration::from_secs(2);
 /// Pause before the next connection is accepted after descriptors ran out.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 
-/// Folder for files of running machines.
-const RUN: &str = "run";
 /// URI of the system's libvirt.
 pub const LIBVIRT_URI_DEFAULT: &str = "qemu:///system";
-/// File that marks a folder as a daemon's.
-pub(crate) const LOCK_FILE: &str = "lock";
-/// File of the records.
-pub(crate) const DATABASE: &str = "state.db";
 /// Interval at which the reserve of the database is checked.
 const RESERVE_EACH: Duration = Duration::from_secs(10);
-/// How long the lock and the socket of a daemon that has just ended may stay.
-const LOCK: Duration = Duration::from_secs(2);
-
 /// Settings of the daemon.
 #[derive(Clone, Debug)]
 pub struct DaemonSettings {
@@ -134,7 +125,7 @@ impl DaemonSettings {
             (None, false) => None,
         };
         if files.next().is_some() {
-            bail!("--audit: one file can be, and 'journal'");
+            bail!("--audit takes one file and 'journal': give each at most once");
         }
         let journal = self.audit.contains(&AuditTo::Journal);
         Ok(audit::AuditSettings { file, journal, keep: self.audit_keep, max_bytes: self.audit_max_bytes })
@@ -153,27 +144,6 @@ impl DaemonSettings {
             host_cpus,
             vcpu_percent: self.vcpu_overcommit_percent,
         }
-    }
-}
-
-/// The state folder. No other daemon uses it while this value exists.
-struct StateFolder {
-    path: PathBuf,
-    _lock: File,
-}
-
-impl StateFolder {
-    /// Creates the folder if necessary, and removes the rights of all others.
-    fn take(settings: &DaemonSettings) -> Result<StateFolder> {
-        let path = std::path::absolute(&settings.state).context("--state")?;
-        fs::create_dir_all(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
-        is_ours(&path)?;
-        raise_descriptors();
-        // New files are accessible to the daemon alone, unless they are meant for others.
-        rustix::process::umask(Mode::from_raw_mode(0o077));
-        let lock = lock(&path.join(LOCK_FILE))?;
-        close(&path, settings.hypervisor).with_context(|| format!("{}: is not ours", path.display()))?;
-        Ok(StateFolder { path, _lock: lock })
     }
 }
 
@@ -230,11 +200,6 @@ impl Records {
     }
 }
 
-/// Folder in which machines run.
-fn machine_folder(state: &Path) -> PathBuf {
-    state.join(RUN).join("machines")
-}
-
 /// Returns the settings that machines need.
 fn parts(
     settings: &DaemonSettings,
@@ -243,11 +208,13 @@ fn parts(
 ) -> Result<MachineHostConfig> {
     if !settings.program.is_file() {
         let program = settings.program.display();
-        complain(&format!("{program} is not there, and no machine can start: say where it is with --worker"));
+        complain(&format!(
+            "{program} does not exist, so no machine can start: install spillway-worker, or give its path with --worker"
+        ));
     }
     if has_swap() {
         complain(
-            "this host swaps: a cache that is swapped out is slower than none; swap off, or keep machines out of it",
+            "this host has swap, and a write cache that is swapped out is slower than none: turn swap off, or set memory.swap.max=0 for machines",
         );
     }
     let guest_users = settings.guest_users.settle(settings.hypervisor, complain);
@@ -273,22 +240,23 @@ pub async fn run(
     // Do this before anything that takes time: without a signal handler SIGHUP would end the daemon, and the service manager
     // would take that for a regular end.
     let hangup = signal(SignalKind::hangup())?;
-    let state = StateFolder::take(&settings)?;
+    let state = StateFolder::take(&settings.state, settings.hypervisor)?;
+    raise_descriptors();
     let mut complain = |line: &str| log_line(&format!("warning: {line}"));
     if !confined::is_supported() {
         complain(
             "this kernel has no Landlock: qemu-img and debugfs are kept from sockets, devices and rights, not from files",
         );
     }
-    let records = Records::open(&settings, &state.path, &mut complain)?;
-    let parts = parts(&settings, &state.path, &mut complain)?;
+    let records = Records::open(&settings, state.path(), &mut complain)?;
+    let parts = parts(&settings, state.path(), &mut complain)?;
     // Do this before other threads create files: it changes the umask of all.
     let listener = match service_manager.listener(&settings.socket, &mut complain) {
         Some(listener) => listener,
         None => listen(&settings)?,
     };
-    let audit = Audit::new(settings.audit(&state.path)?);
-    let app = records.app(parts, audit.clone(), &state.path)?;
+    let audit = Audit::new(settings.audit(state.path())?);
+    let app = records.app(parts, audit.clone(), state.path())?;
     let (events, machines) = (app.events.clone(), app.machines.clone());
     tokio::spawn(keep_reserve(Arc::clone(&app.state.store), events.clone()));
 
@@ -330,9 +298,9 @@ async fn keep_reserve(store: Arc<SqliteStore>, events: Events) {
         let Ok(now) = tokio::task::spawn_blocking(move || filled.fill_reserve()).await else { return };
         let text = match now {
             ReserveState::Short => {
-                "the state's file system is full: nothing new can be recorded until there is room again"
+                "the file system of the state folder is full: no new records until space is freed there"
             }
-            ReserveState::Whole => "the state's file system has room again",
+            ReserveState::Whole => "the file system of the state folder has space again",
         };
         if now != before {
             events.raise(EventKind::Space, "host", text);
@@ -404,7 +372,7 @@ async fn until_closed(place: Arc<ConnectionSlot>, answering: impl Future<Output 
 async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: Events) {
     while hangup.recv().await.is_some() {
         let Some(door) = &door else {
-            log_line("SIGHUP: there is nothing to read again without --listen");
+            log_line("SIGHUP: there is nothing to reload without --listen");
             continue;
         };
         match door.reload() {
@@ -413,7 +381,7 @@ async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: E
             Err(e) => events.raise(
                 EventKind::Failed,
                 "host",
-                format!("SIGHUP: what was read before holds on, tokens and certificate: {e:#}"),
+                format!("SIGHUP: the tokens and the certificate stay as they were: {e:#}"),
             ),
         }
     }
@@ -444,26 +412,6 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer
     let _ = tokio::time::timeout(UNREAD, rest).await;
 }
 
-/// Refuses a folder with other contents, since its permissions are about to be changed.
-pub(crate) fn is_ours(state: &Path) -> Result<()> {
-    if state.join(LOCK_FILE).exists() {
-        return Ok(());
-    }
-    let entries = fs::read_dir(state).with_context(|| format!("{}: cannot be read", state.display()))?;
-    for entry in entries {
-        let name = entry?.file_name();
-        // This folder exists in every new file system.
-        if name != "lost+found" {
-            bail!(
-                "{} holds '{}' and nothing of spillwayd's: give an empty folder, or a new one, as --state",
-                state.display(),
-                name.display()
-            );
-        }
-    }
-    Ok(())
-}
-
 /// Raises the limit of descriptors: each machine takes some.
 fn raise_descriptors() {
     let most = getrlimit(Resource::Nofile).maximum;
@@ -471,63 +419,36 @@ fn raise_descriptors() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
 }
 
-/// Removes all rights of others; only the group of libvirt's QEMU may pass through to `run`.
-fn close(state: &Path, hypervisor: Hypervisor) -> std::io::Result<()> {
-    for entry in fs::read_dir(state)? {
-        let entry = entry?;
-        let found = entry.metadata()?;
-        let rights = found.permissions().mode();
-        if entry.file_name() != RUN && !found.is_symlink() && rights & 0o077 != 0 {
-            fs::set_permissions(entry.path(), fs::Permissions::from_mode(rights & 0o7700))?;
-        }
-    }
-    let mode = if hypervisor == Hypervisor::Libvirt { 0o710 } else { 0o700 };
-    fs::set_permissions(state, fs::Permissions::from_mode(mode))
-}
-
-/// Locks the folder for as long as the daemon runs.
-pub(crate) fn lock(path: &Path) -> Result<File> {
-    let file = File::options().create(true).truncate(false).write(true).open(path);
-    let file = file.with_context(|| format!("{}: cannot be made", path.display()))?;
-    let until = Instant::now() + LOCK;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            // A process that the last daemon was starting holds it until it executes its program.
-            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
-            Err(Errno::WOULDBLOCK) => {
-                bail!("{}: another spillwayd has this folder: give another --state", path.display())
-            }
-            Err(e) => return Err(e).with_context(|| path.display().to_string()),
-        }
-    }
-}
-
 /// Creates the socket so that nobody can connect before its permissions are set. Replaces a socket without a listener.
 fn listen(settings: &DaemonSettings) -> Result<std::os::unix::net::UnixListener> {
     let path = &settings.socket;
     if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| {
+            format!("{}: cannot create the folder of the socket: give another --socket", folder.display())
+        })?;
     }
-    let until = Instant::now() + LOCK;
+    let until = Instant::now() + TAKEOVER_DEADLINE;
     while std::os::unix::net::UnixStream::connect(path).is_ok() {
         // As with the lock: a process that the last daemon was starting may hold it.
         if Instant::now() > until {
-            bail!("{}: somebody listens there: give another --socket", path.display());
+            bail!("{}: another process listens there: stop it, or give another --socket", path.display());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     match fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            bail!("{}: is there and no socket: give another --socket", path.display())
+            bail!("{}: exists and is not a socket: remove it, or give another --socket", path.display())
         }
-        Ok(_) => fs::remove_file(path).with_context(|| format!("{}: cannot be replaced", path.display()))?,
+        Ok(_) => fs::remove_file(path).with_context(|| {
+            format!("{}: cannot remove the old socket: give another --socket", path.display())
+        })?,
         Err(_) => {}
     }
     let before = rustix::process::umask(Mode::from_raw_mode(0o177));
     let listener = std::os::unix::net::UnixListener::bind(path);
     rustix::process::umask(before);
-    let listener = listener.with_context(|| format!("{}: cannot be made", path.display()))?;
+    let listener = listener
+        .with_context(|| format!("{}: cannot create the socket: give another --socket", path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(settings.socket_mode))?;
     Ok(listener)
 }

@@ -22,6 +22,7 @@ pub mod records;
 pub mod resources;
 mod scopes;
 pub mod seed;
+mod state_folder;
 pub mod store;
 pub mod stores;
 pub mod systemd;

@@ -4,14 +4,14 @@
 //! Invariant: a connection that has ended reads nothing, hands out nothing, and returns the same reason at every call.
 
 use super::buffer::{Budget, Pool};
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::handshake::{Handshake, Progress};
 use super::input::Input;
 use super::output::Output;
 use super::protocol::{MAX_STRING_BYTES, MIN_BLOCK_BYTES};
 use super::reply;
 use super::transmission::{BlockStatusId, ExtentKind, Transmission, Work};
-use crate::figures::Figures;
+use crate::ErrorKind;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno as SystemErrno;
@@ -107,7 +107,7 @@ impl Connection {
     pub fn new(socket: OwnedFd, info: ExportInfo, id: u16, budget: &Budget) -> Result<Connection, Error> {
         if !info.size_bytes.is_multiple_of(u64::from(MIN_BLOCK_BYTES)) {
             let reason = "the size of the NBD export is not a multiple of 512 bytes";
-            return Err(Error::new(ErrorKind::InvalidExport, reason).figures(Figures::Found(info.size_bytes)));
+            return Err(Error::new(ErrorKind::InvalidExport, reason).found(info.size_bytes));
         }
         let is_invalid = |text: &String| text.len() > MAX_STRING_BYTES || text.contains('\0');
         if [&info.name, &info.description].into_iter().any(is_invalid) {

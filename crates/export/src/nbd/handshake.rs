@@ -5,13 +5,13 @@
 //! skipped, so that the next option is parsed whatever this one was.
 
 use super::connection::{Disconnect, ExportInfo};
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::input::Input;
 use super::output::Output;
 use super::protocol::*;
 use super::reply;
 use super::request::Negotiated;
-use crate::figures::Figures;
+use crate::ErrorKind;
 
 /// Where the handshake stands after some input.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Handshake {
             input.consume(4);
             if flags & !u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES) != 0 {
                 let error = Error::protocol("unknown client flags");
-                return Err(error.figures(Figures::Bits(flags.into())).into());
+                return Err(error.bits(flags.into()).into());
             }
             self.client_flags = Some(flags);
         }

@@ -39,7 +39,7 @@
 //! connection gathers up to 5 MiB of such reads, including those that are being sent. A read that does not fit is read
 //! and sent piece by piece. Other replies wait meanwhile, and so does everything that the client has sent after it, even
 //! if a later piece waits for a write that waits for space, and a discard behind the read would free some. An error
-//! after the first piece ends the connection ([`ErrorKind::LateReadError`]).
+//! after the first piece ends the connection ([`ErrorKind::LateReadError`](crate::ErrorKind::LateReadError)).
 //!
 //! All connections of a disk share a [`Budget`]: together they hold 4 MiB, 8 MiB of gathered reads, and beyond that two
 //! pieces of 256 KiB each, the second only in the middle of a read that is sent piece by piece. So a client that does
@@ -65,6 +65,6 @@ mod transmission;
 
 pub use buffer::Budget;
 pub use connection::{Connection, Disconnect, ExportInfo, HANDSHAKE_DEADLINE};
-pub use error::{Context, Error, ErrorKind};
+pub use error::{Context, Error};
 pub use protocol::MAX_EXTENTS;
 pub use transmission::{BlockStatusId, ExtentKind, TOKEN_TAG, Work, token_connection};

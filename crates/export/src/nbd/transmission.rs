@@ -9,13 +9,14 @@ mod long_read;
 
 use super::buffer::{Buffer, Pool, size_for};
 use super::connection::Disconnect;
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::input::Input;
 use super::output::Output;
 use super::protocol::*;
 use super::reply;
 use super::request::{Header, Kind, Negotiated, Verdict, check};
 use super::slab::Slab;
+use crate::ErrorKind;
 use spillway_core::{Errno, Operation, Request, SECTOR_BYTES, Token};
 use std::collections::VecDeque;
 use std::mem;

@@ -6,11 +6,12 @@
 
 use super::budget::Budget;
 use super::config::{Device, SERIAL_BYTES};
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::memory::{Memory, Segment, copy_from_guest, copy_to_guest};
 use super::queue::{ChainOutcome, Queue};
 use super::request::{HEADER_BYTES, Kind, RANGE_BYTES, RequestHeader, Status, range, transfer};
 use super::ring::{DESCRIPTOR_BYTES, Descriptor, F_INDIRECT, F_NEXT, F_WRITE};
+use crate::ErrorKind;
 
 /// Most entries of an indirect table. Linux makes tables longer than its queue (254 segments in a queue of
 /// 128), so the queue's size is not the bound.

@@ -7,8 +7,9 @@
 //!
 //! Invariant: every operation on a descriptor that is called harmless is carried out by the kernel alone.
 
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::signal::is_eventfd;
+use crate::ErrorKind;
 use std::os::fd::BorrowedFd;
 
 /// Refuses a descriptor that is neither an eventfd nor shared memory.

@@ -5,9 +5,10 @@
 //! front end takes the region away meanwhile: a region that goes is kept with the *generation* of requests that
 //! may still point into it.
 
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::message::MemoryRegion;
 use super::sigbus::{Guard, Registration};
+use crate::ErrorKind;
 use rustix::fs::{fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::collections::VecDeque;

@@ -8,7 +8,8 @@
 //! Invariant: [`Message::parse`] accepts a payload only if its size is the one that the specification gives
 //! (or one of the sizes that known front ends send), and reads no byte beyond it.
 
-use super::error::{Error, ErrorKind};
+use super::error::Error;
+use crate::ErrorKind;
 
 /// Bytes of a message header.
 pub(super) const HEADER_BYTES: usize = 12;

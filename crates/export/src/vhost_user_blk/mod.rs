@@ -56,8 +56,8 @@ mod signal;
 mod vring;
 
 pub use config::DeviceConfig;
-pub use connection::{Answer, Connection, Packet};
-pub use error::{Context, Error, ErrorKind};
+pub use connection::{Connection, Packet, Reply};
+pub use error::{Context, Error};
 pub use frontend::{Frontend, Handled};
 pub use inflight::inflight_table;
 pub use record::Record;

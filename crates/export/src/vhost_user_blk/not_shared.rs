@@ -5,10 +5,11 @@
 //!
 //! Invariant: a queue on whose ring something was ever written causes no such notice.
 
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::frontend::Frontend;
 use super::queue::Queue;
 use super::setup::Kick;
+use crate::ErrorKind;
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::io::IoSliceMut;
 

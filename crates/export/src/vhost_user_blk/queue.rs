@@ -10,7 +10,7 @@
 use super::budget::Budget;
 use super::chain::Scratch;
 use super::config::Device;
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::head::{Head, HeadState, NO_SEGMENT};
 use super::inflight::InflightQueue;
 use super::memory::{Hint, Memory, Segment};
@@ -18,6 +18,7 @@ use super::request::{Status, Submission};
 use super::ring::Ring;
 use super::setup::{RingFeatures, Setup};
 use super::signal::Signal;
+use crate::ErrorKind;
 use spillway_core::{Errno, Operation, Request, Token};
 use std::sync::atomic::{Ordering, fence};
 

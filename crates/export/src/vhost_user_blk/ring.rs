@@ -4,9 +4,10 @@
 //! Invariant: every access stays inside the areas that [`Ring::new`] translated, whatever index it is given,
 //! because indices are masked by the queue size.
 
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::memory::Memory;
 use super::message::VringAddr;
+use crate::ErrorKind;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// `VIRTQ_DESC_F_NEXT`.

@@ -2,10 +2,11 @@
 //!
 //! Invariant: a size is 0 or a power of two up to [`MAX_QUEUE_SIZE`].
 
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::message::VringAddr;
 use super::ring::MAX_QUEUE_SIZE;
 use super::signal::Signal;
+use crate::ErrorKind;
 use std::os::fd::OwnedFd;
 
 /// How the driver announces new requests.

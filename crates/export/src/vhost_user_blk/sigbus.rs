@@ -10,7 +10,8 @@
 //! Invariant: a range is in the table exactly as long as its mapping exists, so the signal handler never maps over
 //! memory that is not a front end's.
 
-use super::error::{Error, ErrorKind, last_errno};
+use super::error::{Error, last_errno};
+use crate::ErrorKind;
 use rustix::io::Errno;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, compiler_fence};

@@ -10,7 +10,8 @@
 //!
 //! Invariant: nothing that the front end does to its eventfd makes [`Signal::raise`] wait.
 
-use super::error::{Error, ErrorKind, last_errno};
+use super::error::{Error, last_errno};
+use crate::ErrorKind;
 use libc::iocb;
 use rustix::io::Errno;
 use std::cell::OnceCell;

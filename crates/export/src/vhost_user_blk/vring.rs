@@ -6,12 +6,13 @@
 
 use super::Change;
 use super::config::feature;
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::frontend::Frontend;
 use super::message::{F_PROTOCOL_FEATURES, VringAddr, VringFd, VringState};
 use super::queue::Queue;
 use super::setup::{Kick, RingFeatures, check_size};
 use super::signal::{Signal, not_an_eventfd};
+use crate::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 impl Frontend {

@@ -2,7 +2,7 @@
 
 use crate::vmm::*;
 use spillway_core::{Errno, GuestBuffers, Request};
-use spillway_export::vhost_user_blk::ErrorKind;
+use spillway_export::ErrorKind;
 use std::os::fd::AsFd;
 
 fn region(gpa: u64, len: u64, user: u64) -> Vec<u8> {

@@ -5,7 +5,7 @@ use crate::vmm::*;
 use rustix::fs::{SealFlags, fcntl_get_seals};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use spillway_core::Request;
-use spillway_export::vhost_user_blk::ErrorKind;
+use spillway_export::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 
 const DATA: u64 = READ_DATA;

@@ -3,7 +3,7 @@
 
 use crate::vmm::*;
 use spillway_core::{Errno, GuestBuffers, Operation};
-use spillway_export::vhost_user_blk::ErrorKind;
+use spillway_export::ErrorKind;
 use std::os::fd::AsFd;
 
 /// Stops a queue as a VMM does; where it stood.

@@ -4,7 +4,7 @@ use crate::recovery::InflightTable;
 use crate::vmm::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use spillway_core::{Errno, GuestBuffers};
-use spillway_export::vhost_user_blk::ErrorKind;
+use spillway_export::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 

@@ -2,7 +2,8 @@
 
 use crate::vmm::*;
 use spillway_core::{Errno, GuestBuffers, Request};
-use spillway_export::vhost_user_blk::{Change, Disconnect, ErrorKind};
+use spillway_export::ErrorKind;
+use spillway_export::vhost_user_blk::{Change, Disconnect};
 use std::os::fd::AsFd;
 
 const DATA: u64 = SCRATCH + 4096;

@@ -8,6 +8,7 @@
 mod attempts;
 mod end;
 mod limits;
+mod observation;
 mod place;
 mod probe;
 mod start;
@@ -24,9 +25,10 @@ use crate::error::HostError;
 use crate::hypervisor::qmp::Event;
 use crate::processes::{self, ObservedProcess, Process};
 use crate::resources::budget::Need;
-use crate::store::{Object, Revision};
+use crate::store::Revision;
 use attempts::Attempts;
 use limits::DiskLimits;
+use observation::{Observation, ObservedRun};
 use probe::ReadinessProbe;
 use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, Machine, Name, Phase, Power};
 use std::os::fd::OwnedFd;
@@ -116,33 +118,6 @@ impl WakeupConditions {
     }
 }
 
-/// State that a step decides on.
-struct Observation {
-    machine: Option<Machine>,
-    wanted: DesiredState,
-    revision: Revision,
-    run: Result<ObservedRun, HostError>,
-}
-
-/// State of a run.
-struct ObservedRun {
-    run: Option<RunRecord>,
-    /// Error of the run's record, if it cannot be read while something may run.
-    damaged: Option<HostError>,
-}
-
-impl ObservedRun {
-    fn look(folder: &MachineFolder) -> Result<ObservedRun, HostError> {
-        match folder.load() {
-            Err(e) if e.code == ErrorCode::Damaged => {
-                let damaged = end::is_alive(folder)?.then_some(e);
-                Ok(ObservedRun { run: None, damaged })
-            }
-            run => Ok(ObservedRun { run: run?, damaged: None }),
-        }
-    }
-}
-
 impl MachineReconciler {
     pub fn new(
         shared: Arc<MachineServices>,
@@ -207,7 +182,8 @@ impl MachineReconciler {
     }
 
     async fn step(&mut self) -> Result<StepOutcome, HostError> {
-        let Observation { machine, wanted, revision, run } = self.look().await?;
+        let observed = Observation::read(Arc::clone(&self.shared), self.name.clone(), self.folder.clone());
+        let Observation { machine, wanted, revision, run } = observed.await?;
         if self.seen != revision {
             self.seen = revision;
             self.attempts.begin_anew();
@@ -226,26 +202,6 @@ impl MachineReconciler {
                 next => Ok(next),
             },
         }
-    }
-
-    async fn look(&self) -> Result<Observation, HostError> {
-        let (shared, name, folder) = (Arc::clone(&self.shared), self.name.clone(), self.folder.clone());
-        blocking(move || {
-            let (machine, wanted) = loop {
-                let machine = shared.objects.get::<Machine>(name.as_str())?;
-                let wanted = shared.objects.get::<DesiredState>(name.as_str())?;
-                // Read both together. Otherwise a machine that is deleted between the two reads would count as off, and
-                // its guest would get no grace.
-                let still = shared.objects.get::<Machine>(name.as_str())?.map(|machine| machine.revision);
-                if still == machine.as_ref().map(|machine| machine.revision) {
-                    break (machine.map(|machine| machine.value), wanted);
-                }
-            };
-            let (wanted, revision) =
-                wanted.map_or_else(Default::default, |w: Object<_>| (w.value, w.revision));
-            Ok(Observation { machine, wanted, revision, run: ObservedRun::look(&folder) })
-        })
-        .await
     }
 
     /// Takes one step towards a machine that runs.

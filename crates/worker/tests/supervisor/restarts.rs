@@ -216,14 +216,14 @@ fn a_vmm_that_connects_anew_at_once_is_not_one_too_many() {
         assert_eq!(greeting(&vmm), "VhostUser 2\n");
         vmm
     });
-    for said in [0, 1, 20] {
+    for sent in [0, 1, 20] {
         // SET_OWNER, while nobody reads.
-        (0..said).for_each(|_| vmm.write_all(&[3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap());
+        (0..sent).for_each(|_| vmm.write_all(&[3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap());
         leave(vmm);
         vmm = connect(&vhost);
         meanwhile(&mut supervisor, || {
             let line = greeting(&vmm);
-            assert!(line.starts_with("VhostUser"), "after {said} messages: {line:?}");
+            assert!(line.starts_with("VhostUser"), "after {sent} messages: {line:?}");
         });
         // The next number is even again.
         leave(vmm);

@@ -4,9 +4,10 @@
 //! to the output or the pool.
 
 use super::{BlockStatusId, Command, ExtentKind, Transmission};
+use crate::ErrorKind;
 use crate::nbd::buffer::Pool;
 use crate::nbd::connection::Disconnect;
-use crate::nbd::error::{Error, ErrorKind};
+use crate::nbd::error::Error;
 use crate::nbd::output::Output;
 use crate::nbd::protocol::*;
 use crate::nbd::reply;
