@@ -25,3 +25,4 @@ pub mod seed;
 pub mod store;
 pub mod stores;
 pub mod systemd;
+pub mod tags;
