@@ -1,6 +1,6 @@
 //! Errors of the host, as the API reports them. Owns the conversion, not the messages.
 
-use crate::store::{Revision, StoreError};
+use crate::store::StoreError;
 use spillway_api::{ErrorCode, Problem};
 use spillway_control::{ErrorKind, SupervisorError};
 
@@ -40,20 +40,6 @@ impl HostError {
             None => format!("there is no {word} '{name}'"),
         };
         HostError::new(ErrorCode::NotFound, message)
-    }
-
-    /// Refuses to change an object (`what` names it) whose tag is not the one that the client has read.
-    pub fn if_match(what: &str, expected: Option<Revision>, found: Revision) -> Result<(), HostError> {
-        match expected {
-            Some(expected) if expected != found => {
-                let (found, expected) = (found.0, expected.0);
-                let message = format!(
-                    "{what} was changed by somebody else meanwhile: its tag is \"{found}\" now, not \"{expected}\": look again"
-                );
-                Err(HostError::new(ErrorCode::PreconditionFailed, message))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Converts the error for clients.

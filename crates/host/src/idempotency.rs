@@ -1,8 +1,8 @@
 //! Idempotency keys: records what requests with an `Idempotency-Key` have made, so that repeating a request makes it
 //! once. Owns these records.
 //!
-//! Invariant: a key belongs to one caller and one route. Each of the last `MOST` keys is kept for a day; the key of a
-//! claim is recorded in the same transaction as the claim.
+//! Invariant: a key belongs to one caller and one route, and is recorded in the transaction that makes what it is for.
+//! Each of the last `MOST` keys is kept for a day.
 
 use crate::error::HostError;
 use crate::store::{Changes, Objects, RecordKind, StoredRecord};
@@ -12,9 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use spillway_api::ErrorCode;
-use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use utoipa::ToSchema;
 
@@ -28,9 +27,12 @@ const MOST: usize = 16_384;
 /// Number of new keys after which old ones are removed.
 const TIDY_EACH: usize = 256;
 
-/// A request with an idempotency key.
+/// A request that may have an idempotency key. Of one without a key nothing is known and nothing recorded.
+#[derive(Clone, Debug, Default)]
+pub struct IdempotentRequest(Option<KeyDigests>);
+
 #[derive(Clone, Debug)]
-pub struct IdempotentRequest {
+struct KeyDigests {
     /// Digest of caller, route and key.
     name: String,
     /// Digest of the request: another request with the same key is an error.
@@ -60,17 +62,23 @@ impl IdempotentRequest {
             name.update(part);
         }
         let body = serde_json::to_vec(body).expect("a body is plain data");
-        IdempotentRequest {
+        IdempotentRequest(Some(KeyDigests {
             name: format!("{:x}", name.finalize()),
             request: format!("{:x}", Sha256::digest(body)),
-        }
+        }))
+    }
+
+    /// Whether the request has a key.
+    pub fn has_key(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Returns what was made with this key, if anything. The transaction fails if that changes before its commit.
     pub fn made<T: DeserializeOwned>(&self, changes: &mut Changes) -> Result<Option<T>, HostError> {
-        let found = changes.get::<RecordedAnswer>(&self.name)?.map(|made| made.value);
+        let Some(KeyDigests { name, request }) = &self.0 else { return Ok(None) };
+        let found = changes.get::<RecordedAnswer>(name)?.map(|made| made.value);
         let Some(made) = found.filter(|made| !is_old(made)) else { return Ok(None) };
-        if made.request != self.request {
+        if made.request != *request {
             let message = "this Idempotency-Key was given for another request: take a new key for each";
             return Err(HostError::new(ErrorCode::KeyReused, message));
         }
@@ -81,9 +89,16 @@ impl IdempotentRequest {
 
     /// Records what is made with this key, in the transaction that makes it.
     pub fn record(&self, changes: &mut Changes, answer: &impl Serialize) {
+        let Some(KeyDigests { name, request }) = &self.0 else { return };
         let answer = serde_json::to_value(answer).expect("an answer is plain data");
-        let made = RecordedAnswer { at: Timestamp::now(), request: self.request.clone(), answer };
-        changes.put(&self.name, &made);
+        changes.put(name, &RecordedAnswer { at: Timestamp::now(), request: request.clone(), answer });
+    }
+
+    /// Removes the record, in the transaction that undoes what was made with this key.
+    pub fn forget(&self, changes: &mut Changes) {
+        if let Some(KeyDigests { name, .. }) = &self.0 {
+            changes.delete::<RecordedAnswer>(name);
+        }
     }
 }
 
@@ -93,79 +108,41 @@ fn is_old(made: &RecordedAnswer) -> bool {
 
 /// The idempotency keys of a host. A clone is the same keys.
 #[derive(Clone)]
-pub struct Idempotency(Arc<Inner>);
-
-struct Inner {
+pub struct Idempotency {
     objects: Objects,
-    /// Names of keys whose requests are in progress.
-    answering: Mutex<HashSet<String>>,
-    added: AtomicUsize,
+    /// Number of keys since old ones were removed.
+    added: Arc<AtomicUsize>,
 }
 
 impl Idempotency {
     /// Creates the value for these records.
     pub fn new(objects: Objects) -> Idempotency {
         // The first new key removes old ones.
-        let added = AtomicUsize::new(TIDY_EACH);
-        Idempotency(Arc::new(Inner { objects, answering: Mutex::default(), added }))
+        Idempotency { objects, added: Arc::new(AtomicUsize::new(TIDY_EACH)) }
     }
 
-    /// Calls `make` once for a key: returns what it made before, and `true`, if the key is known. Errors are not
-    /// recorded. If the daemon dies in between, the object may have been made without a record.
-    pub fn once<T: Serialize + DeserializeOwned>(
-        &self,
-        key: Option<&IdempotentRequest>,
-        make: impl FnOnce() -> Result<T, HostError>,
-    ) -> Result<(T, bool), HostError> {
-        let Some(key) = key else { return Ok((make()?, false)) };
-        if !self.answering().insert(key.name.clone()) {
-            let message = "a request with this Idempotency-Key is being answered: ask again in a moment";
-            return Err(HostError::new(ErrorCode::Conflict, message));
+    /// Notes that a request was carried out. Removes keys that are too old or too many, from time to time.
+    pub fn note(&self, key: &IdempotentRequest) {
+        if key.has_key() && self.added.fetch_add(1, Ordering::Relaxed) >= TIDY_EACH {
+            self.added.store(0, Ordering::Relaxed);
+            // The request has succeeded whether this does or not. A later key tries again.
+            let _ = self.forget_old_keys();
         }
-        let _answering = KeyInFlight(self, &key.name);
-        if let Some(made) = self.0.objects.change(|changes| key.made(changes))? {
-            return Ok((made, true));
-        }
-        let made = make()?;
-        self.0.objects.change(|changes| {
-            key.record(changes, &made);
-            Ok::<_, HostError>(())
-        })?;
-        self.forget_old_keys()?;
-        Ok((made, false))
     }
 
-    /// Notes a new key. Removes keys that are too old or too many, from time to time.
-    pub fn forget_old_keys(&self) -> Result<(), HostError> {
-        if self.0.added.fetch_add(1, Ordering::Relaxed) < TIDY_EACH {
-            return Ok(());
-        }
-        self.0.added.store(0, Ordering::Relaxed);
-        let mut all = self.0.objects.list::<RecordedAnswer>()?;
+    fn forget_old_keys(&self) -> Result<(), HostError> {
+        let mut all = self.objects.list::<RecordedAnswer>()?;
         all.sort_by_key(|made| made.value.at);
         let surplus = all.len().saturating_sub(MOST);
         let old = all.into_iter().enumerate().filter(|(n, made)| *n < surplus || is_old(&made.value));
         let old: Vec<String> = old.map(|(_, made)| made.name).collect();
         for names in old.chunks(TIDY_EACH) {
-            self.0.objects.change(|changes| {
+            self.objects.change(|changes| {
                 names.iter().for_each(|name| changes.delete::<RecordedAnswer>(name));
                 Ok::<_, HostError>(())
             })?;
         }
         Ok(())
-    }
-
-    fn answering(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.0.answering.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-/// Marks a key's request as in progress, until this is dropped.
-struct KeyInFlight<'a>(&'a Idempotency, &'a str);
-
-impl Drop for KeyInFlight<'_> {
-    fn drop(&mut self) {
-        self.0.answering().remove(self.1);
     }
 }
 
@@ -174,57 +151,54 @@ mod tests {
     use super::*;
     use crate::store::SqliteStore;
 
-    fn world() -> (tempfile::TempDir, Objects, Idempotency) {
+    fn objects() -> (tempfile::TempDir, Objects) {
         let dir = tempfile::tempdir().unwrap();
         let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
-        let keys = Idempotency::new(objects.clone());
-        (dir, objects, keys)
+        (dir, objects)
     }
 
-    fn made(keys: &Idempotency, key: &IdempotentRequest, value: u32) -> Result<(u32, bool), ErrorCode> {
-        keys.once(Some(key), || Ok(value)).map_err(|e| e.code)
+    /// What has been made with the key: this number, unless it is something else already.
+    fn make(objects: &Objects, key: &IdempotentRequest, value: u32) -> Result<u32, ErrorCode> {
+        let made = objects.change(|changes| match key.made(changes)? {
+            Some(made) => Ok(made),
+            None => {
+                key.record(changes, &value);
+                Ok::<_, HostError>(value)
+            }
+        });
+        made.map_err(|e| e.code)
     }
 
     #[test]
     fn a_key_makes_one_thing_for_its_caller_and_route() {
-        let (_dir, objects, keys) = world();
+        let (_dir, objects) = objects();
         let key = IdempotentRequest::new("ci", "import/debian", "1", &"body");
-        assert_eq!(made(&keys, &key, 1), Ok((1, false)));
-        assert_eq!(made(&keys, &key, 2), Ok((1, true)));
-        assert_eq!(made(&Idempotency::new(objects), &key, 3), Ok((1, true)), "another daemon");
+        assert_eq!((make(&objects, &key, 1), make(&objects, &key, 2)), (Ok(1), Ok(1)));
         for other in
             [("cd", "import/debian", "1"), ("ci", "import/debian2", "1"), ("ci", "import/debian", "2")]
         {
             let other = IdempotentRequest::new(other.0, other.1, other.2, &"body");
-            assert_eq!(made(&keys, &other, 4), Ok((4, false)));
+            assert_eq!(make(&objects, &other, 4), Ok(4));
         }
-        assert_eq!(
-            made(&keys, &IdempotentRequest::new("ci", "import/debian", "1", &"other"), 5),
-            Err(ErrorCode::KeyReused)
-        );
-        assert_eq!(keys.once(None, || Ok(6)).unwrap(), (6, false));
+        let other = IdempotentRequest::new("ci", "import/debian", "1", &"other");
+        assert_eq!(make(&objects, &other, 5), Err(ErrorCode::KeyReused));
+        let none = IdempotentRequest::default();
+        assert_eq!((make(&objects, &none, 6), make(&objects, &none, 7)), (Ok(6), Ok(7)));
         // Parts do not run into each other.
-        assert_ne!(
-            IdempotentRequest::new("a", "bc", "", &()).name,
-            IdempotentRequest::new("ab", "c", "", &()).name
-        );
-    }
-
-    #[test]
-    fn what_fails_may_be_asked_again_and_what_goes_on_may_not() {
-        let (_dir, _objects, keys) = world();
-        let key = IdempotentRequest::new("ci", "x", "1", &());
-        let failed: Result<(u32, bool), _> = keys.once(Some(&key), || {
-            assert_eq!(made(&keys, &key, 1), Err(ErrorCode::Conflict), "while it is answered");
-            Err(HostError::invalid("no"))
-        });
-        assert_eq!(failed.unwrap_err().code, ErrorCode::Invalid);
-        assert_eq!(made(&keys, &key, 2), Ok((2, false)));
+        let name = |caller, route| IdempotentRequest::new(caller, route, "", &()).0.unwrap().name;
+        assert_ne!(name("a", "bc"), name("ab", "c"));
+        // What was undone can be made again.
+        let forget = |changes: &mut Changes| {
+            key.forget(changes);
+            Ok::<_, HostError>(())
+        };
+        objects.change(forget).unwrap();
+        assert_eq!(make(&objects, &key, 8), Ok(8));
     }
 
     #[test]
     fn keys_are_forgotten_after_a_day_and_when_there_are_too_many() {
-        let (_dir, objects, keys) = world();
+        let (_dir, objects) = objects();
         let now = Timestamp::now();
         let put = |range: std::ops::Range<usize>, at: Timestamp| {
             let made = RecordedAnswer { at, request: String::new(), answer: Value::Null };
@@ -237,7 +211,7 @@ mod tests {
         put(0..10, now - day - Duration::from_secs(1)).unwrap();
         put(10..20, now - Duration::from_secs(60)).unwrap();
         put(20..20 + MOST, now).unwrap();
-        keys.forget_old_keys().unwrap();
+        Idempotency::new(objects.clone()).note(&IdempotentRequest::new("ci", "x", "1", &()));
         let left = objects.list::<RecordedAnswer>().unwrap();
         assert_eq!((left.len(), left[0].name.as_str()), (MOST, "00000020"));
     }

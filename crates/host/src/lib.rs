@@ -26,3 +26,4 @@ mod state_folder;
 pub mod store;
 pub mod stores;
 pub mod systemd;
+pub mod tags;

@@ -74,11 +74,24 @@ impl Progress {
 }
 
 impl Operations {
+    /// Describes a new operation on an image's version. It starts with `begin`.
+    pub fn describe(&self, what: String, image: ImageRef) -> Operation {
+        let mut table = self.table();
+        table.last += 1;
+        Operation {
+            id: table.last,
+            what,
+            image,
+            state: OperationState::Running,
+            done_bytes: 0,
+            total_bytes: 0,
+        }
+    }
+
     /// Starts an operation on a thread of its own; it runs to its end whoever waits for it. Refused while too many run.
     pub fn begin(
         &self,
-        what: String,
-        image: ImageRef,
+        operation: Operation,
         work: impl FnOnce(&Progress) -> Result<(), HostError> + Send + 'static,
     ) -> Result<Operation, HostError> {
         let known = {
@@ -88,10 +101,9 @@ impl Operations {
                 let message = format!("{running} operations are running: wait for one of them to end");
                 return Err(HostError::new(ErrorCode::Exhausted, message));
             }
-            table.last += 1;
-            let progress = Arc::new(Progress::default());
-            let state = watch::Sender::new(OperationState::Running);
-            let known = Arc::new(TrackedOperation { id: table.last, what, image, progress, state });
+            let Operation { id, what, image, state, .. } = operation;
+            let (progress, state) = (Arc::new(Progress::default()), watch::Sender::new(state));
+            let known = Arc::new(TrackedOperation { id, what, image, progress, state });
             table.known.insert(known.id, Arc::clone(&known));
             table.forget();
             known

@@ -3,42 +3,20 @@
 
 mod common;
 
-use common::World;
+use common::{World, ask_with, head_and_body, tag, until};
 use rustix::process::Signal;
-use spillway_api::{ErrorCode, List, MachineDetails, Operation, OperationState, Page, Problem, ProblemType};
-use std::io::{Read, Write};
+use spillway_api::{
+    ErrorCode, List, MachineDetails, Operation, OperationState, Page, Power, Problem, ProblemType,
+};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
-/// Asks, and gives the head of the answer, in small letters, and the body.
-fn head_and_body(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> (String, Vec<u8>) {
-    let mut stream = UnixStream::connect(world.socket()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines}content-length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).unwrap();
-    // It may have answered before all of it was sent.
-    let _ = stream.write_all(body);
-    let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
-    let at = answer.windows(4).position(|w| w == b"\r\n\r\n");
-    let at = at.unwrap_or_else(|| panic!("{method} {path}: {:?}", String::from_utf8_lossy(&answer))) + 4;
-    (String::from_utf8_lossy(&answer[..at]).to_lowercase(), answer[at..].to_vec())
-}
-
 /// Asks, and gives the status and the body.
 fn ask(world: &World, method: &str, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
     ask_with(world, method, path, "", body)
-}
-
-/// The same with more lines in the head, each with its end.
-fn ask_with(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> (u16, Vec<u8>) {
-    let (head, body) = head_and_body(world, method, path, lines, body);
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
 }
 
 fn refused(world: &World, method: &str, path: &str, body: &[u8]) -> (u16, Problem) {
@@ -158,11 +136,7 @@ fn an_object_has_a_tag_and_who_names_another_changes_nothing() {
     common::import(&world, "debian", 2);
     let client = world.client();
     common::create(&client, "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
-    let tag = |path: &str| {
-        let (head, _) = head_and_body(&world, "GET", path, "", b"");
-        let line = head.lines().find_map(|line| line.strip_prefix("etag: ")).map(str::to_owned);
-        line.unwrap_or_else(|| panic!("{path}: {head}"))
-    };
+    let tag = |path: &str| tag(&world, path);
     let image = "/v1/images/debian";
     let (machine, host) = ("/v1/machines/desk-002", "/v1/host");
     let close = r#"{"action": "close"}"#;
@@ -204,6 +178,7 @@ fn an_object_has_a_tag_and_who_names_another_changes_nothing() {
 fn what_must_be_new_does_not_replace_and_a_dry_run_changes_nothing() {
     let world = World::new();
     common::import(&world, "debian", 2);
+    common::import(&world, "other", 1);
     let client = world.client();
     common::create(&client, "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
     let gold = "/v1/images/debian/tags/gold";
@@ -216,7 +191,7 @@ fn what_must_be_new_does_not_replace_and_a_dry_run_changes_nothing() {
     // What cannot be is refused, what can be is answered, and nothing is stored.
     let state = || {
         let get = |path: &str| ask(&world, "GET", path, b"").1;
-        ["/v1/catalogs/desk", "/v1/images/debian", "/v1/stores"]
+        ["/v1/catalogs/desk", "/v1/images/debian", "/v1/images/other", "/v1/machines", "/v1/stores"]
             .map(|path| String::from_utf8(get(path)).unwrap())
     };
     let before = state();
@@ -237,6 +212,17 @@ fn what_must_be_new_does_not_replace_and_a_dry_run_changes_nothing() {
         ("POST", "/v1/stores", &store(&folder), 200),
         ("POST", "/v1/stores", &store(&full), 409),
         ("POST", "/v1/stores", &store("/usr"), 400),
+        ("DELETE", "/v1/machines/desk-001", "", 200),
+        ("DELETE", "/v1/machines/desk-002", "", 404),
+        ("DELETE", "/v1/catalogs/desk", "", 200),
+        ("DELETE", "/v1/catalogs/lab", "", 404),
+        ("DELETE", gold, "", 200),
+        ("DELETE", "/v1/images/debian/tags/none", "", 404),
+        ("DELETE", "/v1/images/debian/versions/2", "", 200),
+        ("DELETE", "/v1/images/debian/versions/1", "", 409),
+        ("DELETE", "/v1/images/debian", "", 409),
+        ("DELETE", "/v1/images/other", "", 200),
+        ("DELETE", "/v1/leftovers/none", "", 404),
     ] {
         let (found, answer) = ask(&world, method, &format!("{path}?dry_run=true"), body.as_bytes());
         assert_eq!(found, status, "{method} {path} {body}: {}", String::from_utf8_lossy(&answer));
@@ -268,6 +254,54 @@ fn an_answer_that_waits_has_what_was_asked_for() {
     let (_, body) = ask(&world, "POST", "/v1/machine-actions?wait=30", stop);
     let page: Page<MachineDetails> = serde_json::from_slice(&body).unwrap();
     assert!(page.items.len() == 2 && page.items.iter().all(|machine| machine.status.settled), "{page:?}");
+}
+
+/// A client that waits, or a daemon that ends meanwhile, leaves no change that is not in the log.
+#[test]
+fn a_change_is_written_down_before_its_request_waits() {
+    let mut world = World::unstarted();
+    world.start_with(vec!["--worker".into(), world.sleeper()]);
+    common::import(&world, "debian", 1);
+    common::create(&world.client(), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    let body = r#"{"action": "start", "select": {"catalog": "desk"}}"#;
+    let mut stream = UnixStream::connect(world.socket()).unwrap();
+    let head = format!(
+        "POST /v1/machine-actions?wait=30 HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let is_line = |line: &serde_json::Value| line["verb"] == "start" && line["result"] == "done";
+    until("the line", || world.audit().iter().any(is_line).then_some(()));
+    stream.set_nonblocking(true).unwrap();
+    let answer = stream.read(&mut [0; 1]).map_err(|e| e.kind());
+    assert_eq!(answer, Err(ErrorKind::WouldBlock), "it still waits");
+    world.end(Signal::KILL);
+    assert!(world.audit().iter().any(is_line));
+}
+
+/// Whoever does not know whether an action was taken asks again with its key.
+#[test]
+fn an_action_with_a_key_is_taken_once() {
+    let mut world = World::unstarted();
+    world.start_with(vec!["--worker".into(), world.sleeper()]);
+    common::import(&world, "debian", 1);
+    common::create(&world.client(), "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
+    let act = |world: &World, action: &str, lines: &str| {
+        let body = format!(r#"{{"action": "{action}", "select": {{"names": ["desk-001"]}}}}"#);
+        let (status, body) = ask_with(world, "POST", "/v1/machine-actions", lines, body.as_bytes());
+        let page: Option<Page<MachineDetails>> = serde_json::from_slice(&body).ok();
+        (status, page.map(|page| page.items[0].power))
+    };
+    let (mine, on, off) = ("idempotency-key: job-1\r\n", (200, Some(Power::On)), (200, Some(Power::Off)));
+    assert_eq!(act(&world, "start", mine), on);
+    assert_eq!(act(&world, "stop", ""), off);
+    assert_eq!(act(&world, "start", mine), off, "it was started once");
+    assert_eq!(act(&world, "stop", mine), (422, None));
+    world.end(Signal::KILL);
+    world.start();
+    assert_eq!(act(&world, "start", mine), off, "nor does another daemon");
+    assert!(world.audit().iter().any(|line| line["verb"] == "start" && line["repeated"] == true));
+    assert_eq!(act(&world, "start", "idempotency-key: job-2\r\n"), on);
 }
 
 #[test]

@@ -25,7 +25,9 @@ const START_EXAMPLES: &str = "\
 Examples:
   spillway machine start desk-001 desk-002 --wait
   spillway machine start --catalog desk
-  spillway machine restart --label team=support --grace 300";
+  spillway machine restart --label team=support --grace 300
+  A job that may ask twice restarts once:
+    spillway machine restart desk-001 --key \"job-$CI_JOB_ID\"";
 
 const DELETE_EXAMPLES: &str = "\
 Examples:
@@ -109,9 +111,23 @@ pub enum MachineCommand {
         claim: Option<String>,
     },
     /// Stop machines as soon as they are not claimed, and keep them from being started and claimed
-    Drain(SelectorOptions),
+    Drain {
+        /// Which.
+        #[command(flatten)]
+        which: SelectorOptions,
+        /// Once.
+        #[command(flatten)]
+        once: OnceOption,
+    },
     /// Allow drained machines to be started and claimed again
-    Undrain(SelectorOptions),
+    Undrain {
+        /// Which.
+        #[command(flatten)]
+        which: SelectorOptions,
+        /// Once.
+        #[command(flatten)]
+        once: OnceOption,
+    },
     /// Connect to a machine's serial console; Ctrl-] ends the connection
     Console {
         /// The machine
@@ -159,12 +175,23 @@ impl From<SelectorOptions> for Selector {
     }
 }
 
+/// The idempotency key of an action.
+#[derive(Debug, Args)]
+pub struct OnceOption {
+    /// Idempotency key: repeating the action with it within a day does nothing more
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+}
+
 /// Which machines, and whether to wait for them.
 #[derive(Debug, Args)]
 pub struct MachineSelection {
     /// Which.
     #[command(flatten)]
     selected: SelectorOptions,
+    /// Once.
+    #[command(flatten)]
+    once: OnceOption,
     /// Wait until the machines have reached their desired state
     #[arg(long)]
     wait: bool,
@@ -213,8 +240,8 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
             let machine = release(&client, &name, claim.as_deref())?;
             daemon.show(&machine, |machine| format!("{} is released\n", machine.machine.name))
         }
-        MachineCommand::Drain(which) => drain(daemon, &client, Action::Drain, which),
-        MachineCommand::Undrain(which) => drain(daemon, &client, Action::Undrain, which),
+        MachineCommand::Drain { which, once } => drain(daemon, &client, Action::Drain, which, &once),
+        MachineCommand::Undrain { which, once } => drain(daemon, &client, Action::Undrain, which, &once),
         MachineCommand::Console { name } => {
             daemon.local("a console")?;
             let socket = run(&client, &name)?.console_socket;
@@ -268,7 +295,7 @@ fn act(
     let select = which.selected.into();
     let EndOptions { discard_data, force, grace } = how;
     let asked = MachineAction { action, select, force, discard_data, grace_seconds: grace };
-    let mut machines = ask(client, asked)?;
+    let mut machines = ask(client, asked, &which.once)?;
     if which.wait {
         let until = Instant::now() + Duration::from_secs(which.timeout);
         machines.items.iter_mut().try_for_each(|machine| wait(client, machine, until))?;
@@ -355,24 +382,32 @@ impl SelectorOptions {
     }
 }
 
-fn drain(daemon: &Daemon, client: &Client, action: Action, which: SelectorOptions) -> Result<(), Failure> {
+fn drain(
+    daemon: &Daemon,
+    client: &Client,
+    action: Action,
+    which: SelectorOptions,
+    once: &OnceOption,
+) -> Result<(), Failure> {
     let select = which.into();
     let asked = MachineAction { action, select, force: false, discard_data: false, grace_seconds: None };
-    daemon.show(&ask(client, asked)?, |machines| rows(&machines.items))
+    daemon.show(&ask(client, asked, once)?, |machines| rows(&machines.items))
 }
 
-/// Sends an action for machines and returns all of them. More names than fit into a request take several requests.
-fn ask(client: &Client, asked: MachineAction) -> Result<List<MachineDetails>, Failure> {
+/// Sends an action for machines and returns all of them. More names than fit into a request take several requests, each
+/// with a key of its own.
+fn ask(client: &Client, asked: MachineAction, once: &OnceOption) -> Result<List<MachineDetails>, Failure> {
     let labels = asked.select.labels.iter().map(|(key, value)| ("label", format!("{key}={value}")));
     let catalog = asked.select.catalog.iter().map(|catalog| ("catalog", catalog.to_string()));
     let others = format!("/v1/machines{}", query(catalog.chain(labels)));
     let mut items = Vec::new();
     let names = asked.select.names.clone();
     let parts = if names.is_empty() { vec![&names[..]] } else { names.chunks(MOST_NAMES).collect() };
-    for part in parts {
+    for (n, part) in parts.into_iter().enumerate() {
         let select = Selector { names: part.to_vec(), ..asked.select.clone() };
-        let page: Page<MachineDetails> =
-            client.post("/v1/machine-actions", &MachineAction { select, ..asked.clone() })?;
+        let asked = MachineAction { select, ..asked.clone() };
+        let key = once.key.as_ref().map(|key| if n == 0 { key.clone() } else { format!("{key}/{n}") });
+        let page: Page<MachineDetails> = client.post_once("/v1/machine-actions", key.as_deref(), &asked)?;
         items.extend(client.list_on(&others, page)?.items);
     }
     Ok(List { items })

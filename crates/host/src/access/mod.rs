@@ -1,13 +1,14 @@
 //! Authorization and audit: every request passes this check. Roles are in `caller`, actions in `act`, tokens in `tokens`,
-//! limits of connections in `connections`, the audit log in `audit`.
+//! limits of connections in `connections`, the audit log in `audit`, delayed responses in `delay`.
 //!
 //! Invariant: a request without a sufficient role reaches no route; each change that a client requests is in the audit
-//! log, whatever its outcome.
+//! log as soon as it is decided, whatever its outcome, and whether or not the client waits for more.
 
 pub mod act;
 pub mod audit;
 pub mod caller;
 pub mod connections;
+pub mod delay;
 pub mod note;
 pub mod paced;
 mod refusals;
@@ -27,7 +28,6 @@ use note::RequestNote;
 use spillway_api::{ErrorCode, Problem};
 use std::sync::Arc;
 use tokens::Tokens;
-use tokio::sync::watch;
 
 /// The peer of a connection.
 #[derive(Clone)]
@@ -38,18 +38,6 @@ pub struct Peer {
     pub tokens: Option<Arc<Tokens>>,
     /// Slot of the connection.
     pub place: Arc<ConnectionSlot>,
-}
-
-/// Tells a route that the connection was closed before the response.
-#[derive(Clone)]
-pub struct ConnectionClosed(watch::Receiver<()>);
-
-impl ConnectionClosed {
-    /// Waits until the connection is closed.
-    pub async fn wait(&mut self) {
-        // The sender is dropped with the connection, and never sends anything.
-        let _ = self.0.changed().await;
-    }
 }
 
 /// An effect that is undone if the response does not reach the connection. It is a part of the response until that is
@@ -91,10 +79,8 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
         drop(busy);
         return response;
     }
-    let (stays, gone) = watch::channel(());
     let note = RequestNote::default();
     request.extensions_mut().insert(note.clone());
-    request.extensions_mut().insert(ConnectionClosed(gone));
     let answer = async move {
         let let_in = caller.role >= act.role;
         let response = if let_in {
@@ -105,14 +91,16 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
             HostError::new(ErrorCode::Forbidden, message).into_response()
         };
         audit.write(&caller, &act, note.take(), outcome(&response, let_in));
-        drop(busy);
-        response
+        (response, busy)
     };
-    let lost = |_| HostError::new(ErrorCode::Internal, "the answer was lost").into_response();
-    // Dropped with this future when the connection is closed.
-    let _stays = stays;
-    let mut response = tokio::spawn(answer).await.unwrap_or_else(lost);
-    if let Some(undo) = response.extensions_mut().remove::<Arc<dyn Undo>>() {
+    // What is decided is decided to its end. Only the delay ends when the connection is closed, since it is a part of
+    // this future.
+    let Ok((mut response, _busy)) = tokio::spawn(answer).await else {
+        return HostError::new(ErrorCode::Internal, "the answer was lost").into_response();
+    };
+    let undo = response.extensions_mut().remove::<Arc<dyn Undo>>();
+    let response = delay::wait(response).await;
+    if let Some(undo) = undo.filter(|_| response.status().is_success()) {
         undo.keep();
     }
     response
@@ -150,4 +138,65 @@ fn identify(request: &Request) -> Result<Identified, (HostError, PeerAddress)> {
         HostError::new(ErrorCode::Busy, message)
     });
     Ok((caller, busy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use audit::AuditSettings;
+    use axum::Router;
+    use axum::body::Body;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::post;
+    use connections::{ConnectionLimits, Connections};
+    use hyper::service::Service;
+    use hyper_util::service::TowerToHyperService;
+    use std::future::pending;
+    use std::time::Duration;
+    use tokio::sync::watch;
+
+    /// A request that waits has its line, and nothing of it goes on when its connection is closed.
+    #[tokio::test]
+    async fn a_wait_begins_after_the_line_and_ends_with_the_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("audit.log");
+        let settings = AuditSettings {
+            file: Some(file.clone()),
+            journal: false,
+            keep: Duration::from_secs(86_400),
+            max_bytes: 1 << 20,
+        };
+        let waits = watch::Sender::new(());
+        let waiting = waits.clone();
+        let route = async move || {
+            let waiter = waiting.subscribe();
+            delay::delayed("now", async move {
+                pending::<()>().await;
+                drop(waiter);
+                Ok("later")
+            })
+        };
+        let router = Router::new()
+            .route("/v1/machine-actions", post(route))
+            .layer(from_fn_with_state(Audit::new(settings), guard));
+        let source = PeerAddress::Local { uid: Some(0), pid: None };
+        let place = Connections::new(ConnectionLimits::LOCAL).admit(source).unwrap();
+        let peer = Peer { source, tokens: None, place: Arc::clone(&place) };
+        let request = Request::post("/v1/machine-actions").extension(peer).body(Body::empty()).unwrap();
+        let mut answer = Box::pin(TowerToHyperService::new(router).call(request));
+        let is_written =
+            || std::fs::read_to_string(&file).is_ok_and(|text| text.contains(r#""result":"done""#));
+        let written = async {
+            while !is_written() {
+                tokio::select! {
+                    _ = &mut answer => panic!("it does not wait"),
+                    () = tokio::task::yield_now() => {}
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), written).await.expect("the line is written first");
+        assert_eq!(waits.receiver_count(), 1);
+        drop(answer);
+        assert_eq!((waits.receiver_count(), Arc::strong_count(&place)), (0, 1));
+    }
 }

@@ -7,6 +7,7 @@ use crate::access::caller::{Caller, Role};
 use crate::access::note::RequestNote;
 use crate::catalogs::CatalogChangeTerms;
 use crate::error::HostError;
+use crate::idempotency::IdempotentRequest;
 use crate::paging::PageBuilder;
 use crate::store::Revision;
 use axum::extract::State;
@@ -87,7 +88,7 @@ fn note_change(note: &RequestNote, before: &Catalog, after: &Catalog) {
 
 /// A catalog with its tag, which is its revision.
 fn tagged(catalog: Catalog) -> Tagged<Catalog> {
-    Tagged(Revision(catalog.revision), catalog)
+    Tagged(Revision(catalog.revision).into(), catalog)
 }
 
 /// Creates a catalog. Its machines are recorded before the response.
@@ -100,19 +101,17 @@ async fn create_catalog(
     Query(DryRun { dry_run }): Query<DryRun>,
     Body(new): Body<NewCatalog>,
 ) -> TaggedCatalog {
-    let key = key.of(&caller.name, "catalogs", &new);
+    let key = if dry_run { IdempotentRequest::default() } else { key.of(&caller.name, "catalogs", &new) };
     let made = ask_for(move || {
         note.name(new.name.as_str());
-        if dry_run {
-            return app.catalogs.create(&new.name, &new.spec, true);
-        }
-        let create = || app.catalogs.create(&new.name, &new.spec, false).map(|catalog| catalog.name);
-        let (name, is_repeated) = app.idempotency.once(key.as_ref(), create)?;
+        let (catalog, is_repeated) = app.catalogs.create(&new.name, &new.spec, dry_run, &key)?;
+        app.idempotency.note(&key);
         match is_repeated {
             true => note.repeated(),
+            false if dry_run => {}
             false => note.made(&new.spec),
         }
-        app.catalogs.get(&name)
+        Ok(catalog)
     });
     made.await.map(tagged)
 }
@@ -181,6 +180,9 @@ struct DeleteTerms {
     /// With `true` the catalog is deleted even if machines are claimed.
     #[serde(default)]
     force: bool,
+    /// With `true` the request is checked in full and nothing is deleted.
+    #[serde(default)]
+    dry_run: bool,
 }
 
 /// Deletes a catalog and its machines. Machines that run are ended: with their grace if they keep data that stays, else
@@ -190,9 +192,9 @@ async fn delete_catalog(
     State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-    Query(DeleteTerms { with_data, force }): Query<DeleteTerms>,
+    Query(DeleteTerms { with_data, force, dry_run }): Query<DeleteTerms>,
 ) -> JsonResult<Empty> {
-    let terms = CatalogChangeTerms { expected, with_data, force, ..CatalogChangeTerms::default() };
+    let terms = CatalogChangeTerms { expected, with_data, force, dry_run, ..CatalogChangeTerms::default() };
     ask(move || app.catalogs.delete(&name, terms).map(|()| Empty {})).await
 }
 

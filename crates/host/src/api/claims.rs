@@ -5,16 +5,17 @@
 use super::conditions::IfMatch;
 use super::extract::{Body, IdempotencyKey, Path, Query, Wait};
 use super::{ApiState, ProblemResponse, ask, ask_for};
+use crate::access::Undo;
 use crate::access::caller::Caller;
+use crate::access::delay::delayed;
 use crate::access::note::RequestNote;
-use crate::access::{ConnectionClosed, Undo};
 use crate::error::HostError;
 use crate::machines::{ClaimSelector, Claimant, Machines};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
-use spillway_api::{ClaimRenewal, ErrorCode, MachineDetails, Name, NewClaim};
+use spillway_api::{ClaimRenewal, MachineDetails, Name, NewClaim};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use utoipa::IntoParams;
@@ -34,11 +35,9 @@ pub fn machine_routes() -> OpenApiRouter<ApiState> {
 /// Claims a machine of a catalog, a ready one if there is one. `exhausted`: there is none. If the connection is closed
 /// before the response the claim is released, unless the request has an `Idempotency-Key`.
 #[utoipa::path(post, path = "/{name}/claims", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = NewClaim, responses((status = 200, body = MachineDetails), ProblemResponse))]
-#[expect(clippy::too_many_arguments, reason = "each is a part of the request")]
 async fn claim_machine(
     State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    Extension(mut gone): Extension<ConnectionClosed>,
     note: RequestNote,
     Path(catalog): Path<Name>,
     key: IdempotencyKey,
@@ -46,33 +45,28 @@ async fn claim_machine(
     Body(claim): Body<NewClaim>,
 ) -> Result<Response, HostError> {
     let held = wait.at_most()?;
-    let key = key.of(&caller.name, &format!("claims/{catalog}"), &claim);
-    let by = Claimant { who: caller.to_string(), owner: caller.name.to_string(), key };
-    let machines = app.machines.clone();
-    let (mut machine, given_up) = ask_for(move || {
+    let request = key.of(&caller.name, &format!("claims/{catalog}"), &claim);
+    let by = Claimant { who: caller.to_string(), owner: caller.name.to_string(), request };
+    let (machines, reader) = (app.machines.clone(), app.machines.reader.clone());
+    let (machine, given_up) = ask_for(move || {
         let (machine, is_repeated) = machines.claims.claim(&catalog, &claim, &by)?;
         note.machines([machine.machine.name.as_str()]);
-        match (is_repeated, &by.key) {
-            (true, _) => note.repeated(),
-            (false, Some(_)) => app.idempotency.forget_old_keys()?,
-            (false, None) => {
-                let given_up = UnansweredClaim::of(&machines, &machine);
-                return Ok((machine, given_up));
-            }
+        if is_repeated {
+            note.repeated();
         }
-        Ok((machine, None))
+        app.idempotency.note(&by.request);
+        let stays = is_repeated || by.request.has_key();
+        let given_up = if stays { None } else { UnansweredClaim::of(&machines, &machine) };
+        Ok((machine, given_up))
     })
     .await?;
-    if !held.is_zero() && !machine.status.settled {
-        tokio::select! {
-            waited = app.machines.reader.wait(&machine.machine.name, held) => machine = waited?,
-            () = gone.wait() => {
-                let message = "the connection went before the machine was ready";
-                return Err(HostError::new(ErrorCode::Cancelled, message));
-            }
+    let mut response = match held.is_zero() || machine.status.settled {
+        true => Json(machine).into_response(),
+        false => {
+            let name = machine.machine.name.clone();
+            delayed(Json(machine), async move { Ok(Json(reader.wait(&name, held).await?.1)) })
         }
-    }
-    let mut response = Json(machine).into_response();
+    };
     if let Some(given_up) = given_up {
         response.extensions_mut().insert::<Arc<dyn Undo>>(Arc::new(given_up));
     }

@@ -1,10 +1,9 @@
 //! Conditional requests (RFC 9110, 13): entity tags of objects, and the conditions of a request.
 //!
-//! Invariant: a tag is the revision of an object's stored record, and changes whenever that changes. Observed state
-//! (status, progress) may change while the tag stays.
+//! Invariant: a condition is checked in the transaction that makes the change.
 
 use crate::error::HostError;
-use crate::store::Revision;
+use crate::tags::Tag;
 use axum::Json;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -16,18 +15,18 @@ use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 
 /// A response with an object and its tag.
-pub struct Tagged<T>(pub Revision, pub T);
+pub struct Tagged<T>(pub Tag, pub T);
 
 impl<T: Serialize> IntoResponse for Tagged<T> {
     fn into_response(self) -> Response {
-        let Tagged(Revision(revision), object) = self;
-        let tag = HeaderValue::try_from(format!("\"{revision}\"")).expect("digits can be in a header");
+        let Tagged(tag, object) = self;
+        let tag = HeaderValue::try_from(tag.to_string()).expect("digits can be in a header");
         ([(header::ETAG, tag)], Json(object)).into_response()
     }
 }
 
 /// Tag of the object when the client read it, if given: `If-Match: "12"`.
-pub struct IfMatch(pub Option<Revision>);
+pub struct IfMatch(pub Option<Tag>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
     type Rejection = HostError;
@@ -35,14 +34,10 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<IfMatch, HostError> {
         let refused = || HostError::invalid("If-Match: give one tag, such as \"12\", or *");
         let Some(text) = only(parts, header::IF_MATCH, refused)? else { return Ok(IfMatch(None)) };
-        let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
-        let digits = quoted.unwrap_or(&text);
-        let plain = digits.bytes().all(|b| b.is_ascii_digit());
-        match digits.parse() {
+        match text.as_str() {
             // Any existing object matches; a missing one is not found anyway.
-            _ if text == "*" => Ok(IfMatch(None)),
-            Ok(revision) if plain => Ok(IfMatch(Some(Revision(revision)))),
-            _ => Err(refused()),
+            "*" => Ok(IfMatch(None)),
+            tag => Ok(IfMatch(Some(tag.parse().map_err(|()| refused())?))),
         }
     }
 }

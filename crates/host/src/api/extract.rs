@@ -115,8 +115,10 @@ pub struct IdempotencyKey(Option<String>);
 
 impl IdempotencyKey {
     /// Combines the key with the caller, the route and the request.
-    pub fn of(&self, caller: &str, route: &str, body: &impl Serialize) -> Option<IdempotentRequest> {
-        self.0.as_ref().map(|key| IdempotentRequest::new(caller, route, key, body))
+    pub fn of(&self, caller: &str, route: &str, body: &impl Serialize) -> IdempotentRequest {
+        self.0
+            .as_ref()
+            .map_or_else(IdempotentRequest::default, |key| IdempotentRequest::new(caller, route, key, body))
     }
 }
 
@@ -141,7 +143,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
 
 impl utoipa::IntoParams for IdempotencyKey {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        let words = "A name of the client's for this request: a request that repeats it within a day gets what the first one made, and makes nothing.";
+        let words = "A name of the client's for this request: a request that repeats it within a day does nothing and gets the result of the first one.";
         header_parameter("Idempotency-Key", words, r"^[!#-\[\]-~]{1,128}$")
     }
 }

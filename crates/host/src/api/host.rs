@@ -23,11 +23,8 @@ pub fn routes() -> OpenApiRouter<ApiState> {
 /// Returns the state of the host.
 #[utoipa::path(get, path = "", responses((status = 200, body = HostDetails, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn get_host(State(app): State<ApiState>) -> Result<Tagged<HostDetails>, HostError> {
-    ask_for(move || {
-        let tag = app.machines.gate.tag()?;
-        Ok(Tagged(tag, app.machines.gate.details()?))
-    })
-    .await
+    let (tag, host) = ask_for(move || app.machines.gate.details()).await?;
+    Ok(Tagged(tag, host))
 }
 
 /// Bytes of a SQLite database, for the OpenAPI document.
@@ -70,9 +67,6 @@ async fn change_host(
         HostAction::Close => "close",
         HostAction::Open => "open",
     });
-    ask_for(move || {
-        let host = app.machines.gate.act(asked.action, expected)?;
-        Ok(Tagged(app.machines.gate.tag()?, host))
-    })
-    .await
+    let (tag, host) = ask_for(move || app.machines.gate.act(asked.action, expected)).await?;
+    Ok(Tagged(tag, host))
 }

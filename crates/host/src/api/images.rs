@@ -4,12 +4,13 @@ use super::conditions::{IfMatch, IfNoneMatch, Tagged};
 use super::extract::{Body, DryRun, IdempotencyKey, PageQuery, Path, Query, Wait, part, select};
 use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::access::caller::Caller;
+use crate::access::delay::delayed;
 use crate::access::note::RequestNote;
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
 use crate::images::ImageChangeTerms;
 use crate::paging::PageBuilder;
-use crate::store::Object;
+use crate::tags::Tag;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -62,8 +63,8 @@ async fn list_images(
 }
 
 /// An image with its tag, after a change.
-fn tagged(image: Object<Image>) -> Tagged<Image> {
-    Tagged(image.revision, image.value)
+fn tagged((tag, image): (Tag, Image)) -> Tagged<Image> {
+    Tagged(tag, image)
 }
 
 /// Returns an image with its versions.
@@ -72,20 +73,22 @@ async fn get_image(
     State(app): State<ApiState>,
     Path(name): Path<Name>,
 ) -> Result<Tagged<ImageDetails>, HostError> {
-    let (details, tag) = ask_for(move || app.images.details(&name)).await?;
-    Ok(Tagged(tag, details))
+    let details = ask_for(move || app.images.details(&name)).await?;
+    Ok(Tagged(Tag::of(&details), details))
 }
 
 /// Deletes an image with all its versions, if none is in use.
-#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch), responses((status = 200, body = Empty), ProblemResponse))]
+#[utoipa::path(delete, path = "/{name}", params(("name" = Name, Path), IfMatch, DryRun), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_image(
     State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
+    Query(DryRun { dry_run }): Query<DryRun>,
 ) -> JsonResult<Empty> {
+    let terms = ImageChangeTerms { expected, dry_run, is_new: false };
     ask(move || {
         app.machines.reader.check_unused(&name, None)?;
-        app.images.delete(&name, expected).map(|()| Empty {})
+        app.images.delete(&name, terms).map(|()| Empty {})
     })
     .await
 }
@@ -106,14 +109,14 @@ async fn import_image(
 ) -> OperationResponse {
     let key = key.of(&caller.name, &format!("imports/{name}"), &import);
     let (images, once) = (app.images.clone(), OperationStart { note, key, wait });
-    once.begin(app, move || images.import(&name, import)).await
+    once.begin(app, move |key| images.import(&name, import, key)).await
 }
 
 /// How an operation is started.
 struct OperationStart {
     note: RequestNote,
-    /// Idempotency key: the operation is started once for it.
-    key: Option<IdempotentRequest>,
+    /// The operation is started once for its key.
+    key: IdempotentRequest,
     wait: Wait,
 }
 
@@ -122,12 +125,17 @@ impl OperationStart {
     async fn begin(
         self,
         app: ApiState,
-        begin: impl FnOnce() -> Result<Operation, HostError> + Send + 'static,
+        begin: impl FnOnce(&IdempotentRequest) -> Result<(Operation, bool), HostError> + Send + 'static,
     ) -> OperationResponse {
         let OperationStart { note, key, wait } = self;
         wait.at_most()?;
         let keys = app.idempotency.clone();
-        let (begun, is_repeated) = ask_for(move || keys.once(key.as_ref(), begin)).await?;
+        let (begun, is_repeated) = ask_for(move || {
+            let begun = begin(&key)?;
+            keys.note(&key);
+            Ok(begun)
+        })
+        .await?;
         if !is_repeated {
             return attend(&app, begun, wait).await;
         }
@@ -158,9 +166,20 @@ fn forgotten(begun: &Operation) -> HostError {
 
 /// Responds with a started operation: when it has ended, if it does so within `wait`.
 async fn attend(app: &ApiState, begun: Operation, wait: Wait) -> OperationResponse {
-    let now = app.operations.wait(begun.id, wait.at_most()?).await.unwrap_or(begun);
+    let at_most = wait.at_most()?;
+    let now = app.operations.wait(begun.id, Duration::ZERO).await.unwrap_or(begun);
+    if now.state.has_ended() || at_most.is_zero() {
+        return Ok(respond(now));
+    }
+    let operations = app.operations.clone();
+    Ok(delayed(respond(now.clone()), async move {
+        Ok(respond(operations.wait(now.id, at_most).await.unwrap_or(now)))
+    }))
+}
+
+fn respond(now: Operation) -> Response {
     let status = if now.state.has_ended() { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok((status, [(header::LOCATION, format!("/v1/operations/{}", now.id))], Json(now)).into_response())
+    (status, [(header::LOCATION, format!("/v1/operations/{}", now.id))], Json(now)).into_response()
 }
 
 /// Begins to commit the disk of a stopped machine of mode `persistent` as a new version. The machine cannot be started
@@ -181,19 +200,21 @@ async fn commit_machine(
     note.machines([commit.machine.as_str()]);
     let key = key.of(&caller.name, &format!("commits/{name}"), &commit);
     let (machines, once) = (app.machines.clone(), OperationStart { note, key, wait });
-    once.begin(app, move || machines.commits.begin(&name, &commit)).await
+    once.begin(app, move |key| machines.commits.begin(&name, &commit, key)).await
 }
 
 /// Deletes a version, if it is not in use.
-#[utoipa::path(delete, path = "/{name}/versions/{version}", params(("name" = Name, Path), ("version" = u32, Path), IfMatch), responses((status = 200, body = Empty), ProblemResponse))]
+#[utoipa::path(delete, path = "/{name}/versions/{version}", params(("name" = Name, Path), ("version" = u32, Path), IfMatch, DryRun), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_image_version(
     State(app): State<ApiState>,
     Path((name, version)): Path<(Name, u32)>,
     IfMatch(expected): IfMatch,
+    Query(DryRun { dry_run }): Query<DryRun>,
 ) -> JsonResult<Empty> {
+    let terms = ImageChangeTerms { expected, dry_run, is_new: false };
     ask(move || {
         app.machines.reader.check_unused(&name, Some(version))?;
-        app.images.delete_version(&name, version, expected).map(|()| Empty {})
+        app.images.delete_version(&name, version, terms).map(|()| Empty {})
     })
     .await
 }
@@ -254,12 +275,13 @@ async fn tag_image_version(
 }
 
 /// Removes a tag from an image.
-#[utoipa::path(delete, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch), responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
+#[utoipa::path(delete, path = "/{name}/tags/{tag}", params(("name" = Name, Path), ("tag" = Name, Path), IfMatch, DryRun), responses((status = 200, body = Image, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn untag_image_version(
     State(app): State<ApiState>,
     Path((name, tag)): Path<(Name, Name)>,
     IfMatch(expected): IfMatch,
+    Query(DryRun { dry_run }): Query<DryRun>,
 ) -> TaggedImage {
-    let terms = ImageChangeTerms { expected, ..ImageChangeTerms::default() };
+    let terms = ImageChangeTerms { expected, dry_run, is_new: false };
     ask_for(move || app.images.untag(&name, &tag, terms)).await.map(tagged)
 }

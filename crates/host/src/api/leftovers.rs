@@ -1,6 +1,6 @@
 //! Routes of files that deleted machines have left.
 
-use super::extract::{PageQuery, Path, Query, part, select};
+use super::extract::{DryRun, PageQuery, Path, Query, part, select};
 use super::{ApiState, ProblemResponse, ask};
 use crate::error::HostError;
 use axum::Json;
@@ -25,10 +25,11 @@ async fn list_leftovers(
 }
 
 /// Deletes the files that a deleted machine has left, soon after the response.
-#[utoipa::path(delete, path = "/{uuid}", params(("uuid" = String, Path)), responses((status = 200, body = Empty), ProblemResponse))]
+#[utoipa::path(delete, path = "/{uuid}", params(("uuid" = String, Path), DryRun), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_leftover(
     State(app): State<ApiState>,
     Path(uuid): Path<String>,
+    Query(DryRun { dry_run }): Query<DryRun>,
 ) -> Result<Json<Empty>, HostError> {
-    ask(move || app.machines.leftovers.delete(&uuid).map(|()| Empty {})).await
+    ask(move || app.machines.leftovers.delete(&uuid, dry_run).map(|()| Empty {})).await
 }

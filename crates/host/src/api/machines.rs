@@ -1,12 +1,15 @@
 //! Routes of machines.
 
 use super::conditions::{IfMatch, Tagged};
-use super::extract::{Body, PageQuery, Path, Query, Wait, part, select};
+use super::extract::{Body, IdempotencyKey, PageQuery, Path, Query, Wait, part, select};
 use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::access::caller::{Caller, Role};
+use crate::access::delay::delayed;
 use crate::access::note::RequestNote;
 use crate::error::HostError;
+use crate::machines::MachineDeleteTerms;
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use spillway_api::{Action, DiskCurve, Empty, ErrorCode, MachineAction, MachineDetails, Name, Page};
@@ -62,9 +65,8 @@ async fn get_machine(
     Query(wait): Query<Wait>,
 ) -> Result<Tagged<MachineDetails>, HostError> {
     let at_most = wait.at_most()?;
-    let (machines, asked) = (app.machines.clone(), name.clone());
-    let tag = ask_for(move || machines.reader.tag(&asked)).await?;
-    Ok(Tagged(tag, app.machines.reader.wait(&name, at_most).await?))
+    let (tag, machine) = app.machines.reader.wait(&name, at_most).await?;
+    Ok(Tagged(tag, machine))
 }
 
 /// Goal of the recommended RAM tier.
@@ -95,6 +97,9 @@ struct DeleteTerms {
     /// With `true` the machine's data disk and kept disk are deleted too; else their files stay in their store.
     #[serde(default)]
     with_data: bool,
+    /// With `true` the request is checked in full and nothing is deleted.
+    #[serde(default)]
+    dry_run: bool,
 }
 
 /// Deletes a machine that is off and not claimed. Its catalog's count goes down by one.
@@ -103,9 +108,10 @@ async fn delete_machine(
     State(app): State<ApiState>,
     Path(name): Path<Name>,
     IfMatch(expected): IfMatch,
-    Query(DeleteTerms { with_data }): Query<DeleteTerms>,
+    Query(DeleteTerms { with_data, dry_run }): Query<DeleteTerms>,
 ) -> JsonResult<Empty> {
-    ask(move || app.machines.actions.delete(&name, with_data, expected).map(|()| Empty {})).await
+    let terms = MachineDeleteTerms { expected, with_data, dry_run };
+    ask(move || app.machines.actions.delete(&name, terms).map(|()| Empty {})).await
 }
 
 /// Verb of an action.
@@ -123,33 +129,50 @@ fn word(action: &Action) -> &'static str {
 /// Records the desired state of machines, which reach it after the response, or while that is delayed by `wait`. Responds
 /// with the first 1,000 of these machines as they are; `next` continues with `GET /v1/machines` of the same catalog and
 /// labels. To discard data that machines keep requires the role `admin`.
-#[utoipa::path(post, path = "", params(Wait), request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), ProblemResponse))]
+#[utoipa::path(post, path = "", params(IdempotencyKey, Wait), request_body = MachineAction, responses((status = 200, body = Page<MachineDetails>), ProblemResponse))]
 async fn run_machine_action(
     State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
     note: RequestNote,
+    key: IdempotencyKey,
     Query(wait): Query<Wait>,
     Body(action): Body<MachineAction>,
-) -> JsonResult<Page<MachineDetails>> {
+) -> Result<Response, HostError> {
     let until = tokio::time::Instant::now() + wait.at_most()?;
     note.verb(word(&action.action));
     if action.discard_data && caller.role < Role::Admin {
         let message = "this throws away what machines keep: use a token with the role 'admin'";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
-    let machines = app.machines.clone();
-    let mut page =
-        ask_for(move || machines.actions.act(&action, |name| note.machines([name.as_str()]))).await?;
-    for machine in page.items.iter_mut().filter(|machine| !machine.status.settled) {
-        // Wait for one after the other, with one deadline. A machine that is deleted meanwhile is returned as it was.
-        let left = until.saturating_duration_since(tokio::time::Instant::now());
-        if left.is_zero() {
-            break;
+    let key = key.of(&caller.name, "machine-actions", &action);
+    let reader = app.machines.reader.clone();
+    let mut page = ask_for(move || {
+        let note_one = |name: &Name| note.machines([name.as_str()]);
+        let (page, is_repeated) = app.machines.actions.act(&action, &key, note_one)?;
+        app.idempotency.note(&key);
+        if is_repeated {
+            note.repeated();
         }
-        match app.machines.reader.wait(&machine.machine.name, left).await {
-            Err(gone) if gone.code == ErrorCode::NotFound => {}
-            waited => *machine = waited?,
-        }
+        Ok(page)
+    })
+    .await?;
+    let is_decided = |page: &Page<MachineDetails>| page.items.iter().all(|machine| machine.status.settled);
+    if is_decided(&page) || until <= tokio::time::Instant::now() {
+        return Ok(Json(page).into_response());
     }
-    Ok(Json(page))
+    let now = Json(page.clone());
+    Ok(delayed(now, async move {
+        for machine in page.items.iter_mut().filter(|machine| !machine.status.settled) {
+            // Wait for one after the other, with one deadline. A machine that is deleted meanwhile is returned as it was.
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            match reader.wait(&machine.machine.name, left).await {
+                Err(gone) if gone.code == ErrorCode::NotFound => {}
+                waited => *machine = waited?.1,
+            }
+        }
+        Ok(Json(page))
+    }))
 }

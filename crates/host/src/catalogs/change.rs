@@ -5,14 +5,14 @@
 use super::records::Removal;
 use super::{Catalogs, spec, update};
 use crate::error::HostError;
-use crate::store::Revision;
+use crate::tags::Tag;
 use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name};
 
 /// Conditions of a change.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CatalogChangeTerms {
-    /// Revision on which it was decided: nothing is done if the catalog has another one.
-    pub expected: Option<Revision>,
+    /// Tag of the catalog on which it was decided: nothing is done if the catalog has another one.
+    pub expected: Option<Tag>,
     /// Whether data that machines keep may be discarded.
     pub discard_data: bool,
     /// Whether the kept files of removed machines are deleted too.

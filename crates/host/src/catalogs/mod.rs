@@ -18,9 +18,11 @@ pub(crate) use update::follow;
 
 use crate::error::HostError;
 use crate::hypervisor::domain;
+use crate::idempotency::IdempotentRequest;
 use crate::resources::budget::{Capacity, Need};
 use crate::store::{Changes, Objects, RecordKind, Revision, StoredRecord};
 use crate::stores::Stores;
+use crate::tags::Tag;
 use jiff::Timestamp;
 use records::Removal;
 use spillway_api::{
@@ -113,10 +115,23 @@ impl Catalogs {
         }
     }
 
-    /// Creates a catalog with its machines. With `dry_run` everything is checked and nothing created.
-    pub fn create(&self, name: &Name, spec: &CatalogSpec, dry_run: bool) -> Result<Catalog, HostError> {
+    /// Creates a catalog with its machines. With `dry_run` everything is checked and nothing created. The flag is `true`
+    /// if an earlier request with the same key has created the catalog.
+    pub fn create(
+        &self,
+        name: &Name,
+        spec: &CatalogSpec,
+        dry_run: bool,
+        key: &IdempotentRequest,
+    ) -> Result<(Catalog, bool), HostError> {
         spec::check_not_redacted(name, spec)?;
         let counting = self.counting();
+        if let Some(made) = self.objects.change(|changes| key.made::<Name>(changes))? {
+            let catalog = self.get(&made)?;
+            // The earlier request may have failed to record all machines.
+            self.count(&counting, &catalog)?;
+            return Ok((catalog, true));
+        }
         self.finish_removal(&counting, name)?;
         let mut warnings = self.check(name, spec)?;
         warnings.extend(self.check_capacity(name, spec, None)?);
@@ -142,15 +157,18 @@ impl Catalogs {
             };
             match dry_run {
                 true => changes.forget(),
-                false => changes.put(name.as_str(), &catalog),
+                false => {
+                    changes.put(name.as_str(), &catalog);
+                    key.record(changes, name);
+                }
             }
             Ok(catalog)
         })?;
         if dry_run {
-            return Ok(catalog);
+            return Ok((catalog, false));
         }
         self.count(&counting, &catalog)?;
-        self.get(name)
+        Ok((self.get(name)?, false))
     }
 
     /// Deletes a catalog and its machines, and with `with_data` what they keep.
@@ -161,9 +179,15 @@ impl Catalogs {
             self.check_none_claimed(changes, &self.machines(Some(name))?, terms.force)?;
             changes.delete::<Catalog>(name.as_str());
             changes.put(name.as_str(), &Removal { with_data: terms.with_data });
+            if terms.dry_run {
+                changes.forget();
+            }
             Ok::<_, HostError>(())
         })?;
-        self.finish_removal(&counting, name)
+        match terms.dry_run {
+            true => Ok(()),
+            false => self.finish_removal(&counting, name),
+        }
     }
 
     /// Completes the removal of a deleted catalog.
@@ -176,15 +200,10 @@ impl Catalogs {
         }
     }
 
-    /// Returns a catalog for a change, if it has the expected revision.
-    fn found(
-        &self,
-        changes: &mut Changes,
-        name: &Name,
-        expected: Option<Revision>,
-    ) -> Result<Catalog, HostError> {
+    /// Returns a catalog for a change, if it has the expected tag.
+    fn found(&self, changes: &mut Changes, name: &Name, expected: Option<Tag>) -> Result<Catalog, HostError> {
         let Some(found) = changes.get::<Catalog>(name.as_str())? else { return Err(self.none(name)) };
-        HostError::if_match(&format!("catalog {name}"), expected, found.revision)?;
+        Tag::from(found.revision).check(&format!("catalog {name}"), expected)?;
         Ok(found.value)
     }
 
@@ -288,12 +307,16 @@ impl Catalogs {
 mod tests {
     use super::*;
     use crate::images::{ImageChangeTerms, Images, key};
+    use crate::machines::testing::{TestHost, spec};
     use crate::operations::Operations;
+    use crate::resources::budget::NO_LIMITS;
     use crate::store::SqliteStore;
+    use crate::store::failing::FailingStore;
     use serde_json::json;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn of(hypervisor: Hypervisor, machines: &str) -> HostSettings {
-        HostSettings { capacity: crate::resources::budget::NO_LIMITS, hypervisor, machines: machines.into() }
+        HostSettings { capacity: NO_LIMITS, hypervisor, machines: machines.into() }
     }
 
     #[test]
@@ -323,6 +346,22 @@ mod tests {
                 (checked, _) => panic!("{hypervisor:?} {folder} {spec:?}: {checked:?}"),
             }
         }
+    }
+
+    /// The daemon ends after the transaction that makes the catalog.
+    #[test]
+    fn a_key_is_recorded_with_its_catalog() {
+        let left = Arc::new(AtomicUsize::new(usize::MAX));
+        let of = Arc::clone(&left);
+        let host = TestHost::with_store(NO_LIMITS, |store| Arc::new(FailingStore::counted(store, of)));
+        let (name, key) = ("desk".parse().unwrap(), IdempotentRequest::new("ci", "catalogs", "1", &()));
+        let create = || host.catalogs.create(&name, &spec(json!({ "count": 2 })), false, &key);
+        left.store(1, Ordering::Relaxed);
+        assert_eq!(create().unwrap_err().code, ErrorCode::Exhausted);
+        left.store(usize::MAX, Ordering::Relaxed);
+        let (catalog, is_repeated) = create().unwrap();
+        assert!(is_repeated && catalog.name == name, "{catalog:?}");
+        assert_eq!(host.catalogs.machines(Some(&name)).unwrap().len(), 2, "what was missing is made");
     }
 
     /// An earlier daemon took images of up to 16 TiB.
@@ -359,12 +398,13 @@ mod tests {
         let images = Images::open(objects, Operations::default(), stores, &mut complain).unwrap();
         let spec = |image: &str| serde_json::from_value(json!({ "image": image, "count": 0 })).unwrap();
         let [small, large, name] = ["small", "large", "big"].map(|name| name.parse::<Name>().unwrap());
-        catalogs.create(&small, &spec("big"), false).unwrap();
+        let unkeyed = IdempotentRequest::default();
+        catalogs.create(&small, &spec("big"), false, &unkeyed).unwrap();
         let too_large = |error: HostError| {
             let says = error.message.contains("big:2 has 5.0 TiB, and the largest disk 4.0 TiB");
             assert!(error.code == ErrorCode::Invalid && says, "{error:?}");
         };
-        too_large(catalogs.create(&large, &spec("big:2"), false).unwrap_err());
+        too_large(catalogs.create(&large, &spec("big:2"), false, &unkeyed).unwrap_err());
         too_large(catalogs.change(&small, &spec("big:2"), CatalogChangeTerms::default()).unwrap_err());
         let update = serde_json::from_value(json!({ "image": "big:2" })).unwrap();
         too_large(catalogs.update(&small, &update, CatalogChangeTerms::default()).unwrap_err());

@@ -5,6 +5,7 @@
 use super::naming::NamePattern;
 use super::{Catalogs, spec};
 use crate::error::HostError;
+use crate::machines::MachineDeleteTerms;
 use crate::machines::desired_state::DesiredState;
 use crate::machines::leftovers;
 use crate::store::{Changes, StoredRecord};
@@ -151,11 +152,11 @@ impl Catalogs {
         Ok(())
     }
 
-    /// Removes one machine and lowers its catalog's count. `may_go` may refuse.
+    /// Removes one machine and lowers its catalog's count. `may_go` may refuse: the tag is not checked here.
     pub fn delete_machine(
         &self,
         machine: &Machine,
-        with_data: bool,
+        terms: MachineDeleteTerms,
         mut may_go: impl FnMut(&mut Changes) -> Result<(), HostError>,
     ) -> Result<(), HostError> {
         let _counting = self.counting();
@@ -165,7 +166,11 @@ impl Catalogs {
             catalog.spec.count = catalog.spec.count.saturating_sub(1);
             spec::check(&catalog.name, &catalog.spec)?;
             changes.put(catalog.name.as_str(), &catalog);
-            forget(changes, machine, with_data)
+            forget(changes, machine, terms.with_data)?;
+            if terms.dry_run {
+                changes.forget();
+            }
+            Ok(())
         })
     }
 }

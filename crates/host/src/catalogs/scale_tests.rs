@@ -2,7 +2,9 @@
 
 use super::{CatalogChangeTerms, Catalogs, HostSettings};
 use crate::error::HostError;
+use crate::idempotency::IdempotentRequest;
 use crate::images;
+use crate::machines::MachineDeleteTerms;
 use crate::machines::desired_state::DesiredState;
 use crate::resources::budget::NO_LIMITS;
 use crate::store::{Objects, SqliteStore};
@@ -56,7 +58,7 @@ impl Host {
         let name: Name = name.parse().unwrap();
         let spec = format!(r#"{{"image": "debian", "count": {count}, "naming": "{name}-######"}}"#);
         let spec: CatalogSpec = serde_json::from_str(&spec).unwrap();
-        self.catalogs.create(&name, &spec, false).unwrap();
+        self.catalogs.create(&name, &spec, false, &IdempotentRequest::default()).unwrap();
         for machines in self.catalogs.machines(Some(&name)).unwrap().chunks(256) {
             self.objects
                 .change(|changes| {
@@ -92,7 +94,8 @@ fn many_machines_cost_others_nothing() {
         let get = host.steps(|| drop(host.catalogs.get(&few).unwrap()));
         let machine = host.catalogs.machines(Some(&few)).unwrap().pop().unwrap();
         let show = host.steps(|| drop(host.catalogs.machine(&machine.name).unwrap()));
-        let delete = host.steps(|| host.catalogs.delete_machine(&machine, false, |_| Ok(())).unwrap());
+        let terms = MachineDeleteTerms::default();
+        let delete = host.steps(|| host.catalogs.delete_machine(&machine, terms, |_| Ok(())).unwrap());
         [updates, get, show, delete]
     };
     // The first of each makes its statements.

@@ -8,6 +8,7 @@ use super::Catalogs;
 use super::change::{CatalogChangeTerms, check};
 use crate::error::HostError;
 use crate::store::{Changes, Revision};
+use crate::tags::Tag;
 use jiff::Timestamp;
 use spillway_api::{
     Catalog, CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, ErrorCode, HistoryEntry, ImageRef,
@@ -54,7 +55,7 @@ impl Catalogs {
         &self,
         name: &Name,
         action: RolloutAction,
-        expected: Option<Revision>,
+        expected: Option<Tag>,
     ) -> Result<(Catalog, bool), HostError> {
         let ((mut catalog, is_changed), written) = self.objects.change_at(|changes| {
             let mut catalog = self.found(changes, name, expected)?;
@@ -135,7 +136,7 @@ impl Catalogs {
                 let (image, version, strategy) = (old.image, old.version, old.strategy);
                 format!("this replaces the rollout of {image}:{version} ({strategy}) of {since}, which had not ended")
             }));
-            match terms.dry_run {
+            match terms.dry_run || catalog == before {
                 true => changes.forget(),
                 false => changes.put(name.as_str(), &catalog),
             }

@@ -1,7 +1,7 @@
 //! Creation of versions: imports from files and commits from machines' disks. Owns the numbers of versions, the records
 //! of unfinished ones, and their operations.
 //!
-//! Invariant: a number is used once; a failed or cancelled operation leaves neither file nor record; deleting the version
+//! Invariant: a number is used once; an idempotency key is recorded in the transaction that records its version; a failed or cancelled operation leaves neither file nor record; deleting the version
 //! that a commit is based on, or starting its machine, conflicts with the commit.
 
 use super::convert::ImportSource;
@@ -10,6 +10,7 @@ use super::files::{VersionFiles, highest};
 use super::merged::MergedDisk;
 use super::{Images, key, reference};
 use crate::error::HostError;
+use crate::idempotency::IdempotentRequest;
 use crate::operations::Progress;
 use crate::store::{Changes, StoredRecord};
 use jiff::Timestamp;
@@ -24,6 +25,7 @@ use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::sync::MutexGuard;
 use utoipa::ToSchema;
 
 /// Record of the last version number of an image. It outlives the image.
@@ -38,33 +40,46 @@ impl StoredRecord for LastVersion {
 }
 
 impl Images {
-    /// Begins to import a new version from a file.
-    pub fn import(&self, name: &Name, import: ImageImport) -> Result<Operation, HostError> {
+    /// Begins to import a new version from a file. The flag is `true` if an earlier request with the same key began it;
+    /// then the operation is as it was at its start.
+    pub fn import(
+        &self,
+        name: &Name,
+        import: ImageImport,
+        key: &IdempotentRequest,
+    ) -> Result<(Operation, bool), HostError> {
+        if let Some(begun) = self.begun(key)? {
+            return Ok((begun, true));
+        }
         let source = ImportSource::open(Path::new(&import.path), import.format)?;
         let store = self.stores.for_images(import.store.as_ref())?;
         self.stores.check(&store)?;
         let found = source.look()?;
         let size_bytes = found.size_bytes;
         let origin = Origin::Import { path: import.path.clone(), format: import.format };
-        let version = self
-            .objects
-            .change(|changes| record(changes, name, &origin, &store, size_bytes, &found.notes))?;
-        let what = format!("import {name}:{} from {}", version.version, import.path);
-        self.begin(what, version, false, move |files, _, progress| {
-            source.convert(&files.partial_disk(), size_bytes, progress)
-        })
+        let what = |number: u32| format!("import {name}:{number} from {}", import.path);
+        self.begin(
+            key,
+            false,
+            |changes| {
+                let version = record(changes, name, &origin, &store, size_bytes, &found.notes)?;
+                Ok((what(version.version), version))
+            },
+            move |files, _, progress| source.convert(&files.partial_disk(), size_bytes, progress),
+        )
     }
 
     /// Begins to commit a machine's disk, which contains changes to a version of an image. Nobody can serve the disk
-    /// meanwhile. `may_begin` may refuse.
+    /// meanwhile. `may_begin` may refuse. The flag is `true` as with an import.
     pub fn commit(
         &self,
         name: &Name,
         commit: &ImageCommit,
         (image, number): (&Name, u32),
         disk: &Path,
+        key: &IdempotentRequest,
         mut may_begin: impl FnMut(&mut Changes) -> Result<(), HostError>,
-    ) -> Result<Operation, HostError> {
+    ) -> Result<(Operation, bool), HostError> {
         let machine = &commit.machine;
         let base = self.objects.change(|changes| self.ready(changes, image, number))?.value;
         // Use the store of the base version, so that they can share extents.
@@ -76,39 +91,66 @@ impl Images {
             .map_err(|e| HostError::new(e.code, format!("{machine} cannot be committed: {e}")))?;
         let size_bytes = merged.size_bytes();
         let origin = Origin::Commit { machine: machine.clone(), from };
-        let version = self.objects.change(|changes| {
+        let record = |changes: &mut Changes| {
             may_begin(changes)?;
             self.ready(changes, image, number)?;
             // Write the image unchanged, so that a concurrent deletion of the version conflicts with this commit.
             let written_over = self.image(changes, image)?.value;
             changes.put(image.as_str(), &written_over);
-            record(changes, name, &origin, &store, size_bytes, &[])
-        })?;
-        let what = format!("commit {machine} as {name}:{}", version.version);
-        self.begin(what, version, commit.publish, move |files, to, progress| merged.fill(files, to, progress))
+            let version = record(changes, name, &origin, &store, size_bytes, &[])?;
+            Ok((format!("commit {machine} as {name}:{}", version.version), version))
+        };
+        self.begin(key, commit.publish, record, move |files, to, progress| merged.fill(files, to, progress))
     }
 
-    /// Begins the operation that makes a recorded version.
+    /// Returns the operation that an earlier request with this key has begun.
+    pub fn begun(&self, key: &IdempotentRequest) -> Result<Option<Operation>, HostError> {
+        let _beginning = self.beginning();
+        self.objects.change(|changes| key.made(changes))
+    }
+
+    fn beginning(&self) -> MutexGuard<'_, ()> {
+        self.beginning.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Records a version with `record`, which also says in words what is done, and begins the operation that makes it.
     fn begin(
         &self,
-        what: String,
-        version: ImageVersion,
+        key: &IdempotentRequest,
         publish: bool,
+        mut record: impl FnMut(&mut Changes) -> Result<(String, ImageVersion), HostError>,
         fill: impl FnOnce(&VersionFiles, &File, &Progress) -> Result<(), HostError> + Send + 'static,
-    ) -> Result<Operation, HostError> {
-        let (images, record) = (self.clone(), version.clone());
-        let begun =
-            self.operations.begin(what, reference(&version.image, version.version), move |progress| {
-                let made = images.make(&version, publish, fill, progress);
-                made.map_err(|why| match images.remove(&version) {
-                    Ok(()) => why,
-                    Err(left) => HostError::new(why.code, format!("{why}; until the next start {left}")),
-                })
-            });
+    ) -> Result<(Operation, bool), HostError> {
+        let _beginning = self.beginning();
+        let recorded = self.objects.change(|changes| {
+            if let Some(begun) = key.made::<Operation>(changes)? {
+                return Ok(Err(begun));
+            }
+            let (what, version) = record(changes)?;
+            let operation = self.operations.describe(what, reference(&version.image, version.version));
+            key.record(changes, &operation);
+            Ok::<_, HostError>(Ok((operation, version)))
+        })?;
+        let (operation, version) = match recorded {
+            Ok(new) => new,
+            Err(begun) => return Ok((begun, true)),
+        };
+        let (images, unfinished) = (self.clone(), version.clone());
+        let begun = self.operations.begin(operation, move |progress| {
+            let made = images.make(&version, publish, fill, progress);
+            made.map_err(|why| match images.remove(&version) {
+                Ok(()) => why,
+                Err(left) => HostError::new(why.code, format!("{why}; until the next start {left}")),
+            })
+        });
         if begun.is_err() {
-            self.remove(&record)?;
+            self.objects.change(|changes| {
+                key.forget(changes);
+                Ok::<_, HostError>(())
+            })?;
+            self.remove(&unfinished)?;
         }
-        begun
+        Ok((begun?, false))
     }
 
     /// Writes the content of a version and marks it as ready.
@@ -244,5 +286,79 @@ pub(super) fn check_no_commit_reads(
             Err(HostError::new(ErrorCode::InUse, message))
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operations::Operations;
+    use crate::store::failing::FailingStore;
+    use crate::store::{Objects, SqliteStore, Store};
+    use crate::stores::Stores;
+    use spillway_api::{OperationState, SourceFormat};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    /// The daemon ends after the transaction that records the version.
+    #[tokio::test]
+    async fn a_key_is_recorded_with_its_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let (left, file) = (Arc::new(AtomicUsize::new(usize::MAX)), dir.path().join("disk"));
+        std::fs::write(&file, [7; 4096]).unwrap();
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap());
+        let images = |store: Arc<dyn Store>| {
+            let objects = Objects::new(store);
+            let stores = Stores::open(objects.clone(), &dir.path().join("store")).unwrap();
+            let mut complain = |why: &str| panic!("{why}");
+            Images::open(objects, Operations::default(), stores, &mut complain).unwrap()
+        };
+        let name: Name = "debian".parse().unwrap();
+        let path = file.display().to_string();
+        let import = ImageImport { path, format: SourceFormat::Raw, store: None };
+        let key = IdempotentRequest::new("ci", "imports/debian", "1", &import);
+        let first = images(Arc::new(FailingStore::counted(Arc::clone(&store), Arc::clone(&left))));
+        left.store(1, Ordering::Relaxed);
+        let (begun, is_repeated) = first.import(&name, import.clone(), &key).unwrap();
+        assert!(!is_repeated);
+        let ended = first.operations.wait(begun.id, Duration::from_secs(30)).await.unwrap();
+        assert!(matches!(ended.state, OperationState::Failed { .. }), "{ended:?}");
+
+        let second = images(store);
+        assert_eq!(second.import(&name, import, &key).unwrap(), (begun, true));
+        assert_eq!(second.list().unwrap(), [], "no other one is made");
+    }
+
+    /// What could not be begun has no key.
+    #[test]
+    fn an_import_that_is_refused_leaves_no_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
+        let stores = Stores::open(objects.clone(), &dir.path().join("store")).unwrap();
+        let mut complain = |why: &str| panic!("{why}");
+        let images = Images::open(objects, Operations::default(), stores, &mut complain).unwrap();
+        let (name, file): (Name, _) = ("debian".parse().unwrap(), dir.path().join("disk"));
+        std::fs::write(&file, [7; 4096]).unwrap();
+        let path = file.display().to_string();
+        let import = ImageImport { path, format: SourceFormat::Raw, store: None };
+        let key = IdempotentRequest::new("ci", "imports/debian", "1", &import);
+        // As many as may run at a time.
+        let (ends, end) = std::sync::mpsc::channel::<()>();
+        let end = Arc::new(std::sync::Mutex::new(end));
+        let busy = std::iter::from_fn(|| {
+            let operation = images.operations.describe("busy".into(), reference(&name, 1));
+            let end = Arc::clone(&end);
+            let waits = move |_: &Progress| {
+                let _ = end.lock().map(|end| end.recv());
+                Ok(())
+            };
+            images.operations.begin(operation, waits).ok()
+        });
+        assert_eq!(busy.count(), 8);
+        let refused = images.import(&name, import.clone(), &key).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Exhausted);
+        assert_eq!((images.list().unwrap(), images.begun(&key).unwrap()), (vec![], None));
+        drop(ends);
     }
 }

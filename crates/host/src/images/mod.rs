@@ -21,19 +21,24 @@ use crate::catalogs;
 use crate::error::HostError;
 use crate::machines::leftovers;
 use crate::operations::Operations;
-use crate::store::{Changes, Object, Objects, RecordKind, Revision, StoredRecord};
+use crate::store::{Changes, Object, Objects, RecordKind, StoredRecord};
 use crate::stores::Stores;
+use crate::tags::Tag;
 use digest::ChunkDigest;
 use making::LastVersion;
 use spillway_api::{
     Catalog, ErrorCode, HistoryEntry, Image, ImageDetails, ImageRef, ImageVersion, Name, Operation, Origin,
-    VersionState,
+    StoreFolder, VersionState,
 };
 use spillway_image::size_fault;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+/// Number of tags that an image has at most.
+const MOST_TAGS: usize = 256;
 
 impl StoredRecord for Image {
     const PREFIX: &'static str = "images/";
@@ -56,13 +61,15 @@ pub struct Images {
     operations: Operations,
     stores: Stores,
     checks: checks::Checks,
+    /// Held from the transaction that records a new version until its operation has begun.
+    beginning: Arc<Mutex<()>>,
 }
 
 /// Conditions of a change.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ImageChangeTerms {
-    /// Revision on which it was decided: nothing is done if the image has another one.
-    pub expected: Option<Revision>,
+    /// Tag of the image on which it was decided: nothing is done if the image has another one.
+    pub expected: Option<Tag>,
     /// Whether the object must not exist before.
     pub is_new: bool,
     /// Whether everything is checked and nothing changed.
@@ -99,7 +106,8 @@ impl Images {
         stores: Stores,
         complain: &mut dyn FnMut(&str),
     ) -> Result<Images, HostError> {
-        let images = Images { objects, operations, stores, checks: checks::Checks::default() };
+        let checks = checks::Checks::default();
+        let images = Images { objects, operations, stores, checks, beginning: Arc::default() };
         for version in images.objects.list::<ImageVersion>()? {
             if version.value.state != VersionState::Ready {
                 images.remove(&version.value).unwrap_or_else(|e| complain(&e.message));
@@ -125,20 +133,23 @@ impl Images {
         self.objects.each_after::<Image>(after).map(|image| Ok(image?.value))
     }
 
-    /// Returns an image with its versions, and its revision.
-    pub fn details(&self, name: &Name) -> Result<(ImageDetails, Revision), HostError> {
-        let Some(image) = self.objects.get::<Image>(name.as_str())? else { return Err(self.no_image(name)) };
-        let versions = self.objects.list_below::<ImageVersion>(&format!("{name}/"))?;
-        let versions = versions.into_iter().map(|v| v.value).collect();
-        Ok((ImageDetails { image: image.value, versions }, image.revision))
+    /// Returns an image with its versions.
+    pub fn details(&self, name: &Name) -> Result<ImageDetails, HostError> {
+        self.objects.change(|changes| self.details_within(changes, name))
+    }
+
+    /// Does the same in a transaction, which fails if the image changes before its commit.
+    fn details_within(&self, changes: &mut Changes, name: &Name) -> Result<ImageDetails, HostError> {
+        let image = self.image(changes, name)?.value;
+        let versions = changes.list_readable_below::<ImageVersion>(&format!("{name}/"))?;
+        Ok(ImageDetails { image, versions: versions.into_iter().map(|version| version.value).collect() })
     }
 
     /// Returns the file of a ready version.
     pub fn disk(&self, name: &Name, version: u32) -> Result<PathBuf, HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
         check_size(&version)?;
-        let store = self.stores.get(&version.store)?;
-        self.stores.check(&store)?;
+        let store = self.store_of(&version)?;
         Ok(VersionFiles::of(&store.path, name, version.version).disk())
     }
 
@@ -161,7 +172,7 @@ impl Images {
         name: &Name,
         version: u32,
         terms: ImageChangeTerms,
-    ) -> Result<Object<Image>, HostError> {
+    ) -> Result<(Tag, Image), HostError> {
         self.change_image(name, terms, |image, changes| {
             check_size(&self.ready(changes, name, version)?.value)?;
             image.published = Some(version);
@@ -176,12 +187,18 @@ impl Images {
         tag: &Name,
         version: u32,
         terms: ImageChangeTerms,
-    ) -> Result<Object<Image>, HostError> {
+    ) -> Result<(Tag, Image), HostError> {
         self.change_image(name, terms, |image, changes| {
             self.ready(changes, name, version)?;
             if let Some(tagged) = image.tags.get(tag).filter(|_| terms.is_new) {
                 let message = format!("the tag '{tag}' exists already: it names {name}:{tagged}");
                 return Err(HostError::new(ErrorCode::PreconditionFailed, message));
+            }
+            if image.tags.len() >= MOST_TAGS && !image.tags.contains_key(tag) {
+                let message = format!(
+                    "{name} has {MOST_TAGS} tags, and no image can have more: take one away first ('spillway image tag {name} TAG')"
+                );
+                return Err(HostError::new(ErrorCode::Conflict, message));
             }
             image.tags.insert(tag.clone(), version);
             Ok(())
@@ -189,12 +206,7 @@ impl Images {
     }
 
     /// Removes a tag.
-    pub fn untag(
-        &self,
-        name: &Name,
-        tag: &Name,
-        terms: ImageChangeTerms,
-    ) -> Result<Object<Image>, HostError> {
+    pub fn untag(&self, name: &Name, tag: &Name, terms: ImageChangeTerms) -> Result<(Tag, Image), HostError> {
         self.change_image(name, terms, |image, _| match image.tags.remove(tag) {
             Some(_) => Ok(()),
             None => {
@@ -210,7 +222,8 @@ impl Images {
         let store = self.stores.get(&version.store)?;
         let files = VersionFiles::of(&store.path, name, version.version);
         let what = format!("verify {name}:{}", version.version);
-        self.operations.begin(what, reference(name, version.version), move |progress| {
+        let operation = self.operations.describe(what, reference(name, version.version));
+        self.operations.begin(operation, move |progress| {
             progress.set_total(version.size_bytes);
             let (disk, mut list) = files.open()?;
             let (mut at, mut differing, mut first) = (0, 0, None);
@@ -243,16 +256,17 @@ impl Images {
         &self,
         name: &Name,
         version: u32,
-        expected: Option<Revision>,
+        terms: ImageChangeTerms,
     ) -> Result<(), HostError> {
         let deleting = self.objects.change(|changes| {
-            check_revision(&self.image(changes, name)?, expected)?;
+            let before = self.details_within(changes, name)?;
+            check_tag(&before, terms.expected)?;
             let found = self.version(changes, name, version)?.value;
             if found.state == VersionState::Deleting {
                 return Ok(found);
             }
             self.check_ready(&found)?;
-            let mut image = self.image(changes, name)?.value;
+            let mut image = before.image;
             let others = changes.list_below::<ImageVersion>(&format!("{name}/"))?.len() > 1;
             let in_use = |why: String| HostError::new(ErrorCode::InUse, format!("{name}:{version}: {why}"));
             if image.published == Some(version) && others {
@@ -267,17 +281,20 @@ impl Images {
             changes.put(name.as_str(), &image);
             let deleting = ImageVersion { state: VersionState::Deleting, ..found };
             changes.put(&key(name, version), &deleting);
+            if terms.dry_run {
+                changes.forget();
+            }
             Ok(deleting)
         })?;
-        self.remove(&deleting)
+        self.end_deletion([&deleting], terms)
     }
 
     /// Deletes an image with all its versions. Continues an interrupted deletion.
-    pub fn delete(&self, name: &Name, expected: Option<Revision>) -> Result<(), HostError> {
+    pub fn delete(&self, name: &Name, terms: ImageChangeTerms) -> Result<(), HostError> {
         let deleting = self.objects.change(|changes| {
-            let image = self.image(changes, name)?;
-            check_revision(&image, expected)?;
-            let image = image.value;
+            let before = self.details_within(changes, name)?;
+            check_tag(&before, terms.expected)?;
+            let image = before.image;
             self.check_unused(changes, name, None)?;
             let versions = changes.list_below::<ImageVersion>(&format!("{name}/"))?;
             if let Some(busy) = versions.iter().find(|v| v.value.state == VersionState::Importing) {
@@ -290,15 +307,36 @@ impl Images {
                 changes.put(&version.name, &deleting);
             }
             changes.put(name.as_str(), &Image { published: None, tags: BTreeMap::new(), ..image });
+            if terms.dry_run {
+                changes.forget();
+            }
             Ok(versions)
         })?;
-        deleting.iter().try_for_each(|version| self.remove(&version.value))
+        self.end_deletion(deleting.iter().map(|version| &version.value), terms)
+    }
+
+    /// Removes versions that are marked as being deleted. A dry run only checks that their stores can be used.
+    fn end_deletion<'a>(
+        &self,
+        versions: impl IntoIterator<Item = &'a ImageVersion>,
+        terms: ImageChangeTerms,
+    ) -> Result<(), HostError> {
+        versions.into_iter().try_for_each(|version| match terms.dry_run {
+            true => self.store_of(version).map(drop),
+            false => self.remove(version),
+        })
+    }
+
+    /// Returns the store of a version, if it can be used.
+    fn store_of(&self, version: &ImageVersion) -> Result<StoreFolder, HostError> {
+        let store = self.stores.get(&version.store)?;
+        self.stores.check(&store)?;
+        Ok(store)
     }
 
     /// Removes a version's files, then its record, and the image's record with the last version. May be repeated.
     fn remove(&self, version: &ImageVersion) -> Result<(), HostError> {
-        let store = self.stores.get(&version.store)?;
-        self.stores.check(&store)?;
+        let store = self.store_of(version)?;
         VersionFiles::of(&store.path, &version.image, version.version).remove()?;
         self.objects.change(|changes| {
             // Read the image first: an import writes it, so that no version can be added unnoticed before the list is
@@ -321,18 +359,18 @@ impl Images {
         name: &Name,
         terms: ImageChangeTerms,
         mut change: impl FnMut(&mut Image, &mut Changes) -> Result<(), HostError>,
-    ) -> Result<Object<Image>, HostError> {
-        let (image, written) = self.objects.change_at(|changes| {
-            let mut image = self.image(changes, name)?;
-            check_revision(&image, terms.expected)?;
-            change(&mut image.value, changes)?;
-            match terms.dry_run {
-                true => changes.forget(),
-                false => changes.put(name.as_str(), &image.value),
+    ) -> Result<(Tag, Image), HostError> {
+        self.objects.change(|changes| {
+            let mut details = self.details_within(changes, name)?;
+            let before = check_tag(&details, terms.expected)?;
+            change(&mut details.image, changes)?;
+            if terms.dry_run {
+                changes.forget();
+                return Ok((before, details.image));
             }
-            Ok::<_, HostError>(image)
-        })?;
-        Ok(Object { revision: written.unwrap_or(image.revision), ..image })
+            changes.put(name.as_str(), &details.image);
+            Ok((Tag::of(&details), details.image))
+        })
     }
 
     fn image(&self, changes: &mut Changes, name: &Name) -> Result<Object<Image>, HostError> {
@@ -411,7 +449,9 @@ impl Images {
     }
 }
 
-/// Refuses to change an image whose revision is not the one that the client has read.
-fn check_revision(image: &Object<Image>, expected: Option<Revision>) -> Result<(), HostError> {
-    HostError::if_match(&format!("image {}", image.name), expected, image.revision)
+/// Refuses to change an image whose tag is not the one that the client has read. Returns the tag.
+fn check_tag(details: &ImageDetails, expected: Option<Tag>) -> Result<Tag, HostError> {
+    let tag = Tag::of(details);
+    tag.check(&format!("image {}", details.image.name), expected)?;
+    Ok(tag)
 }

@@ -1,17 +1,21 @@
 //! The actions that clients ask of machines: start, stop, restart, reset, drain and delete. Owns the rules for each
 //! action. An action is recorded here; the machine's task carries it out.
 //!
-//! Invariant: if one of the named machines cannot take the action, nothing is recorded for any of them.
+//! Invariant: if one of the named machines cannot take the action, nothing is recorded for any of them. With an
+//! idempotency key the action is recorded once for each machine.
 
 use super::closing::require_open;
 use super::desired_state::DesiredState;
-use super::tag::if_match;
+use super::tag::check_tag;
 use super::views::{MachineReader, View};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
+use crate::idempotency::IdempotentRequest;
 use crate::images::check_none_committed;
 use crate::paging::PageRequest;
-use crate::store::{Objects, Revision};
+use crate::store::Objects;
+use crate::tags::Tag;
+use serde::{Deserialize, Serialize};
 use spillway_api::{
     Action, Catalog, ErrorCode, MOST_NAMES, Machine, MachineAction, MachineDetails, Name, Page, Power,
 };
@@ -19,6 +23,26 @@ use std::collections::{HashMap, HashSet};
 
 /// Number of records that one transaction writes at most.
 pub(super) const BATCH: usize = 256;
+
+/// How far an action with an idempotency key is recorded. A repeated request goes on from there.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct ActionProgress {
+    /// Last machine, in the order of names, for which the action is recorded; empty: none.
+    last: String,
+    /// Whether it is recorded for all selected machines.
+    is_complete: bool,
+}
+
+/// Conditions of a deletion.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MachineDeleteTerms {
+    /// Tag of the machine on which it was decided: nothing is done if the machine has another one.
+    pub expected: Option<Tag>,
+    /// Whether the machine's data disk and kept disk are deleted too.
+    pub with_data: bool,
+    /// Whether everything is checked and nothing deleted.
+    pub dry_run: bool,
+}
 
 /// Records actions of clients on machines.
 #[derive(Clone)]
@@ -35,18 +59,39 @@ impl MachineActions {
     }
 
     /// Records the desired state of the selected machines; their tasks bring them to it. Returns the first of the
-    /// machines as they are now, and all if they are named. Calls `note` with each machine whose change was recorded.
+    /// machines as they are now, and all if they are named. Calls `note` with each machine whose change was recorded. The
+    /// flag is `true` if an earlier request with the same key has recorded the action for some or all of them.
     pub fn act(
         &self,
         action: &MachineAction,
+        key: &IdempotentRequest,
         note: impl Fn(&Name),
-    ) -> Result<Page<MachineDetails>, HostError> {
+    ) -> Result<(Page<MachineDetails>, bool), HostError> {
         let select = &action.select;
         if select.names.is_empty() && select.catalog.is_none() && select.labels.is_empty() && !select.all {
             return Err(HostError::invalid(
                 "which machines? Name them, their catalog or its labels, or say all",
             ));
         }
+        let earlier = self.objects.change(|changes| key.made::<ActionProgress>(changes))?;
+        let is_repeated = earlier.is_some();
+        let ActionProgress { last, is_complete } = earlier.unwrap_or_default();
+        if !is_complete {
+            self.record(action, &last, key, note)?;
+        }
+        let first = PageRequest { after: String::new(), most: MOST_NAMES };
+        Ok((self.reader.page(select, &[], &first)?, is_repeated))
+    }
+
+    /// Records an action for the selected machines after this name.
+    fn record(
+        &self,
+        action: &MachineAction,
+        after: &str,
+        key: &IdempotentRequest,
+        note: impl Fn(&Name),
+    ) -> Result<(), HostError> {
+        let select = &action.select;
         let catalogs: HashMap<Name, Catalog> =
             self.catalogs.list()?.into_iter().map(|catalog| (catalog.name.clone(), catalog)).collect();
         let grace = |machine: &Machine| match (action.force, action.grace_seconds) {
@@ -75,14 +120,19 @@ impl MachineActions {
         let unreadable: HashSet<String> =
             if select.names.is_empty() { unreadable.into_iter().collect() } else { HashSet::new() };
         let is_met = |view: &View| !unreadable.contains(view.machine.catalog.as_str());
-        self.reader.look_at(select, "", |views| {
+        self.reader.look_at(select, after, |views| {
             let mut met = views.iter().filter(|view| is_met(view));
             met.try_for_each(|view| asked(&view.machine, &view.wanted).map(drop))?;
             Ok(true)
         })?;
-        self.reader.look_at(select, "", |mut batch| {
+        self.reader.look_at(select, after, |mut batch| {
             batch.retain(is_met);
-            self.objects.change(|changes| {
+            let recorded = self.objects.change(|changes| {
+                // Another request with the key may be at it too.
+                let progress = key.made::<ActionProgress>(changes)?.unwrap_or_default();
+                let is_left =
+                    |view: &&View| !progress.is_complete && *view.machine.name.as_str() > *progress.last;
+                let batch: Vec<&View> = batch.iter().filter(is_left).collect();
                 for View { machine, .. } in &batch {
                     let name = machine.name.as_str();
                     if changes.get::<Machine>(name)?.is_none() {
@@ -93,33 +143,38 @@ impl MachineActions {
                     // Write the record even if it is unchanged: a machine that has failed is retried at once.
                     changes.put(name, &asked(machine, &is)?);
                 }
-                match action.action {
-                    Action::Start | Action::Restart => {
-                        require_open(changes)?;
-                        check_none_committed(changes, batch.iter().map(|view| &view.machine.name))
-                    }
-                    Action::Stop | Action::Reset | Action::Drain | Action::Undrain => Ok(()),
+                if let Action::Start | Action::Restart = action.action {
+                    require_open(changes)?;
+                    check_none_committed(changes, batch.iter().map(|view| &view.machine.name))?;
                 }
+                let names: Vec<Name> = batch.iter().map(|view| view.machine.name.clone()).collect();
+                if let Some(last) = names.last() {
+                    key.record(changes, &ActionProgress { last: last.to_string(), is_complete: false });
+                }
+                Ok::<_, HostError>(names)
             })?;
-            batch.iter().for_each(|view| note(&view.machine.name));
+            recorded.iter().for_each(&note);
             Ok(true)
         })?;
-        self.reader.page(select, &[], &PageRequest { after: String::new(), most: MOST_NAMES })
+        self.objects.change(|changes| {
+            key.record(changes, &ActionProgress { last: String::new(), is_complete: true });
+            Ok(())
+        })
     }
 
     /// Deletes a machine that is stopped and not claimed, and lowers its catalog's count by one. Its data disk and kept
-    /// disk stay in their store unless `with_data` is set.
-    pub fn delete(&self, name: &Name, with_data: bool, expected: Option<Revision>) -> Result<(), HostError> {
+    /// disk stay in their store unless the conditions say otherwise.
+    pub fn delete(&self, name: &Name, terms: MachineDeleteTerms) -> Result<(), HostError> {
         let view = self.reader.view(name)?;
         // Check the tag before the second transaction changes the machine's records.
-        self.objects.change(|changes| if_match(changes, name, expected))?;
+        self.objects.change(|changes| check_tag(changes, name, terms.expected))?;
         view.check_off()?;
         if view.wanted.claim.is_some() {
             let message = format!("{name} is claimed: release it first ('spillway machine release {name}')");
             return Err(HostError::new(ErrorCode::Conflict, message));
         }
-        self.catalogs.delete_machine(&view.machine, with_data, |changes| {
-            if_match(changes, name, expected)?;
+        self.catalogs.delete_machine(&view.machine, terms, |changes| {
+            check_tag(changes, name, terms.expected)?;
             view.check_unchanged(changes)?;
             check_none_committed(changes, [name])
         })
@@ -151,4 +206,47 @@ fn ask(
         Action::Undrain => wanted.drained = false,
     }
     Ok(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::testing::TestHost;
+    use crate::resources::budget::NO_LIMITS;
+    use crate::store::failing::FailingStore;
+    use serde_json::json;
+    use std::cell::Cell;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// The daemon ends after the first of two transactions.
+    #[test]
+    fn a_repeated_action_goes_on_where_the_first_one_ended() {
+        const COUNT: usize = BATCH + 44;
+        let left = Arc::new(AtomicUsize::new(usize::MAX));
+        let of = Arc::clone(&left);
+        let host = TestHost::with_store(NO_LIMITS, |store| Arc::new(FailingStore::counted(store, of)));
+        host.catalog("desk", json!({ "count": COUNT, "naming": "desk-####" }));
+        let actions = MachineActions::new(host.reader.clone(), host.catalogs.clone(), host.objects.clone());
+        let key = |action: &MachineAction| IdempotentRequest::new("ci", "machine-actions", "1", action);
+        let reset = json!({ "action": "reset", "select": { "catalog": "desk" } });
+        let reset: MachineAction = serde_json::from_value(reset).unwrap();
+        let noted = Cell::new(0);
+        let act = || {
+            noted.set(0);
+            let acted = actions.act(&reset, &key(&reset), |_| noted.set(noted.get() + 1));
+            acted.map(|(page, is_repeated)| (page.items.len(), is_repeated)).map_err(|e| e.code)
+        };
+        left.store(1, Ordering::Relaxed);
+        assert_eq!((act(), noted.get()), (Err(ErrorCode::Exhausted), BATCH));
+        left.store(usize::MAX, Ordering::Relaxed);
+        assert_eq!((act(), noted.get()), (Ok((COUNT, true)), COUNT - BATCH));
+        assert_eq!((act(), noted.get()), (Ok((COUNT, true)), 0));
+        let wanted = host.objects.list::<DesiredState>().unwrap();
+        assert_eq!(wanted.len(), COUNT);
+        assert!(wanted.iter().all(|wanted| wanted.value.resets == 1), "each is reset once");
+        let other = MachineAction { action: Action::Stop, ..reset.clone() };
+        let other = actions.act(&other, &key(&other), |_| ()).unwrap_err();
+        assert_eq!(other.code, ErrorCode::KeyReused);
+    }
 }

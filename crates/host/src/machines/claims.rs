@@ -6,14 +6,15 @@
 use super::closing::require_open;
 use super::desired_state::{ClaimRecord, DesiredState};
 use super::host::SpaceWatch;
-use super::tag::if_match;
+use super::tag::check_tag;
 use super::views::{MachineReader, View};
 use crate::catalogs::{Catalogs, whole};
 use crate::error::HostError;
 use crate::events::Events;
 use crate::idempotency::IdempotentRequest;
 use crate::images::check_none_committed;
-use crate::store::{Changes, Objects, Revision};
+use crate::store::{Changes, Objects};
+use crate::tags::Tag;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
     CatalogSpec, ErrorCode, EventKind, Machine, MachineDetails, Name, NewClaim, Phase, Power, Selector,
@@ -32,8 +33,8 @@ pub struct Claimant {
     pub who: String,
     /// Owner of the claim if the request names none.
     pub owner: String,
-    /// Idempotency key of the request: the claim is made once for it.
-    pub key: Option<IdempotentRequest>,
+    /// The request: the claim is made once for its key.
+    pub request: IdempotentRequest,
 }
 
 /// Selects the claim to renew or release. Without a field set, it is the current claim of the machine.
@@ -42,7 +43,7 @@ pub struct ClaimSelector<'a> {
     /// Only the claim with this id.
     pub id: Option<&'a str>,
     /// Only if the machine still has this tag.
-    pub expected: Option<Revision>,
+    pub expected: Option<Tag>,
 }
 
 /// The claim that a request with an idempotency key has made.
@@ -94,9 +95,7 @@ impl Claims {
         by: &Claimant,
     ) -> Result<(MachineDetails, bool), HostError> {
         check_new_claim(claim)?;
-        if let Some(key) = &by.key
-            && let Some(made) = self.objects.change(|changes| key.made::<KeyedClaim>(changes))?
-        {
+        if let Some(made) = self.objects.change(|changes| by.request.made::<KeyedClaim>(changes))? {
             return Ok((self.repeated_claim(&made)?, true));
         }
         let spec = self.catalogs.get(catalog)?.spec;
@@ -162,9 +161,7 @@ impl Claims {
     fn try_to_claim(&self, seen: &View, claim: &NewClaim, by: &Claimant) -> Result<ClaimAttempt, HostError> {
         let name = seen.machine.name.as_str();
         self.objects.change(|changes| {
-            if let Some(key) = &by.key
-                && let Some(made) = key.made::<KeyedClaim>(changes)?
-            {
+            if let Some(made) = by.request.made::<KeyedClaim>(changes)? {
                 return Ok(ClaimAttempt::Repeated(made));
             }
             let is = changes.get::<DesiredState>(name)?;
@@ -185,12 +182,8 @@ impl Claims {
             let owner = claim.owner.as_deref().unwrap_or(&by.owner);
             let mut claimed = ClaimRecord::new(ttl.filter(|ttl| *ttl > 0), is.power == Power::Off, owner);
             claimed.labels = claim.labels.clone();
-            if let Some(key) = &by.key {
-                key.record(
-                    changes,
-                    &KeyedClaim { machine: seen.machine.name.clone(), claim: claimed.id.clone() },
-                );
-            }
+            let made = KeyedClaim { machine: seen.machine.name.clone(), claim: claimed.id.clone() };
+            by.request.record(changes, &made);
             is.claim = Some(claimed);
             is.start_fresh(&spec);
             changes.put(name, &is);
@@ -251,7 +244,7 @@ fn claimed_state(
     name: &Name,
     which: ClaimSelector<'_>,
 ) -> Result<(DesiredState, ClaimRecord), HostError> {
-    if_match(changes, name, which.expected)?;
+    check_tag(changes, name, which.expected)?;
     let wanted = changes.get::<DesiredState>(name.as_str())?.map(|wanted| wanted.value);
     let claimed = wanted.and_then(|wanted| wanted.claim.clone().map(|claim| (wanted, claim)));
     let (wanted, claim) =

@@ -14,6 +14,7 @@ use super::views::MachineReader;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::store::{Changes, Object, Revision, StoreError, Unreadable};
+use crate::tags::Tag;
 use spillway_api::{ErrorCode, HostAction, HostDetails, Name, Phase, Power, Selector};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,14 +36,6 @@ fn is_of_this_start(closed: Result<Option<Object<HostStart>>, StoreError>) -> Re
     match closed {
         Err(StoreError::Unreadable { .. }) => Ok(true),
         closed => Ok(closed?.is_some_and(|closed| closed.value.boot == boot_id())),
-    }
-}
-
-/// Revision of the record; none if the record does not exist or cannot be read.
-fn tag(closed: Result<Option<Object<HostStart>>, StoreError>) -> Result<Revision, HostError> {
-    match closed {
-        Err(StoreError::Unreadable { .. }) => Ok(Revision::default()),
-        closed => Ok(closed?.map(|closed| closed.revision).unwrap_or_default()),
     }
 }
 
@@ -77,18 +70,21 @@ impl HostGate {
         HostGate { shared, reader, catalogs, desired }
     }
 
-    /// Describes the host, including whether machines may start.
-    pub fn details(&self) -> Result<HostDetails, HostError> {
+    /// Describes the host, including whether machines may start. The tag is of that alone: clients can change nothing
+    /// else.
+    pub fn details(&self) -> Result<(Tag, HostDetails), HostError> {
         let unreadable = self.shared.objects.set_aside_below("");
-        Ok(HostDetails {
-            closed: self.is_closed()?,
+        let closed = self.is_closed()?;
+        let details = HostDetails {
+            closed,
             hypervisor: self.shared.parts.hypervisor,
             guest_users: self.shared.parts.guest_users.map(|range| range.to_string()),
             version: env!("CARGO_PKG_VERSION").into(),
             busy: self.busy()?,
             unreadable: unreadable.into_iter().map(Unreadable::describe).collect(),
             budget: self.shared.admission.describe(),
-        })
+        };
+        Ok((Tag::of(&closed), details))
     }
 
     /// Whether the host is closed.
@@ -110,17 +106,10 @@ impl HostGate {
         Ok(self.shared.registry.count(is_busy) as u32)
     }
 
-    /// Tag of the host. It changes whenever the host is closed or opened.
-    pub fn tag(&self) -> Result<Revision, HostError> {
-        tag(self.shared.objects.get::<HostStart>(NAME))
-    }
-
     /// Closes the host and stops all machines, or opens it again.
-    pub fn act(&self, action: HostAction, expected: Option<Revision>) -> Result<HostDetails, HostError> {
+    pub fn act(&self, action: HostAction, expected: Option<Tag>) -> Result<(Tag, HostDetails), HostError> {
         self.shared.objects.change(|changes| {
-            if expected.is_some() {
-                HostError::if_match("the host", expected, tag(changes.get::<HostStart>(NAME))?)?;
-            }
+            Tag::of(&read_closed(changes)?).check("the host", expected)?;
             match action {
                 HostAction::Close => changes.put(NAME, &HostStart::this()),
                 HostAction::Open => changes.delete::<HostStart>(NAME),

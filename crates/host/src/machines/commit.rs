@@ -9,6 +9,7 @@ use super::views::MachineReader;
 use super::{View, disk};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
+use crate::idempotency::IdempotentRequest;
 use crate::images::{Images, check_none_committed};
 use crate::store::{Changes, Objects};
 use spillway_api::{DiskMode, ErrorCode, ImageCommit, Machine, Name, Operation, Phase, Power};
@@ -28,8 +29,17 @@ impl DiskCommits {
         DiskCommits { reader, catalogs, objects, images }
     }
 
-    /// Begins an operation that makes a new version of an image from a machine's disk.
-    pub fn begin(&self, image: &Name, commit: &ImageCommit) -> Result<Operation, HostError> {
+    /// Begins an operation that makes a new version of an image from a machine's disk. The flag is `true` if an earlier
+    /// request with the same key began it; then the operation is as it was at its start.
+    pub fn begin(
+        &self,
+        image: &Name,
+        commit: &ImageCommit,
+        key: &IdempotentRequest,
+    ) -> Result<(Operation, bool), HostError> {
+        if let Some(begun) = self.images.begun(key)? {
+            return Ok((begun, true));
+        }
         let view = self.reader.view(&commit.machine)?;
         view.check_off()?;
         let name = &view.machine.name;
@@ -44,7 +54,7 @@ impl DiskCommits {
             changes.put(name.as_str(), &view.machine);
             Ok(())
         };
-        self.images.commit(image, commit, (&disk.image, disk.version), &disk.path, may_begin)
+        self.images.commit(image, commit, (&disk.image, disk.version), &disk.path, key, may_begin)
     }
 
     /// Returns the disk of the machine's next start, if it outlives stops and has been written.

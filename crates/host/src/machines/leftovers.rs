@@ -158,15 +158,18 @@ impl Leftovers {
         Ok(page.page())
     }
 
-    /// Marks the leftovers of the machine with this UUID for removal. They are removed once nothing of it runs.
-    pub fn delete(&self, uuid: &str) -> Result<(), HostError> {
+    /// Marks the leftovers of the machine with this UUID for removal. They are removed once nothing of it runs. With
+    /// `dry_run` everything is checked and nothing removed.
+    pub fn delete(&self, uuid: &str, dry_run: bool) -> Result<(), HostError> {
         self.objects.change(|changes| {
             let left = match changes.get::<LeftoverOwner>(uuid)? {
                 Some(owner) => changes.get::<LeftoverFiles>(&format!("{}/{uuid}", owner.value.machine))?,
                 None => None,
             };
             let Some(left) = left else { return Err(self.none(uuid)?) };
-            changes.put(&left.name, &LeftoverFiles { to_be_removed: true, ..left.value });
+            if !dry_run {
+                changes.put(&left.name, &LeftoverFiles { to_be_removed: true, ..left.value });
+            }
             Ok(())
         })
     }
@@ -235,7 +238,7 @@ mod tests {
         let leftovers = Leftovers::new(objects.clone(), Arc::new(files));
         let delete = |number: usize| {
             let before = steps.load(Ordering::Relaxed);
-            leftovers.delete(&format!("uuid-{number:05}")).unwrap();
+            leftovers.delete(&format!("uuid-{number:05}"), false).unwrap();
             steps.load(Ordering::Relaxed) - before
         };
         let machine = |number: usize| -> Machine {
@@ -264,6 +267,8 @@ mod tests {
             }
         };
         leave_some(0..10);
+        leftovers.delete("uuid-00001", true).unwrap();
+        assert_eq!(leftovers.to_be_removed().unwrap(), [], "a dry run");
         // The first one makes its statements.
         delete(0);
         let among_few = delete(9);
@@ -271,10 +276,10 @@ mod tests {
         let among_many = delete(599);
         // The reserve may be filled up at any change, which is not done step by step.
         assert!(among_many <= among_few + 200, "{among_few} {among_many}");
-        let error = leftovers.delete("uuid-0001x").unwrap_err();
+        let error = leftovers.delete("uuid-0001x", false).unwrap_err();
         assert!(error.message.contains("do you mean 'uuid-0001"), "{error}");
         // What is gone is not found by its UUID any more.
         leftovers.remove_marked(&"own-00009".parse().unwrap(), None).unwrap();
-        assert_eq!(leftovers.delete("uuid-00009").unwrap_err().code, ErrorCode::NotFound);
+        assert_eq!(leftovers.delete("uuid-00009", false).unwrap_err().code, ErrorCode::NotFound);
     }
 }

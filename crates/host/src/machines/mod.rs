@@ -33,7 +33,7 @@ mod status;
 mod tag;
 mod tasks;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod views;
 mod vmm;
 
@@ -47,6 +47,7 @@ use crate::scopes::Scopes;
 use crate::store::{Objects, RecordKind};
 use crate::stores::Stores;
 use act::MachineActions;
+pub use act::MachineDeleteTerms;
 use belongings::Belongings;
 use blocking::{blocking, last_words, look};
 use claims::Claims;

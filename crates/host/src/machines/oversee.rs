@@ -194,46 +194,15 @@ mod tests {
     use crate::machines::desired_state::DesiredState;
     use crate::machines::testing::TestHost;
     use crate::resources::budget::NO_LIMITS;
-    use crate::store::{ChangeNotice, Store, StoreEntry, StoreError, Transaction};
+    use crate::store::failing::FailingStore;
     use serde_json::json;
-    use tokio::sync::broadcast;
-
-    /// Refuses whatever is wanted of machines whose names begin so.
-    struct Refusing(Arc<dyn Store>, &'static str);
-
-    impl Store for Refusing {
-        fn get(&self, key: &str) -> Result<Option<StoreEntry>, StoreError> {
-            self.0.get(key)
-        }
-
-        fn list(&self, prefix: &str) -> Result<(Vec<StoreEntry>, Revision), StoreError> {
-            self.0.list(prefix)
-        }
-
-        fn page(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<StoreEntry>, StoreError> {
-            self.0.page(prefix, after, most)
-        }
-
-        fn count(&self, prefix: &str) -> Result<u64, StoreError> {
-            self.0.count(prefix)
-        }
-
-        fn commit(&self, transaction: &Transaction) -> Result<Revision, StoreError> {
-            let is_refused = |key: &str| key.strip_prefix("wanted/").is_some_and(|n| n.starts_with(self.1));
-            match transaction.changes.iter().any(|(key, _)| is_refused(key)) {
-                true => Err(StoreError::Full),
-                false => self.0.commit(transaction),
-            }
-        }
-
-        fn watch(&self) -> broadcast::Receiver<ChangeNotice> {
-            self.0.watch()
-        }
-    }
 
     #[tokio::test]
     async fn a_catalog_that_cannot_be_looked_after_keeps_no_other_from_it() {
-        let host = TestHost::with_store(NO_LIMITS, |store| Arc::new(Refusing(store, "bad-")));
+        let host = TestHost::with_store(NO_LIMITS, |store| {
+            let is_bad = |(key, _): &(String, _)| key.starts_with("wanted/bad-");
+            Arc::new(FailingStore::new(store, move |transaction| !transaction.changes.iter().any(is_bad)))
+        });
         for name in ["bad", "good"] {
             host.catalog(name, json!({ "warm": 1 }));
         }

@@ -1,29 +1,30 @@
 //! Tags of machines, by which clients avoid overwriting changes of others. Owns no state.
 //!
-//! Invariant: a machine's tag changes with its record and with its desired state.
+//! Invariant: a machine's tag changes with its record, its desired power, its claim and its drain, and with each restart
+//! and reset that is asked for.
 
 use super::desired_state::DesiredState;
 use crate::error::HostError;
-use crate::store::{Changes, Object, Revision};
+use crate::store::Changes;
+use crate::tags::Tag;
 use spillway_api::{Machine, Name};
 
 /// Refuses a change if the machine's tag differs from the one the client has read. The transaction fails if the tag
 /// changes before its commit.
-pub(super) fn if_match(
-    changes: &mut Changes,
-    name: &Name,
-    expected: Option<Revision>,
-) -> Result<(), HostError> {
+pub(super) fn check_tag(changes: &mut Changes, name: &Name, expected: Option<Tag>) -> Result<(), HostError> {
     if expected.is_none() {
         return Ok(());
     }
     let machine = changes.get::<Machine>(name.as_str())?;
-    let found = of(machine, changes.get::<DesiredState>(name.as_str())?);
-    HostError::if_match(&format!("machine {name}"), expected, found)
+    let wanted = changes.get::<DesiredState>(name.as_str())?.map(|wanted| wanted.value).unwrap_or_default();
+    match machine {
+        Some(machine) => of(&machine.value, &wanted).check(&format!("machine {name}"), expected),
+        None => Err(HostError::not_found("machine", name.as_str(), [])),
+    }
 }
 
-/// Tag of a machine: the newer of the revisions of its record and its desired state.
-pub(super) fn of(machine: Option<Object<Machine>>, wanted: Option<Object<DesiredState>>) -> Revision {
-    let machine = machine.map(|machine| machine.revision).unwrap_or_default();
-    machine.max(wanted.map(|wanted| wanted.revision).unwrap_or_default())
+/// Tag of a machine with this desired state.
+pub(super) fn of(machine: &Machine, wanted: &DesiredState) -> Tag {
+    // How long its next shutdown may take is no part of what clients see.
+    Tag::of(&(machine, DesiredState { grace_seconds: 0, ..wanted.clone() }))
 }

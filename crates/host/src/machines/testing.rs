@@ -12,6 +12,7 @@ use super::views::MachineReader;
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::error::HostError;
 use crate::events::Events;
+use crate::idempotency::IdempotentRequest;
 use crate::images::{Images, key};
 use crate::operations::Operations;
 use crate::resources::budget::Capacity;
@@ -129,7 +130,8 @@ impl TestHost {
 
     /// Adds a catalog of that image.
     pub fn catalog(&self, name: &str, settings: Value) -> Catalog {
-        self.catalogs.create(&name.parse().unwrap(), &spec(settings), false).unwrap()
+        let (name, unkeyed) = (name.parse().unwrap(), IdempotentRequest::default());
+        self.catalogs.create(&name, &spec(settings), false, &unkeyed).unwrap().0
     }
 
     /// Sets the desired power of a machine.

@@ -13,6 +13,7 @@ use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::paging::{PageBuilder, PageRequest};
 use crate::store::{Object, Objects, Revision};
+use crate::tags::Tag;
 use spillway_api::{
     ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
 };
@@ -45,6 +46,11 @@ impl View {
         View { machine, wanted, revision, status, is_seen, failure, disk }
     }
 
+    /// Tag of the machine.
+    fn tag(&self) -> Tag {
+        tag::of(&self.machine, &self.wanted)
+    }
+
     /// Converts the view for the API.
     pub fn details(self) -> MachineDetails {
         let View { machine, wanted, status, .. } = self;
@@ -65,12 +71,6 @@ impl MachineReader {
     /// Creates the reader of these records.
     pub(super) fn new(objects: Objects, catalogs: Catalogs, registry: Arc<MachineRegistry>) -> MachineReader {
         MachineReader { objects, catalogs, registry }
-    }
-
-    /// Tag of a machine. Read it before the machine that it is sent with, so that it is never newer than that.
-    pub fn tag(&self, name: &Name) -> Result<Revision, HostError> {
-        let machine = self.objects.get::<Machine>(name.as_str())?;
-        Ok(tag::of(machine, self.objects.get::<DesiredState>(name.as_str())?))
     }
 
     /// Returns a page of the selected machines that these owners have claimed, in the order of their names.
@@ -190,16 +190,16 @@ impl MachineReader {
         }
     }
 
-    /// Waits until a machine has reached its desired state, or this time has passed, and returns it.
-    pub async fn wait(&self, name: &Name, at_most: Duration) -> Result<MachineDetails, HostError> {
+    /// Waits until a machine has reached its desired state, or this time has passed, and returns it with its tag.
+    pub async fn wait(&self, name: &Name, at_most: Duration) -> Result<(Tag, MachineDetails), HostError> {
         let until = tokio::time::Instant::now() + at_most;
         loop {
             // Subscribe first, so that no later change is missed.
             let status = self.registry.subscribe(name);
             let (reader, asked) = (self.clone(), name.clone());
-            let found = blocking(move || reader.get(&asked)).await?;
+            let found = blocking(move || reader.view(&asked)).await?;
             if found.status.settled || tokio::time::Instant::now() >= until {
-                return Ok(found);
+                return Ok((found.tag(), found.details()));
             }
             let changes = async {
                 match status {

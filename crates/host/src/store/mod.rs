@@ -5,6 +5,8 @@
 //! transaction happens completely or not at all, with a higher revision than all before it; when `commit` returns, it
 //! survives a power loss.
 
+#[cfg(test)]
+pub mod failing;
 mod reserve;
 mod sqlite;
 mod typed;

@@ -6,7 +6,8 @@ use spillway_api::client::{Client, ClientError};
 use spillway_api::{
     Catalog, ImageImport, Machine, NewCatalog, Operation, OperationState, Problem, SourceFormat,
 };
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -198,6 +199,37 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{program} {arguments:?}: {out}{err}");
     out.into_owned()
+}
+
+/// Asks, and gives the head of the answer, in small letters, and the body.
+pub fn head_and_body(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> (String, Vec<u8>) {
+    let mut stream = UnixStream::connect(world.socket()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    // It may have answered before all of it was sent.
+    let _ = stream.write_all(body);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let at = answer.windows(4).position(|w| w == b"\r\n\r\n");
+    let at = at.unwrap_or_else(|| panic!("{method} {path}: {:?}", String::from_utf8_lossy(&answer))) + 4;
+    (String::from_utf8_lossy(&answer[..at]).to_lowercase(), answer[at..].to_vec())
+}
+
+/// Asks with more lines in the head, each with its end; gives the status and the body.
+pub fn ask_with(world: &World, method: &str, path: &str, lines: &str, body: &[u8]) -> (u16, Vec<u8>) {
+    let (head, body) = head_and_body(world, method, path, lines, body);
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
+}
+
+/// The tag of an object.
+pub fn tag(world: &World, path: &str) -> String {
+    let (head, _) = head_and_body(world, "GET", path, "", b"");
+    let line = head.lines().find_map(|line| line.strip_prefix("etag: ")).map(str::to_owned);
+    line.unwrap_or_else(|| panic!("{path}: {head}"))
 }
 
 /// A file system of its own, until it is dropped.
