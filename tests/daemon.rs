@@ -135,7 +135,7 @@ fn an_image_is_checked_for_what_breaks_clones() {
     let made = mke2fs.args(["-q", "-t", "ext4", "-d"]).arg(&tree).args([&file, "16M"]).output();
     assert!(made.unwrap().status.success());
     world.ok(&["image", "import", "debian", &file, "--format", "raw"]);
-    let told = world.ok(&["image", "check", "debian"]);
+    let report = world.ok(&["image", "check", "debian"]);
     for word in [
         "debian:1: 3 things break clones",
         "error: /etc/machine-id: the machine-id of systemd",
@@ -143,7 +143,7 @@ fn an_image_is_checked_for_what_breaks_clones() {
         "why: ",
         "do:  truncate",
     ] {
-        assert!(told.contains(word), "{word}: {told}");
+        assert!(report.contains(word), "{word}: {report}");
     }
     let (code, out, err) = world.spillway(&["image", "check", "debian:1", "--strict", "--json"]);
     let check: Value = serde_json::from_str(&out).unwrap();

@@ -67,9 +67,9 @@ impl World {
     }
 
     fn ok(&self, arguments: &[&str]) -> String {
-        let (code, said) = self.spillway(arguments);
-        assert_eq!(code, 0, "{arguments:?}: {said}");
-        said
+        let (code, output) = self.spillway(arguments);
+        assert_eq!(code, 0, "{arguments:?}: {output}");
+        output
     }
 
     fn json(&self, arguments: &[&str]) -> Value {
@@ -152,8 +152,8 @@ fn machines_are_reset_and_stopped_on_a_file_system_that_is_full() {
     assert_eq!(world.generation("desk-001"), generation);
     // What needs room ends with its own code.
     world.ok(&["catalog", "scale", "desk", "3"]);
-    let (code, said) = world.spillway(&["machine", "start", "desk-002", "--wait"]);
-    assert_eq!(code, 73, "{said}");
+    let (code, output) = world.spillway(&["machine", "start", "desk-002", "--wait"]);
+    assert_eq!(code, 73, "{output}");
     world.ok(&["host", "close", "--wait"]);
     world.ok(&["catalog", "delete", "desk"]);
     world.ok(&["image", "delete", "debian"]);
@@ -182,16 +182,16 @@ fn what_runs_of_a_machine_whose_record_cannot_be_read_is_left_alone() {
         world.start();
         let shown = world.ok(&["host", "show"]);
         assert!(shown.contains(&format!("set aside: {key} cannot be read")), "{shown}");
-        let told = || {
+        let reported = || {
             let events = world.ok(&["event", "--kind", "failed", "--object", "machine/desk-001"]);
             events.contains("cannot be read").then_some(())
         };
-        wait_until(Duration::from_secs(20), told).unwrap();
+        wait_until(Duration::from_secs(20), reported).unwrap();
         assert!(pids.iter().all(|pid| is_alive(*pid)), "{key}");
     }
     // Another machine is what it was, and is stopped by its name only once its catalog can be read again.
-    let (code, said) = world.spillway(&["machine", "reset", "desk-002", "--discard-data"]);
-    assert!(code == 70 && said.contains("catalogs/desk"), "{code}: {said}");
+    let (code, output) = world.spillway(&["machine", "reset", "desk-002", "--discard-data"]);
+    assert!(code == 70 && output.contains("catalogs/desk"), "{code}: {output}");
     world.kill();
     for pid in pids {
         Command::new("kill").arg(pid.to_string()).status().unwrap();

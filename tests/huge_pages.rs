@@ -28,13 +28,13 @@ struct Switch {
 
 impl Switch {
     fn turn_to(setting: &str) -> Result<Switch, String> {
-        let said = |e: std::io::Error| format!("{SWITCH}: {e}: huge pages are not tested");
-        let held = File::open(SWITCH).map_err(said)?;
-        flock(&held, FlockOperation::LockExclusive).map_err(|e| said(e.into()))?;
-        let text = std::fs::read_to_string(SWITCH).map_err(said)?;
+        let explain = |e: std::io::Error| format!("{SWITCH}: {e}: huge pages are not tested");
+        let held = File::open(SWITCH).map_err(explain)?;
+        flock(&held, FlockOperation::LockExclusive).map_err(|e| explain(e.into()))?;
+        let text = std::fs::read_to_string(SWITCH).map_err(explain)?;
         let before =
             text.split(['[', ']']).nth(1).ok_or(format!("{SWITCH}: '{text}' names no setting"))?.to_string();
-        std::fs::write(SWITCH, setting).map_err(said)?;
+        std::fs::write(SWITCH, setting).map_err(explain)?;
         Ok(Switch { before, _held: held })
     }
 }

@@ -41,7 +41,7 @@ fn remote(is_ca: bool) -> Option<World> {
 
 /// Where it listens: as the host that its certificate names, or another name of the same.
 fn address(world: &World, host: &str) -> String {
-    let port = world.said.trim().rsplit_once(':').unwrap().1;
+    let port = world.ready_line.trim().rsplit_once(':').unwrap().1;
     format!("https://{host}:{port}")
 }
 
@@ -134,15 +134,15 @@ fn nothing_is_said_to_who_cannot_be_trusted() {
     // Nobody there; somebody who speaks no TLS.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = format!("https://localhost:{}", listener.local_addr().unwrap().port());
-    let heard = std::thread::spawn(move || {
+    let received = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let mut said = [0; 4096];
-        let n = stream.read(&mut said).unwrap();
+        let mut buffer = [0; 4096];
+        let n = stream.read(&mut buffer).unwrap();
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
-        said[..n].to_vec()
+        buffer[..n].to_vec()
     });
     refuses(&mut ask(&there), 69, &[&there, "no TLS"]);
-    assert!(!heard.join().unwrap().windows(4).any(|word| word == b"read"));
+    assert!(!received.join().unwrap().windows(4).any(|word| word == b"read"));
     refuses(&mut ask(&there), 69, &[&there, "does spillwayd run there"]);
     refuses(&mut ask("https://no-such-host.invalid:9443"), 69, &["no-such-host.invalid"]);
 }

@@ -59,18 +59,18 @@ fn top_is_live_on_a_terminal_and_leaves_it_as_it_was() {
         .env("TERM", "xterm");
     let mut top = Ended(script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     let (mut keys, mut screen) = (top.0.stdin.take().unwrap(), top.0.stdout.take().unwrap());
-    let (tell, told) = mpsc::channel();
+    let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
         let mut bytes = [0; 4096];
         while let Ok(n @ 1..) = screen.read(&mut bytes) {
-            let _ = tell.send(String::from_utf8_lossy(&bytes[..n]).into_owned());
+            let _ = sender.send(String::from_utf8_lossy(&bytes[..n]).into_owned());
         }
     });
     let mut seen = String::new();
     let mut until = |word: &str| {
         let end = Instant::now() + Duration::from_secs(20);
         while !seen.contains(word) {
-            match told.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(more) => seen.push_str(&more),
                 Err(_) => panic!("{word} is not seen: {seen:?}"),
             }
@@ -147,11 +147,11 @@ fn doctor_looks_at_everything_and_says_what_to_do() {
 
 /// What a program says, line by line, as it says it.
 fn lines(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
-    let (tell, told) = mpsc::channel();
+    let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
-        BufReader::new(pipe).lines().map_while(Result::ok).try_for_each(|line| tell.send(line).ok())
+        BufReader::new(pipe).lines().map_while(Result::ok).try_for_each(|line| sender.send(line).ok())
     });
-    told
+    lines
 }
 
 #[test]
@@ -166,8 +166,9 @@ fn events_are_listed_and_followed_over_the_daemons_end() {
     let follow = command.args(machine).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut follow = Ended(follow.unwrap());
     let (events, notices) = (lines(follow.0.stdout.take().unwrap()), lines(follow.0.stderr.take().unwrap()));
-    let next =
-        |told: &mpsc::Receiver<String>| told.recv_timeout(Duration::from_secs(20)).expect("nothing is told");
+    let next = |lines: &mpsc::Receiver<String>| {
+        lines.recv_timeout(Duration::from_secs(20)).expect("nothing is told")
+    };
     let event = || serde_json::from_str::<serde_json::Value>(&next(&events)).unwrap();
 
     // There is no program that could serve its disk.

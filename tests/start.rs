@@ -151,11 +151,11 @@ fn type_in(shell: &mut Child, screen: &Screen, from: usize, session: &str) -> us
         screen.wait(shell, at, PROMPT.trim_end_matches('\0'))
     };
     at = enter(shell, at, "");
-    let mut said = at;
+    let mut from = at;
     for line in session.lines() {
         match ["login: ", "Password: ", "$ "].iter().find_map(|prompt| Some(line.split_once(prompt)?.1)) {
-            Some(typed) => (said, at) = (at, enter(shell, at, typed)),
-            None => assert!(screen.text()[said..at].contains(line), "no '{line}' in:\n{}", screen.text()),
+            Some(typed) => (from, at) = (at, enter(shell, at, typed)),
+            None => assert!(screen.text()[from..at].contains(line), "no '{line}' in:\n{}", screen.text()),
         }
     }
     shell.stdin.as_mut().unwrap().write_all(&[0x1d]).unwrap();

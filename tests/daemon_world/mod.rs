@@ -13,7 +13,7 @@ pub struct World {
     options: Vec<String>,
     daemon: Child,
     /// What it said when it was ready.
-    pub said: String,
+    pub ready_line: String,
 }
 
 impl World {
@@ -25,8 +25,8 @@ impl World {
     pub fn with(options: impl FnOnce(&Path) -> Vec<String>) -> World {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let options = options(dir.path());
-        let (daemon, said) = start(dir.path(), &options);
-        World { dir, options, daemon, said }
+        let (daemon, ready_line) = start(dir.path(), &options);
+        World { dir, options, daemon, ready_line }
     }
 
     /// Kills the daemon.
@@ -37,7 +37,7 @@ impl World {
 
     /// Starts another one.
     pub fn start(&mut self) {
-        (self.daemon, self.said) = start(self.dir.path(), &self.options);
+        (self.daemon, self.ready_line) = start(self.dir.path(), &self.options);
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -83,10 +83,10 @@ fn start(dir: &Path, options: &[String]) -> (Child, String) {
         daemon.args(["--worker", "/nonexistent/spillway"]);
     }
     let mut daemon = daemon.stdout(Stdio::piped()).spawn().expect("'make test' builds spillwayd");
-    let mut said = String::new();
-    BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut said).unwrap();
-    assert!(said.contains("ready"), "{said:?}");
-    (daemon, said)
+    let mut ready_line = String::new();
+    BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut ready_line).unwrap();
+    assert!(ready_line.contains("ready"), "{ready_line:?}");
+    (daemon, ready_line)
 }
 
 impl Drop for World {

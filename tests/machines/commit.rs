@@ -48,8 +48,8 @@ fn stored(world: &World, image: &str) -> Vec<String> {
 
 fn refuses(world: &World, arguments: &[&str], exit: i32, words: &[&str]) {
     let (code, out, err) = world.spillway(arguments);
-    let told = words.iter().all(|word| err.contains(word));
-    assert!(code == exit && told, "{arguments:?}: {code} {out}{err}");
+    let explained = words.iter().all(|word| err.contains(word));
+    assert!(code == exit && explained, "{arguments:?}: {code} {out}{err}");
 }
 
 #[test]
@@ -258,8 +258,8 @@ fn what_is_read_is_compared_with_its_digests_if_that_is_asked_for() {
     for (at, len) in [(2 * MIB, 4096), (3 * MIB - 512, 512), (2 * MIB - 4096, 8192)] {
         assert!(read(&format!("read {at} {len}")).contains("Input/output error"), "{at} {len}");
     }
-    let is_told = || (world.events("in the 1048576 bytes from 2097152 on") == 1).then_some(());
-    wait_until(Duration::from_secs(20), is_told).expect("it is not told of");
+    let event_raised = || (world.events("in the 1048576 bytes from 2097152 on") == 1).then_some(());
+    wait_until(Duration::from_secs(20), event_raised).expect("it is not told of");
     // What was written over it is the guest's.
     write(&world, "sure-001", &["write -P 7 2M 4k", "read -P 7 2M 4k"]);
 }
@@ -341,8 +341,8 @@ fn what_is_left(mut world: World) {
     let uuids: Vec<&str> = all.iter().map(|entry| entry["uuid"].as_str().unwrap()).collect();
     world.ok(&[&["leftover", "delete"][..], &uuids].concat());
     assert_eq!(left(&world), [Value::Null; 0]);
-    let is_told = || (world.events("is its file system mounted?") >= 4).then_some(());
-    wait_until(Duration::from_secs(20), is_told).expect("nobody misses it");
+    let event_raised = || (world.events("is its file system mounted?") >= 4).then_some(());
+    wait_until(Duration::from_secs(20), event_raised).expect("nobody misses it");
     refuses(&world, &["image", "delete", "golden"], 75, &["had of golden:1 is being removed: try again"]);
     std::fs::rename(world.path("away"), world.path("big")).unwrap();
     wait_until(Duration::from_secs(60), || kept(&world).is_empty().then_some(()))

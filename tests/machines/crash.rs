@@ -81,19 +81,19 @@ fn script(world: &World, random: &mut Rng, stop: &AtomicBool, answered: &mut Ans
         let (code, _, err) = world.spillway(&arguments);
         // Done, not reachable, or not now: a claim that is not there.
         assert!([0, 69, 75].contains(&code), "{arguments:?}: {code} {err}");
-        let known = code == 0;
-        if known && ["stop", "reset", "restart", "release"].contains(&arguments[1]) {
+        let succeeded = code == 0;
+        if succeeded && ["stop", "reset", "restart", "release"].contains(&arguments[1]) {
             answered.forgets.insert(name.clone());
         }
         if let Some(power) = power
             && code != 75
         {
-            answered.power.insert(name.clone(), known.then_some(power));
+            answered.power.insert(name.clone(), succeeded.then_some(power));
         }
         if let Some(claim) = claim
             && code != 75
         {
-            answered.claimed.insert(name.clone(), known.then_some(claim));
+            answered.claimed.insert(name.clone(), succeeded.then_some(claim));
         }
     }
 }

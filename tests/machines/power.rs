@@ -119,14 +119,14 @@ fn a_kept_disk_that_has_not_ended_cleanly_is_told_of() {
     let Some(host) = Host::new() else { return };
     host.0.import("golden", "version-1");
     host.0.ok(&["catalog", "create", "own", "--image", "golden", "--count", "1", "--type", "dedicated"]);
-    for (hangs, told) in [(false, 0), (true, 1), (false, 1)] {
+    for (hangs, events) in [(false, 0), (true, 1), (false, 1)] {
         host.0.ok(&["machine", "start", "own-001", "--wait"]);
         if hangs {
             let worker = host.0.processes().into_iter().find(|process| process.contains("__worker")).unwrap();
             signal(worker.split(' ').next().unwrap().parse().unwrap(), Signal::STOP);
         }
         host.0.ok(&["machine", "stop", "own-001", "--wait"]);
-        assert_eq!(host.0.events("its disk has not ended cleanly"), told);
+        assert_eq!(host.0.events("its disk has not ended cleanly"), events);
     }
 }
 
@@ -135,14 +135,14 @@ fn what_only_a_disks_process_kept_is_not_lost_without_a_word() {
     let Some(host) = Host::new() else { return };
     host.0.import("golden", "version-1");
     host.0.ok(&["catalog", "create", "still", "--image", "golden", "--count", "1", "--reset", "never"]);
-    for told in [0, 1] {
+    for events in [0, 1] {
         host.0.ok(&["machine", "start", "still-001", "--wait"]);
         host.0.ok(&["machine", "stop", "still-001", "--wait"]);
         assert_eq!(host.0.processes().len(), 2, "it is served on");
-        assert_eq!(host.0.events("and with it what was written"), told);
-        let is_told = || (host.0.events("and with it what was written") == told + 1).then_some(());
+        assert_eq!(host.0.events("and with it what was written"), events);
+        let event_raised = || (host.0.events("and with it what was written") == events + 1).then_some(());
         kill(host.0.pid("still-001", "disk_pid"));
-        wait_until(Duration::from_secs(20), is_told).expect("it is not told of");
+        wait_until(Duration::from_secs(20), event_raised).expect("it is not told of");
     }
 }
 

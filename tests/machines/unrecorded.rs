@@ -15,12 +15,12 @@ fn can_be_recorded(world: &World, machine: &str, can: bool) {
 }
 
 /// Waits until it is told that a machine's record cannot be written.
-fn is_told(world: &World, machine: &str) {
-    let told = world.until(machine, "told of", |m| {
+fn assert_not_ready(world: &World, machine: &str) {
+    let machine_status = world.until(machine, "told of", |m| {
         m["status"]["phase"] == "failed"
             && m["status"]["message"].as_str().is_some_and(|why| why.contains("cannot be written"))
     });
-    assert_eq!(told["status"]["ready"], false, "{told:#}");
+    assert_eq!(machine_status["status"]["ready"], false, "{machine_status:#}");
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn the_end_of_a_guest_that_cannot_be_recorded_is_not_forgotten() {
     world.say("desk-001", "poweroff");
     world.say("kiosk-001", "reboot");
     for name in both {
-        is_told(&world, name);
+        assert_not_ready(&world, name);
         let catalog = name.split('-').next().unwrap();
         let (code, _, error) = world.spillway(&["machine", "claim", catalog]);
         assert!(code == 73 && error.contains("is free and ready"), "{name}: {code} {error}");
@@ -61,7 +61,7 @@ fn readiness_that_cannot_be_recorded_is_not_forgotten() {
     world.ok(&["machine", "start", "pool-001"]);
     world.until("pool-001", "started", |m| m["status"]["phase"] == "running");
     can_be_recorded(&world, "pool-001", false);
-    is_told(&world, "pool-001");
+    assert_not_ready(&world, "pool-001");
     let vmm = world.pid("pool-001", "vmm_pid");
     can_be_recorded(&world, "pool-001", true);
     world.until("pool-001", "ready", |m| m["status"]["ready"] == true);

@@ -242,14 +242,14 @@ impl World {
             // It may be that of a VMM that is about to end.
             let silence = || Err(String::new());
             let patient = patience.min(until.saturating_duration_since(Instant::now()));
-            let told = self.console(name).map(|c| converse(c, word, answer, patient, until));
-            let heard = match told.unwrap_or_else(silence) {
+            let conversation = self.console(name).map(|c| converse(c, word, answer, patient, until));
+            let reply = match conversation.unwrap_or_else(silence) {
                 Ok(line) => return line,
-                Err(heard) => heard,
+                Err(reply) => reply,
             };
             let late = Instant::now() >= until;
-            assert!(!late, "{name} does not answer '{word}' but '{heard}': {:#}", self.machine(name));
-            if !heard.is_empty() {
+            assert!(!late, "{name} does not answer '{word}' but '{reply}': {:#}", self.machine(name));
+            if !reply.is_empty() {
                 // It answers earlier ones still: to be told more often than it can answer makes it never catch up.
                 patience *= 2;
             }
@@ -318,11 +318,11 @@ fn converse(
     if console.write_all(format!("{word}{}\n", tag.replace('#', "")).as_bytes()).is_err() {
         return Err(String::new());
     }
-    let (mut heard, mut buffer) = (Vec::new(), [0; 4096]);
+    let (mut received, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
         let read = console.read(&mut buffer).unwrap_or(0);
-        heard.extend_from_slice(&buffer[..read]);
-        let text = String::from_utf8_lossy(&heard);
+        received.extend_from_slice(&buffer[..read]);
+        let text = String::from_utf8_lossy(&received);
         if read == 0 || Instant::now() >= until {
             return Err(text.into_owned());
         }

@@ -165,9 +165,9 @@ fn what_was_answered_is_in_the_figures() {
                 for n in 0..250 {
                     write(n * (256 << 10) + 512);
                     let stats = disk.stats().unwrap();
-                    let said = ["planes.guest.written_bytes", "ram.used_bytes", "inflight"];
-                    let said = said.map(|key| figure(&stats, key).unwrap());
-                    assert_eq!(said, [(n + 1) * 512, (n + 1) * 4096, 0], "{}: {n}", image.display());
+                    let keys = ["planes.guest.written_bytes", "ram.used_bytes", "inflight"];
+                    let figures = keys.map(|key| figure(&stats, key).unwrap());
+                    assert_eq!(figures, [(n + 1) * 512, (n + 1) * 4096, 0], "{}: {n}", image.display());
                 }
             };
             let disk = world.serve(image, &["--ram", "32M"]);

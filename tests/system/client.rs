@@ -52,13 +52,13 @@ impl NbdClient {
     /// Has qemu-io do this to the disk.
     pub fn ask(&mut self, command: &str) {
         writeln!(self.commands, "{command}").unwrap();
-        let mut said = String::new();
+        let mut output = String::new();
         // The last line of what succeeds tells how fast it was.
-        while !said.contains(" ops; ") && !said.contains("failed") {
-            let bytes = self.answers.read_line(&mut said).unwrap();
-            assert!(bytes > 0, "{command}: qemu-io has ended: {said}");
+        while !output.contains(" ops; ") && !output.contains("failed") {
+            let bytes = self.answers.read_line(&mut output).unwrap();
+            assert!(bytes > 0, "{command}: qemu-io has ended: {output}");
         }
-        assert!(!said.contains("failed") && !said.contains("error"), "{command}: {said}");
+        assert!(!output.contains("failed") && !output.contains("error"), "{command}: {output}");
     }
 
     fn pattern(write: u64) -> u64 {

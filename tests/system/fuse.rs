@@ -28,8 +28,8 @@ pub struct Fuse {
 impl Fuse {
     /// Mounts it, for all but these processes, and opens its file. The error says what is lacking.
     pub fn mount(dir: &Path, deaf_to: Vec<u32>) -> Result<Fuse, String> {
-        let said = |e: std::io::Error| format!("/dev/fuse: {e}");
-        let device = File::options().read(true).write(true).open("/dev/fuse").map_err(said)?;
+        let explain = |e: std::io::Error| format!("/dev/fuse: {e}");
+        let device = File::options().read(true).write(true).open("/dev/fuse").map_err(explain)?;
         std::fs::create_dir(dir).unwrap();
         let options = "fd=0,rootmode=40000,user_id=0,group_id=0";
         let mut mount = Command::new("mount");

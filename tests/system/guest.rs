@@ -134,8 +134,8 @@ fn what_was_synced_is_there_after_a_reboot_inside_one_qemu() {
     let image = world.image(16 * MIB);
     let disk = world.serve(&image, &["--size", "256M", "--ram", "32M", "--overflow", "256M"]);
     let reports = boot(&kit, &world, &disk, BOTH, true, &NO_TABLES);
-    let said = |word: &str| reports.iter().position(|l| l == word);
-    let order = ["written", "found after the reboot", "clean"].map(said);
+    let line_of = |word: &str| reports.iter().position(|l| l == word);
+    let order = ["written", "found after the reboot", "clean"].map(line_of);
     assert!(order.iter().all(Option::is_some) && order.is_sorted(), "{reports:?}\n{}", disk.log());
     assert!(disk.figure("evictions.blocks").unwrap() > 0, "some of it came back from the overflow");
     assert_eq!(disk.figure("generation").unwrap(), 1);

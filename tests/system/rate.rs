@@ -52,8 +52,8 @@ fn a_guest_gets_as_much_as_its_disk_may_and_no_more() {
     until("another worker", &disk, || disk.worker().is_ok_and(|now| now != before && now != 0));
     near(measure(&mut driver, 4096, 2 * second).iops, 464.0, 0.08);
 
-    let said = set(&disk, &["--iops", "0", "--bandwidth", "35M", "--bandwidth-burst", "64K"]);
-    assert!(said.contains("at most 35.0 MiB/s") && !said.contains("requests/s"), "{said}");
+    let output = set(&disk, &["--iops", "0", "--bandwidth", "35M", "--bandwidth-burst", "64K"]);
+    assert!(output.contains("at most 35.0 MiB/s") && !output.contains("requests/s"), "{output}");
     let large = measure(&mut driver, 64 << 10, 2 * second);
     near(large.iops * 65536.0, 35.0 * MIB as f64, 0.08);
     // A burst: what a second allows begins at once.
@@ -68,8 +68,8 @@ fn a_guest_gets_as_much_as_its_disk_may_and_no_more() {
     set(&disk, &["--iops", "500"]);
     std::thread::sleep(second / 2);
     near(measure(&mut driver, 4096, 2 * second).iops, 515.0, 0.1);
-    let said = set(&disk, &["--iops", "0"]);
-    assert!(said.contains("no limit of its rate"), "{said}");
+    let output = set(&disk, &["--iops", "0"]);
+    assert!(output.contains("no limit of its rate"), "{output}");
     let free = measure(&mut driver, 4096, second / 2);
     assert!(free.iops > 20_000.0, "{}", free.iops);
     drop(driver);

@@ -146,11 +146,11 @@ impl Events {
         let mut line = move || Some(serde_json::from_str::<Value>(&lines.next()?).unwrap());
         assert!(line().expect("an answer in time").get("ok").is_some());
         stays.set_read_timeout(None).unwrap();
-        let (told, come) = channel();
+        let (sender, come) = channel();
         std::thread::spawn(move || {
             while let Some(line) = line() {
                 let kind = line["event"]["kind"].as_str().unwrap().to_string();
-                if told.send(kind).is_err() {
+                if sender.send(kind).is_err() {
                     break;
                 }
             }
@@ -177,7 +177,7 @@ impl Events {
                 Err(TryRecvError::Disconnected) => panic!("nobody listens any more"),
             }
         }
-        self.counted.iter().filter(|told| *told == kind).count()
+        self.counted.iter().filter(|counted| *counted == kind).count()
     }
 }
 

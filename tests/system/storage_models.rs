@@ -108,8 +108,8 @@ fn measure(world: &World, disk: &Disk, load: &Load, seconds: u32) -> (Rate, f64)
     fio.arg(format!("--uri={}", disk.nbd_uri())).arg(format!("--size={SPAN}"));
     fio.args([format!("--rw={}", load.rw), format!("--bs={}", load.bs), format!("--iodepth={}", load.depth)]);
     fio.args([format!("--ramp_time={}", load.ramp), format!("--runtime={seconds}")]);
-    let said = succeeds(&mut fio);
-    let json: Value = serde_json::from_str(&said[said.find('{').unwrap()..]).unwrap();
+    let stdout = succeeds(&mut fio);
+    let json: Value = serde_json::from_str(&stdout[stdout.find('{').unwrap()..]).unwrap();
     let way = &json["jobs"][0][if load.rw.ends_with("read") { "read" } else { "write" }];
     let figure = |figure: &Value| figure.as_f64().unwrap();
     let rate = match load.expected {
@@ -371,15 +371,15 @@ fn what_is_no_model_is_refused_and_one_that_is_there_is_kept() {
     let path = path.to_str().unwrap();
     let before = std::fs::read(path).unwrap();
     let refused = run(&["storage-model", "create", "sata-ssd", path]);
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(73) && said.contains("--force"), "{said}");
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(73) && stderr.contains("--force"), "{stderr}");
     assert!(std::fs::read(path).unwrap() == before);
     assert_eq!(std::fs::read_dir(world.dir()).unwrap().count(), 1, "nothing is left beside it");
     let image = world.blank(MIB);
     let (image, socket) = (image.to_str().unwrap(), world.path("nbd"));
     for option in ["--overflow-model", "--base-model"] {
         let refused = run(&["serve", "--image", image, "--nbd", socket.to_str().unwrap(), option, image]);
-        let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(refused.status.code() == Some(2) && said.contains("storage-model create"), "{said}");
+        let stderr = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && stderr.contains("storage-model create"), "{stderr}");
     }
 }

@@ -41,8 +41,8 @@ fn ends(mut recorder: Server) -> Value {
     kill_process(Pid::from_raw(recorder.pid() as i32).unwrap(), Signal::INT).unwrap();
     let status = recorder.wait(Duration::from_secs(20)).unwrap();
     assert!(status.success(), "{}", recorder.tail());
-    let said = recorder.tail();
-    serde_json::from_str(said.lines().find(|line| line.starts_with('{')).expect("one object")).unwrap()
+    let output = recorder.tail();
+    serde_json::from_str(output.lines().find(|line| line.starts_with('{')).expect("one object")).unwrap()
 }
 
 fn info(trace: &Path) -> Value {
@@ -73,20 +73,23 @@ fn what_is_recorded_is_what_was_asked_and_says_what_the_disk_did() {
     driver.write_zeroes(MIB, MIB, false).unwrap();
     driver.flush().unwrap();
     let stats = disk.stats().unwrap();
-    let said = ends(first);
+    let summary = ends(first);
     assert_eq!(ends(second)["lost"], 0);
-    assert_eq!(said["lost"], 0);
+    assert_eq!(summary["lost"], 0);
 
-    let told = info(&trace);
-    assert_eq!(told["end"], "whole");
-    assert_eq!((&told["disk_bytes"], &told["reads"]["requests"]), (&SPAN.into(), &measured.reads.into()));
-    assert_eq!(told["reads"]["bytes"], figure(&stats, "planes.guest.read_bytes").unwrap());
-    assert_eq!(told["writes"]["requests"], writes + 1);
-    assert_eq!(told["writes"]["bytes"], writes * 4096 + (16 << 10));
-    assert_eq!(told["write_zeroes"]["bytes"], MIB + (48 << 10));
-    assert_eq!((&told["discards"]["bytes"], &told["flushes"]["requests"]), (&MIB.into(), &1.into()));
+    let recorded = info(&trace);
+    assert_eq!(recorded["end"], "whole");
+    assert_eq!(
+        (&recorded["disk_bytes"], &recorded["reads"]["requests"]),
+        (&SPAN.into(), &measured.reads.into())
+    );
+    assert_eq!(recorded["reads"]["bytes"], figure(&stats, "planes.guest.read_bytes").unwrap());
+    assert_eq!(recorded["writes"]["requests"], writes + 1);
+    assert_eq!(recorded["writes"]["bytes"], writes * 4096 + (16 << 10));
+    assert_eq!(recorded["write_zeroes"]["bytes"], MIB + (48 << 10));
+    assert_eq!((&recorded["discards"]["bytes"], &recorded["flushes"]["requests"]), (&MIB.into(), &1.into()));
     for key in ["reads", "writes", "write_zeroes", "discards", "flushes"] {
-        assert_eq!(told[key], info(&beside)[key]);
+        assert_eq!(recorded[key], info(&beside)[key]);
     }
 
     // The same by those who count: beside the disk, exactly, and in miniature, which does what the disk does. An LRU cache,
@@ -213,8 +216,8 @@ fn a_trace_is_asked_again_at_its_pace_or_another() {
     // A disk that is too small is not asked.
     let small = world.serve(&world.blank(MIB), &["--ram", "24M"]);
     let refused = spillway(&["trace", "replay", "--to"]).arg(small.vhost()).arg(&trace).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("must be as large"), "{said}");
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && stderr.contains("must be as large"), "{stderr}");
     small.stop().unwrap();
 }
 
@@ -240,9 +243,10 @@ fn a_recording_goes_on_over_deaths_of_the_worker_and_ends_with_its_disk() {
     disk.stop().unwrap();
     let mut recorder = recorder;
     assert!(recorder.wait(Duration::from_secs(20)).unwrap().success(), "{}", recorder.tail());
-    let told = info(&trace);
-    let requests = told["reads"]["requests"].as_u64().unwrap() + told["writes"]["requests"].as_u64().unwrap();
-    assert_eq!((requests, &told["end"]), (20_000, &"whole".into()), "{told}");
+    let summary = info(&trace);
+    let requests =
+        summary["reads"]["requests"].as_u64().unwrap() + summary["writes"]["requests"].as_u64().unwrap();
+    assert_eq!((requests, &summary["end"]), (20_000, &"whole".into()), "{summary}");
 }
 
 /// Another program takes over, three times in the middle of requests: the worker that ends has published what it took, and
@@ -275,11 +279,11 @@ fn a_recording_goes_on_over_upgrades_and_has_every_request_once() {
         upgrader.join().unwrap();
     });
     assert_eq!(ends(recorder)["lost"], 0);
-    let told = info(&trace);
+    let summary = info(&trace);
     assert_eq!(
-        (&told["reads"]["requests"], &told["writes"]["requests"], &told["end"]),
+        (&summary["reads"]["requests"], &summary["writes"]["requests"], &summary["end"]),
         (&asked[0].into(), &asked[1].into(), &"whole".into()),
-        "{told}"
+        "{summary}"
     );
     drop(driver);
     disk.stop().unwrap();
@@ -297,17 +301,17 @@ fn what_others_have_recorded_is_imported() {
     let trace = world.path("a.trace");
     let mut import = spillway(&["trace", "import", "--format", "alibaba", "--device", "0", "--out"]);
     succeeds(import.arg(&trace).arg(&file));
-    let told = info(&trace);
-    assert_eq!((&told["reads"]["requests"], &told["writes"]["bytes"]), (&1.into(), &8192.into()));
-    assert_eq!(told["begin_unix_us"], 1_577_808_000_000_000_u64);
+    let summary = info(&trace);
+    assert_eq!((&summary["reads"]["requests"], &summary["writes"]["bytes"]), (&1.into(), &8192.into()));
+    assert_eq!(summary["begin_unix_us"], 1_577_808_000_000_000_u64);
     // Of two devices one must be named, and what is no trace is none; nothing is left of either.
     for words in [&["trace", "import", "--format", "alibaba"][..], &["trace", "import", "--format", "msr"]] {
         let (out, mut import) = (world.path("none"), spillway(words));
         let refused = import.arg("--out").arg(&out).arg(&file).output().unwrap();
-        let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(refused.status.code() == Some(66) && said.contains("line "), "{said}");
+        let stderr = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(66) && stderr.contains("line "), "{stderr}");
     }
     let refused = spillway(&["advise"]).arg(&file).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(66) && said.contains("--format"), "{said}");
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(66) && stderr.contains("--format"), "{stderr}");
 }

@@ -159,10 +159,10 @@ fn a_host_that_forbids_io_uring_is_served_by_threads_that_rest() {
     drop(vmm);
     let (code, text) = server.end(Signal::TERM);
     assert_eq!(code, 0, "{text}");
-    let told: Vec<_> = text.lines().filter(|l| l.contains("io_uring")).collect();
-    assert_eq!(told.len(), 1, "once: {text}");
+    let notices: Vec<_> = text.lines().filter(|l| l.contains("io_uring")).collect();
+    assert_eq!(notices.len(), 1, "once: {text}");
     assert!(
-        told[0].starts_with("spillway: notice: cannot make an io_uring: Operation not permitted"),
+        notices[0].starts_with("spillway: notice: cannot make an io_uring: Operation not permitted"),
         "{text}"
     );
     assert_eq!(world.left(), ["base.raw"]);

@@ -162,8 +162,8 @@ fn who_listens_is_told_of_each_crossing_once() {
     let server = serve(&world, &["--mode", "ram", "--ram", "10M"]);
     let mut listener = control(&world, "events", &["--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(listener.stdout.take().unwrap()).lines();
-    let (told, events) = std::sync::mpsc::channel();
-    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
+    let (sender, events) = std::sync::mpsc::channel();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
     let next = |patience| events.recv_timeout(patience).map(|l| serde_json::from_str::<Value>(&l).unwrap());
     // It listens once it has been told of something.
     let mut kinds = Vec::new();

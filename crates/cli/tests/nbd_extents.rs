@@ -59,7 +59,7 @@ fn image(world: &World, random: &mut Random) -> (PathBuf, Vec<bool>) {
 }
 
 /// What a client is told, by unit: whether all of it is zero.
-fn told(world: &World) -> Vec<bool> {
+fn extents(world: &World) -> Vec<bool> {
     let map = succeeds(Command::new("nbdinfo").args(["--map", "--json"]).arg(world.nbd_uri()));
     let map: Vec<serde_json::Value> = serde_json::from_str(&map).unwrap();
     let mut zero = vec![true; UNITS as usize];
@@ -78,11 +78,11 @@ fn told(world: &World) -> Vec<bool> {
 }
 
 fn check(world: &World, expected: &[bool], what: &str) {
-    let told = told(world);
-    let differ: Vec<_> = (0..UNITS as usize).filter(|&unit| told[unit] != expected[unit]).collect();
+    let extents = extents(world);
+    let differ: Vec<_> = (0..UNITS as usize).filter(|&unit| extents[unit] != expected[unit]).collect();
     assert!(differ.is_empty(), "{what}: units {differ:?} of {UNIT} bytes");
     // The claim, held against what the disk reads as.
-    let zeroes: Vec<_> = (0..UNITS).filter(|&unit| told[unit as usize]).collect();
+    let zeroes: Vec<_> = (0..UNITS).filter(|&unit| extents[unit as usize]).collect();
     let reads: Vec<_> = zeroes.iter().map(|unit| format!("read -P 0 {} {UNIT}", unit * UNIT)).collect();
     let reads: Vec<&str> = reads.iter().map(String::as_str).collect();
     reads.chunks(100).for_each(|reads| qemu_io(world, reads));
@@ -134,8 +134,8 @@ fn holes_and_unused_clusters_of_the_image_are_zero_until_they_are_written() {
     let image_units = IMAGE.div_ceil(UNIT) as usize;
     let mut by_chunks = zero.clone();
     for chunk in by_chunks[..image_units].chunks_mut(per_chunk) {
-        let known = chunk.len() == per_chunk && chunk.iter().all(|zero| *zero);
-        chunk.fill(known);
+        let is_hole = chunk.len() == per_chunk && chunk.iter().all(|zero| *zero);
+        chunk.fill(is_hole);
     }
     // qemu-img writes the end of a file with preallocated clusters, so that it is as long as they are.
     let mut preallocated = zero.clone();

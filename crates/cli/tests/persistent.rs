@@ -208,8 +208,8 @@ fn a_reset_is_meant_or_refused() {
     );
     rustix::process::kill_process(Pid::from_child(&begun), Signal::TERM).unwrap();
     let end = begun.wait_with_output().unwrap();
-    let said = String::from_utf8(end.stderr).unwrap();
-    assert!(end.status.success() && said.contains("a reset that had begun is finished"), "{said}");
+    let stderr = String::from_utf8(end.stderr).unwrap();
+    assert!(end.status.success() && stderr.contains("a reset that had begun is finished"), "{stderr}");
 }
 
 /// Supervisor and worker at once.
@@ -248,13 +248,13 @@ fn what_was_acknowledged_survives_the_death_of_all() {
             command
         };
         // What a block may hold: the last acknowledged, and what was under way when all died.
-        let mut known: HashMap<u64, Vec<u64>> = HashMap::new();
+        let mut versions: HashMap<u64, Vec<u64>> = HashMap::new();
         let (mut version, mut flushes) = (0u64, 0u64);
         for round in 0..ROUNDS {
             let server = Server::start(&mut serve());
             let shape = Shape { depth: 16, request_bytes: 4096, ..Shape::default() };
             let mut driver = Driver::connect_with(&world.path("vhost"), shape).unwrap();
-            for (&block, allowed) in &mut known {
+            for (&block, allowed) in &mut versions {
                 let mut content = vec![0; 4096];
                 driver.read_at(block * 4096, &mut content).unwrap();
                 let found = u64::from_le_bytes(content[..8].try_into().unwrap());
@@ -271,7 +271,7 @@ fn what_was_acknowledged_survives_the_death_of_all() {
                 for buffer in done {
                     assert_eq!(driver.finish(buffer, |_| {}).unwrap(), 0);
                     if let Some((block, version)) = under_way.remove(&buffer).unwrap() {
-                        known.insert(block, vec![version]);
+                        versions.insert(block, vec![version]);
                     }
                 }
             };
@@ -307,7 +307,7 @@ fn what_was_acknowledged_survives_the_death_of_all() {
             // What it had answered before it died counts.
             reap(&mut driver, &mut under_way);
             for (block, version) in under_way.into_values().flatten() {
-                known.entry(block).or_insert_with(|| vec![image_of(block)]).push(version);
+                versions.entry(block).or_insert_with(|| vec![image_of(block)]).push(version);
             }
         }
         println!("{engine}: {version} writes, {flushes} flushes, {} deaths of all", ROUNDS - 1);

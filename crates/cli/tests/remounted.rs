@@ -81,7 +81,7 @@ fn look(driver: &mut Driver) -> u64 {
 fn look_at_rest(disk: &Path) -> u64 {
     let disk = DiskAtRest::open(disk, "golden:1", DISK_BYTES).unwrap();
     let (mut new, mut flushed) = (0, false);
-    let told = disk.parts(|part| {
+    let listed = disk.parts(|part| {
         if let Content::Own { at } = part.content {
             for from in (0..part.len).step_by(BLOCK as usize) {
                 let mut content = vec![0; BLOCK as usize];
@@ -94,7 +94,7 @@ fn look_at_rest(disk: &Path) -> u64 {
         }
         Ok::<_, spillway_control::SupervisorError>(())
     });
-    told.unwrap();
+    listed.unwrap();
     assert!(flushed, "what was flushed is there");
     new
 }

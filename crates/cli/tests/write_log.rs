@@ -175,7 +175,7 @@ impl History {
         let flushed = self.flushes.iter().rfind(|&&(_, logged)| logged <= log_bytes).unwrap().0;
         let disk = DiskAtRest::open(disk, "golden:1", DISK_BYTES).unwrap();
         let mut newer = 0;
-        let told = disk.parts(|part| {
+        let listed = disk.parts(|part| {
             let (first, end) = (part.from / SECTOR as u64, (part.from + part.len) / SECTOR as u64);
             for sector in first..end.min(self.sectors.len() as u64) {
                 let mut bytes = [0; SECTOR];
@@ -200,7 +200,7 @@ impl History {
             }
             Ok::<_, SupervisorError>(())
         });
-        told.unwrap();
+        listed.unwrap();
         newer
     }
 }

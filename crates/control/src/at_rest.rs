@@ -55,7 +55,7 @@ impl DiskAtRest {
             let message = format!("disk {}: it is not there: is its file system mounted?", path.display());
             return Err(SupervisorError::new(ErrorKind::Image, message));
         };
-        found.check_image(path, image_bytes, &persistent::said_identity(image_id)?)?;
+        found.check_image(path, image_bytes, &persistent::option_identity(image_id)?)?;
         let map = found.map_to_start_from();
         let (file, _) = found.into_parts();
         let map_at = match (persistent::has_mark(&file, path)?, map) {

@@ -3,7 +3,7 @@
 //! Invariant: a server that answers anything but one whole line of the protocol is an error, not a panic.
 
 use crate::error::{ErrorKind, SupervisorError};
-use crate::messages::{Answer, Request};
+use crate::messages::{Request, Response};
 use crate::trace_ring::Reader;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use serde_json::Value;
@@ -92,8 +92,8 @@ impl Client {
 
     fn value(&self, answer: &[u8]) -> Result<Value, SupervisorError> {
         match serde_json::from_slice(answer) {
-            Ok(Answer::Ok(value)) => Ok(value),
-            Ok(Answer::Error { code, message }) => {
+            Ok(Response::Ok(value)) => Ok(value),
+            Ok(Response::Error { code, message }) => {
                 let kind = match code.as_str() {
                     "refused" | "busy" => ErrorKind::Refused,
                     _ => ErrorKind::Internal,

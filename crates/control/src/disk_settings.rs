@@ -189,9 +189,10 @@ impl DiskSettings {
         self.base_cache.unwrap_or(BaseCache::Host)
     }
 
-    /// The same with every usual value said, as far as the mode has the setting: equal for two that mean the same.
+    /// These settings with the default of each setting that is unset and that the mode has. Equal for two that have the
+    /// same effect.
     #[must_use]
-    pub fn said(&self) -> DiskSettings {
+    pub fn with_defaults(&self) -> DiskSettings {
         let (mode, rate) = (self.mode(), self.rate());
         let has_cache = !mode.writes_in_place();
         DiskSettings {
@@ -222,7 +223,8 @@ impl DiskSettings {
     /// one.
     #[must_use]
     pub fn changed(&self, change: &DiskSettings) -> DiskSettings {
-        let burst = |said: Option<u64>, rate: Option<u64>, now: Option<u64>| said.or(rate.map(|_| 0)).or(now);
+        let burst =
+            |given: Option<u64>, rate: Option<u64>, now: Option<u64>| given.or(rate.map(|_| 0)).or(now);
         DiskSettings {
             mode: change.mode.or(self.mode),
             ram_bytes: change.ram_bytes.or(self.ram_bytes),
@@ -326,10 +328,10 @@ mod tests {
     fn what_is_said_as_usual_is_the_same_and_can_be_in_every_mode() {
         for mode in Mode::ALL {
             let settings = DiskSettings { mode: Some(mode), ..NONE };
-            let said = settings.said();
-            assert_eq!(said.check(), Ok(()), "{mode}");
-            assert_eq!(said.said(), said, "{mode}");
-            assert_eq!((said.ram_bytes(), said.rate()), (settings.ram_bytes(), settings.rate()));
+            let complete = settings.with_defaults();
+            assert_eq!(complete.check(), Ok(()), "{mode}");
+            assert_eq!(complete.with_defaults(), complete, "{mode}");
+            assert_eq!((complete.ram_bytes(), complete.rate()), (settings.ram_bytes(), settings.rate()));
         }
     }
 

@@ -32,7 +32,7 @@ pub use disk_settings::{DiskSettings, Rate, SettingFault};
 pub use error::{ErrorKind, SupervisorError, plain};
 pub use exit::Exit;
 pub use limits::rate_is_met;
-pub use messages::{Answer, Request};
+pub use messages::{Request, Response};
 pub use process::{default_signals, end_with_parent};
 pub use settings::{Digests, Report, ServeSettings};
 pub use signals::Signals;
@@ -45,4 +45,4 @@ pub use stats::{
 };
 
 /// What is said of a disk that is kept when it has ended as it should.
-pub const PUT_AWAY: &str = "all that was written is on the medium";
+pub const STOPPED_CLEANLY: &str = "all that was written is on the medium";

@@ -6,21 +6,21 @@ use crate::disk_settings::DiskSettings;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What can be asked.
+/// Requests that a disk accepts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Request {
-    /// Who serves: legal at any time.
+    /// Returns the processes and sockets of the disk: legal at any time.
     Ping,
-    /// All figures, as [`crate::Stats`]: legal at any time.
+    /// Returns all counters and gauges, as [`crate::Stats`]: legal at any time.
     Stats,
-    /// Where was written most since the last reset, as [`crate::Dirty`]: legal at any time.
+    /// Returns the ranges with most writes since the last reset, as [`crate::Dirty`]: legal at any time.
     Dirty {
         /// Most rows to answer with, up to [`crate::Dirty::MAX_ROWS`].
         #[serde(default = "default_rows")]
         limit: u32,
     },
-    /// Throw away everything written since the image. Refused while a client is connected, unless forced.
+    /// Discards everything that was written since the image. Refused while a client is connected, unless forced.
     Reset {
         /// Disconnect clients first.
         #[serde(default)]
@@ -35,19 +35,20 @@ pub enum Request {
     /// Subscribes to events: one line for each event, `{"event":{...}}`, follows the answer until the connection ends. A
     /// client that does not read them is disconnected.
     Events,
-    /// What the disk is asked, as it is asked: with the answer comes the ring of [`crate::trace_ring`], which is written to
-    /// until the connection ends. Nothing more can be asked on it.
+    /// Records the disk's requests. The ring buffer of [`crate::trace_ring`] is passed with the response, and is
+    /// written until the connection ends. The connection accepts no further request.
     Trace,
-    /// What every size of the RAM tier would have done since the worker began: a sampled `spillway_advisor::curve::Curve`.
+    /// Returns the overflow at every size of the RAM tier since the worker started: a sampled
+    /// `spillway_advisor::curve::Curve`.
     Curve {
         /// The share of the written bytes that the RAM tier should absorb [default: 0.95].
         #[serde(default)]
         goal: Option<f64>,
     },
-    /// Another program serves from here on, with all that was written and the VMM's open connection. For the
-    /// supervisor's own user and root only: the program runs with the supervisor's rights.
+    /// Replaces the program that serves the disk. The written data and the VMM's connection are kept. Only the
+    /// supervisor's user and root may send this, since the program runs with the supervisor's rights.
     Upgrade {
-        /// Its absolute path.
+        /// Absolute path of the program.
         binary: PathBuf,
     },
 }
@@ -56,13 +57,13 @@ fn default_rows() -> u32 {
     crate::Dirty::ROWS_DEFAULT
 }
 
-/// What is answered.
+/// Response to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer {
-    /// It was done; what, depends on the request.
+pub enum Response {
+    /// The request succeeded. The value depends on the request.
     Ok(serde_json::Value),
-    /// It was not done.
+    /// The request was refused, or has failed.
     Error {
         /// For programs: `invalid`, `refused`, `busy`.
         code: String,
@@ -71,9 +72,9 @@ pub enum Answer {
     },
 }
 
-impl Answer {
+impl Response {
     /// An error.
-    pub fn error(code: &str, message: impl Into<String>) -> Answer {
-        Answer::Error { code: code.into(), message: message.into() }
+    pub fn error(code: &str, message: impl Into<String>) -> Response {
+        Response::Error { code: code.into(), message: message.into() }
     }
 }

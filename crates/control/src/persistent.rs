@@ -23,7 +23,7 @@ pub const BLOCK: u64 = BLOCK_BYTES as u64;
 pub const CHUNK: usize = 1 << 20;
 
 /// What says which image a disk was made from, by `--image-id`.
-pub fn said_identity(text: &str) -> Result<String, SupervisorError> {
+pub fn option_identity(text: &str) -> Result<String, SupervisorError> {
     let identity = format!("id={text}");
     if text.is_empty() || text.contains(char::is_control) || identity.len() > MAX_IDENTITY_BYTES {
         return Err(SupervisorError::new(

@@ -226,7 +226,7 @@ impl Io for Host {
 }
 
 /// What a block may be after a power loss: the newest that is stable, then all that came after.
-struct Known {
+struct Expected {
     contents: Vec<(Content, Option<u64>)>,
 }
 
@@ -268,7 +268,7 @@ struct Machine {
     recorded: Option<CacheId>,
     /// The last request before the kernel lost a page of the live map, unless a FLUSH has ended well that came after it.
     lost_at: Option<u64>,
-    known: BTreeMap<u32, Known>,
+    expected: BTreeMap<u32, Expected>,
     /// What each unfinished request is, and when it came.
     sent: HashMap<u64, (Operation, u32, Content, u64)>,
     token: u64,
@@ -315,7 +315,7 @@ impl Machine {
             named: |cache| [cache.boot, cache.mount, cache.inode, 0],
             recorded: None,
             lost_at: None,
-            known: BTreeMap::new(),
+            expected: BTreeMap::new(),
             sent: HashMap::new(),
             token: 0,
             ended: 0,
@@ -397,20 +397,20 @@ impl Machine {
     /// Each block is one of what it may be: what was completed last, if that counts, or flushed last, or something later. What
     /// was found after a death is what was completed last, and not flushed yet: what was under way may still be in the file.
     fn compare(&mut self, after: After, completed: bool) {
-        for block in self.known.keys().copied().collect::<Vec<_>>() {
+        for block in self.expected.keys().copied().collect::<Vec<_>>() {
             let found = self.read(block);
-            let known = self.known.get_mut(&block).unwrap();
-            let last = known.contents.iter().rposition(|(_, done)| done.is_some()).unwrap();
+            let expected = self.expected.get_mut(&block).unwrap();
+            let last = expected.contents.iter().rposition(|(_, done)| done.is_some()).unwrap();
             let first = if completed { last } else { 0 };
-            let at = known.contents.iter().rposition(|&(content, _)| content == found);
+            let at = expected.contents.iter().rposition(|&(content, _)| content == found);
             let Some(at) = at.filter(|&at| at >= first) else {
-                panic!("after {after:?} block {block} is {found}, of {:?}", &known.contents[first..]);
+                panic!("after {after:?} block {block} is {found}, of {:?}", &expected.contents[first..]);
             };
-            known.contents.remove(at);
+            expected.contents.remove(at);
             if after != After::Death {
-                known.contents.clear();
+                expected.contents.clear();
             }
-            known.contents.push((found, Some(self.ended)));
+            expected.contents.push((found, Some(self.ended)));
         }
     }
 
@@ -445,8 +445,9 @@ impl Machine {
             _ => (u64::from(block) * BLOCK_SECTORS, BLOCK_SECTORS as u32),
         };
         if !matches!(operation, Operation::Read | Operation::Flush) {
-            let known = self.known.entry(block).or_insert_with(|| Known { contents: vec![(IMAGE, Some(0))] });
-            known.contents.push((content, None));
+            let expected =
+                self.expected.entry(block).or_insert_with(|| Expected { contents: vec![(IMAGE, Some(0))] });
+            expected.contents.push((content, None));
         }
         self.host.contents.insert(token, content);
         self.sent.insert(token, (operation, block, content, self.ended));
@@ -463,8 +464,9 @@ impl Machine {
         for (token, result) in std::mem::take(&mut self.host.completed) {
             self.ended += 1;
             let (operation, block, content, then) = self.sent.remove(&token).unwrap();
-            let done =
-                |known: &Known| known.contents.iter().rposition(|&(_, d)| d.is_some_and(|d| d <= then));
+            let done = |expected: &Expected| {
+                expected.contents.iter().rposition(|&(_, d)| d.is_some_and(|d| d <= then))
+            };
             match operation {
                 Operation::Read => continue,
                 // It may be there or not.
@@ -473,21 +475,21 @@ impl Machine {
                     if self.lost_at.is_some_and(|at| at < token) {
                         self.lost_at = None;
                     }
-                    for known in self.known.values_mut() {
-                        let stable = done(known).unwrap_or(0);
-                        known.contents.drain(..stable);
+                    for expected in self.expected.values_mut() {
+                        let stable = done(expected).unwrap_or(0);
+                        expected.contents.drain(..stable);
                     }
                 }
                 _ => {
-                    let known = self.known.get_mut(&block).unwrap();
+                    let expected = self.expected.get_mut(&block).unwrap();
                     let of = |&(c, done): &(Content, Option<u64>)| c == content && done.is_none();
-                    let i = known.contents.iter().position(of).unwrap();
-                    known.contents[i].1 = Some(self.ended);
+                    let i = expected.contents.iter().position(of).unwrap();
+                    expected.contents[i].1 = Some(self.ended);
                     if matches!(
                         operation,
                         Operation::Write { fua: true } | Operation::WriteZeroes { fua: true }
                     ) {
-                        known.contents.drain(..i);
+                        expected.contents.drain(..i);
                     }
                 }
             }
@@ -516,8 +518,8 @@ impl Machine {
             disk.read_done(&mut self.host, op, Ok(&found));
         } else {
             self.host.land(&pending);
-            let tells = matches!(pending, Pending::Sync(_) | Pending::Write(_, _, _, _, true));
-            let lost = tells && std::mem::take(&mut self.host.lost);
+            let reports_loss = matches!(pending, Pending::Sync(_) | Pending::Write(_, _, _, _, true));
+            let lost = reports_loss && std::mem::take(&mut self.host.lost);
             disk.op_done(&mut self.host, op, if lost { Err(Errno::IO) } else { Ok(()) });
         }
         self.reap();
@@ -702,7 +704,7 @@ fn a_flush_syncs_as_often_as_it_must() {
 
 /// Whoever stops leaves nothing behind that a power loss could take.
 #[test]
-fn what_was_put_away_is_on_the_medium() {
+fn after_a_clean_stop_everything_is_on_the_medium() {
     for seed in 0..20 {
         let mut machine = Machine::new(Rng(seed));
         (0..500).for_each(|_| machine.step());
@@ -719,9 +721,9 @@ fn what_was_put_away_is_on_the_medium() {
             machine.end_one();
             machine.turn();
         }
-        for known in machine.known.values_mut() {
-            let newest = known.contents.len() - 1;
-            known.contents.drain(..newest);
+        for expected in machine.expected.values_mut() {
+            let newest = expected.contents.len() - 1;
+            expected.contents.drain(..newest);
         }
         machine.find_again(After::Power);
     }

@@ -141,12 +141,12 @@ fn names_and_descriptions_have_any_length_there_can_be() {
         bench.exchange(&client_flags(3));
         let listed = &replies(&mut bench, OPT_LIST, &[])[0].data;
         assert_eq!(*listed, [string(name), description.as_bytes().to_vec()].concat());
-        let mut told = infos(&replies(&mut bench, OPT_GO, &go("", &[1, 2])));
-        told.retain(|(kind, _)| [1, 2].contains(kind));
+        let mut strings = infos(&replies(&mut bench, OPT_GO, &go("", &[1, 2])));
+        strings.retain(|(kind, _)| [1, 2].contains(kind));
         // A name without bytes is told, a description without bytes is none.
         let name = Some((1, name.as_bytes().to_vec()));
         let description = (!description.is_empty()).then(|| (2, description.as_bytes().to_vec()));
-        assert_eq!(told, name.into_iter().chain(description).collect::<Vec<_>>());
+        assert_eq!(strings, name.into_iter().chain(description).collect::<Vec<_>>());
     }
 }
 

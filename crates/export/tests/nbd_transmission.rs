@@ -294,7 +294,7 @@ fn zero_lengths_are_answered_and_do_nothing() {
 #[test]
 fn flags_are_checked_by_command() {
     let mut bench = Bench::negotiated(SIZE, true, true);
-    let known = [
+    let allowed = [
         (READ, FUA | DF),
         (WRITE, FUA),
         (FLUSH, FUA),
@@ -302,7 +302,7 @@ fn flags_are_checked_by_command() {
         (WRITE_ZEROES, FUA | NO_HOLE | FAST_ZERO),
         (BLOCK_STATUS, FUA | REQ_ONE),
     ];
-    for (command, known) in known {
+    for (command, allowed) in allowed {
         for bit in 0..16 {
             let flag = 1 << bit;
             let len = if command == FLUSH { 0 } else { 512 };
@@ -310,7 +310,7 @@ fn flags_are_checked_by_command() {
             if command == WRITE {
                 bytes.extend([0; 512]);
             }
-            let expected = if known & flag != 0 { 0 } else { EINVAL };
+            let expected = if allowed & flag != 0 { 0 } else { EINVAL };
             assert_eq!(bench.ask(&bytes).error, expected, "command {command}, flag {flag:#x}");
         }
     }
@@ -421,9 +421,9 @@ fn block_status_is_bounded_and_never_empty() {
     assert_eq!(ask(0, vec![(512, zero), (0, data), (512, zero), (512, data)]), [(1024, 3), (512, 0)]);
     assert_eq!(ask(REQ_ONE, vec![(0, data), (512, zero), (512, zero), (512, data)]), [(1024, 3)]);
     let many: Vec<_> = (0..100_000).map(|n| (512, if n % 2 == 0 { data } else { zero })).collect();
-    let told = ask(0, many);
-    assert_eq!(told.len(), 64);
-    assert!(told.iter().all(|extent| extent.0 == 512));
+    let extents = ask(0, many);
+    assert_eq!(extents.len(), 64);
+    assert!(extents.iter().all(|extent| extent.0 == 512));
 }
 
 #[test]
@@ -737,8 +737,8 @@ fn a_long_simple_read_passes_writes_that_wait_and_no_reply_comes_between() {
 fn a_client_that_reads_no_reply_does_not_stop_the_others() {
     for structured in [false, true] {
         let budget = Budget::new();
-        let mut silent: Vec<Bench> = (0..4).map(|_| Bench::sharing(info(SIZE), &budget)).collect();
-        for (n, bench) in silent.iter_mut().enumerate() {
+        let mut idle: Vec<Bench> = (0..4).map(|_| Bench::sharing(info(SIZE), &budget)).collect();
+        for (n, bench) in idle.iter_mut().enumerate() {
             bench.agree(n % 2 == 0, false);
             bench.shrink_socket();
             bench.send_until_stuck(&request(0, READ, 1, 0, 32 * MIB as u32).repeat(4));

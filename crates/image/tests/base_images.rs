@@ -204,12 +204,12 @@ fn compare_by_extents(path: &Path, expected: &[u8], random: &mut Random) -> [usi
 
 fn refused(path: &Path, format: Option<ImageFormat>, kind: ImageErrorKind, words: &[&str]) {
     let error = open_image(path, format, BaseCache::Host).expect_err("it must be refused");
-    let said = error.to_string();
-    assert_eq!(error.kind(), kind, "{said}");
-    assert!(said.contains(text(path)), "{said}");
-    assert!(!said.contains('\n'), "{said}");
+    let message = error.to_string();
+    assert_eq!(error.kind(), kind, "{message}");
+    assert!(message.contains(text(path)), "{message}");
+    assert!(!message.contains('\n'), "{message}");
     for word in words {
-        assert!(said.contains(word), "'{word}' is missing in: {said}");
+        assert!(message.contains(word), "'{word}' is missing in: {message}");
     }
 }
 

@@ -98,8 +98,8 @@ fn what_differs_is_handed_out_to_nobody_and_told_once() {
                 let finished = read(&mut reader, chunk * CHUNK, 512);
                 let is_bad = chunk == bad;
                 assert_eq!(finished.result, if is_bad { Err(libc::EIO) } else { Ok(()) }, "{at} {chunk}");
-                let told = (is_bad && round == 0).then_some((bad * CHUNK) as u64);
-                assert_eq!(finished.damaged_at, told, "{at} {chunk}");
+                let expected = (is_bad && round == 0).then_some((bad * CHUNK) as u64);
+                assert_eq!(finished.damaged_at, expected, "{at} {chunk}");
                 assert!(finished.extents.iter().all(|e| e.end() <= at as u64 || e.offset > at as u64));
             }
         }

@@ -49,9 +49,9 @@ impl Watcher for Notes {
         *self.vmm_ended.lock().unwrap() += 1;
     }
 
-    fn inside(&self, _: u32, at: Instant, known: &BTreeMap<String, f64>) {
+    fn inside(&self, _: u32, at: Instant, figures: &BTreeMap<String, f64>) {
         assert!(at <= Instant::now());
-        self.inside.lock().unwrap().push((at, known.clone()));
+        self.inside.lock().unwrap().push((at, figures.clone()));
     }
 }
 
@@ -101,10 +101,10 @@ fn work(
     };
     let done = run(workload, engine, &stage)?;
     // What is said of it beforehand is what it leaves, and a score if it is reached.
-    let said = figures(workload, engine, &words(text))?;
-    let said: BTreeSet<&str> = said.iter().map(String::as_str).collect();
+    let reported = figures(workload, engine, &words(text))?;
+    let reported: BTreeSet<&str> = reported.iter().map(String::as_str).collect();
     let left = done.figures.keys().map(String::as_str).filter(|name| !name.starts_with("score."));
-    assert_eq!(left.collect::<BTreeSet<_>>(), said, "{workload}");
+    assert_eq!(left.collect::<BTreeSet<_>>(), reported, "{workload}");
     Ok(done)
 }
 
@@ -353,9 +353,9 @@ fn fio_runs_in_a_machine_on_a_disk_of_ours_and_on_none() {
                 done.figures
             );
             let path = dir.path().join(format!("machine-0/fio-{name}.json"));
-            let said: serde_json::Value =
+            let report: serde_json::Value =
                 serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-            assert!(said["jobs"][0]["job_runtime"].as_u64().unwrap() >= 3000, "{said}");
+            assert!(report["jobs"][0]["job_runtime"].as_u64().unwrap() >= 3000, "{report}");
         }
         let began = |name: &str| done.figures[&format!("fio.{name}.began_s")];
         assert!(began(names[0]) < 1.0, "time 0 is when all is filled: {:?}", done.figures);

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_ever_held_is_let_go() {
+    fn a_lifeline_that_nobody_held_is_released() {
         for _ in 0..100 {
             drop(Lifeline::new().unwrap());
         }

@@ -31,9 +31,9 @@ fn qemu_io(worker: &Worker, dir: &std::path::Path, commands: &[String]) {
     let message = ToWorker::Client { id: 1, kind: ClientKind::Nbd };
     channel::send(&worker.channel, &message, &[socket.as_fd()]).unwrap();
     drop(socket);
-    let mut said = String::new();
-    std::io::Read::read_to_string(&mut client.stdout.take().unwrap(), &mut said).unwrap();
-    assert!(client.wait().unwrap().success() && !said.contains("failed"), "{said}");
+    let mut stdout = String::new();
+    std::io::Read::read_to_string(&mut client.stdout.take().unwrap(), &mut stdout).unwrap();
+    assert!(client.wait().unwrap().success() && !stdout.contains("failed"), "{stdout}");
     assert!(matches!(worker.next(), FromWorker::ClientGone { id: 1, .. }));
     std::fs::remove_file(path).unwrap();
 }

@@ -8,7 +8,7 @@ mod vmm;
 
 use common::{Memory, Worker, spec};
 use spillway_core::Mode;
-use spillway_export::vhost_user_blk::{Answer, Connection, inflight_table};
+use spillway_export::vhost_user_blk::{Connection, Reply, inflight_table};
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
 use spillway_worker::worker::ErrorKind;
 use std::io::{Read, Write};
@@ -38,7 +38,7 @@ fn relay(worker: &Worker, id: u64, connection: &mut Connection, messages: usize)
         channel::send(&worker.channel, &ToWorker::Message { id, bytes: packet.bytes }, &fds).unwrap();
         match worker.next() {
             FromWorker::Answered { accepted: true, answer, .. } => {
-                let answer = answer.map(|bytes| Answer { bytes, fd: None });
+                let answer = answer.map(|bytes| Reply { bytes, fd: None });
                 answer.iter().for_each(|answer| connection.send(answer).unwrap());
             }
             other => panic!("{other:?}"),
@@ -47,7 +47,7 @@ fn relay(worker: &Worker, id: u64, connection: &mut Connection, messages: usize)
 }
 
 /// Waits for a line for the log with these words.
-fn told(worker: &Worker, words: &str) {
+fn wait_for_event(worker: &Worker, words: &str) {
     loop {
         assert!(vmm::wait(&worker.channel, 60), "a line with {words:?}");
         match channel::receive(&worker.channel).unwrap().expect("the worker lives").0 {
@@ -118,7 +118,7 @@ fn a_client_that_left_while_its_write_waits_costs_no_processor_time() {
         // It closes its socket, or only its own direction and goes on waiting for the answer.
         client.shutdown(std::net::Shutdown::Write).unwrap();
         let waiting = (!closes).then_some(client);
-        told(&worker, "the write cache is full");
+        wait_for_event(&worker, "the write cache is full");
         let load = load(&worker);
         assert!(load < 0.2, "{load} of a processor, closed: {closes}");
         // Without supervisor and clients there is nobody for whom to go on.
@@ -134,7 +134,7 @@ fn a_client_that_left_does_not_stand_in_the_way_of_a_reset() {
     let client = client(&worker, 1);
     overfill_and_leave(&client);
     drop(client);
-    told(&worker, "the write cache is full");
+    wait_for_event(&worker, "the write cache is full");
     channel::send(&worker.channel, &ToWorker::Reset { force: false }, &[]).unwrap();
     let (mut reset, mut gone) = (false, false);
     while !(reset && gone) {
@@ -197,7 +197,7 @@ fn a_broken_queue_is_told_of_while_its_vmm_stays() {
     relay(&worker, 1, &mut connection, 6);
     driver.offer(&memory, 16);
     driver.kick();
-    told(&worker, "VMM 1: queue 0: a head lies beyond the descriptor table: 16");
+    wait_for_event(&worker, "VMM 1: queue 0: a head lies beyond the descriptor table: 16");
     assert!(vmm::wait(&error, 10), "and the VMM by its eventfd");
     worker.kill();
 }

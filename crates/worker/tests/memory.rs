@@ -291,7 +291,7 @@ fn a_reset_is_one_store_and_the_memory_comes_back_in_short_steps() {
             longest_step(lives.iter().map(|life| &life.filled.steps[..])),
             longest_step(lives.iter().map(|life| &life.back.steps[..])),
         ];
-        let said = format!(
+        let summary = format!(
             "disk {} GiB, {blocks} blocks {stride} apart in {} MiB of RAM: resets {resets:?}; memory back in {back:?} \
              at most; {} and {} steps, the longest (and longest seen) {steps:?}",
             size / GIB,
@@ -299,11 +299,11 @@ fn a_reset_is_one_store_and_the_memory_comes_back_in_short_steps() {
             lives[0].filled.steps.len(),
             lives[0].back.steps.len(),
         );
-        println!("{said}");
-        assert!(resets[LIVES / 2] < MOST_RESET[0] && resets[LIVES - 1] < MOST_RESET[1], "{said}");
+        println!("{summary}");
+        assert!(resets[LIVES / 2] < MOST_RESET[0] && resets[LIVES - 1] < MOST_RESET[1], "{summary}");
         let held = (blocks * 4096).max(GIB);
-        assert!(back.as_secs_f64() < MOST_BACK_PER_GIB.as_secs_f64() * held as f64 / GIB as f64, "{said}");
-        assert!(steps.iter().all(|(longest, _)| *longest < MOST_STEP), "{said}");
+        assert!(back.as_secs_f64() < MOST_BACK_PER_GIB.as_secs_f64() * held as f64 / GIB as f64, "{summary}");
+        assert!(steps.iter().all(|(longest, _)| *longest < MOST_STEP), "{summary}");
     }
 }
 

@@ -171,7 +171,7 @@ impl CatalogSpec {
     /// Fills in all defaults, so that equivalent settings are equal.
     pub fn with_defaults(&self, catalog: &Name) -> CatalogSpec {
         CatalogSpec {
-            disk: self.disk().said(),
+            disk: self.disk().with_defaults(),
             naming: Some(self.naming(catalog)),
             reset: Some(self.reset()),
             ..self.clone()

@@ -43,7 +43,7 @@ pub struct Negotiated {
     pub block_status: bool,
 }
 
-/// What is to be done with a request.
+/// Action that a request requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Submit it to the disk.

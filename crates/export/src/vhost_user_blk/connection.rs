@@ -36,10 +36,10 @@ const SCM_MAX_FD: usize = 253;
 
 /// A whole reply.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct Reply {
     /// Header and payload.
     pub bytes: Vec<u8>,
-    /// Goes with it.
+    /// Fd that is sent with it.
     pub fd: Option<OwnedFd>,
 }
 
@@ -50,10 +50,11 @@ pub struct Connection {
     buffer: [u8; HEADER_BYTES + MAX_PAYLOAD],
     /// Bytes of `buffer` that have arrived.
     filled: usize,
-    /// Those that came with the message that `buffer` holds.
+    /// Fds that came with the message in `buffer`.
     fds: Vec<OwnedFd>,
-    /// Those that are neither eventfds nor shared memory, and those that came behind one of them.
-    suspects: Vec<ManuallyDrop<OwnedFd>>,
+    /// Received fds that are neither eventfds nor shared memory, and those that came after one of them: close(2) may never
+    /// return for them.
+    unclosable: Vec<ManuallyDrop<OwnedFd>>,
 }
 
 impl Connection {
@@ -68,7 +69,7 @@ impl Connection {
             buffer: [0; HEADER_BYTES + MAX_PAYLOAD],
             filled: 0,
             fds: Vec::new(),
-            suspects: Vec::new(),
+            unclosable: Vec::new(),
         })
     }
 
@@ -79,8 +80,8 @@ impl Connection {
 
     /// The descriptors for which the connection was ended. They may belong to files whose every operation, close
     /// included, waits for the front end for ever. Those that are not taken here stay open until the process ends.
-    pub fn take_suspects(&mut self) -> Vec<OwnedFd> {
-        self.suspects.drain(..).map(ManuallyDrop::into_inner).collect()
+    pub fn take_unclosable(&mut self) -> Vec<OwnedFd> {
+        self.unclosable.drain(..).map(ManuallyDrop::into_inner).collect()
     }
 
     /// Reads on until a message is whole. `None`: there is no more now.
@@ -130,7 +131,7 @@ impl Connection {
                     refused = refused.or_else(|| check_harmless(fd.as_fd()).err());
                     match refused {
                         None => self.fds.push(fd),
-                        Some(_) => self.suspects.push(ManuallyDrop::new(fd)),
+                        Some(_) => self.unclosable.push(ManuallyDrop::new(fd)),
                     }
                 }
             }
@@ -159,7 +160,7 @@ impl Connection {
     ///
     /// # Errors
     /// The connection has ended.
-    pub fn send(&self, answer: &Answer) -> Result<(), Disconnect> {
+    pub fn send(&self, answer: &Reply) -> Result<(), Disconnect> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds: Vec<BorrowedFd<'_>> = answer.fd.iter().map(AsFd::as_fd).collect();

@@ -6,7 +6,7 @@
 //! acknowledgement where it asked for one, else by the end of the connection.
 
 use super::config::{FEATURES, PROTOCOL_FEATURES, WRITEBACK_AT};
-use super::connection::{Answer, Packet};
+use super::connection::{Packet, Reply};
 use super::error::Error;
 use super::frontend::{Frontend, Handled, PendingReply};
 use super::inflight::{self, InflightTable};
@@ -26,8 +26,8 @@ const MAX_CONFIG_FLAGS: u32 = 1;
 /// Where the configuration space of virtio-mmio begins. Cloud Hypervisor up to v50 adds it to every offset.
 const MMIO_CONFIG_AT: u32 = 0x100;
 
-/// How a message that was accepted is answered.
-enum Reply {
+/// Outcome of a message that was accepted.
+enum Outcome {
     /// By an acknowledgement, if one was asked for.
     Done,
     /// By this payload, and perhaps a descriptor.
@@ -36,9 +36,9 @@ enum Reply {
     Pending,
 }
 
-impl Reply {
-    fn number(n: u64) -> Reply {
-        Reply::With(n.to_ne_bytes().to_vec(), None)
+impl Outcome {
+    fn number(n: u64) -> Outcome {
+        Outcome::With(n.to_ne_bytes().to_vec(), None)
     }
 }
 
@@ -53,7 +53,7 @@ impl Frontend {
         let Header { request, need_reply, .. } = header;
         let acknowledge = need_reply && self.protocol & protocol::REPLY_ACK != 0;
         let acknowledgement = |failed: bool| match acknowledge {
-            true => Some(Answer { bytes: reply_to(request, &u64::from(failed).to_ne_bytes()), fd: None }),
+            true => Some(Reply { bytes: reply_to(request, &u64::from(failed).to_ne_bytes()), fd: None }),
             false => None,
         };
         let reply = Message::parse(request, payload).and_then(|message| {
@@ -64,11 +64,11 @@ impl Frontend {
             self.handle(message, packet.fds, acknowledge, changes)
         });
         match reply {
-            Ok(Reply::With(payload, fd)) => {
-                Ok(Handled::Accepted(Some(Answer { bytes: reply_to(request, &payload), fd })))
+            Ok(Outcome::With(payload, fd)) => {
+                Ok(Handled::Accepted(Some(Reply { bytes: reply_to(request, &payload), fd })))
             }
-            Ok(Reply::Done) => Ok(Handled::Accepted(acknowledgement(false))),
-            Ok(Reply::Pending) => match self.take_pending() {
+            Ok(Outcome::Done) => Ok(Handled::Accepted(acknowledgement(false))),
+            Ok(Outcome::Pending) => match self.take_pending() {
                 Some(answer) => Ok(Handled::Accepted(answer)),
                 None => Ok(Handled::Pending),
             },
@@ -86,16 +86,16 @@ impl Frontend {
         fds: Vec<OwnedFd>,
         acknowledge: bool,
         changes: &mut Vec<Change>,
-    ) -> Result<Reply, Error> {
+    ) -> Result<Outcome, Error> {
         match message {
-            Message::GetFeatures => return Ok(Reply::number(FEATURES)),
-            Message::GetProtocolFeatures => return Ok(Reply::number(PROTOCOL_FEATURES)),
-            Message::GetQueueNum => return Ok(Reply::number(self.queues.len() as u64)),
-            Message::GetMaxMemSlots => return Ok(Reply::number(MAX_REGIONS as u64)),
-            Message::GetConfig(range) => return Ok(Reply::With(self.config(range), None)),
+            Message::GetFeatures => return Ok(Outcome::number(FEATURES)),
+            Message::GetProtocolFeatures => return Ok(Outcome::number(PROTOCOL_FEATURES)),
+            Message::GetQueueNum => return Ok(Outcome::number(self.queues.len() as u64)),
+            Message::GetMaxMemSlots => return Ok(Outcome::number(MAX_REGIONS as u64)),
+            Message::GetConfig(range) => return Ok(Outcome::With(self.config(range), None)),
             Message::GetInflightFd(wanted) => {
                 let (described, fd) = inflight::create(&wanted, self.queue_count())?;
-                return Ok(Reply::With(described.to_bytes().to_vec(), Some(fd)));
+                return Ok(Outcome::With(described.to_bytes().to_vec(), Some(fd)));
             }
             Message::SetFeatures(features) => self.set_features(features)?,
             Message::SetProtocolFeatures(features) => {
@@ -121,15 +121,15 @@ impl Frontend {
             Message::GetVringBase(state) => {
                 let queue = self.begin_vring_stop(state, changes)?;
                 self.pending = Some(PendingReply::Base(queue));
-                return Ok(Reply::Pending);
+                return Ok(Outcome::Pending);
             }
             Message::ResetDevice => {
                 self.abandon_queues(changes);
                 self.pending = Some(PendingReply::Reset { acknowledge });
-                return Ok(Reply::Pending);
+                return Ok(Outcome::Pending);
             }
         }
-        Ok(Reply::Done)
+        Ok(Outcome::Done)
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), Error> {

@@ -7,7 +7,7 @@
 use super::budget::Budget;
 use super::chain::Scratch;
 use super::config::{Device, DeviceConfig};
-use super::connection::{Answer, Connection, Packet};
+use super::connection::{Connection, Packet, Reply};
 use super::error::Error;
 use super::head::Head;
 use super::inflight::{InflightTable, inflight_table};
@@ -36,9 +36,9 @@ pub(super) enum PendingReply {
 #[derive(Debug)]
 pub enum Handled {
     /// It is carried out; a later process must know of it.
-    Accepted(Option<Answer>),
+    Accepted(Option<Reply>),
     /// It has changed nothing.
-    Refused(Option<Answer>),
+    Refused(Option<Reply>),
     /// Its answer waits for unfinished requests; no other message may come before it.
     Pending,
 }
@@ -174,7 +174,7 @@ impl Frontend {
         }
     }
 
-    fn send(&mut self, answer: &Answer) -> Result<(), Disconnect> {
+    fn send(&mut self, answer: &Reply) -> Result<(), Disconnect> {
         self.connection.send(answer).map_err(|disconnect| self.end(disconnect))
     }
 
@@ -214,7 +214,7 @@ impl Frontend {
     ///
     /// # Errors
     /// As [`Frontend::on_readable`].
-    pub fn finish_pending(&mut self) -> Result<Option<Option<Answer>>, Disconnect> {
+    pub fn finish_pending(&mut self) -> Result<Option<Option<Reply>>, Disconnect> {
         if self.pending.is_none() {
             return Ok(None);
         }
@@ -340,7 +340,7 @@ impl Frontend {
 
     /// Carries out what is pending once its queue, or all queues, have no unfinished requests: its answer, if one was
     /// asked for.
-    pub(super) fn take_pending(&mut self) -> Option<Option<Answer>> {
+    pub(super) fn take_pending(&mut self) -> Option<Option<Reply>> {
         let (request, payload) = match self.pending? {
             PendingReply::Base(index) => {
                 let queue = &mut self.queues[usize::from(index)];
@@ -366,7 +366,7 @@ impl Frontend {
             }
         };
         self.pending = None;
-        Some(payload.map(|payload| Answer { bytes: reply(request, &payload), fd: None }))
+        Some(payload.map(|payload| Reply { bytes: reply(request, &payload), fd: None }))
     }
 
     #[inline(always)]

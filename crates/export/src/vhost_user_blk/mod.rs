@@ -56,7 +56,7 @@ mod signal;
 mod vring;
 
 pub use config::DeviceConfig;
-pub use connection::{Answer, Connection, Packet};
+pub use connection::{Connection, Packet, Reply};
 pub use error::{Context, Error};
 pub use frontend::{Frontend, Handled};
 pub use inflight::inflight_table;

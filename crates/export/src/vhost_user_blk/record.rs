@@ -42,7 +42,7 @@ pub struct Record {
 
 impl Record {
     /// Takes note of a message that was accepted; `answer` is what it was answered with.
-    pub fn note(&mut self, packet: Packet, answer: Option<&[u8]>) {
+    pub fn update(&mut self, packet: Packet, answer: Option<&[u8]>) {
         let parsed =
             message::split(&packet.bytes).and_then(|(h, payload)| Message::parse(h.request, payload));
         // A message that was accepted can be parsed.

@@ -367,7 +367,7 @@ fn broken_chains_2_7_5_stop_their_queue() {
             0
         }),
     ];
-    for (what, says, setup) in cases {
+    for (what, expected, setup) in cases {
         let mut rig = Rig::new(8, ALL_FEATURES);
         good(&mut rig);
         let head = setup(&mut rig);
@@ -377,7 +377,7 @@ fn broken_chains_2_7_5_stop_their_queue() {
         assert_eq!(rig.process(), [], "{what}");
         assert_eq!(rig.driver.take_used(&rig.memory), None, "{what}");
         let error = broken(&mut rig);
-        assert!(error.to_string().contains(says), "{what}: {error}");
+        assert!(error.to_string().contains(expected), "{what}: {error}");
         assert_eq!(drain(&error_event), 1, "{what}: the front end is told");
         // Only a new set-up brings it back.
         rig.tell(18, &Rig::vring(0, 1), &[]);

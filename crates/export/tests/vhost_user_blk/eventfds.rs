@@ -16,12 +16,14 @@ fn blocking() -> OwnedFd {
 
 /// Runs it on a thread of its own, to see that it ends.
 fn ends(what: impl FnOnce() + Send + 'static) {
-    let (done, told) = channel();
+    let (done, finished) = channel();
     std::thread::spawn(move || {
         what();
         done.send(()).unwrap();
     });
-    told.recv_timeout(Duration::from_secs(20)).expect("the thread that owns the disk waits for a front end");
+    finished
+        .recv_timeout(Duration::from_secs(20))
+        .expect("the thread that owns the disk waits for a front end");
 }
 
 #[test]

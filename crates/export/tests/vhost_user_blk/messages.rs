@@ -181,7 +181,7 @@ fn many_messages_at_once_keep_their_descriptors() {
 }
 
 #[test]
-fn kicks_are_watched_polled_and_let_go() {
+fn kicks_are_watched_polled_and_released() {
     let mut rig = Rig::unconnected(8, ALL_FEATURES);
     rig.negotiate();
     rig.add_memory();
@@ -228,7 +228,7 @@ fn memory_that_comes_last_starts_the_queue() {
 
 #[test]
 fn memory_that_is_not_shared_is_told_as_such_once() {
-    let says = |notice: &str| {
+    let names_remedy = |notice: &str| {
         ["not shared", "share=on", "<access mode='shared'/>", "shared=on"].iter().all(|w| notice.contains(w))
     };
     // QEMU without a memory backend: it hands over nothing.
@@ -238,7 +238,7 @@ fn memory_that_is_not_shared_is_told_as_such_once() {
         rig.start_queue_as(queue, 0);
     }
     let notice = rig.frontend.take_notice().unwrap().to_string();
-    assert!(says(&notice) && notice.contains("no memory"), "{notice}");
+    assert!(names_remedy(&notice) && notice.contains("no memory"), "{notice}");
     assert_eq!(rig.frontend.take_notice(), None, "once for all queues");
 
     // With share=off: it hands over a file of which it has a private copy, so that the rings stay empty for us. QEMU
@@ -249,7 +249,7 @@ fn memory_that_is_not_shared_is_told_as_such_once() {
     rig.driver.kick();
     assert!(rig.frontend.kicked(0));
     let notice = rig.frontend.take_notice().unwrap().to_string();
-    assert!(says(&notice) && notice.contains("empty"), "{notice}");
+    assert!(names_remedy(&notice) && notice.contains("empty"), "{notice}");
     rig.driver.kick();
     rig.driver.kick();
     assert!(rig.frontend.kicked(0), "it stays so");
@@ -400,7 +400,7 @@ fn broken_framing_ends_the_connection() {
     let header = |request: u32, flags: u32, size: u32| {
         [request, flags, size].iter().flat_map(|n| n.to_ne_bytes()).collect::<Vec<u8>>()
     };
-    for (what, bytes, says) in [
+    for (what, bytes, expected) in [
         ("version 0", header(1, 0, 0), "version"),
         ("version 2", header(1, 2, 0), "version"),
         ("a reply", header(1, 1 | 4, 0), "reply"),
@@ -411,7 +411,7 @@ fn broken_framing_ends_the_connection() {
         rig.vmm.send_bytes(&bytes, &[]);
         let error = fault(rig.frontend.on_readable(&mut rig.changes));
         assert_eq!(error.kind, ErrorKind::Protocol, "{what}");
-        assert!(error.to_string().contains(says), "{what}: {error}");
+        assert!(error.to_string().contains(expected), "{what}: {error}");
     }
     let mut rig = Rig::unconnected(8, ALL_FEATURES);
     rig.vmm.send_bytes(&header(2, 1, 8), &[]);
@@ -461,8 +461,8 @@ fn a_descriptor_that_is_neither_eventfd_nor_shared_memory_ends_the_connection() 
         let mut connection = Connection::new(socket).unwrap();
         vmm.send(request, &[], &[reader.as_fd(), writer.as_fd()]);
         assert_eq!(fault(connection.receive().map(drop)).kind, ErrorKind::WrongDescriptor, "{request}");
-        let suspects = connection.take_suspects();
-        assert_eq!((suspects.len(), connection.take_suspects().len()), (2, 0));
+        let unclosable = connection.take_unclosable();
+        assert_eq!((unclosable.len(), connection.take_unclosable().len()), (2, 0));
         drop(connection);
         assert_eq!(times_open(&reader), 4, "it is not closed by the way");
     }
@@ -474,7 +474,7 @@ fn a_descriptor_that_is_neither_eventfd_nor_shared_memory_ends_the_connection() 
 }
 
 #[test]
-fn a_front_end_that_reads_no_replies_is_let_go() {
+fn a_front_end_that_reads_no_replies_is_disconnected() {
     let mut rig = Rig::new(8, ALL_FEATURES);
     for _ in 0..100_000 {
         rig.vmm.send(1, &[], &[]);

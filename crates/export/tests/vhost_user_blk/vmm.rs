@@ -444,7 +444,7 @@ impl Rig {
             self.frontend = relay.resume(&mut self.changes);
             let answer = match self.frontend.on_message(copy(&packet), &mut self.changes).unwrap() {
                 Handled::Accepted(answer) => {
-                    relay.record.note(packet, answer.as_ref().map(|a| &a.bytes[..]));
+                    relay.record.update(packet, answer.as_ref().map(|a| &a.bytes[..]));
                     answer
                 }
                 Handled::Refused(answer) => answer,

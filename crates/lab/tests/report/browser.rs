@@ -35,8 +35,8 @@ impl Browser<'_> {
     /// The page as it stands after its scripts ran, and what they and the browser complained of.
     pub fn dom(&self, page: &Path) -> (String, Vec<String>) {
         let done = self.run("--dump-dom", page);
-        let said = String::from_utf8_lossy(&done.stderr);
-        let complaints = said.lines().filter(|line| line.contains("CONSOLE")).map(str::to_owned).collect();
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        let complaints = stderr.lines().filter(|line| line.contains("CONSOLE")).map(str::to_owned).collect();
         (String::from_utf8_lossy(&done.stdout).into_owned(), complaints)
     }
 

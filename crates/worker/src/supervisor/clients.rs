@@ -1,36 +1,36 @@
-//! Who is connected: VMMs and NBD clients at the exports, people and programs at the control socket. Owns the table
-//! of clients; hands each to the worker, and never waits for any.
+//! The connections: VMMs and NBD clients at the exports, users and programs at the control socket. Owns the table of
+//! clients; passes each client to the worker, and never waits for any.
 //!
-//! Invariant: a client is in the table until the worker says that it is gone, or until a worker's death has cut its
+//! Invariant: a client is in the table until the worker reports its end, or until the death of a worker has cut its
 //! connection.
 
 use super::control::Peer;
 use super::event_loop::Supervisor;
-use super::session::Session;
+use super::session::{MOST_DEATHS, Session};
 use super::upgrade::Upgrade;
 use crate::channel::{ClientKind, ToWorker};
 use crate::worker::ReportedError;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use spillway_control::{Answer, Request};
+use spillway_control::{Request, Response};
 use spillway_core::Mode;
 use spillway_export::vhost_user_blk;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// Most connections at a time, of each kind; more are closed at once.
+/// Largest number of connections of each kind. Further connections are closed at once.
 const MAX_CLIENTS: usize = 16;
-/// Most connections to the control socket at a time.
+/// Largest number of connections to the control socket.
 const MAX_PEERS: usize = 32;
-/// How long to leave the listeners alone when the host has no fds or memory for a connection.
+/// Pause in accepting connections after the host had no fds or memory for one.
 const ACCEPT_REST: Duration = Duration::from_secs(1);
 
 /// A connection at an export.
 #[derive(Debug)]
 pub(super) enum Client {
-    /// Served by the worker alone. This end of its socket is there to let it go should the worker die.
+    /// Served by the worker alone. The supervisor keeps the socket to shut it down if the worker dies.
     Nbd(OwnedFd),
-    /// Outlives the worker.
+    /// Outlives the worker: the supervisor relays its messages.
     Vmm(Box<Session>),
 }
 
@@ -46,18 +46,18 @@ impl Client {
 /// A reset under way.
 #[derive(Debug)]
 pub(super) struct Reset {
-    /// The peer that waits for it; it may have gone meanwhile.
+    /// Control connection that waits for the result. It may be closed by now.
     by: u64,
     force: bool,
-    /// The generation that it is to end.
+    /// Generation of the disk that the reset ends.
     generation: u64,
-    /// The worker that there is was told of it.
+    /// Set once the present worker has been sent the request.
     asked: bool,
 }
 
 impl Supervisor {
-    /// Whether who connects must wait: while the worker would turn everybody away, and a VMM until it knows that the one
-    /// before it has left, and, when there are as many as there may be, until it has let go of one that has.
+    /// Whether new connections must wait. All wait during a reset, and during an upgrade while neither worker serves. VMMs also wait until the worker
+    /// has been told of a VMM that has left, and, if the limit is reached, until the worker has released one that has left.
     pub(super) fn must_wait(&self, kind: ClientKind) -> bool {
         let between = self.reset.is_some() || self.upgrade.as_ref().is_some_and(Upgrade::is_between);
         let sessions = || {
@@ -66,17 +66,17 @@ impl Supervisor {
                 Client::Nbd(_) => None,
             })
         };
-        let goes = || {
+        let waits_for_end = || {
             let full = sessions().count() >= MAX_CLIENTS;
-            sessions().any(|session| session.is_leaving() || full && session.has_left())
+            sessions().any(|session| session.has_unreported_hangup() || full && session.has_ended())
         };
-        between || kind == ClientKind::VhostUser && goes()
+        between || kind == ClientKind::VhostUser && waits_for_end()
     }
 
     pub(super) fn on_export(&mut self, index: usize) {
         let (kind, listener) = &self.exports[index];
         let kind = *kind;
-        // The worker may have died in this round: an NBD client that no worker has heard of would wait for ever.
+        // The worker may have died in this round. An NBD client that is passed to no worker would wait for ever.
         if !self.life.serving() || self.must_wait(kind) {
             return;
         }
@@ -85,11 +85,17 @@ impl Supervisor {
         let full = self.clients.values().filter(|client| client.kind() == kind).count() >= MAX_CLIENTS;
         let why = if kind == ClientKind::VhostUser && self.closer.is_stuck() {
             Some(
-                "files of VMMs that were let go cannot be closed: until they are, VMMs are turned away"
+                "new VMMs are refused: file descriptors of disconnected VMMs cannot be closed, since a file system does not \
+                 answer; check the FUSE and network file systems of this host"
                     .into(),
             )
         } else {
-            full.then(|| format!("{MAX_CLIENTS} {} clients are connected: more are turned away", name(kind)))
+            full.then(|| {
+                format!(
+                    "{MAX_CLIENTS} {} clients are connected, which is the limit: further ones are refused",
+                    name(kind)
+                )
+            })
         };
         if let Some(why) = why {
             if !self.full_event_sent.contains(&why) {
@@ -101,7 +107,7 @@ impl Supervisor {
         let id = self.new_id();
         match kind {
             ClientKind::Nbd => {
-                // Without an fd to spare it is turned away.
+                // If the process is out of fds, the client is refused.
                 if let Ok(ours) = socket.try_clone() {
                     self.clients.insert(id, Client::Nbd(ours));
                     self.tell(ToWorker::Client { id, kind }, vec![socket]);
@@ -109,14 +115,14 @@ impl Supervisor {
             }
             ClientKind::VhostUser => {
                 let made = Session::new(id, socket, self.disk.queues())
-                    .and_then(|session| session.introduce().map(|parcels| (session, parcels)));
+                    .and_then(|session| session.start_messages().map(|messages| (session, messages)));
                 match made {
-                    Ok((session, parcels)) => {
-                        parcels.into_iter().for_each(|(message, fds)| self.tell(message, fds));
+                    Ok((session, messages)) => {
+                        messages.into_iter().for_each(|(message, fds)| self.tell(message, fds));
                         self.clients.insert(id, Client::Vmm(Box::new(session)));
                     }
                     Err(e) => {
-                        let text = format!("a VMM is turned away: {}", spillway_control::plain(&e));
+                        let text = format!("a VMM is refused: {}", spillway_control::plain(&e));
                         self.announce("client", &text);
                     }
                 }
@@ -124,26 +130,26 @@ impl Supervisor {
         }
     }
 
-    /// A VMM has sent something, or hung up.
+    /// Handles a VMM's socket that is readable or closed.
     pub(super) fn on_vmm(&mut self, id: u64, flags: PollFlags) {
         let Some(Client::Vmm(session)) = self.clients.get_mut(&id) else { return };
         if flags.contains(PollFlags::HUP) {
             session.hung_up();
         }
-        let parcel = match flags.contains(PollFlags::IN) {
+        let message = match flags.contains(PollFlags::IN) {
             true => session.next(),
-            // Nothing can be read now, and nothing will be answered any more.
-            false => Some(session.leave(&vhost_user_blk::Disconnect::Left)),
+            // The socket is closed: nothing can be read or answered.
+            false => Some(session.end(&vhost_user_blk::Disconnect::Left)),
         };
-        self.closer.close(session.take_suspects());
-        if let Some((message, fds)) = parcel {
+        self.closer.close(session.take_unclosable());
+        if let Some((message, fds)) = message {
             self.tell(message, fds);
         }
-        self.forget_left();
+        self.remove_ended_sessions();
     }
 
-    /// Without a worker nobody else has to let go of a VMM that has left.
-    fn forget_left(&mut self) {
+    /// Removes sessions that have ended. With a worker this waits for the worker's report.
+    fn remove_ended_sessions(&mut self) {
         if self.life.worker.is_none() {
             self.clients.retain(|_, client| match client {
                 Client::Nbd(_) => true,
@@ -152,7 +158,7 @@ impl Supervisor {
         }
     }
 
-    /// The worker has answered a VMM's message.
+    /// Handles the worker's answer to a VMM's message.
     pub(super) fn on_answered(
         &mut self,
         id: u64,
@@ -163,7 +169,7 @@ impl Supervisor {
     ) {
         self.disk.remember_writeback(writeback);
         let Some(Client::Vmm(session)) = self.clients.get_mut(&id) else { return };
-        let answer = answer.map(|bytes| vhost_user_blk::Answer { bytes, fd: fds.into_iter().next() });
+        let answer = answer.map(|bytes| vhost_user_blk::Reply { bytes, fd: fds.into_iter().next() });
         if let Some((message, fds)) = session.answered(accepted, answer) {
             self.tell(message, fds);
         }
@@ -173,35 +179,36 @@ impl Supervisor {
         self.full_event_sent.clear();
         if let Some(client) = self.clients.remove(&id)
             && let Some(error) = error
-            && self.life.may_say_more()
+            && self.life.may_log()
         {
             let text = format!("{} client {id}: {error}", name(client.kind()));
             self.announce("client", &text);
         }
     }
 
-    /// A worker has died: forgets those whose connection ended with it, and says how many NBD clients they were.
+    /// Removes the clients whose connection ended with the worker. Returns how many of them were NBD clients.
     pub(super) fn drop_lost_clients(&mut self) -> usize {
-        let (mut nbd, mut let_go) = (0, Vec::new());
+        let (mut nbd, mut removed) = (0, Vec::new());
         self.clients.retain(|&id, client| match client {
             Client::Nbd(socket) => {
-                // A dead worker's end is open for as long as the kernel takes its memory apart. One that has hung up
-                // already cannot be hung up on.
+                // The dead worker's copy of the socket stays open until the kernel has freed its memory. The error is of a
+                // client that has closed the connection.
                 let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
                 nbd += 1;
                 false
             }
             Client::Vmm(session) => {
-                let (present, survives) = (session.interest().is_some(), session.survives());
-                if present && !survives {
-                    let_go.push(id);
+                let (present, outlives) = (session.interest().is_some(), session.count_worker_death());
+                if present && !outlives {
+                    removed.push(id);
                 }
-                survives
+                outlives
             }
         });
-        for id in let_go {
-            let text =
-                format!("vhost-user client {id}: let go: worker after worker died with its message in hand");
+        for id in removed {
+            let text = format!(
+                "vhost-user client {id}: disconnected: {MOST_DEATHS} workers in a row died while they handled its message"
+            );
             self.announce("client", &text);
         }
         nbd
@@ -213,9 +220,9 @@ impl Supervisor {
         let Some(fd) = self.accepted(accepted) else { return };
         let mut peer = Peer::new(fd);
         if self.peers.len() >= MAX_PEERS {
-            peer.answer(&Answer::error(
+            peer.answer(&Response::error(
                 "busy",
-                format!("{MAX_PEERS} connections are open: close one of them"),
+                format!("{MAX_PEERS} control connections are open, which is the limit: close one of them"),
             ));
             return;
         }
@@ -225,7 +232,7 @@ impl Supervisor {
 
     fn accepted(&mut self, accepted: Result<Option<OwnedFd>, Errno>) -> Option<OwnedFd> {
         accepted.unwrap_or_else(|e| {
-            (self.log)(&format!("cannot take a connection: {}", spillway_control::plain(&e.into())));
+            (self.log)(&format!("cannot accept a connection: {}", spillway_control::plain(&e.into())));
             self.accept_after = Some(Instant::now() + ACCEPT_REST);
             None
         })
@@ -238,26 +245,26 @@ impl Supervisor {
         self.serve_peer(id);
     }
 
-    pub(super) fn answer(&mut self, id: u64, answer: &Answer) {
+    pub(super) fn answer(&mut self, id: u64, answer: &Response) {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.answer(answer);
         }
         self.serve_peer(id);
     }
 
-    /// Takes a peer's requests as long as it reads the answers.
+    /// Carries out the requests of a control connection as long as it reads the answers.
     fn serve_peer(&mut self, id: u64) {
         while let Some(request) = self.peers.get_mut(&id).and_then(Peer::next_request) {
             let answer = match request {
-                Request::Ping => Answer::Ok(self.ping()),
+                Request::Ping => Response::Ok(self.ping()),
                 Request::Stats => {
-                    Answer::Ok(serde_json::to_value(self.stats()).expect("plain numbers and text"))
+                    Response::Ok(serde_json::to_value(self.stats()).expect("plain numbers and text"))
                 }
                 Request::Dirty { limit } => self.dirty(limit),
                 Request::Reset { .. }
                     if self.reset.is_some() || self.upgrade.is_some() || self.change.is_some() =>
                 {
-                    Answer::error(
+                    Response::error(
                         "busy",
                         "a reset, an upgrade or a change of limits is under way: wait for it",
                     )
@@ -268,9 +275,9 @@ impl Supervisor {
                 },
                 Request::Events => {
                     if let Some(peer) = self.peers.get_mut(&id) {
-                        peer.listen();
+                        peer.subscribe();
                     }
-                    Answer::Ok(serde_json::json!({ "listening": true }))
+                    Response::Ok(serde_json::json!({ "listening": true }))
                 }
                 Request::Trace => return self.begin_trace(id),
                 Request::Curve { goal } => match self.ask_curve(id, goal) {
@@ -281,8 +288,8 @@ impl Supervisor {
                     Some(answer) => answer,
                     None => return,
                 },
-                Request::Reset { force, discard_data } => match self.refuses_reset(discard_data) {
-                    Some(why) => Answer::error("refused", why),
+                Request::Reset { force, discard_data } => match self.reset_refusal(discard_data) {
+                    Some(why) => Response::error("refused", why),
                     None => {
                         let generation = self.window.generation();
                         self.reset = Some(Reset { by: id, force, generation, asked: false });
@@ -300,35 +307,34 @@ impl Supervisor {
         }
     }
 
-    /// Why there is no reset in this mode, or not without more words.
-    fn refuses_reset(&self, discard_data: bool) -> Option<&'static str> {
+    /// Why the reset is refused in this mode, if it is.
+    fn reset_refusal(&self, discard_data: bool) -> Option<&'static str> {
         match self.disk.spec.mode {
             Mode::Ephemeral => Some(
-                "mode ephemeral has nothing to go back to: stop it, and start anew with a new copy of the image",
+                "a disk of mode ephemeral cannot be reset: stop it, and start it with a new copy of the image",
             ),
             Mode::Persistent if !discard_data => Some(
-                "mode persistent keeps what was written, and a reset throws it away for good: if that is meant, use \
-                 --discard-data",
+                "a reset would destroy all data that was written to this disk of mode persistent: to do so, add --discard-data",
             ),
             _ => None,
         }
     }
 
     pub(super) fn on_reset_done(&mut self, result: Result<u64, ReportedError>) {
-        // Nobody has asked: a worker that says so is none of ours any more.
+        // No reset was requested: ignore what a broken worker sends.
         let Some(reset) = self.reset.take() else { return };
         let answer = match result {
             Ok(generation) => {
                 self.disk.remember_writeback(true);
                 self.announce("reset", &format!("reset: this is generation {generation}"));
-                Answer::Ok(serde_json::json!({ "generation": generation }))
+                Response::Ok(serde_json::json!({ "generation": generation }))
             }
-            Err(error) => Answer::error("refused", error.text),
+            Err(error) => Response::error("refused", error.text),
         };
         self.answer(reset.by, &answer);
     }
 
-    /// Asks the worker for the reset, once. One that does not serve yet is asked when it does.
+    /// Sends the reset to the worker, once. If the worker does not serve yet, it is sent when it does.
     fn ask_reset(&mut self) {
         let Some(reset) = self.reset.as_mut().filter(|reset| self.life.serving && !reset.asked) else {
             return;
@@ -338,12 +344,12 @@ impl Supervisor {
         self.tell(ToWorker::Reset { force }, Vec::new());
     }
 
-    /// Another worker is there, which was asked for nothing yet.
-    pub(super) fn forget_asking(&mut self) {
+    /// Notes that a new worker has not been sent the reset.
+    pub(super) fn clear_reset_request(&mut self) {
         self.reset.iter_mut().for_each(|reset| reset.asked = false);
     }
 
-    /// A worker serves anew: a reset that its predecessor left is done by now, or is asked for again.
+    /// Continues a reset after a new worker has begun to serve: the last worker completed it, or it is sent again.
     pub(super) fn resume_reset(&mut self) {
         let Some(reset) = &self.reset else { return };
         let generation = self.window.generation();
@@ -354,14 +360,14 @@ impl Supervisor {
         }
     }
 
-    /// Says it in the log, and to those that listen.
+    /// Writes an event to the log, and sends it to the subscribers.
     pub(super) fn announce(&mut self, kind: &str, text: &str) {
         (self.log)(text);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let event =
             serde_json::json!({ "event": { "kind": kind, "text": text, "unix_ms": now.as_millis() as u64 } });
         let line = format!("{event}\n");
-        self.peers.values_mut().for_each(|peer| peer.tell(line.as_bytes()));
+        self.peers.values_mut().for_each(|peer| peer.send_event(line.as_bytes()));
         self.peers.retain(|_, peer| !peer.is_done());
     }
 

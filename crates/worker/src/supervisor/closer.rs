@@ -1,8 +1,8 @@
-//! Where descriptors go that nobody may wait for: a thread that closes them, one after the other, and does nothing
-//! else. To close a file is to ask its file system, and with FUSE that is a program that need never answer.
+//! Closes file descriptors on a thread of its own, one after the other. close(2) asks the file system, and a FUSE file
+//! system may never answer.
 //!
-//! Owns what waits to be closed; never holds up who hands it over. Invariant: as long as [`MOST`] or more wait, nobody is
-//! to be let in who could add to them: what a hostile client can have held here has a bound.
+//! Owns the descriptors that wait to be closed; never blocks its caller. Invariant: while [`MOST`] or more descriptors wait,
+//! no client that could add more is accepted, so that a hostile client can occupy only a bounded number.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
@@ -10,41 +10,41 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-/// So many may wait before those who bring more are turned away.
+/// Number of waiting descriptors from which on clients that could add more are refused.
 const MOST: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Closer {
-    /// To the thread, once there was a use for it.
-    way: Option<Sender<OwnedFd>>,
+    /// Channel to the thread, which starts with the first descriptor.
+    sender: Option<Sender<OwnedFd>>,
     kept: Vec<ManuallyDrop<OwnedFd>>,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Closer {
-    /// They are closed when that is possible.
+    /// Closes the descriptors on the thread.
     pub fn close(&mut self, fds: Vec<OwnedFd>) {
         self.waiting.fetch_add(fds.len(), Ordering::Relaxed);
         self.kept.extend(fds.into_iter().map(ManuallyDrop::new));
-        if self.way.is_none() && !self.kept.is_empty() {
-            self.way = self.start();
+        if self.sender.is_none() && !self.kept.is_empty() {
+            self.sender = self.start();
         }
-        // Without a thread they are kept, for when there is one.
-        let Some(way) = &self.way else { return };
+        // If the thread cannot be started, keep them until it can.
+        let Some(sender) = &self.sender else { return };
         for fd in self.kept.drain(..) {
-            if let Err(unsent) = way.send(ManuallyDrop::into_inner(fd)) {
+            if let Err(unsent) = sender.send(ManuallyDrop::into_inner(fd)) {
                 std::mem::forget(unsent);
             }
         }
     }
 
-    /// Whether so many wait that no more are to come.
+    /// Whether [`MOST`] or more descriptors wait.
     pub fn is_stuck(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) >= MOST
     }
 
     fn start(&self) -> Option<Sender<OwnedFd>> {
-        let (way, fds) = channel::<OwnedFd>();
+        let (sender, fds) = channel::<OwnedFd>();
         let waiting = Arc::clone(&self.waiting);
         let close = move || {
             for fd in fds {
@@ -53,7 +53,7 @@ impl Closer {
             }
         };
         let thread = std::thread::Builder::new().name("closer".into()).stack_size(64 << 10);
-        thread.spawn(close).ok().map(|_| way)
+        thread.spawn(close).ok().map(|_| sender)
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn what_is_handed_over_is_closed_and_room_comes_back() {
+    fn descriptors_are_closed_and_clients_are_accepted_again() {
         let mut closer = Closer::default();
         let mut pipes = Vec::new();
         for _ in 0..3 * MOST {
@@ -71,11 +71,11 @@ mod tests {
             closer.close(vec![writer.into()]);
             pipes.push(reader);
         }
-        // Until the other end is closed there is no end of file.
+        // End of file is read only after the other end is closed.
         pipes.iter_mut().for_each(|reader| assert_eq!(reader.read(&mut [0]).unwrap(), 0));
-        let room = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while closer.is_stuck() {
-            assert!(std::time::Instant::now() < room);
+            assert!(std::time::Instant::now() < deadline);
             std::thread::yield_now();
         }
     }

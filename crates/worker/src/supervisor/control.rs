@@ -1,5 +1,5 @@
-//! The control socket's protocol: one JSON object a line, one answer a line, in order; to those that listen also one
-//! line for each event. Owns a connection's buffers; never waits for anybody.
+//! The control socket's protocol: one JSON object a line, one answer a line, in order; to subscribers also one line
+//! for each event. Owns a connection's buffers; never waits for a client.
 //!
 //! Invariant: a connection holds at most one line, and one answer or [`MAX_WAITING_BYTES`] of events; a client that
 //! does not read its answer is not read from, and a subscriber that does not read is disconnected.
@@ -7,12 +7,12 @@
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use spillway_control::{Answer, Request};
+use spillway_control::{Request, Response};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Longest line that is taken.
+/// Longest line that is accepted.
 const MAX_LINE_BYTES: usize = 4096;
 /// Events that may wait for a client to read them.
 const MAX_WAITING_BYTES: usize = 64 << 10;
@@ -25,12 +25,12 @@ pub(super) struct Peer {
     output: Vec<u8>,
     /// A request is being carried out; its answer comes later.
     waiting: bool,
-    /// It is told of events, and asks nothing more.
-    listens: bool,
-    /// It records, and asks nothing more. Its ring goes with the answer.
+    /// It has subscribed to events, and sends no further request.
+    is_subscribed: bool,
+    /// It records, and sends no further request. Its ring buffer is passed with the answer.
     records: bool,
     ring: Option<OwnedFd>,
-    /// Nothing more will be read.
+    /// The client has closed its direction, or has sent a line that is too long.
     at_end: bool,
     gone: bool,
 }
@@ -42,7 +42,7 @@ impl Peer {
             input: Vec::new(),
             output: Vec::new(),
             waiting: false,
-            listens: false,
+            is_subscribed: false,
             records: false,
             ring: None,
             at_end: false,
@@ -54,29 +54,29 @@ impl Peer {
     pub fn interest(&self) -> PollFlags {
         if !self.output.is_empty() {
             PollFlags::OUT
-        } else if self.waiting || self.asks_no_more() || self.at_end {
+        } else if self.waiting || self.is_stream() || self.at_end {
             PollFlags::empty()
         } else {
             PollFlags::IN
         }
     }
 
-    /// Whether it is of the supervisor's own user, or root.
+    /// Whether the client runs as the supervisor's user or as root.
     pub fn is_owner(&self) -> bool {
         let own = rustix::process::geteuid();
         rustix::net::sockopt::socket_peercred(&self.fd)
             .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
     }
 
-    /// Whether there is nothing left to do for it.
+    /// Whether the connection can be closed.
     pub fn is_done(&self) -> bool {
         self.gone || self.at_end && !self.waiting && self.output.is_empty() && !self.has_line()
     }
 
-    /// Moves bytes as poll said that it can.
+    /// Reads or writes, as poll(2) has reported.
     pub fn ready(&mut self, flags: PollFlags) {
         if flags.intersects(PollFlags::ERR)
-            || (self.waiting || self.asks_no_more()) && flags.contains(PollFlags::HUP)
+            || (self.waiting || self.is_stream()) && flags.contains(PollFlags::HUP)
         {
             self.gone = true;
         } else if !self.output.is_empty() {
@@ -86,14 +86,14 @@ impl Peer {
         }
     }
 
-    /// The next request, when the last has been answered and its answer read. What is no request is answered here.
+    /// Returns the next request, once the answer to the last one has been sent. Answers invalid requests itself.
     pub fn next_request(&mut self) -> Option<Request> {
-        while !self.gone && !self.waiting && !self.asks_no_more() && self.output.is_empty() {
+        while !self.gone && !self.waiting && !self.is_stream() && self.output.is_empty() {
             let Some(end) = self.input.iter().position(|&b| b == b'\n') else {
                 if self.input.len() > MAX_LINE_BYTES {
                     self.input.clear();
                     self.at_end = true;
-                    self.answer(&Answer::error(
+                    self.answer(&Response::error(
                         "invalid",
                         format!("a line has at most {MAX_LINE_BYTES} bytes"),
                     ));
@@ -109,7 +109,7 @@ impl Peer {
                     self.waiting = true;
                     return Some(request);
                 }
-                Err(e) => self.answer(&Answer::error(
+                Err(e) => self.answer(&Response::error(
                     "invalid",
                     format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"dirty\", \"reset\", \"set\", \"events\", \"trace\", \"curve\" or \"upgrade\""),
                 )),
@@ -118,37 +118,37 @@ impl Peer {
         None
     }
 
-    /// Answers the request that was taken last.
-    pub fn answer(&mut self, answer: &Answer) {
+    /// Answers the last request.
+    pub fn answer(&mut self, answer: &Response) {
         self.waiting = false;
         self.output = serde_json::to_vec(answer).expect("an answer is plain data with text keys");
         self.output.push(b'\n');
         self.flush();
     }
 
-    /// Answers with the ring that it reads from here on.
-    pub fn record(&mut self, ring: OwnedFd, answer: &Answer) {
+    /// Answers the last request, and passes the ring buffer to the client.
+    pub fn record(&mut self, ring: OwnedFd, answer: &Response) {
         (self.records, self.ring) = (true, Some(ring));
         self.answer(answer);
     }
 
-    /// Whether it records.
+    /// Whether the client records.
     pub fn records(&self) -> bool {
         self.records && !self.gone
     }
 
-    fn asks_no_more(&self) -> bool {
-        self.listens || self.records
+    fn is_stream(&self) -> bool {
+        self.is_subscribed || self.records
     }
 
-    /// From here on it is told of events.
-    pub fn listen(&mut self) {
-        self.listens = true;
+    /// Sends events to this connection from now on.
+    pub fn subscribe(&mut self) {
+        self.is_subscribed = true;
     }
 
-    /// Tells of an event, if it listens.
-    pub fn tell(&mut self, line: &[u8]) {
-        if !self.listens || self.gone {
+    /// Sends an event, if the client has subscribed.
+    pub fn send_event(&mut self, line: &[u8]) {
+        if !self.is_subscribed || self.gone {
             return;
         }
         self.output.extend_from_slice(line);
@@ -215,7 +215,7 @@ mod tests {
         (ours, Peer::new(theirs.into()))
     }
 
-    fn line(stream: &UnixStream) -> Answer {
+    fn line(stream: &UnixStream) -> Response {
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap()
@@ -230,11 +230,11 @@ mod tests {
         assert_eq!(peer.next_request(), Some(Request::Ping));
         assert_eq!(peer.next_request(), None);
         assert!(peer.interest().is_empty());
-        peer.answer(&Answer::Ok(1.into()));
-        assert_eq!(line(&us), Answer::Ok(1.into()));
+        peer.answer(&Response::Ok(1.into()));
+        assert_eq!(line(&us), Response::Ok(1.into()));
         assert_eq!(peer.next_request(), Some(Request::Reset { force: true, discard_data: false }));
-        peer.answer(&Answer::error("refused", "no"));
-        assert_eq!(line(&us), Answer::error("refused", "no"));
+        peer.answer(&Response::error("refused", "no"));
+        assert_eq!(line(&us), Response::error("refused", "no"));
         assert_eq!(peer.next_request(), None);
         us.write_all(b"set\"}\n").unwrap();
         us.shutdown(std::net::Shutdown::Write).unwrap();
@@ -242,7 +242,7 @@ mod tests {
         peer.ready(PollFlags::IN);
         assert!(!peer.is_done());
         assert_eq!(peer.next_request(), Some(Request::Reset { force: false, discard_data: false }));
-        peer.answer(&Answer::Ok(2.into()));
+        peer.answer(&Response::Ok(2.into()));
         assert!(peer.is_done());
     }
 
@@ -272,7 +272,7 @@ mod tests {
         let request = b"{\"command\":\"stats\"}\n";
         let mut answered = 0;
         // More than the socket's buffers hold.
-        let answer = Answer::Ok("x".repeat(64 << 10).into());
+        let answer = Response::Ok("x".repeat(64 << 10).into());
         us.set_nonblocking(true).unwrap();
         for _ in 0..1000 {
             let _ = us.write(request);

@@ -1,6 +1,6 @@
-//! What a disk is made of: its options, and every fd that outlives a worker. Never serves a request.
+//! The parts of a disk that outlive a worker: its settings and its fds. Never serves a request.
 //!
-//! Invariant: a [`Disk`] is complete: each worker, first or later, can be started from it alone.
+//! Invariant: a [`Disk`] is complete: any worker can be started from it alone.
 
 use super::overflow::{self, Direct, OverflowFile};
 use super::{Log, digests, ephemeral, memory, model, persistent};
@@ -13,7 +13,7 @@ use spillway_layout::{ImageFormat, persistent_file};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// A number that no other disk has.
+/// Returns a random number to identify a disk.
 fn random() -> Result<u64, SupervisorError> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -21,7 +21,7 @@ fn random() -> Result<u64, SupervisorError> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// A disk, held.
+/// A disk that is served.
 #[derive(Debug)]
 pub(super) struct Disk {
     pub spec: DiskSpec,
@@ -38,7 +38,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Opens and makes everything that the options ask for.
+    /// Opens and creates all files and memory of the disk.
     pub fn prepare(options: &ServeSettings, log: &mut Log) -> Result<Disk, SupervisorError> {
         let (image, spec, overflow) = match options.mode() {
             Mode::Ephemeral => Disk::prepare_ephemeral(options)?,
@@ -65,7 +65,7 @@ impl Disk {
             disk_id: random()?,
             size_bytes: spec.size_bytes,
             base_bytes: spec.base_bytes,
-            settings: options.settings.said(),
+            settings: options.settings.with_defaults(),
             format: image.format,
             digests: digests.is_some(),
             base_model: base_model.is_some(),
@@ -80,7 +80,7 @@ impl Disk {
         Ok(Disk { spec, format, meta, start, image, digests, data, overflow, base_model, overflow_model })
     }
 
-    /// A file without a name, or none.
+    /// Prepares a disk whose overflow, if any, is a file without a name.
     fn prepare_disposable(options: &ServeSettings, log: &mut Log) -> Result<Parts, SupervisorError> {
         let image = open_image(options.image(), options.format, options.settings.base_cache())
             .map_err(image_error)?;
@@ -117,7 +117,7 @@ impl Disk {
         Ok((image, spec, Some(file)))
     }
 
-    /// The file stands in the image's place too: nothing is ever read there.
+    /// Prepares a disk that is a full copy. Its file is passed in place of the image too, which is never read.
     fn prepare_ephemeral(options: &ServeSettings) -> Result<Parts, SupervisorError> {
         let path = own_file(options)?;
         let (file, copied_bytes) = ephemeral::open(path)?;
@@ -130,7 +130,7 @@ impl Disk {
         Ok((image, spec, Some(file)))
     }
 
-    /// In mode `ephemeral`: the file loses its name, now that somebody serves it.
+    /// In mode `ephemeral`, removes the name of the file once the disk is served.
     pub fn take_name(&self, options: &ServeSettings) -> Result<(), SupervisorError> {
         match (&self.overflow, self.spec.mode) {
             (Some(file), Mode::Ephemeral) => ephemeral::take_name(own_file(options)?, file),
@@ -157,13 +157,13 @@ impl Disk {
         Ok((ToWorker::Start(start), fds))
     }
 
-    /// The settings that hold.
+    /// The settings in effect.
     pub fn settings(&self) -> DiskSettings {
         self.start.settings
     }
 
-    /// Sees to it that the host can give what these settings ask for; `held_bytes` of the RAM tier it has given already.
-    /// The settings that hold are the same as before.
+    /// Checks that the host has the memory and file space for these settings; `held_bytes` of the RAM tier are allocated
+    /// already. Extends the overflow file if needed, but leaves the settings in effect as they are.
     pub fn make_room_for(&mut self, settings: &DiskSettings, held_bytes: u64) -> Result<(), SupervisorError> {
         let spec = self.spec_with(settings);
         spec.check().map_err(|e| SupervisorError::new(ErrorKind::Options, e))?;
@@ -188,13 +188,13 @@ impl Disk {
         }
     }
 
-    /// These hold from here on: for the workers to come too.
+    /// Sets the settings in effect, also for later workers.
     pub fn set(&mut self, settings: DiskSettings) {
         self.spec = self.spec_with(&settings);
         self.start.settings = settings;
     }
 
-    /// What the guest has chosen, for the workers to come.
+    /// Stores the guest's choice of the write-back mode for later workers.
     pub fn remember_writeback(&mut self, writeback: bool) {
         self.start.writeback = writeback;
     }
@@ -209,14 +209,14 @@ impl Disk {
         self.overflow.as_ref().is_some_and(|file| file.direct)
     }
 
-    /// What a private copy takes of its file system: it is the disk's own, and may have holes still.
+    /// Bytes that the private copy of mode `ephemeral` occupies in its file system: its file may have holes.
     pub fn occupied_bytes(&self) -> Option<u64> {
         let file = self.overflow.as_ref().filter(|_| self.spec.mode == Mode::Ephemeral)?;
         let found = rustix::fs::fstat(&file.fd).ok()?;
         u64::try_from(found.st_blocks).ok().map(|blocks| blocks * 512)
     }
 
-    /// Gives up the image's locks. A worker that was killed has ended before its io_uring lets go of the image.
+    /// Releases the locks of the image. The io_uring of a killed worker may keep its fd open after the process has ended.
     pub fn release_image(&self) {
         release_lock(&self.image);
     }
@@ -227,7 +227,7 @@ impl Disk {
     }
 }
 
-/// What the modes prepare each in its way: the image, the disk, and its file.
+/// What each mode prepares: the image, the description of the disk, and its file.
 type Parts = (OpenedImage, DiskSpec, Option<OverflowFile>);
 
 fn own_file(options: &ServeSettings) -> Result<&Path, SupervisorError> {
@@ -271,7 +271,7 @@ fn image_error(error: ImageError) -> SupervisorError {
     SupervisorError::of(kind, error)
 }
 
-/// The same at every start of a disk, so that /dev/disk/by-id does not change.
+/// Derives the serial number from the disk's path: it is the same at every start, so that /dev/disk/by-id does not change.
 fn serial(identity: &Path) -> String {
     // A relative path names another disk in another directory.
     let path = std::path::absolute(identity).unwrap_or_else(|_| identity.to_owned());

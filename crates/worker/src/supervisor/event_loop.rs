@@ -1,9 +1,9 @@
-//! The supervisor: the disk, its worker, its sockets and its clients, on one thread that sleeps in poll(2); others
-//! sleep on the worker's lifeline, close what may never close, and ask how much is in huge pages.
-//! Never touches guest data, never waits for a client.
+//! The event loop of the supervisor: the disk, its worker, its sockets and its clients, on one thread that waits in
+//! poll(2). Other threads wait for the worker's death, close file descriptors whose close(2) may block, and query the use of
+//! huge pages. Never accesses guest data, never waits for a client.
 //!
-//! Invariant: everything that must outlive a worker is in [`Disk`] and in the client table; what belongs to one
-//! worker's life is in [`Life`].
+//! Invariant: all state that must outlive a worker is in [`Disk`] and in the client table; the state of one worker is in
+//! [`Life`].
 
 use super::Log;
 use super::clients::{Client, Reset};
@@ -25,7 +25,8 @@ use crate::worker::ReportedError;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use spillway_control::{
-    Answer, Dirty, DiskSettings, ErrorKind, PUT_AWAY, Report, ServeSettings, Stats, SupervisorError, bytes,
+    Dirty, DiskSettings, ErrorKind, Report, Response, STOPPED_CLEANLY, ServeSettings, Stats, SupervisorError,
+    bytes,
 };
 use spillway_core::{Layout, Mode};
 use std::collections::BTreeMap;
@@ -49,7 +50,7 @@ pub struct Supervisor {
     pub(super) watchers: Watchers,
     pub(super) next_id: u64,
     pub(super) accept_after: Option<Instant>,
-    /// Why clients are turned away, as far as the log has it.
+    /// Reasons for which clients are refused and that are in the log already.
     pub(super) full_event_sent: Vec<String>,
     pub(super) reported: ReportedStates,
     pub(super) closer: Closer,
@@ -57,8 +58,8 @@ pub struct Supervisor {
     pub(super) log: Log,
 }
 
-/// A change of limits under way. The disk's settings are those that a worker has accepted; one that starts anew is told them, and
-/// then of this.
+/// A change of limits under way. The disk's settings are those that a worker has accepted. A new worker starts with these,
+/// and is sent the change after that.
 #[derive(Debug)]
 pub(super) struct Change {
     by: u64,
@@ -67,14 +68,14 @@ pub(super) struct Change {
 
 #[derive(Clone, Copy)]
 enum Source {
-    /// It has died, and has not ended yet.
+    /// The worker has died, and its process has not ended.
     WorkerDeath,
     WorkerEnd,
-    /// One that has died has ended.
+    /// The process of an earlier worker has ended.
     Dead,
     Channel,
-    /// A program that is to take the worker's place.
-    Newcomer,
+    /// Channel of a new worker during an upgrade.
+    Candidate,
     Export(usize),
     Vmm(u64),
     Control,
@@ -83,7 +84,7 @@ enum Source {
 }
 
 impl Supervisor {
-    /// Makes the disk and its sockets and starts the worker. Wait with [`Supervisor::ready`].
+    /// Creates the disk and its sockets, and starts the worker. [`Supervisor::ready`] waits until it serves.
     pub fn start(
         options: ServeSettings,
         program: &Program,
@@ -129,7 +130,7 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Waits until the worker serves. `Some(n)` when the n-th of `wake` was readable first.
+    /// Waits until the worker serves. Returns `Some(n)` if the n-th of `wake` became readable before that.
     pub fn ready(&mut self, wake: &[BorrowedFd<'_>]) -> Result<Option<usize>, SupervisorError> {
         let deadline = Instant::now() + START_DEADLINE;
         while !self.life.serving {
@@ -147,8 +148,8 @@ impl Supervisor {
         Ok(None)
     }
 
-    /// Serves until one of `wake` is readable, and says which; `None` when the time `until` has come first. A worker
-    /// that dies is followed by another.
+    /// Serves until one of `wake` is readable, and returns its index; `None` if the time `until` came first. A worker that
+    /// dies is replaced.
     pub fn run(
         &mut self,
         wake: &[BorrowedFd<'_>],
@@ -166,7 +167,7 @@ impl Supervisor {
 
     /// Stops serving: sockets first, then the worker, which completes what it accepted. It is killed when it
     /// takes too long, or when one of `hurry` is readable. The figures stay readable. In mode `persistent` the last line of
-    /// the log is [`PUT_AWAY`], or it is an error.
+    /// the log is [`STOPPED_CLEANLY`], or it is an error.
     pub fn stop(&mut self, hurry: &[BorrowedFd<'_>]) -> Result<(), SupervisorError> {
         self.exports.clear();
         self.control = None;
@@ -179,10 +180,10 @@ impl Supervisor {
             self.disk.release_image();
         }
         match (stopped?, self.disk.spec.mode) {
-            (true, Mode::Persistent) => (self.log)(PUT_AWAY),
+            (true, Mode::Persistent) => (self.log)(STOPPED_CLEANLY),
             (false, Mode::Persistent) => {
-                let message = "the worker had no time to end: what was written since the last FLUSH may not be on the medium: \
-                               serve the disk again, and stop it, before this host loses its power";
+                let message = "the worker was killed before it had stopped: data that was written since the last FLUSH may not be on the medium: \
+                               serve the disk again and stop it, before this host loses power";
                 return Err(SupervisorError::new(ErrorKind::Internal, message));
             }
             _ => {}
@@ -190,7 +191,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// What is served, where, by whom.
+    /// Describes the disk, its sockets and its processes.
     pub fn report(&self) -> Report {
         Report {
             pid: std::process::id(),
@@ -212,7 +213,7 @@ impl Supervisor {
         }
     }
 
-    /// The figures now.
+    /// The present counters and gauges.
     pub fn stats(&self) -> Stats {
         let spec = &self.disk.spec;
         let mut read = self.window.read();
@@ -234,22 +235,22 @@ impl Supervisor {
         }
     }
 
-    /// Where was written most since the last reset, in so many rows.
-    pub(super) fn dirty(&self, rows: u32) -> Answer {
+    /// The regions that were written most since the last reset, at most `rows` of them.
+    pub(super) fn dirty(&self, rows: u32) -> Response {
         if !(1..=Dirty::MAX_ROWS).contains(&rows) {
-            return Answer::error("invalid", format!("a limit is 1 to {} rows", Dirty::MAX_ROWS));
+            return Response::error("invalid", format!("a limit is 1 to {} rows", Dirty::MAX_ROWS));
         }
         let spec = &self.disk.spec;
         match dirty_ranges(&self.disk.meta, &Layout::of(spec), spec.size_bytes, rows) {
             Ok(dirty) => {
                 let dirty = Dirty { serial: self.disk.serial().into(), ..dirty };
-                Answer::Ok(serde_json::to_value(dirty).expect("plain numbers and text"))
+                Response::Ok(serde_json::to_value(dirty).expect("plain numbers and text"))
             }
-            Err(e) => Answer::error("refused", e.to_string()),
+            Err(e) => Response::error("refused", e.to_string()),
         }
     }
 
-    /// One round: wait for something, do all of it.
+    /// Waits for events, and handles all that have come.
     fn step(
         &mut self,
         wake: &[BorrowedFd<'_>],
@@ -262,7 +263,7 @@ impl Supervisor {
                 Source::WorkerEnd => self.on_worker_end()?,
                 Source::Dead => self.reap(),
                 Source::Channel => self.on_channel(flags)?,
-                Source::Newcomer => self.on_newcomer()?,
+                Source::Candidate => self.on_candidate()?,
                 Source::Export(index) => self.on_export(index),
                 Source::Vmm(id) => self.on_vmm(id, flags),
                 Source::Control => self.on_control(),
@@ -276,7 +277,8 @@ impl Supervisor {
         Ok(woken)
     }
 
-    /// One round for the worker and its VMMs alone, while it stops. True: one of `hurry` is readable.
+    /// Waits for events while the worker stops, and handles those of the worker and its VMMs only. Returns whether one of
+    /// `hurry` is readable.
     pub(super) fn relay_once(
         &mut self,
         hurry: &[BorrowedFd<'_>],
@@ -285,14 +287,14 @@ impl Supervisor {
         let mut hurried = false;
         for (source, flags) in self.poll(hurry, Some(deadline))? {
             match source {
-                // Its last words may say why.
+                // Its last messages may contain the reason.
                 Source::WorkerEnd => self.on_channel(PollFlags::IN)?,
                 Source::Channel => self.on_channel(flags)?,
                 Source::Vmm(id) => self.on_vmm(id, flags),
                 Source::Wake(_) => hurried = true,
                 Source::Dead => self.reap(),
                 Source::WorkerDeath => {}
-                Source::Newcomer | Source::Export(_) | Source::Control | Source::Peer(_) => {}
+                Source::Candidate | Source::Export(_) | Source::Control | Source::Peer(_) => {}
             }
         }
         Ok(hurried)
@@ -311,18 +313,18 @@ impl Supervisor {
                 sources.push((Source::WorkerDeath, worker.lifeline().death(), PollFlags::IN));
             }
             sources.push((Source::WorkerEnd, worker.pidfd(), PollFlags::IN));
-            if self.life.listens() {
+            if self.life.reads_channel() {
                 let unsent = if worker.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
                 sources.push((Source::Channel, worker.channel(), PollFlags::IN | unsent));
             }
         }
         sources.extend(self.life.dead.iter().map(|dead| (Source::Dead, dead.pidfd(), PollFlags::IN)));
-        sources.extend(self.newcomer().map(|(fd, flags)| (Source::Newcomer, fd, flags)));
+        sources.extend(self.candidate().map(|(fd, flags)| (Source::Candidate, fd, flags)));
         if self.life.has_served && self.accept_after.is_none() {
             sources.extend(self.control.iter().map(|l| (Source::Control, l.as_fd(), PollFlags::IN)));
         }
-        // A VMM that connects anew has left before: the kernel looks at these fds in their order, so whoever is seen to
-        // have come, of that one it is seen that it has left.
+        // A VMM that reconnects has closed its old connection first. poll(2) examines the fds in order: the sessions come
+        // after the listeners, so a round that shows the new connection also shows the end of the old one.
         if self.life.serving && self.accept_after.is_none() {
             let exports = self.exports.iter().enumerate();
             let open = exports.filter(|(_, (kind, _))| !self.must_wait(*kind));
@@ -354,29 +356,29 @@ impl Supervisor {
         }
         let hits = sources.iter().zip(&fds).map(|((source, ..), fd)| (*source, fd.revents()));
         let mut hits: Vec<_> = hits.filter(|(_, flags)| !flags.is_empty()).collect();
-        // After those who leave in this round, or a VMM that connects anew is one too many.
+        // Handle ended sessions first, so that a VMM that reconnects at the limit is not refused.
         hits.sort_by_key(|(source, _)| matches!(source, Source::Export(_)));
         Ok(hits)
     }
 
-    /// Begins a change of limits. `Some`: it cannot be, and nothing has changed.
-    pub(super) fn begin_change(&mut self, by: u64, change: &DiskSettings) -> Option<Answer> {
+    /// Begins a change of limits. Returns the error response if it is refused; nothing has changed then.
+    pub(super) fn begin_change(&mut self, by: u64, change: &DiskSettings) -> Option<Response> {
         if self.change.is_some() || self.reset.is_some() || self.upgrade.is_some() || !self.life.serving {
-            return Some(Answer::error("busy", "another change or a restart is under way: try again"));
+            return Some(Response::error("busy", "another change or a restart is under way: try again"));
         }
         let settings = match changed(change, &self.disk) {
             Ok(settings) => settings,
             Err(answer) => return Some(answer),
         };
         if let Err(e) = self.disk.make_room_for(&settings, self.window.read().ram.used_bytes) {
-            return Some(Answer::error("refused", e.to_string()));
+            return Some(Response::error("refused", e.to_string()));
         }
         self.tell(ToWorker::Set(settings), Vec::new());
         self.change = Some(Change { by, settings });
         None
     }
 
-    /// The worker has accepted the change, or not.
+    /// Handles the worker's result of a change.
     pub(super) fn on_change_done(&mut self, result: Result<(), ReportedError>) {
         let Some(Change { by, settings }) = self.change.take() else { return };
         let answer = match result {
@@ -392,14 +394,14 @@ impl Supervisor {
                     settings.rate()
                 );
                 self.announce("limits", &text);
-                Answer::Ok(serde_json::to_value(settings).expect("plain numbers and text"))
+                Response::Ok(serde_json::to_value(settings).expect("plain numbers and text"))
             }
-            Err(error) => Answer::error("refused", error.text),
+            Err(error) => Response::error("refused", error.text),
         };
         self.answer(by, &answer);
     }
 
-    /// A worker serves anew: a change that its predecessor left is asked for again.
+    /// Sends an unfinished change to a new worker.
     pub(super) fn resume_change(&mut self) {
         if let Some(Change { settings, .. }) = &self.change {
             let settings = *settings;
@@ -408,12 +410,12 @@ impl Supervisor {
     }
 }
 
-/// As many fds as this process may have: a VMM may lend hundreds of memory regions and eventfds, which are held here
-/// and passed on.
+/// Raises the limit of fds to the maximum: a VMM may pass hundreds of memory regions and eventfds, which are held here and
+/// passed on.
 fn allow_fds() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let most = getrlimit(Resource::Nofile).maximum;
-    // Without it a VMM that lends too many is turned away.
+    // If that fails, a VMM that passes too many is refused.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
 }
 

@@ -1,7 +1,7 @@
-//! How much of the RAM tier a worker has mapped by huge pages, as the kernel says. Owns the last answer.
+//! Measures how much of the RAM tier a worker has mapped by huge pages. Owns the last result.
 //!
-//! The kernel visits all memory of the worker for it, which takes some 12 ms for each GiB that is mapped by 4 KiB: so a thread
-//! asks. Invariant: [`HugePages::bytes`] takes about as long as [`PATIENCE`] at most; then it says what was so the last time.
+//! The kernel visits all memory of the worker for that, which takes about 12 ms for each GiB that is mapped by pages of 4 KiB.
+//! So a thread measures. Invariant: [`HugePages::bytes`] waits at most [`PATIENCE`], and then returns the last result.
 
 use super::memory::kib;
 use std::fs;
@@ -11,25 +11,25 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long an answer is waited for.
+/// How long a caller waits for a measurement.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What is known of the worker that was asked about last.
+/// The last measurement.
 #[derive(Debug, Default)]
 pub(super) struct HugePages {
-    known: Arc<Mutex<Known>>,
+    last: Arc<Mutex<Measurement>>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct Measurement {
     worker: u32,
     bytes: u64,
-    /// A thread is looking.
-    looking: bool,
+    /// A thread is measuring.
+    is_running: bool,
 }
 
 impl HugePages {
-    /// Bytes of the slots that a worker has mapped by huge pages: now, or a moment ago where it takes long to look.
+    /// Bytes of the slots that a worker has mapped by huge pages: now, or at the last measurement if a new one takes long.
     pub fn bytes(&self, worker: u32, data: &OwnedFd) -> u64 {
         let root = Path::new("/");
         let Some(which) = which_file(data).filter(|_| are_given(root)) else { return 0 };
@@ -37,53 +37,53 @@ impl HugePages {
     }
 
     fn ask(&self, worker: u32, patience: Duration, look: impl FnOnce() -> u64 + Send + 'static) -> u64 {
-        let mut known = lock(&self.known);
-        if known.worker != worker {
-            *known = Known { worker, ..Known::default() };
+        let mut last = lock(&self.last);
+        if last.worker != worker {
+            *last = Measurement { worker, ..Measurement::default() };
         }
-        if !std::mem::replace(&mut known.looking, true) {
-            drop(known);
-            let shared = Arc::clone(&self.known);
+        if !std::mem::replace(&mut last.is_running, true) {
+            drop(last);
+            let shared = Arc::clone(&self.last);
             let (done, answer) = channel();
             let thread = std::thread::Builder::new().name("huge-pages".into()).spawn(move || {
                 let bytes = look();
-                let mut known = lock(&shared);
-                if known.worker == worker {
-                    (known.bytes, known.looking) = (bytes, false);
+                let mut last = lock(&shared);
+                if last.worker == worker {
+                    (last.bytes, last.is_running) = (bytes, false);
                 }
-                drop(known);
-                // Nobody waits any more if it took long.
+                drop(last);
+                // The caller has gone if it took long.
                 let _ = done.send(());
             });
-            known = match thread {
+            last = match thread {
                 Ok(_) => {
-                    // It comes, or it does not yet.
+                    // On a timeout the last result is returned.
                     let _late = answer.recv_timeout(patience);
-                    lock(&self.known)
+                    lock(&self.last)
                 }
                 Err(_) => {
-                    let mut known = lock(&self.known);
-                    known.looking = false;
-                    known
+                    let mut last = lock(&self.last);
+                    last.is_running = false;
+                    last
                 }
             };
         }
-        known.bytes
+        last.bytes
     }
 }
 
-fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(last: &Mutex<Measurement>) -> MutexGuard<'_, Measurement> {
+    last.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Device and inode as the maps of a process show them. A VMM's memory may have any name, also that of ours.
+/// Device and inode as /proc/PID/smaps shows them. The name is not enough: a VMM may give its memory the same name.
 fn which_file(data: &OwnedFd) -> Option<[String; 2]> {
     let stat = rustix::fs::fstat(data).ok()?;
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     Some([format!("{major:02x}:{minor:02x}"), stat.st_ino.to_string()])
 }
 
-/// Whether the host gives shared memory any.
+/// Whether the host gives huge pages to shared memory.
 fn are_given(root: &Path) -> bool {
     fs::read_to_string(root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled"))
         .is_ok_and(|switch| !switch.contains("[never]") && !switch.contains("[deny]"))
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_that_takes_long_is_not_waited_for() {
+    fn a_measurement_that_takes_long_is_not_waited_for() {
         let (pages, long, none) = (HugePages::default(), Duration::from_secs(60), Duration::ZERO);
         assert_eq!(pages.ask(1, long, || 5), 5);
         let (go, gone) = channel::<()>();

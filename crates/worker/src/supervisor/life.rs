@@ -1,8 +1,8 @@
-//! The worker's life: how it begins, how its death is noticed, how the next one goes on. Owns the worker's process;
-//! what is served belongs to all workers and is elsewhere.
+//! The life cycle of worker processes: start, death, replacement. Owns the worker's process; the disk outlives it and is
+//! elsewhere.
 //!
-//! Invariant: once a worker has served, there is one, or one is about to be started, until the supervisor stops, but
-//! while the kernel keeps one that was killed; what a dead one has said is heard before the next one begins.
+//! Invariant: after the first worker has served, a worker runs or is about to be started until the supervisor stops, except
+//! while a killed worker has not ended. The messages of a dead worker are processed before the next one starts.
 
 use super::clients::Client;
 use super::event_loop::Supervisor;
@@ -15,69 +15,69 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-/// How long a worker may take to serve, to stop, and to end after it closed its channel.
+/// How long a worker may take to begin to serve, to stop, and to end after it closed its channel.
 pub(super) const START_DEADLINE: Duration = Duration::from_secs(60);
 pub(super) const STOP_DEADLINE: Duration = Duration::from_secs(10);
 const END_DEADLINE: Duration = Duration::from_secs(5);
-/// A worker that dies sooner than this has not helped.
+/// A worker that dies sooner than this after its start counts as a short life.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
-/// Messages of a worker that are heard before others have their turn.
+/// Messages of the worker that are processed before other events have their turn.
 const MESSAGES_PER_ROUND: usize = 64;
-/// Lines of a worker in the log in a second at most.
+/// Largest number of lines per second that a worker causes in the log.
 const LINES_PER_SECOND: u32 = 100;
-/// Messages of a dead worker that are heard: more than its channel holds.
-const LAST_WORDS: usize = 10_000;
-/// How many short lives are followed by the next one at once.
-const EAGER_STARTS: u32 = 3;
-/// The longest rest after a short life.
-const LONGEST_REST: Duration = Duration::from_secs(1);
+/// Messages of a dead worker that are processed: more than its channel holds.
+const MAX_LAST_MESSAGES: usize = 10_000;
+/// Number of short lives that are followed by the next start without a pause.
+const IMMEDIATE_RESTARTS: u32 = 3;
+/// Longest pause after a short life.
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
-/// The worker, or the wait for it.
+/// The worker process, or the wait for the next one.
 #[derive(Debug)]
 pub(super) struct Life {
     pub program: Program,
     pub worker: Option<Worker>,
-    /// Those before it that have died and not ended: the kernel takes their memory apart.
-    pub dead: Vec<Dead>,
-    /// The supervisor stops: it waits for the end.
+    /// Earlier workers that have died and not ended: the kernel is freeing their memory.
+    pub dead: Vec<DeadWorker>,
+    /// Set while the supervisor stops and waits for the worker's end.
     stopping: bool,
-    /// The worker has said that it serves.
+    /// Set once the worker has reported that it serves.
     pub serving: bool,
-    /// How the last one that did does I/O.
+    /// I/O engine of the last worker that served.
     pub engine: String,
-    /// The version of the Landlock that it was confined by; 0 for none.
+    /// Version of Landlock that confines that worker; 0 for none.
     pub landlock: u32,
-    /// One has.
+    /// Set once any worker has served.
     pub has_served: bool,
     since: Instant,
     short_lives: u32,
-    /// When the next one is started.
+    /// When the next worker is started.
     start_at: Option<Instant>,
-    /// Set when the worker has closed its channel: when it must have ended.
+    /// When the worker must have ended, set once it has closed its channel.
     end_by: Option<Instant>,
-    /// It was killed, for this reason; when to say that it does not end, unless it was said.
+    /// Reason why the worker was killed, and when to report that it has not ended; `None` once reported.
     ending: Option<(&'static str, Option<Instant>)>,
-    /// Events that workers told of, and other lines because of them: neither takes the other's place.
-    events: Lines,
-    lines: Lines,
+    /// Rates of the events that workers report, and of other lines about workers. Each has its own limit.
+    events: LogRate,
+    lines: LogRate,
 }
 
-/// Lines in the log since some time.
+/// Limits the rate of lines in the log.
 #[derive(Debug)]
-struct Lines {
+struct LogRate {
     count: u32,
     since: Instant,
 }
 
-impl Lines {
-    fn none() -> Lines {
-        Lines { count: 0, since: Instant::now() }
+impl LogRate {
+    fn none() -> LogRate {
+        LogRate { count: 0, since: Instant::now() }
     }
 
-    /// Whether one more goes into the log in this second.
-    fn may_be_more(&mut self) -> bool {
+    /// Counts a line. Returns whether it is within this second's limit.
+    fn admit(&mut self) -> bool {
         if self.since.elapsed() > Duration::from_secs(1) {
-            *self = Lines::none();
+            *self = LogRate::none();
         }
         self.count += 1;
         self.count <= LINES_PER_SECOND
@@ -86,14 +86,14 @@ impl Lines {
 
 /// A worker that has died and not ended.
 #[derive(Debug)]
-pub(super) struct Dead {
+pub(super) struct DeadWorker {
     worker: Worker,
-    /// When it is said that it takes long.
+    /// When to report that it has not ended; `None` once reported.
     late: Option<Instant>,
 }
 
-impl Dead {
-    /// Readable when it has ended.
+impl DeadWorker {
+    /// Readable when the process has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.worker.pidfd()
     }
@@ -115,12 +115,13 @@ impl Life {
             start_at: None,
             end_by: None,
             ending: None,
-            events: Lines::none(),
-            lines: Lines::none(),
+            events: LogRate::none(),
+            lines: LogRate::none(),
         }
     }
 
-    /// When something must be looked at even if nothing happens. While it stops, that is for [`Supervisor::stop_worker`].
+    /// When [`Supervisor::keep_worker`] must be called at the latest. `None` while the supervisor stops:
+    /// [`Supervisor::stop_worker`] has its own deadline.
     pub fn deadline(&self) -> Option<Instant> {
         if self.stopping {
             return None;
@@ -135,12 +136,12 @@ impl Life {
         [self.start_at, worker, dead].into_iter().flatten().min()
     }
 
-    /// Whether another worker may begin while this one, which has died, has not ended.
+    /// Whether the next worker may start as soon as this one has died, before its process has ended.
     pub fn may_die_early(&self) -> bool {
         self.serving && !self.stopping && self.dead.len() < MOST_DEAD
     }
 
-    /// Whether no process of a worker is left.
+    /// Whether all worker processes have ended.
     pub fn all_have_ended(&mut self) -> bool {
         self.dead.is_empty() && self.worker.as_mut().is_none_or(|worker| worker.ended().is_some())
     }
@@ -155,47 +156,47 @@ impl Life {
         self.ending.is_some()
     }
 
-    /// Whether the worker has more to say, and is asked.
-    pub fn listens(&self) -> bool {
+    /// Whether the worker's channel is to be read.
+    pub fn reads_channel(&self) -> bool {
         self.end_by.is_none() && self.ending.is_none()
     }
 
-    /// The process that serves, or is about to; 0 between two of them.
+    /// Process ID of the worker; 0 if there is none at the moment.
     pub fn worker_pid(&self) -> u32 {
         self.worker.as_ref().map_or(0, Worker::pid)
     }
 
-    /// Whether another line because of the worker goes into the log in this second.
-    pub fn may_say_more(&mut self) -> bool {
-        self.lines.may_be_more()
+    /// Counts a line about the worker. Returns whether it is within this second's limit.
+    pub fn may_log(&mut self) -> bool {
+        self.lines.admit()
     }
 
-    fn rest(&self) -> Duration {
-        match self.short_lives.checked_sub(EAGER_STARTS) {
+    fn backoff(&self) -> Duration {
+        match self.short_lives.checked_sub(IMMEDIATE_RESTARTS) {
             None => Duration::ZERO,
-            Some(more) => Duration::from_millis(10 << more.min(7)).min(LONGEST_REST),
+            Some(more) => Duration::from_millis(10 << more.min(7)).min(MAX_BACKOFF),
         }
     }
 }
 
 impl Supervisor {
-    /// Starts a worker and tells it all that it must know.
+    /// Starts a worker and sends it the state of the disk and the sessions.
     pub(super) fn begin_worker(&mut self) -> Result<(), SupervisorError> {
         self.life.start_at = None;
         let worker = Worker::start(&self.life.program)?;
-        self.introduce(worker)
+        self.send_state(worker)
     }
 
-    /// Tells a worker all that it must know: the disk is its to serve.
-    pub(super) fn introduce(&mut self, worker: Worker) -> Result<(), SupervisorError> {
+    /// Makes this the worker of the disk, and sends it the state of the disk and the sessions.
+    pub(super) fn send_state(&mut self, worker: Worker) -> Result<(), SupervisorError> {
         (self.life.serving, self.life.start_at) = (false, None);
         (self.life.end_by, self.life.ending) = (None, None);
         self.life.since = Instant::now();
-        self.forget_asking();
+        self.clear_reset_request();
         let ring = self.recorders_ring();
-        // Whatever fails from here on, there is a process whose end is followed.
+        // Store the worker first: if anything fails from here on, its end is still noticed.
         let worker = self.life.worker.insert(worker);
-        let dead: Vec<_> = self.life.dead.iter().map(Dead::pidfd).collect();
+        let dead: Vec<_> = self.life.dead.iter().map(DeadWorker::pidfd).collect();
         let (message, fds) = self.disk.start_message(worker.lifeline().shared(), &dead)?;
         worker.send(message, fds)?;
         if let Some(ring) = ring {
@@ -203,14 +204,14 @@ impl Supervisor {
         }
         for client in self.clients.values() {
             let Client::Vmm(session) = client else { continue };
-            for (message, fds) in session.introduce().map_err(super::session::cannot_pass)? {
+            for (message, fds) in session.start_messages().map_err(super::session::cannot_pass)? {
                 worker.send(message, fds)?;
             }
         }
         Ok(())
     }
 
-    /// Gives the worker a message. Without a worker nothing is lost: the next one is told all that holds then.
+    /// Sends a message to the worker. Without a worker nothing is lost: the next one is sent the whole state.
     pub(super) fn tell(&mut self, message: ToWorker, fds: Vec<OwnedFd>) {
         let Some(worker) = &mut self.life.worker else { return };
         if let Err(e) = worker.send(message, fds) {
@@ -218,20 +219,20 @@ impl Supervisor {
         }
     }
 
-    /// There is no speaking with it: it is ended.
+    /// Kills a worker with which communication has failed.
     fn give_up_worker(&mut self, error: &SupervisorError) {
-        if self.life.may_say_more() {
+        if self.life.may_log() {
             (self.log)(&error.to_string());
         }
         self.end_worker("it was not understood and was ended");
     }
 
-    /// Hears what the worker says, some of it at a time: it must not keep others waiting.
+    /// Processes messages of the worker. Their number is limited, so that other events do not wait.
     pub(super) fn on_channel(&mut self, flags: PollFlags) -> Result<(), SupervisorError> {
-        self.hear(flags, MESSAGES_PER_ROUND)
+        self.receive_messages(flags, MESSAGES_PER_ROUND)
     }
 
-    fn hear(&mut self, flags: PollFlags, most: usize) -> Result<(), SupervisorError> {
+    fn receive_messages(&mut self, flags: PollFlags, most: usize) -> Result<(), SupervisorError> {
         if flags.contains(PollFlags::OUT)
             && let Some(worker) = &mut self.life.worker
             && let Err(e) = worker.send_waiting()
@@ -247,14 +248,14 @@ impl Supervisor {
                     self.life.end_by.get_or_insert(Instant::now() + END_DEADLINE);
                     break;
                 }
-                // What it said after that may be plain.
+                // Later messages may be valid.
                 Err(e) => self.give_up_worker(&e),
             }
         }
         Ok(())
     }
 
-    /// The worker serves. It says so once.
+    /// Handles the worker's report that it serves. A second report is ignored.
     pub(super) fn on_ready(&mut self, engine: String, landlock: u32) {
         if self.life.serving || self.life.ending.is_some() {
             return;
@@ -266,19 +267,20 @@ impl Supervisor {
         }
         (self.life.serving, self.life.has_served) = (true, true);
         self.life.since = Instant::now();
-        self.tell_states();
-        // An answer lets its peer ask for the next thing, which must not be taken for what was left: so the one that
-        // answers nothing comes first.
+        self.report_states();
+        // An answer lets its peer send the next request, which must not be taken for an unfinished one of before. So drop
+        // the unfinished curves first, and answer changes and resets later.
         self.forget_curves();
         self.resume_change();
         self.resume_reset();
         self.finish_upgrade();
     }
 
-    /// The worker cannot serve. The first one's reason is the supervisor's; after that another one is tried.
+    /// Handles a worker's report that it cannot serve. The first worker's error is returned; after a worker has served,
+    /// another one is started.
     pub(super) fn on_failed(&mut self, error: SupervisorError) -> Result<(), SupervisorError> {
         if self.life.has_served {
-            if self.life.may_say_more() {
+            if self.life.may_log() {
                 (self.log)(&error.to_string());
             }
             return Ok(());
@@ -286,76 +288,78 @@ impl Supervisor {
         Err(error)
     }
 
-    /// It has died. It runs no instruction any more that could touch the disk, so the next one begins; what I/O of it
-    /// may still be begun or land, the next one waits for where it matters.
+    /// Handles the death of the worker's main thread. It executes no further instruction that could change the disk, so the
+    /// next worker starts. I/O of the dead worker may still complete; the next worker waits for it where that matters.
     pub(super) fn on_worker_death(&mut self) -> Result<(), SupervisorError> {
         if !self.life.may_die_early() {
             return Ok(());
         }
-        // Should other threads of it not know yet, or it only say so.
+        // Kill it in any case: other threads may still run, or a broken worker may have reported its death itself.
         self.life.worker.iter().for_each(Worker::end);
-        self.hear(PollFlags::IN, LAST_WORDS)?;
+        self.receive_messages(PollFlags::IN, MAX_LAST_MESSAGES)?;
         if let Some(worker) = self.life.worker.take() {
-            self.life.dead.push(Dead { worker, late: Some(Instant::now() + END_DEADLINE) });
+            self.life.dead.push(DeadWorker { worker, late: Some(Instant::now() + END_DEADLINE) });
         }
         self.lose_worker("its process is ending")
     }
 
-    /// Those that have died and ended are gone.
+    /// Reaps dead workers whose processes have ended.
     pub(super) fn reap(&mut self) {
-        let mut said = Vec::new();
+        let mut events = Vec::new();
         self.life.dead.retain_mut(|dead| match dead.worker.ended() {
             None => true,
             Some(status) => {
-                said.push(format!("process {} of an earlier worker has ended: {status}", dead.worker.pid()));
+                events
+                    .push(format!("process {} of an earlier worker has ended: {status}", dead.worker.pid()));
                 false
             }
         });
-        said.iter().for_each(|text| self.announce("worker-ended", text));
+        events.iter().for_each(|text| self.announce("worker-ended", text));
     }
 
-    /// Something keeps a dead worker: a system call that does not return, most likely into its store.
-    fn mention_undead(&mut self, now: Instant) {
-        let mut said = Vec::new();
+    /// Reports dead workers whose processes do not end. The usual cause is a system call to the store that does not return.
+    fn report_stuck_workers(&mut self, now: Instant) {
+        let mut events = Vec::new();
         for dead in &mut self.life.dead {
             if dead.late.take_if(|late| *late <= now).is_some() {
-                said.push(format!(
-                    "process {} of an earlier worker does not end: what it may still write to is not used \
-                     before that, and where blocks are written in place everything waits; is the store stuck?",
+                events.push(format!(
+                    "process {} of an earlier worker does not end: overflow segments that it may still write to are not used until \
+                     then, and a disk whose blocks are written in place waits; check whether its storage hangs",
                     dead.worker.pid()
                 ));
             }
         }
-        said.iter().for_each(|text| self.announce("notice", text));
+        events.iter().for_each(|text| self.announce("notice", text));
     }
 
-    /// Its process has ended, if it has.
+    /// Handles the end of the worker's process, if it has ended.
     pub(super) fn on_worker_end(&mut self) -> Result<(), SupervisorError> {
         let Some(status) = self.life.worker.as_mut().and_then(Worker::ended) else { return Ok(()) };
-        self.hear(PollFlags::IN, LAST_WORDS)?;
+        self.receive_messages(PollFlags::IN, MAX_LAST_MESSAGES)?;
         match self.life.ending {
             Some((how, _)) => self.lose_worker(how),
             None => self.lose_worker(&status.to_string()),
         }
     }
 
-    /// Kills it; its pidfd tells when it has ended, or its lifeline that it has died. Before that there is no other: a
-    /// system call of its own could still take memory from the map or the slots.
+    /// Kills the worker. Its lifeline signals its death, its pidfd the end of its process. No other worker is started before
+    /// that: a system call of the killed one could still free memory of the map or the slots.
     pub(super) fn end_worker(&mut self, how: &'static str) {
         self.life.worker.iter().for_each(Worker::end);
         self.life.ending.get_or_insert((how, Some(Instant::now() + END_DEADLINE)));
     }
 
-    /// What time alone brings: a worker that does not begin or end is ended, one that is due is started.
+    /// Handles deadlines: kills a worker that does not begin to serve or does not end, and starts the next one when it is due.
     pub(super) fn keep_worker(&mut self) -> Result<(), SupervisorError> {
         let now = Instant::now();
-        self.mention_undead(now);
+        self.report_stuck_workers(now);
         let late = self.life.has_served && !self.life.serving && now >= self.life.since + START_DEADLINE;
-        let undead = self.life.ending.as_mut().and_then(|(_, late)| late.take_if(|late| now >= *late));
-        if undead.is_some() {
+        let stuck = self.life.ending.as_mut().and_then(|(_, late)| late.take_if(|late| now >= *late));
+        if stuck.is_some() {
             let pid = self.life.worker_pid();
-            let text =
-                format!("process {pid}, the worker, was killed and does not end: the disk waits for it");
+            let text = format!(
+                "process {pid}, the worker, was killed and does not end: the disk waits for it; check whether its storage hangs"
+            );
             self.announce("notice", &text);
         }
         if self.life.end_by.is_some_and(|by| now >= by) {
@@ -368,16 +372,16 @@ impl Supervisor {
         {
             (self.log)(&e.to_string());
             if self.life.worker.is_some() {
-                // It knows half of the disk: as if it had died.
+                // The worker was sent a part of the state: replace it as if it had died.
                 self.end_worker("it could not be told all of the disk and was ended");
             } else {
-                self.life.start_at = Some(now + LONGEST_REST);
+                self.life.start_at = Some(now + MAX_BACKOFF);
             }
         }
         Ok(())
     }
 
-    /// The worker is dead: the next one goes on with all that outlives it.
+    /// Handles the loss of the worker: removes its clients and schedules the next worker.
     fn lose_worker(&mut self, how: &str) -> Result<(), SupervisorError> {
         self.life.worker = None;
         if !self.life.has_served {
@@ -390,17 +394,17 @@ impl Supervisor {
             0 => String::new(),
             n => format!("; {n} NBD client(s) lost the connection"),
         };
-        if self.adopt_newcomer()? {
+        if self.adopt_candidate()? {
             self.announce("upgrade", &format!("the worker makes way for another program{nbd}"));
             return Ok(());
         }
-        self.back_out_of_upgrade(how);
+        self.roll_back_upgrade(how);
         let short = !self.life.serving || self.life.since.elapsed() < SHORT_LIFE;
         self.life.short_lives = if short { self.life.short_lives.saturating_add(1) } else { 0 };
-        let rest = self.life.rest();
+        let backoff = self.life.backoff();
         self.life.serving = false;
         (self.life.end_by, self.life.ending) = (None, None);
-        self.life.start_at = Some(Instant::now() + rest);
+        self.life.start_at = Some(Instant::now() + backoff);
         self.announce(
             "worker-died",
             &format!("the worker has died ({how}): another goes on with the disk{nbd}"),
@@ -408,13 +412,13 @@ impl Supervisor {
         self.keep_worker()
     }
 
-    /// Stops the worker, which completes what it accepted. It is killed when it takes too long, or when one of
-    /// `hurry` is readable. Whether it has done all that it should.
+    /// Stops the worker, which completes the requests that it has accepted. Kills it after [`STOP_DEADLINE`], or when one of
+    /// `hurry` becomes readable. Returns whether it stopped by itself.
     pub(super) fn stop_worker(&mut self, hurry: &[BorrowedFd<'_>]) -> Result<bool, SupervisorError> {
         (self.life.start_at, self.life.stopping) = (None, true);
         let Some(worker) = &mut self.life.worker else { return Ok(false) };
         if worker.ended().is_some() {
-            // It died before: what it would have completed goes with the disk.
+            // It died before it was told to stop: its unfinished requests are lost.
             return Ok(false);
         }
         self.tell(ToWorker::Stop { disk_goes_on: false }, Vec::new());
@@ -430,7 +434,7 @@ impl Supervisor {
                 (self.log)("the worker has not stopped yet: ending it");
                 if !worker.kill() {
                     (self.log)(
-                        "the worker does not end: its memory and files stay until it does; is the store stuck?",
+                        "the worker does not end, and its memory and files stay until it does: check whether its storage hangs",
                     );
                 }
                 return Ok(false);
@@ -462,8 +466,8 @@ impl Supervisor {
             FromWorker::SetDone { result } => self.on_change_done(result),
             FromWorker::Curve { curve } => self.on_curve(curve),
             FromWorker::Event { kind, text } => {
-                // It paces itself; one that does not is no worker of ours any more.
-                if self.life.events.may_be_more() && self.reported.note(&kind) {
+                // A worker limits its own rate of events: ignore what a broken one sends.
+                if self.life.events.admit() && self.reported.update(&kind) {
                     self.announce(&kind, &text);
                 }
             }

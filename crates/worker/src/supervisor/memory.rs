@@ -1,5 +1,5 @@
-//! The disk's memory: two memfds that outlive every worker, and the check that the host can give it.
-//! Never maps what it makes.
+//! The disk's memory: two memfds that outlive every worker, and the check that the host has enough memory. Never maps the
+//! memfds.
 //!
 //! Invariant: `meta` has its final size and can neither shrink nor grow; `data` can never shrink, so that no
 //! worker is ever killed by a mapping that lost its pages.
@@ -10,7 +10,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// A sealed memfd of a fixed size for the map and the counters; sparse.
+/// Creates a sparse, sealed memfd of a fixed size for the map and the counters.
 pub(super) fn create_meta(len_bytes: u64) -> Result<OwnedFd, SupervisorError> {
     create("spillway-meta", len_bytes, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
 }
@@ -49,7 +49,7 @@ fn create(name: &str, len_bytes: u64, seals: SealFlags) -> Result<OwnedFd, Super
     Ok(fd)
 }
 
-/// Refuses files larger than the process may make: going beyond the limit would be a deadly signal.
+/// Refuses a size above the process's file size limit (RLIMIT_FSIZE): a write beyond it would raise SIGXFSZ.
 pub(super) fn check_file_size_limit(largest_bytes: u64) -> Result<(), SupervisorError> {
     let limit = file_size_limit();
     if largest_bytes <= limit {
@@ -69,8 +69,8 @@ fn file_size_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
-/// Refuses a RAM limit that the host, or the control group that this process runs in, cannot give; `held_bytes` of it
-/// has been given already.
+/// Refuses a RAM limit that exceeds the available memory of the host or of this process's control group. `held_bytes` of it
+/// are allocated already.
 pub(super) fn check_ram_limit(ram_limit_bytes: u64, held_bytes: u64) -> Result<(), SupervisorError> {
     check_ram_limit_at(Path::new("/"), ram_limit_bytes, held_bytes)
 }
@@ -102,7 +102,7 @@ fn check_ram_limit_at(root: &Path, ram_limit_bytes: u64, held_bytes: u64) -> Res
     Ok(())
 }
 
-/// The bytes that a line of a file under `/proc` says in kB.
+/// Reads the value of a line of a /proc file, in bytes. The file has it in kB.
 fn kib_of(path: &Path, key: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix(key))?;
@@ -128,7 +128,7 @@ const V1: [&str; 3] = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_
 const V2: [&str; 3] = ["memory.max", "memory.current", "inactive_file"];
 
 impl Group {
-    /// Its limit, and what is left of it when the page cache has made room. `None` without a limit.
+    /// The group's limit, and the memory that is available below it if the page cache shrinks. `None` without a limit.
     fn room(&self) -> Option<(u64, u64)> {
         let number =
             |name: &str| -> Option<u64> { fs::read_to_string(self.dir.join(name)).ok()?.trim().parse().ok() };

@@ -1,5 +1,5 @@
-//! The overflow (or difference) file: made here, served by the worker. Never named: nobody else can open it,
-//! and its space goes with its last holder.
+//! Creates the overflow (or difference) file, which the worker reads and writes. The file has no name: no other process can
+//! open it, and its space is freed when the last fd is closed.
 //!
 //! Invariant: when `create` returns an error, nothing is left in the directory.
 
@@ -12,7 +12,7 @@ use spillway_control::{ErrorKind, SupervisorError, bytes};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// The least room that a directory must have: a few segments.
+/// Smallest free space that the directory must have: a few segments.
 const LEAST_FREE_BYTES: u64 = 8 << 20;
 
 /// The file, and how it was opened.
@@ -24,7 +24,7 @@ pub(super) struct OverflowFile {
 }
 
 impl OverflowFile {
-    /// Makes it at least so long. What it holds, and what it takes up, stay the same.
+    /// Extends the file to at least this length. Its content and its allocated blocks do not change.
     pub fn lengthen(&self, file_bytes: u64) -> Result<(), SupervisorError> {
         let cannot = |e| {
             SupervisorError::internal(&format!("cannot make the overflow file {} long", bytes(file_bytes)), e)
@@ -34,17 +34,17 @@ impl OverflowFile {
     }
 }
 
-/// What a file system without O_DIRECT means.
+/// What to do on a file system without O_DIRECT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direct {
-    /// The file is used through the page cache, which is said aloud.
+    /// Use the page cache, and log a warning.
     Wanted,
-    /// An error: mode `direct` is what it says.
+    /// Fail: mode `direct` requires it.
     Needed,
 }
 
 impl Direct {
-    /// It is missing.
+    /// Handles a file system without O_DIRECT.
     fn is_missing(self, dir: &Path, what: &str, log: &mut Log) -> Result<(), SupervisorError> {
         let dir = dir.display();
         match self {
@@ -81,7 +81,7 @@ pub(super) fn create(
     rustix::fs::ftruncate(&fd, file_bytes)
         .map_err(|e| cannot(&format!("cannot make an overflow file of {} in", bytes(file_bytes)), e))?;
 
-    // Tried once now, so that a disk that cannot be written is an error here and not inside the guest.
+    // Write once now, so that a file system that cannot be written is an error here and not in the guest.
     let mut block = Block::zeroed();
     let (fd, direct) = match write_block(&fd, &mut block) {
         Err(Errno::INVAL) if direct => {
@@ -158,7 +158,7 @@ fn check_dir(dir: &Path, limit_bytes: u64, log: &mut Log) -> Result<(), Supervis
     Ok(())
 }
 
-/// O_TMPFILE and O_DIRECT where they are to be had. Says what is missing.
+/// Opens a file with O_TMPFILE and O_DIRECT if the file system has them. Logs which one is missing.
 fn open_unlinked(dir: &Path, setting: Direct, log: &mut Log) -> Result<(OwnedFd, bool), SupervisorError> {
     let mode = Mode::RUSR | Mode::WUSR;
     let base = OFlags::RDWR | OFlags::CLOEXEC;

@@ -1,8 +1,8 @@
-//! The file of mode `persistent`, made ready for a worker.
+//! Prepares the file of a disk of mode `persistent` for a worker.
 //!
-//! Owns what happens to it before anybody serves it: growth, a reset that was cut off, and the live map from the durable one
-//! unless this is the page cache in which the live one was written. Invariant: whatever ends this in the middle, the next one
-//! finds the disk as it was.
+//! Owns the steps before the disk is served: the file grows, an interrupted reset is finished, and the live map is copied from
+//! the durable map unless the page cache is the one in which the live map was written. Invariant: after an interruption at any
+//! point the next start finds the disk unchanged.
 
 use super::Log;
 use super::overflow::OverflowFile;
@@ -10,7 +10,7 @@ use super::past_cache::past_the_cache;
 use rustix::fs::{AtFlags, FallocateFlags};
 use rustix::io::Errno;
 use spillway_control::persistent::{
-    BLOCK, CHUNK, PersistentFile, blocks, cannot, chunks, damaged, has_mark, said_identity,
+    BLOCK, CHUNK, PersistentFile, blocks, cannot, chunks, damaged, has_mark, option_identity,
 };
 use spillway_control::{SupervisorError, named, page_cache};
 use spillway_core::{BLOCK_BYTES, DiskSpec, FileMap, find_bad_state, state_map_bytes};
@@ -21,14 +21,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// What says which image a disk was made from: what `--image-id` says, else what can be seen of it.
+/// Returns the identity of the image that a disk was made from: `--image-id` if given, else derived from the file's size and
+/// modification time.
 pub(super) fn identity(
     image: &OwnedFd,
-    said: Option<&str>,
+    option: Option<&str>,
     virtual_bytes: u64,
 ) -> Result<String, SupervisorError> {
-    if let Some(text) = said {
-        return said_identity(text);
+    if let Some(text) = option {
+        return option_identity(text);
     }
     let stat =
         rustix::fs::fstat(image).map_err(|e| SupervisorError::internal("cannot look at the image", e))?;
@@ -38,7 +39,7 @@ pub(super) fn identity(
     Ok(format!("size={} mtime={}.{:09}", stat.st_size, stat.st_mtime, stat.st_mtime_nsec))
 }
 
-/// Makes it what a worker can serve: of this size, with a live map that counts. A new one has its name afterwards.
+/// Prepares the file: it has the disk's size and a valid live map afterwards. A new file gets its name.
 pub(super) fn make_ready(
     found: PersistentFile,
     path: &Path,
@@ -46,11 +47,11 @@ pub(super) fn make_ready(
     identity: &str,
     log: &mut Log,
 ) -> Result<OverflowFile, SupervisorError> {
-    let said = |e: io::Error| cannot("write", path, e);
+    let failed = |e: io::Error| cannot("write", path, e);
     let map_bytes = state_map_bytes(spec.blocks());
     let len = DATA_AT + spec.file_bytes();
-    if found.file().metadata().map_err(said)?.len() < len {
-        found.file().set_len(len).map_err(said)?;
+    if found.file().metadata().map_err(failed)?.len() < len {
+        found.file().set_len(len).map_err(failed)?;
     }
     let map = found.map_to_start_from();
     let (file, header) = found.into_parts();
@@ -77,7 +78,7 @@ pub(super) fn make_ready(
     }
     reserve(&file, path, map_bytes, log)?;
     check_map(&file, path, map_bytes)?;
-    file.sync_all().map_err(said)?;
+    file.sync_all().map_err(failed)?;
     let header = Header {
         sequence: header.as_ref().map_or(0, |h| h.sequence) + 1,
         size_bytes: spec.size_bytes,
@@ -86,8 +87,8 @@ pub(super) fn make_ready(
         identity: identity.to_owned(),
     };
     let is_new = header.sequence == 1;
-    file.write_all_at(&header.encode(), header.slot_at()).map_err(said)?;
-    file.sync_all().map_err(said)?;
+    file.write_all_at(&header.encode(), header.slot_at()).map_err(failed)?;
+    file.sync_all().map_err(failed)?;
     let file = past_the_cache(file, path, spec.mode)?;
     if is_new {
         name(&file, path)?;
@@ -95,7 +96,7 @@ pub(super) fn make_ready(
     Ok(OverflowFile { fd: file.into(), direct: true })
 }
 
-/// The file gets its name, and keeps it.
+/// Gives a new file its name, durably.
 fn name(file: &File, path: &Path) -> Result<(), SupervisorError> {
     let from = format!("/proc/self/fd/{}", file.as_raw_fd());
     let (cwd, follow) = (rustix::fs::CWD, AtFlags::SYMLINK_FOLLOW);
@@ -104,8 +105,8 @@ fn name(file: &File, path: &Path) -> Result<(), SupervisorError> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| cannot("keep the name of", path, e))
 }
 
-/// Headers and maps have all of their room from here on. A store into a hole of the live map would be a deadly signal on a
-/// full file system, and no FLUSH would ever end without room for the durable one.
+/// Allocates the blocks of headers and maps. On a full file system, a store into a hole of the live map would raise SIGBUS,
+/// and no FLUSH could succeed without blocks for the durable map.
 fn reserve(file: &File, path: &Path, map_bytes: u64, log: &mut Log) -> Result<(), SupervisorError> {
     for (at, len) in [(0, HEADERS_AT[1] + BLOCK), (LIVE_AT, map_bytes), (DURABLE_AT, BLOCK + map_bytes)] {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), at, len) {
@@ -117,7 +118,7 @@ fn reserve(file: &File, path: &Path, map_bytes: u64, log: &mut Log) -> Result<()
                 ));
                 break;
             }
-            // XFS asks for new room before it looks whether it is needed.
+            // XFS reserves new blocks before it checks whether it needs them.
             Err(Errno::NOSPC) => {
                 write_again(file, at, len).map_err(|e| cannot("reserve room in", path, e))?
             }
@@ -127,7 +128,7 @@ fn reserve(file: &File, path: &Path, map_bytes: u64, log: &mut Log) -> Result<()
     Ok(())
 }
 
-/// Writes what is there: where the range has no room it gets some, or there is an error.
+/// Rewrites the range with its own content, so that holes get blocks. Fails if there are none.
 fn write_again(file: &File, at: u64, len: u64) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK];
     chunks(at, len).try_for_each(|(at, n)| {
@@ -136,11 +137,11 @@ fn write_again(file: &File, at: u64, len: u64) -> io::Result<()> {
     })
 }
 
-/// A range is all zeroes afterwards.
+/// Fills a range with zeroes.
 fn zero(file: &File, at: u64, len: u64) -> io::Result<()> {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(file, flags, at, len) {
-        // XFS lets the old room go before it takes new room.
+        // XFS frees the old blocks before it allocates new ones.
         Err(Errno::OPNOTSUPP | Errno::NOSPC) => {
             let zeroes = vec![0; CHUNK];
             chunks(at, len).try_for_each(|(at, n)| file.write_all_at(&zeroes[..n], at))
@@ -149,39 +150,40 @@ fn zero(file: &File, at: u64, len: u64) -> io::Result<()> {
     }
 }
 
-/// Ends a reset whose mark the file has. Whether it had one.
+/// Finishes a reset whose mark is in the file. Returns whether there was one.
 fn finish_reset(file: &File, path: &Path, map_bytes: u64) -> Result<bool, SupervisorError> {
-    let said = |e: io::Error| cannot("finish the reset of", path, e);
+    let failed = |e: io::Error| cannot("finish the reset of", path, e);
     if !has_mark(file, path)? {
         return Ok(false);
     }
-    zero(file, LIVE_AT, map_bytes).map_err(said)?;
-    zero(file, DURABLE_AT + BLOCK, map_bytes).map_err(said)?;
-    // What cannot be given back is not read any more.
-    let data = file.metadata().map_err(said)?.len().saturating_sub(DATA_AT);
+    zero(file, LIVE_AT, map_bytes).map_err(failed)?;
+    zero(file, DURABLE_AT + BLOCK, map_bytes).map_err(failed)?;
+    // An error is harmless: blocks that cannot be freed are not read again.
+    let data = file.metadata().map_err(failed)?.len().saturating_sub(DATA_AT);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let _room = rustix::fs::fallocate(file, punch, DATA_AT, data);
-    file.sync_all().map_err(said)?;
-    file.write_all_at(&[0; BLOCK_BYTES], DURABLE_AT).map_err(said)?;
-    file.sync_all().map_err(said)?;
+    file.sync_all().map_err(failed)?;
+    file.write_all_at(&[0; BLOCK_BYTES], DURABLE_AT).map_err(failed)?;
+    file.sync_all().map_err(failed)?;
     Ok(true)
 }
 
-/// Not in the page cache of the live map: that may tell of content that is not on the medium, and what was flushed counts.
+/// Copies the durable map over the live map. This is needed if the page cache is not the one in which the live map was
+/// written: that map may refer to content that is not on the medium. Flushed content is kept.
 fn copy_map(file: &File, path: &Path, map_bytes: u64) -> Result<(), SupervisorError> {
-    let said = |e: io::Error| cannot("read the map of", path, e);
-    zero(file, LIVE_AT, map_bytes).map_err(said)?;
+    let failed = |e: io::Error| cannot("read the map of", path, e);
+    zero(file, LIVE_AT, map_bytes).map_err(failed)?;
     let mut buffer = vec![0; CHUNK];
     for (at, n) in chunks(0, map_bytes) {
-        file.read_exact_at(&mut buffer[..n], DURABLE_AT + BLOCK + at).map_err(said)?;
+        file.read_exact_at(&mut buffer[..n], DURABLE_AT + BLOCK + at).map_err(failed)?;
         if buffer[..n].iter().any(|&byte| byte != 0) {
-            file.write_all_at(&buffer[..n], LIVE_AT + at).map_err(said)?;
+            file.write_all_at(&buffer[..n], LIVE_AT + at).map_err(failed)?;
         }
     }
     Ok(())
 }
 
-/// Refuses a live map that says what cannot be.
+/// Refuses a live map with an impossible entry.
 fn check_map(file: &File, path: &Path, map_bytes: u64) -> Result<(), SupervisorError> {
     let mut buffer = vec![0; CHUNK];
     for (at, n) in chunks(0, map_bytes) {

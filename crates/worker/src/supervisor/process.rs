@@ -1,8 +1,8 @@
-//! The worker's process: started by re-executing this program, spoken to over its channel, ended by its pidfd.
-//! Never signals a number that may have become somebody else.
+//! The worker's process: starts it by executing this program again, exchanges messages over its channel, kills it by its
+//! pidfd. Never signals a process ID, which may belong to another process by then.
 //!
-//! Invariant: messages reach the worker whole and in order; one that the channel cannot take yet waits here
-//! with its fds, and nobody else does.
+//! Invariant: messages reach the worker whole and in order. A message that does not fit into the channel is queued here with
+//! its fds, and the supervisor does not wait.
 
 use crate::channel::{self, FromWorker, ToWorker};
 use crate::lifeline::Lifeline;
@@ -28,14 +28,14 @@ const CHANNEL_FD: i32 = 3;
 /// How long a process that was killed may take to end.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What is executed as worker.
+/// The program that is executed as a worker.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Keeps `path` what it was, if it names an fd.
+    /// Keeps the fd open that `path` names, if it is a path in /proc/self/fd.
     _held: Option<Arc<OwnedFd>>,
 }
 
@@ -45,7 +45,7 @@ impl Program {
         Program { path: path.into(), arguments, _held: None }
     }
 
-    /// A program of this kind that lies elsewhere: the file that is there now, whatever becomes of the path.
+    /// A worker program at another path. Holds the file that is there now, even if the path changes later.
     pub(super) fn elsewhere(path: &Path) -> io::Result<Program> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let held = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
@@ -55,7 +55,7 @@ impl Program {
 }
 
 impl Default for Program {
-    /// This very program, whatever has become of its file.
+    /// The program that runs, even if its file was replaced.
     fn default() -> Self {
         Program::new("/proc/self/exe", vec![WORK.into()])
     }
@@ -72,7 +72,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker in a process group of its own, with nothing but its channel and our stderr.
+    /// Starts a worker in a process group of its own. It inherits its channel and stderr, nothing else.
     pub fn start(program: &Program) -> Result<Worker, SupervisorError> {
         let cannot = |e: io::Error| SupervisorError::internal("cannot start the worker", e);
         let (ours, theirs) = channel::pair().map_err(cannot)?;
@@ -114,38 +114,38 @@ impl Worker {
         }
     }
 
-    /// Its process id.
+    /// Process ID of the worker.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Readable when it has ended.
+    /// Readable when the process has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    /// By what it tells of its death, which comes before its end.
+    /// Signals the worker's death, which comes before the end of its process.
     pub fn lifeline(&self) -> &Lifeline {
         &self.lifeline
     }
 
-    /// Its channel, to poll.
+    /// The channel, for poll(2).
     pub fn channel(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 
-    /// Whether messages wait for room in the channel.
+    /// Whether messages wait for space in the channel.
     pub fn has_unsent(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// Sends a message, now or as soon as there is room. A worker that has gone shows by its pidfd.
+    /// Sends a message, now or as soon as the channel has space. It is no error if the worker has ended: its pidfd shows that.
     pub fn send(&mut self, message: ToWorker, fds: Vec<OwnedFd>) -> Result<(), SupervisorError> {
         self.outbox.push_back((message, fds));
         self.send_waiting()
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends queued messages as far as the channel has space.
     pub fn send_waiting(&mut self) -> Result<(), SupervisorError> {
         while let Some((message, fds)) = self.outbox.front() {
             let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -161,7 +161,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The next message, if there is one.
+    /// Receives the next message, if there is one.
     pub fn receive(&self) -> Result<Received, SupervisorError> {
         match channel::receive(&self.channel) {
             Ok(Some((message, fds))) => Ok(Received::Message(message, fds)),
@@ -172,18 +172,18 @@ impl Worker {
         }
     }
 
-    /// How it ended, if it has.
+    /// Exit status of the process, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Ends it at once; its pidfd tells when it has ended.
+    /// Kills the process. Its pidfd shows when it has ended.
     pub fn end(&self) {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Ends it at once and waits for that, for some seconds at most. False: something in the kernel keeps it, such as a
-    /// system call that does not return.
+    /// Kills the process and waits for its end, at most [`KILL_DEADLINE`]. Returns false if it has not ended by then, for
+    /// example because a system call does not return.
     pub fn kill(&mut self) -> bool {
         self.end();
         let deadline = Instant::now() + KILL_DEADLINE;
@@ -199,7 +199,7 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// Nobody holds the disk after its supervisor has let go of it, but for one that the kernel keeps.
+    /// Kills the process, so that no worker uses the disk after its supervisor has released it.
     fn drop(&mut self) {
         if self.ended().is_none() {
             self.kill();
@@ -207,10 +207,10 @@ impl Drop for Worker {
     }
 }
 
-/// The worker's end of the channel, in the process that a supervisor has started; `None` in any other. To be
-/// called once, before anything else is opened.
+/// Returns the worker's end of the channel in a process that a supervisor has started, `None` in any other. Call it once,
+/// before any other file is opened.
 pub fn channel_from_supervisor() -> Option<OwnedFd> {
-    // SAFETY: only asks what the number stands for.
+    // SAFETY: the fd is only queried; one that is not open gives an error.
     let candidate = unsafe { BorrowedFd::borrow_raw(CHANNEL_FD) };
     if rustix::net::sockopt::socket_type(candidate) != Ok(rustix::net::SocketType::SEQPACKET) {
         return None;
@@ -219,7 +219,7 @@ pub fn channel_from_supervisor() -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(CHANNEL_FD) })
 }
 
-/// What came over the channel.
+/// Result of receiving from the channel.
 pub(super) enum Received {
     Message(FromWorker, Vec<OwnedFd>),
     Nothing,

@@ -1,41 +1,39 @@
-//! A VMM's connection as it outlives the worker: its control socket, and what the next worker must be told to go on
-//! with it. Owns the socket, the table of requests in flight and copies of the VMM's fds; never looks at what is in
-//! them.
+//! The part of a VMM's connection that outlives the worker: the control socket, and the messages that the next worker
+//! needs to continue the session. Owns the socket, the table of requests in flight and copies of the VMM's fds; never
+//! accesses the fds' content.
 //!
-//! Invariant: at most one message is with the worker, and it is kept here until the worker's answer is: whichever
-//! worker answers it, it is carried out and answered once.
+//! Invariant: the worker has at most one message at a time. This side keeps the message until a worker has answered it, so
+//! that the message is carried out and answered once even if workers die meanwhile.
 
 use crate::channel::{ClientKind, ToWorker};
 use crate::worker::{ErrorKind, ReportedError};
 use rustix::event::PollFlags;
 use spillway_control::SupervisorError;
-use spillway_export::vhost_user_blk::{
-    Answer, Connection, Disconnect, Error, Packet, Record, inflight_table,
-};
+use spillway_export::vhost_user_blk::{Connection, Disconnect, Error, Packet, Record, Reply, inflight_table};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Workers that may die with one message in hand.
-const MOST_DEATHS: u32 = 50;
+/// Number of workers that may die while they have the same message. The session is ended then.
+pub(super) const MOST_DEATHS: u32 = 50;
 
 /// A message for the worker, with its fds.
-pub(super) type Parcel = (ToWorker, Vec<OwnedFd>);
+pub(super) type MessageWithFds = (ToWorker, Vec<OwnedFd>);
 
 #[derive(Debug)]
 pub(super) struct Session {
     id: u64,
     connection: Connection,
-    /// For a VMM that lends none.
+    /// Table of requests in flight, for a VMM that passes none.
     table: OwnedFd,
     record: Record,
-    /// With the worker.
-    asked: Option<Packet>,
-    /// Workers that died with it.
+    /// Message that the worker has and has not answered.
+    in_flight: Option<Packet>,
+    /// Number of workers that died while they had that message.
     deaths: u32,
-    /// Its end of the connection is closed; what it said before may still be here.
+    /// Set when the VMM has closed its end of the connection. Messages that it sent before may still be unread.
     hung_up: bool,
-    /// It is on its way out, and the worker, if there is one, knows.
-    left: bool,
+    /// Set when the session is being ended and the worker, if there is one, has been told.
+    ended: bool,
 }
 
 impl Session {
@@ -46,16 +44,16 @@ impl Session {
             connection: Connection::new(socket)?,
             table: inflight_table(queues)?,
             record: Record::default(),
-            asked: None,
+            in_flight: None,
             deaths: 0,
             hung_up: false,
-            left: false,
+            ended: false,
         })
     }
 
-    /// What to poll the socket for; `None`: nothing more is expected of it.
+    /// Events to poll the socket for; `None` if nothing more will be read from it.
     pub fn interest(&self) -> Option<PollFlags> {
-        match (self.left, &self.asked) {
+        match (self.ended, &self.in_flight) {
             (true, _) => None,
             // A hang-up shows in any case.
             (false, Some(_)) => Some(PollFlags::empty()),
@@ -67,73 +65,74 @@ impl Session {
         self.connection.fd()
     }
 
-    /// Poll says that the VMM has closed its end.
+    /// Records that the VMM has closed its end of the connection.
     pub fn hung_up(&mut self) {
         self.hung_up = true;
     }
 
-    /// Whether the VMM has left without the worker knowing: another one must not reach the worker before it does.
-    pub fn is_leaving(&self) -> bool {
-        self.hung_up && !self.left
+    /// Whether the VMM has closed the connection and the worker has not been told. No other VMM may be passed to the worker
+    /// before that.
+    pub fn has_unreported_hangup(&self) -> bool {
+        self.hung_up && !self.ended
     }
 
-    /// Whether the VMM is on its way out, and the worker knows.
-    pub fn has_left(&self) -> bool {
-        self.left
+    /// Whether the session is being ended and the worker has been told.
+    pub fn has_ended(&self) -> bool {
+        self.ended
     }
 
-    /// Tells a worker all about the session.
-    pub fn introduce(&self) -> io::Result<Vec<Parcel>> {
+    /// Returns the messages that a new worker needs to continue the session.
+    pub fn start_messages(&self) -> io::Result<Vec<MessageWithFds>> {
         let client = ToWorker::Client { id: self.id, kind: ClientKind::VhostUser };
         let fds = vec![self.connection.fd().try_clone_to_owned()?, self.table.try_clone()?];
-        let mut parcels = vec![(client, fds)];
+        let mut messages = vec![(client, fds)];
         for packet in self.record.packets() {
             let replay = ToWorker::Replay { id: self.id, bytes: packet.bytes.clone() };
-            parcels.push((replay, clones(&packet.fds)?));
+            messages.push((replay, clones(&packet.fds)?));
         }
-        if let Some(packet) = &self.asked {
-            parcels.push(self.question(packet)?);
+        if let Some(packet) = &self.in_flight {
+            messages.push(self.message_for_worker(packet)?);
         }
-        Ok(parcels)
+        Ok(messages)
     }
 
-    /// The next message of the VMM, to be given to the worker.
-    pub fn next(&mut self) -> Option<Parcel> {
-        if self.asked.is_some() || self.left {
+    /// Reads the next message of the VMM. Returns what to send to the worker.
+    pub fn next(&mut self) -> Option<MessageWithFds> {
+        if self.in_flight.is_some() || self.ended {
             return None;
         }
         match self.connection.receive() {
-            Ok(Some(packet)) => match self.question(&packet) {
-                Ok(question) => {
-                    self.asked = Some(packet);
+            Ok(Some(packet)) => match self.message_for_worker(&packet) {
+                Ok(message) => {
+                    self.in_flight = Some(packet);
                     self.deaths = 0;
-                    Some(question)
+                    Some(message)
                 }
                 Err(e) => {
                     let reason = "its message cannot be passed on to the worker";
-                    Some(self.leave(&Error::from_io(reason, &e).into()))
+                    Some(self.end(&Error::from_io(reason, &e).into()))
                 }
             },
             Ok(None) => None,
-            Err(why) => Some(self.leave(&why)),
+            Err(why) => Some(self.end(&why)),
         }
     }
 
-    /// Descriptors that may never be closed: the VMM that sent them is on its way out.
-    pub fn take_suspects(&mut self) -> Vec<OwnedFd> {
-        self.connection.take_suspects()
+    /// Takes the file descriptors whose close(2) may never return. The session of the VMM that sent them ends.
+    pub fn take_unclosable(&mut self) -> Vec<OwnedFd> {
+        self.connection.take_unclosable()
     }
 
-    /// A worker has died. False: so many have with the same message in hand that it must be why, or the VMM is on its
-    /// way out: it is let go.
-    pub fn survives(&mut self) -> bool {
-        self.deaths += u32::from(self.asked.is_some());
-        !self.left && self.deaths < MOST_DEATHS
+    /// Counts the death of a worker. Returns false if the session ends: too many workers died with the same message, or the
+    /// session was being ended.
+    pub fn count_worker_death(&mut self) -> bool {
+        self.deaths += u32::from(self.in_flight.is_some());
+        !self.ended && self.deaths < MOST_DEATHS
     }
 
-    /// The VMM is gone, or is to be let go: what to tell the worker.
-    pub fn leave(&mut self, why: &Disconnect) -> Parcel {
-        self.left = true;
+    /// Ends the session. Returns the message that tells the worker.
+    pub fn end(&mut self, why: &Disconnect) -> MessageWithFds {
+        self.ended = true;
         let error = match why {
             Disconnect::Left => None,
             why => Some(ReportedError::new(ErrorKind::Client, why.to_string())),
@@ -141,17 +140,17 @@ impl Session {
         (ToWorker::Left { id: self.id, error }, Vec::new())
     }
 
-    /// The worker has answered the message that it had: so does the VMM get its answer.
-    pub fn answered(&mut self, accepted: bool, answer: Option<Answer>) -> Option<Parcel> {
-        let packet = self.asked.take()?;
+    /// Passes the worker's answer to the VMM. Returns what to send to the worker if that fails.
+    pub fn answered(&mut self, accepted: bool, answer: Option<Reply>) -> Option<MessageWithFds> {
+        let packet = self.in_flight.take()?;
         if accepted {
-            self.record.note(packet, answer.as_ref().map(|answer| &answer.bytes[..]));
+            self.record.update(packet, answer.as_ref().map(|answer| &answer.bytes[..]));
         }
         let sent = answer.map_or(Ok(()), |answer| self.connection.send(&answer));
-        sent.err().map(|why| self.leave(&why))
+        sent.err().map(|why| self.end(&why))
     }
 
-    fn question(&self, packet: &Packet) -> io::Result<Parcel> {
+    fn message_for_worker(&self, packet: &Packet) -> io::Result<MessageWithFds> {
         let message = ToWorker::Message { id: self.id, bytes: packet.bytes.clone() };
         Ok((message, clones(&packet.fds)?))
     }

@@ -1,7 +1,7 @@
-//! Listening unix sockets: made with their rights before anybody can connect, removed by their maker only.
-//! Never takes a path that somebody serves.
+//! Listening unix sockets. A socket has its permissions before a client can connect, and only its creator removes it. Never
+//! replaces a socket that has a listener.
 //!
-//! Invariant: a path is removed only while the socket behind it is the one that was judged.
+//! Invariant: a path is removed only if it still names the socket that was examined.
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// The longest path that fits a unix socket's address, its final zero left out.
 const MAX_PATH_BYTES: usize = 107;
 
-/// A listening socket; its path goes when it is dropped.
+/// A listening socket. Its path is removed when it is dropped.
 #[derive(Debug)]
 pub(super) struct Listener {
     fd: OwnedFd,
@@ -31,7 +31,7 @@ pub(super) struct Rights {
 }
 
 impl Rights {
-    /// Looks the group up, by name or number.
+    /// Resolves the group, given by name or number.
     pub fn new(mode: u32, group: Option<&str>) -> Result<Rights, SupervisorError> {
         let group = match group {
             None => None,
@@ -49,7 +49,7 @@ impl Rights {
 }
 
 impl Listener {
-    /// Makes a socket at `path`. What a crashed server left there is removed; anything else is an error.
+    /// Creates a socket at `path`. Replaces the socket of a server that has crashed; any other file there is an error.
     pub fn bind(path: &Path, rights: &Rights) -> Result<Listener, SupervisorError> {
         if path.as_os_str().len() > MAX_PATH_BYTES {
             return Err(SupervisorError::new(
@@ -82,7 +82,7 @@ impl Listener {
             }
             result => result.map_err(cannot)?,
         }
-        // Looked at and changed through one fd: whatever becomes of the path, a link there is not followed.
+        // Examine and change it through one fd, so that a symbolic link that replaces it is not followed.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(cannot)?;
         let stat = rustix::fs::fstat(&file).map_err(cannot)?;
@@ -113,7 +113,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// A connection, blocking and closed on exec; `None` when nobody waits.
+    /// Accepts a connection, blocking and close-on-exec; `None` if no client waits.
     pub fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
         match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
             Ok(fd) => Ok(Some(fd)),
@@ -132,7 +132,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if rustix::fs::lstat(&self.path).is_ok_and(|stat| identity(&stat) == self.identity) {
-            // A failure leaves a stale socket, which the next server takes.
+            // If this fails, a stale socket stays, which the next server replaces.
             let _ = rustix::fs::unlink(&self.path);
         }
     }
@@ -176,7 +176,8 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SupervisorE
             ));
         }
     }
-    // Two starters may judge the same stale socket: only what was judged is removed, by a name of our own.
+    // Two servers may start at once and examine the same stale socket. Rename it first, and remove it only if it is the
+    // socket that was examined.
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".stale-{}", std::process::id()));
     match rustix::fs::rename(path, &aside) {

@@ -1,11 +1,12 @@
-//! What those who listen believe of the disk's states. Owns what was told last; the states themselves are the worker's.
+//! The states of the disk (write cache level, full, degraded) as subscribers of events know them. Owns the states that were
+//! reported last; the worker owns the states themselves.
 //!
-//! Invariant: what a worker found out and died with before it was told is told when the next one serves.
+//! Invariant: a change that a worker did not report before it died is reported when the next worker serves.
 
 use spillway_control::Stats;
 
-/// Of each state its events, by the gauge's value.
-const TOLD: [&[(&str, &str)]; 3] = [
+/// For each state, its events (kind and text), indexed by the value of its gauge.
+const EVENTS: [&[(&str, &str)]; 3] = [
     &[
         ("normal", "the write cache is back to normal"),
         ("warning", "warning: much of the write cache is used"),
@@ -21,15 +22,16 @@ const TOLD: [&[(&str, &str)]; 3] = [
     ],
 ];
 
-/// The states as they were told last, by their gauges' values.
+/// The states as they were reported last, as values of their gauges.
 #[derive(Debug, Default)]
 pub(super) struct ReportedStates([usize; 3]);
 
 impl ReportedStates {
-    /// This is told. False: of a state, and what they believe already, as the gauge was seen before the worker's event.
-    pub fn note(&mut self, kind: &str) -> bool {
+    /// Takes in an event. Returns false if the event is about a state and repeats what was reported last: the gauge was read
+    /// before the worker's event arrived.
+    pub fn update(&mut self, kind: &str) -> bool {
         let mut new = true;
-        for (reported, events) in self.0.iter_mut().zip(TOLD) {
+        for (reported, events) in self.0.iter_mut().zip(EVENTS) {
             if let Some(state) = events.iter().position(|(name, _)| *name == kind) {
                 new = *reported != state;
                 *reported = state;
@@ -38,14 +40,14 @@ impl ReportedStates {
         new
     }
 
-    /// What is not as they believe: kind and words.
-    pub fn wrong(&self, stats: &Stats) -> Vec<(&'static str, &'static str)> {
+    /// Returns the events (kind and text) of all states that differ from what was reported last.
+    pub fn outdated(&self, stats: &Stats) -> Vec<(&'static str, &'static str)> {
         let gauges = [stats.level, stats.is_full, stats.degraded];
-        let states = self.0.iter().zip(TOLD).zip(gauges);
-        let wrong = states.filter_map(|((&reported, events), gauge)| {
+        let states = self.0.iter().zip(EVENTS).zip(gauges);
+        let outdated = states.filter_map(|((&reported, events), gauge)| {
             events.get(gauge as usize).filter(|_| gauge as usize != reported)
         });
-        wrong.copied().collect()
+        outdated.copied().collect()
     }
 }
 
@@ -54,17 +56,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_told_is_told_and_nothing_else() {
+    fn only_states_that_differ_are_reported() {
         let mut reported = ReportedStates::default();
         let mut stats = Stats::default();
-        assert_eq!(reported.wrong(&stats), []);
-        let told = ["critical", "full", "full", "notice", "room", "notice", "room"];
-        assert_eq!(told.map(|kind| reported.note(kind)), [true, true, false, true, true, true, false]);
+        assert_eq!(reported.outdated(&stats), []);
+        let kinds = ["critical", "full", "full", "notice", "room", "notice", "room"];
+        assert_eq!(kinds.map(|kind| reported.update(kind)), [true, true, false, true, true, true, false]);
         (stats.level, stats.is_full, stats.degraded) = (2, 0, 1);
-        assert_eq!(reported.wrong(&stats), [TOLD[2][1]]);
+        assert_eq!(reported.outdated(&stats), [EVENTS[2][1]]);
         (stats.level, stats.is_full) = (0, 1);
-        assert_eq!(reported.wrong(&stats), [TOLD[0][0], TOLD[1][1], TOLD[2][1]]);
+        assert_eq!(reported.outdated(&stats), [EVENTS[0][0], EVENTS[1][1], EVENTS[2][1]]);
         stats.level = 77;
-        assert_eq!(reported.wrong(&stats).len(), 2, "what cannot be is not told");
+        assert_eq!(reported.outdated(&stats).len(), 2, "an impossible value is not reported");
     }
 }

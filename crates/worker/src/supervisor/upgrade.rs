@@ -1,40 +1,41 @@
-//! Another program takes the place of the worker: it is started beside the old one and asked what it is; only if it
-//! fits is the old one stopped. Owns the process that waits; what is served belongs to neither.
+//! Upgrade of the worker to another program while the disk is served. The new worker is started beside the old one and
+//! reports its version; only if it is compatible is the old worker stopped. Owns the process of the new worker until it
+//! takes over the disk.
 //!
-//! Invariant: until the new worker serves, the old program can take the disk back, and does if the new one fails.
+//! Invariant: until the new worker serves, the old program can continue with the disk, and does if the new worker fails.
 
 use super::event_loop::Supervisor;
 use super::life::STOP_DEADLINE;
 use super::process::{Program, Received, Worker};
 use crate::channel::{FromWorker, PROTOCOL_VERSION, ToWorker};
 use rustix::event::PollFlags;
-use spillway_control::{Answer, SupervisorError};
+use spillway_control::{Response, SupervisorError};
 use spillway_core::LAYOUT_VERSION;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long the new one may take to serve.
+/// How long the new worker may take to serve.
 const SERVE_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a program may take to say what it is.
+/// How long a new worker may take to report its version.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 enum Stage {
-    /// The new one has been asked what it is.
+    /// The new worker has been started and has not reported its version.
     Asked(Worker),
-    /// It fits; the old one was told to stop at this time: the guest waits from here on.
+    /// The new worker is compatible, and the old one was told to stop at this time: the guest's requests wait from then on.
     Stopping(Worker, Instant),
-    /// The old one, told to stop at this time, has gone; the new one is about to serve.
+    /// The old worker, which was told to stop at this time, has ended; the new one is about to serve.
     Adopted(Instant),
 }
 
 /// An upgrade under way.
 #[derive(Debug)]
 pub(super) struct Upgrade {
-    /// The peer that waits for it.
+    /// Control connection that waits for the result.
     by: u64,
-    /// The other program: first the new one, then, for the case that it fails, the old one.
+    /// The program that does not serve: first the new one; once the new one is adopted, the old one, for a rollback.
     other: Program,
     version: String,
     stage: Stage,
@@ -42,17 +43,17 @@ pub(super) struct Upgrade {
 }
 
 impl Upgrade {
-    /// The old worker takes no more, and the new one does not serve yet.
+    /// Whether the old worker accepts no more requests and the new one does not serve yet.
     pub fn is_between(&self) -> bool {
         !matches!(self.stage, Stage::Asked(_))
     }
 
-    /// When the stage must have ended.
+    /// When the present stage must have ended.
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// The channel of a program that has not said yet what it is. It also tells of its end.
+    /// Channel of a new worker that has not reported its version. It also shows the worker's end.
     pub fn channel(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
             Stage::Asked(worker) => Some(worker.channel()),
@@ -62,19 +63,19 @@ impl Upgrade {
 }
 
 impl Supervisor {
-    /// Begins. `Some`: it cannot be, for this reason.
-    pub(super) fn begin_upgrade(&mut self, by: u64, binary: &Path) -> Option<Answer> {
+    /// Begins an upgrade. Returns the error response if it is refused.
+    pub(super) fn begin_upgrade(&mut self, by: u64, binary: &Path) -> Option<Response> {
         if self.upgrade.is_some() || self.reset.is_some() || self.change.is_some() || !self.life.serving {
-            return Some(Answer::error("busy", "a reset, an upgrade or a restart is under way: try again"));
+            return Some(Response::error("busy", "a reset, an upgrade or a restart is under way: try again"));
         }
         if !self.peers.get(&by).is_some_and(|peer| peer.is_owner()) {
-            return Some(Answer::error(
+            return Some(Response::error(
                 "refused",
-                "only the user that serves, and root, may choose what runs: ask one of them",
+                "an upgrade needs the user that serves the disk, or root",
             ));
         }
         let cannot = |why: &dyn std::fmt::Display| {
-            Some(Answer::error("refused", format!("{}: cannot be started: {why}", binary.display())))
+            Some(Response::error("refused", format!("{}: cannot be started: {why}", binary.display())))
         };
         let program = match Program::elsewhere(binary) {
             Ok(program) => program,
@@ -91,24 +92,24 @@ impl Supervisor {
         }
     }
 
-    /// The new program has said something, or ended.
-    pub(super) fn on_newcomer(&mut self) -> Result<(), SupervisorError> {
+    /// Handles the new worker's version report, or its end.
+    pub(super) fn on_candidate(&mut self) -> Result<(), SupervisorError> {
         let Some(Upgrade { stage: Stage::Asked(worker), .. }) = &self.upgrade else { return Ok(()) };
         match worker.receive() {
             Ok(Received::Message(FromWorker::Hello { protocol, layout, version }, _)) => {
-                let known = (PROTOCOL_VERSION, LAYOUT_VERSION);
-                if (protocol, layout) == known {
+                let ours = (PROTOCOL_VERSION, LAYOUT_VERSION);
+                if (protocol, layout) == ours {
                     return self.stop_for_upgrade(version);
                 }
                 self.end_upgrade(format!(
-                    "version {version} speaks protocol {protocol} and layout {layout}, this disk {} and {}: \
-                     it goes on as it is; serve the disk anew with the new version",
-                    known.0, known.1
+                    "version {version} has protocol {protocol} and layout {layout}, this disk has {} and {}: \
+                     the disk is served as before; stop it, and serve it with the new version",
+                    ours.0, ours.1
                 ));
             }
             Ok(Received::Nothing) => {}
             Ok(Received::Message(..) | Received::Closed) | Err(_) => {
-                self.end_upgrade("it is no spillway that can take over: the disk goes on as it is".into());
+                self.end_upgrade("it is not a spillway-worker of a version that can take over: the disk is served as before".into());
             }
         }
         Ok(())
@@ -123,22 +124,22 @@ impl Supervisor {
         upgrade.deadline = Instant::now() + STOP_DEADLINE;
         self.upgrade = Some(upgrade);
         if self.life.worker.is_none() {
-            // The old one has died meanwhile.
-            return self.adopt_newcomer().map(drop);
+            // The old worker has died meanwhile.
+            return self.adopt_candidate().map(drop);
         }
         self.tell(ToWorker::Stop { disk_goes_on: true }, Vec::new());
         Ok(())
     }
 
-    /// The old worker has gone: the new one takes the disk. False: there is none.
-    pub(super) fn adopt_newcomer(&mut self) -> Result<bool, SupervisorError> {
+    /// Passes the disk to the new worker after the old one has ended. Returns false if no upgrade is at that stage.
+    pub(super) fn adopt_candidate(&mut self) -> Result<bool, SupervisorError> {
         match self.upgrade.take() {
             Some(Upgrade { by, other, version, stage: Stage::Stopping(worker, since), .. }) => {
                 let other = std::mem::replace(&mut self.life.program, other);
                 let (stage, deadline) = (Stage::Adopted(since), Instant::now() + SERVE_DEADLINE);
                 self.upgrade = Some(Upgrade { by, other, version, stage, deadline });
-                if let Err(e) = self.introduce(worker) {
-                    // It knows half of it: as if it had died.
+                if let Err(e) = self.send_state(worker) {
+                    // The worker was sent a part of the state: replace it as if it had died.
                     (self.log)(&e.to_string());
                     self.end_worker("it could not be told all of the disk and was ended");
                 }
@@ -151,7 +152,7 @@ impl Supervisor {
         }
     }
 
-    /// The worker serves: if it is the new one, that was it.
+    /// Completes the upgrade if the worker that has begun to serve is the new one.
     pub(super) fn finish_upgrade(&mut self) {
         let adopted = |upgrade: &mut Upgrade| matches!(upgrade.stage, Stage::Adopted(_));
         let Some(Upgrade { by, version, stage: Stage::Adopted(since), .. }) = self.upgrade.take_if(adopted)
@@ -163,20 +164,22 @@ impl Supervisor {
         self.announce("upgraded", &text);
         let worker_pid = self.life.worker_pid();
         let done = serde_json::json!({ "version": version, "worker_pid": worker_pid, "pause_ms": pause_ms });
-        self.answer(by, &Answer::Ok(done));
+        self.answer(by, &Response::Ok(done));
     }
 
-    /// The worker has died: if it was the new one and never served, the old program takes the disk back. If it was
-    /// the old one, whose place is to be taken anyway, that is for [`Supervisor::adopt_newcomer`].
-    pub(super) fn back_out_of_upgrade(&mut self, how: &str) {
+    /// Goes back to the old program if the worker that has died is the new one and never served. The death of the old worker
+    /// is for [`Supervisor::adopt_candidate`].
+    pub(super) fn roll_back_upgrade(&mut self, how: &str) {
         let Some(upgrade) = &mut self.upgrade else { return };
         if let Stage::Adopted(_) = upgrade.stage {
             std::mem::swap(&mut self.life.program, &mut upgrade.other);
-            self.end_upgrade(format!("it could not serve ({how}): the old program goes on"));
+            self.end_upgrade(format!(
+                "the new worker could not serve ({how}): the old program serves the disk again"
+            ));
         }
     }
 
-    /// What time alone brings.
+    /// Handles the deadline of the present stage.
     pub(super) fn keep_upgrade(&mut self) {
         let late = self.upgrade.as_ref().is_some_and(|u| Instant::now() >= u.deadline());
         if !late {
@@ -185,34 +188,34 @@ impl Supervisor {
         match self.upgrade.as_ref().map(|u| &u.stage) {
             Some(Stage::Stopping(..) | Stage::Adopted(_)) if self.life.is_ending() => {
                 let what = "a worker was killed and does not end";
-                self.back_out_of_upgrade(what);
-                self.end_upgrade(format!("{what}: the old program goes on when it does"));
+                self.roll_back_upgrade(what);
+                self.end_upgrade(format!("{what}: the old program serves the disk again when it has ended"));
             }
             Some(Stage::Stopping(..) | Stage::Adopted(_)) => {
-                // What the old one has not completed is done again by the new one; what the new one never began to
-                // serve is the old program's again. Its end comes by its pidfd.
+                // The next worker repeats the requests that an old worker did not complete; a new worker that did
+                // not begin to serve is rolled back. Both follow when the pidfd shows the end.
                 self.end_worker("it took too long in an upgrade and was ended");
                 if let Some(upgrade) = &mut self.upgrade {
                     upgrade.deadline += SERVE_DEADLINE;
                 }
             }
             _ => self.end_upgrade(format!(
-                "it did not say what it is in {} s: the disk goes on as it is",
+                "it did not report its version within {} s: the disk is served as before",
                 HELLO_DEADLINE.as_secs()
             )),
         }
     }
 
-    /// It is not to be.
+    /// Ends an upgrade that has failed, with this reason.
     fn end_upgrade(&mut self, why: String) {
         if let Some(Upgrade { by, .. }) = self.upgrade.take() {
             self.announce("no-upgrade", &format!("no upgrade: {why}"));
-            self.answer(by, &Answer::error("refused", why));
+            self.answer(by, &Response::error("refused", why));
         }
     }
 
-    /// What to watch while an upgrade is under way.
-    pub(super) fn newcomer(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
+    /// The channel to poll while a new worker has not reported its version.
+    pub(super) fn candidate(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         Some((self.upgrade.as_ref()?.channel()?, PollFlags::IN))
     }
 }

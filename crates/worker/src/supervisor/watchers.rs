@@ -1,36 +1,36 @@
-//! Those who look on: recorders, who are given the ring that the worker writes its requests to, and who asks for the
-//! curve. Owns the ring's memory and the order of the questions; reads neither.
+//! Observers of the disk: recorders, which read the ring buffer that the worker writes its requests to, and requests for
+//! the miss curve. Owns the memory of the ring buffer and the queue of curve requests; reads neither.
 //!
-//! Invariant: there is a ring exactly while a recorder's connection is open; each worker is told of it before it serves.
+//! Invariant: the ring buffer exists exactly while a recorder is connected; each worker gets it before it serves.
 
 use super::event_loop::Supervisor;
 use crate::channel::ToWorker;
 use rustix::fs::{Mode, OFlags};
-use spillway_control::Answer;
+use spillway_control::Response;
 use spillway_control::trace_ring;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// What is kept for them.
+/// State that is kept for observers.
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     ring: Option<OwnedFd>,
-    /// Peers that wait for the curve, and what they want of it. The worker is asked for the first one's, and for no other
-    /// meanwhile: a curve takes it a moment.
+    /// Control connections that wait for the curve, each with its goal (a share of 0 to 1). The worker computes one curve at
+    /// a time, the first one's, since that takes a while.
     asking: VecDeque<(u64, Option<f64>)>,
 }
 
 impl Supervisor {
-    /// Tells what the last worker could not.
-    pub(super) fn tell_states(&mut self) {
-        for (kind, text) in self.reported.wrong(&self.window.read()) {
-            self.reported.note(kind);
+    /// Reports the state changes that the last worker did not report.
+    pub(super) fn report_states(&mut self) {
+        for (kind, text) in self.reported.outdated(&self.window.read()) {
+            self.reported.update(kind);
             self.announce(kind, text);
         }
     }
 
-    /// Gives a peer the ring, to read only; it is told nothing else from here on.
+    /// Passes the ring buffer to a control connection, read-only. The connection is then used for nothing else.
     pub(super) fn begin_trace(&mut self, id: u64) {
         let ring = self.ring().and_then(|ring| read_only(&ring));
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -41,15 +41,15 @@ impl Supervisor {
                     "size_bytes": self.disk.spec.size_bytes, "serial": self.disk.serial(),
                     "live_bytes": before.ram.used_bytes + before.overflow.used_bytes,
                 });
-                peer.record(ring, &Answer::Ok(answer));
+                peer.record(ring, &Response::Ok(answer));
             }
             Err(e) => {
-                peer.answer(&Answer::error("refused", format!("there is no memory to record into: {e}")))
+                peer.answer(&Response::error("refused", format!("there is no memory to record into: {e}")))
             }
         }
     }
 
-    /// The ring; made, and the worker told, if this is the first who wants it.
+    /// Returns the ring buffer. Creates it and passes it to the worker if there is none.
     fn ring(&mut self) -> io::Result<OwnedFd> {
         if let Some(ring) = &self.watchers.ring {
             return ring.try_clone();
@@ -61,18 +61,18 @@ impl Supervisor {
         Ok(answer)
     }
 
-    /// What a worker that begins is told of recorders. Who looks on never keeps a disk from being served.
+    /// Returns the ring buffer for a worker that starts. If that fails, recorders are disconnected and the disk is served.
     pub(super) fn recorders_ring(&mut self) -> Option<OwnedFd> {
         let ring = self.watchers.ring.as_ref()?.try_clone();
         if let Err(e) = &ring {
-            (self.log)(&format!("what is recorded ends here: {e}"));
+            (self.log)(&format!("recording ends, because its memory cannot be passed to the worker: {e}"));
             self.peers.retain(|_, peer| !peer.records());
             self.watchers.ring = None;
         }
         ring.ok()
     }
 
-    /// A peer has gone. After the last recorder nobody writes any more.
+    /// Removes the ring buffer after the last recorder has disconnected.
     pub(super) fn keep_watchers(&mut self) {
         if self.watchers.ring.is_some() && !self.peers.values().any(super::control::Peer::records) {
             self.watchers.ring = None;
@@ -80,13 +80,13 @@ impl Supervisor {
         }
     }
 
-    /// Asks the worker for the curve. `Some`: it cannot be asked.
-    pub(super) fn ask_curve(&mut self, by: u64, goal: Option<f64>) -> Option<Answer> {
+    /// Requests the curve from the worker. Returns the error response if that is not possible.
+    pub(super) fn ask_curve(&mut self, by: u64, goal: Option<f64>) -> Option<Response> {
         if goal.is_some_and(|goal| !(0.0..=1.0).contains(&goal)) {
-            return Some(Answer::error("invalid", "a goal is a share: 0 to 1"));
+            return Some(Response::error("invalid", "the goal must be a share of 0 to 1"));
         }
         if !self.life.serving {
-            return Some(Answer::error("busy", "the worker begins: try again"));
+            return Some(Response::error("busy", "the worker is starting: try again"));
         }
         self.watchers.asking.push_back((by, goal));
         if self.watchers.asking.len() == 1 {
@@ -96,26 +96,26 @@ impl Supervisor {
     }
 
     pub(super) fn on_curve(&mut self, curve: serde_json::Value) {
-        // Nobody has asked: a worker that says so is none of ours any more.
+        // No curve was requested: ignore what a broken worker sends.
         let Some((by, _)) = self.watchers.asking.pop_front() else { return };
         if let Some(&(_, goal)) = self.watchers.asking.front() {
             self.tell(ToWorker::Curve { goal }, Vec::new());
         }
-        self.answer(by, &Answer::Ok(curve));
+        self.answer(by, &Response::Ok(curve));
     }
 
-    /// The worker that was asked is gone, and its curve with it.
+    /// Refuses the waiting curve requests: the worker that collected the data has ended.
     pub(super) fn forget_curves(&mut self) {
         for (by, _) in std::mem::take(&mut self.watchers.asking) {
             self.answer(
                 by,
-                &Answer::error("busy", "the worker was replaced by another, whose curve begins: try again"),
+                &Response::error("busy", "the worker was replaced, and the new one has only begun to collect data: try again later"),
             );
         }
     }
 }
 
-/// The same memory, which this fd cannot change.
+/// Opens the same memory read-only.
 fn read_only(memory: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)

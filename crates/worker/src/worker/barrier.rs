@@ -5,7 +5,7 @@
 
 use super::engine::Tag;
 use super::error::{Error, ErrorKind};
-use super::io::Answer;
+use super::io::IoResult;
 use super::transfers::Transfers;
 use rustix::fs::fstat;
 use spillway_core::{BLOCK_BYTES, Errno, OpId};
@@ -73,9 +73,9 @@ impl Barrier {
 }
 
 /// The punch of a barrier has ended: its fdatasync follows. A file system that cannot punch has only that.
-pub fn punched(transfers: &mut Transfers, op: OpId, result: i32) -> Option<Answer> {
+pub fn punched(transfers: &mut Transfers, op: OpId, result: i32) -> Option<IoResult> {
     if result < 0 && ![libc::EOPNOTSUPP, libc::ENOSYS].contains(&-result) {
-        return Some(Answer::Plain(op, Err(Errno(-result))));
+        return Some(IoResult::Plain(op, Err(Errno(-result))));
     }
     transfers.sync(op);
     None

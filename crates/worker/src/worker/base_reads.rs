@@ -4,7 +4,7 @@
 //! Owns the image and its thread's jobs. Invariant: the thread has a bounded number of jobs; more wait here, in their order.
 
 use super::block_status::MAP_JOB;
-use super::io::Answer;
+use super::io::IoResult;
 use super::transfers::Transfers;
 use spillway_core::{Errno, OpId};
 use spillway_image::{BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
@@ -128,7 +128,7 @@ impl BaseReads {
     }
 
     /// What the thread has finished, and is not held.
-    pub fn finished(&mut self, transfers: &mut Transfers) -> Option<Answer> {
+    pub fn finished(&mut self, transfers: &mut Transfers) -> Option<IoResult> {
         loop {
             let reader = self.image.reader_mut()?;
             let Finished { job, buffer, result, store_reads, extents, damaged_at } = reader.finished()?;
@@ -151,16 +151,16 @@ impl BaseReads {
             };
             if let Some(came) = came {
                 self.next(transfers);
-                return Some(Answer::Owned(op, came));
+                return Some(IoResult::Owned(op, came));
             }
         }
     }
 
     /// A read of the thread's that was held is due.
-    pub fn due(&mut self, transfers: &mut Transfers, n: u32) -> Option<Answer> {
+    pub fn due(&mut self, transfers: &mut Transfers, n: u32) -> Option<IoResult> {
         let came = transfers.models.as_mut()?.job_due(n)?;
         self.next(transfers);
-        Some(Answer::Owned(OpId(n), came))
+        Some(IoResult::Owned(OpId(n), came))
     }
 
     /// The core has used what the thread has read.

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// A read or an operation that has ended, for the core.
-pub enum Answer {
+pub enum IoResult {
     /// Bytes in a buffer of ours.
     Staged(OpId, Result<(Buffer, usize, usize), Errno>),
     /// Bytes from the base image's thread.
@@ -93,17 +93,17 @@ impl DiskIo {
     }
 
     /// Hands an answer to the core.
-    pub fn deliver(&mut self, disk: &mut Disk, answer: Answer) {
+    pub fn deliver(&mut self, disk: &mut Disk, answer: IoResult) {
         match answer {
-            Answer::Plain(op, result) => disk.op_done(self, op, result),
-            Answer::Staged(op, Err(errno)) => disk.read_done(self, op, Err(errno)),
-            Answer::Staged(op, Ok((buffer, skip, len))) => {
+            IoResult::Plain(op, result) => disk.op_done(self, op, result),
+            IoResult::Staged(op, Err(errno)) => disk.read_done(self, op, Err(errno)),
+            IoResult::Staged(op, Ok((buffer, skip, len))) => {
                 // SAFETY: the buffer is taken, its read has ended, and it is given back only below.
                 let bytes = unsafe { self.transfers.filled(buffer, skip, len) };
                 disk.read_done(self, op, Ok(bytes));
                 self.transfers.give(buffer);
             }
-            Answer::Owned(op, result) => {
+            IoResult::Owned(op, result) => {
                 disk.read_done(self, op, result.as_deref().map_err(|e| *e));
                 if let Ok(buffer) = result {
                     self.base.give(buffer);
@@ -113,14 +113,14 @@ impl DiskIo {
     }
 
     /// What a completion of the engine's means for the core. `None`: nothing yet.
-    pub fn completed(&mut self, done: Done) -> Option<Answer> {
+    pub fn completed(&mut self, done: Done) -> Option<IoResult> {
         match done.tag {
             Tag::Read(i) => self.transfers.read_completed(i, done.result),
             Tag::Write(i) => self.transfers.write_completed(i, done.result),
             Tag::Job(n) => self.base.due(&mut self.transfers, n),
             Tag::Op(n) => {
                 let result = if done.result < 0 { Err(Errno(-done.result)) } else { Ok(()) };
-                Some(Answer::Plain(OpId(n), result))
+                Some(IoResult::Plain(OpId(n), result))
             }
             Tag::Barrier(n) => punched(&mut self.transfers, OpId(n), done.result),
             Tag::Watch(_) | Tag::Polls | Tag::Ignore => None,
@@ -128,7 +128,7 @@ impl DiskIo {
     }
 
     /// What the base image's thread has finished.
-    pub fn base_finished(&mut self) -> Option<Answer> {
+    pub fn base_finished(&mut self) -> Option<IoResult> {
         self.base.finished(&mut self.transfers)
     }
 

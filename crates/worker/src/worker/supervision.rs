@@ -13,7 +13,7 @@ use crate::channel::{self, ChannelError, ClientKind, FromWorker, ToWorker};
 use rustix::event::{PollFd, PollFlags, poll};
 use spillway_control::DiskSettings;
 use spillway_core::{DiskError, Errno, Thresholds, Token};
-use spillway_export::vhost_user_blk::{self, Answer, DeviceConfig, Frontend, Handled, Packet};
+use spillway_export::vhost_user_blk::{self, DeviceConfig, Frontend, Handled, Packet, Reply};
 use spillway_export::{Figures, nbd};
 use spillway_image::digests::CHUNK_BYTES;
 use std::io;
@@ -136,8 +136,8 @@ impl Reactor {
 
     /// Tells the supervisor what to answer a VMM. What the message began is known to it before anything comes of it:
     /// a later worker is told that it was carried out.
-    pub(super) fn answered(&mut self, i: usize, accepted: bool, answer: Option<Answer>) {
-        let Answer { bytes, fd } = answer.unwrap_or_default();
+    pub(super) fn answered(&mut self, i: usize, accepted: bool, answer: Option<Reply>) {
+        let Reply { bytes, fd } = answer.unwrap_or_default();
         let vmm = &self.io.clients.vmms[i];
         let message = FromWorker::Answered {
             id: vmm.id,

@@ -5,7 +5,7 @@
 
 use super::engine::{Done, Engine, File, Operation, Tag};
 use super::error::Error;
-use super::io::Answer;
+use super::io::IoResult;
 use super::models::Models;
 use super::staging::{Buffer, Staging};
 use spillway_core::{BLOCK_BYTES, Counters, Errno, OpId, PartId, add};
@@ -283,7 +283,7 @@ impl Transfers {
     }
 
     /// A read's completion. `None`: it goes on, or is held.
-    pub fn read_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
+    pub fn read_completed(&mut self, i: u32, result: i32) -> Option<IoResult> {
         let read = self.reads.get(i);
         let outcome = match outcome(result, read.got, read.need, read.align) {
             Outcome::GoesOn(got) => {
@@ -311,11 +311,11 @@ impl Transfers {
         if filled.is_err() {
             self.give(buffer);
         }
-        Some(Answer::Staged(read.op, filled))
+        Some(IoResult::Staged(read.op, filled))
     }
 
     /// A write's completion. `None`: it goes on, or is held.
-    pub fn write_completed(&mut self, i: u32, result: i32) -> Option<Answer> {
+    pub fn write_completed(&mut self, i: u32, result: i32) -> Option<IoResult> {
         let write = self.writes.get(i);
         let outcome = match outcome(result, write.done, write.len, BLOCK_BYTES) {
             Outcome::GoesOn(done) => {
@@ -333,7 +333,7 @@ impl Transfers {
         }
         let write = self.writes.remove(i);
         self.traffic.overflow_writes.push(self.now_ns.saturating_sub(write.start_ns));
-        Some(Answer::Plain(write.op, outcome))
+        Some(IoResult::Plain(write.op, outcome))
     }
 
     /// Gives back the buffer of a read whose content was used.

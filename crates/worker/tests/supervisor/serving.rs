@@ -93,7 +93,7 @@ fn recorders_come_and_go_and_the_worker_is_told_of_the_first_and_the_last() {
     let world = World::new();
     let mut supervisor = world.serving("serves");
     let control = world.path("control");
-    let told = |what: &str| {
+    let wait_for_log = |what: &str| {
         let begun = Instant::now();
         while !world.logged(what) {
             assert!(begun.elapsed() < Duration::from_secs(10), "not told: {what}");
@@ -105,7 +105,7 @@ fn recorders_come_and_go_and_the_worker_is_told_of_the_first_and_the_last() {
         let record = || Client::connect(&control).unwrap().trace().unwrap();
         let first = record();
         assert_eq!((&first.disk["size_bytes"], &first.disk["live_bytes"]), (&(8 << 20).into(), &0.into()));
-        told("recorded: true");
+        wait_for_log("recorded: true");
         let second = record();
         drop(first);
         // Who records asks nothing more, and others are served.
@@ -113,7 +113,7 @@ fn recorders_come_and_go_and_the_worker_is_told_of_the_first_and_the_last() {
         assert_eq!(ask(&mut other, r#"{"command":"ping"}"#)["ok"]["size_bytes"], 8 << 20);
         assert_eq!((times("recorded: true"), times("recorded: false")), (1, 0));
         drop(second);
-        told("recorded: false");
+        wait_for_log("recorded: false");
         let third = record();
         // What it was given it can read, and not write.
         assert!(rustix::fs::fcntl_getfl(third.memory()).unwrap().contains(rustix::fs::OFlags::RDONLY));
@@ -239,10 +239,10 @@ fn a_worker_that_does_not_stop_is_ended_at_the_second_signal() {
     let world = World::new();
     let mut supervisor = world.serving("hangs");
     let pid = supervisor.report().worker_pid;
-    let (mut signal, told) = UnixStream::pair().unwrap();
+    let (mut signal, stop) = UnixStream::pair().unwrap();
     signal.write_all(b".").unwrap();
     let begun = Instant::now();
-    supervisor.stop(&[told.as_fd()]).unwrap();
+    supervisor.stop(&[stop.as_fd()]).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5));
     assert!(!PathBuf::from(format!("/proc/{pid}")).exists());
     assert_eq!(world.left(), ["base.raw"]);

@@ -260,7 +260,7 @@ impl World {
 
 /// Runs the supervisor while another thread does the clients' part.
 pub fn meanwhile<T: Send>(supervisor: &mut Supervisor, clients: impl FnOnce() -> T + Send) -> T {
-    let (mut done, told) = UnixStream::pair().unwrap();
+    let (mut done, stop) = UnixStream::pair().unwrap();
     std::thread::scope(|scope| {
         let clients = scope.spawn(move || {
             let result = clients();
@@ -268,7 +268,7 @@ pub fn meanwhile<T: Send>(supervisor: &mut Supervisor, clients: impl FnOnce() ->
             result
         });
         // Also ends when the thread panics: then the other end is closed.
-        supervisor.run(&[told.as_fd()], None).unwrap();
+        supervisor.run(&[stop.as_fd()], None).unwrap();
         clients.join().unwrap()
     })
 }

@@ -75,9 +75,9 @@ impl<'a> Reader<'a> {
             true => {
                 // With the slash a link at the end of the path is followed too.
                 let at = if folder.ends_with('/') { folder.to_owned() } else { format!("{folder}/") };
-                let said = self.said("ls -p", &at, MOST_LISTED_BYTES)?;
-                let entries = String::from_utf8_lossy(&said).lines().filter_map(entry).collect();
-                Listing { entries, is_whole: said.len() < MOST_LISTED_BYTES }
+                let output = self.output_of("ls -p", &at, MOST_LISTED_BYTES)?;
+                let entries = String::from_utf8_lossy(&output).lines().filter_map(entry).collect();
+                Listing { entries, is_whole: output.len() < MOST_LISTED_BYTES }
             }
             false => Listing { entries: Rc::new([]), is_whole: true },
         };
@@ -113,8 +113,8 @@ impl<'a> Reader<'a> {
             Some(FolderEntry { kind: FileKind::File, .. }) => {}
             _ => return Ok(None),
         }
-        let said = self.said("cat", path, MOST_TEXT_BYTES)?;
-        Ok(Some(String::from_utf8_lossy(&said).into_owned()))
+        let output = self.output_of("cat", path, MOST_TEXT_BYTES)?;
+        Ok(Some(String::from_utf8_lossy(&output).into_owned()))
     }
 
     /// Passes a file's content to `hear` in pieces, until that returns `false`.
@@ -127,14 +127,14 @@ impl<'a> Reader<'a> {
         self.until
     }
 
-    fn said(&self, verb: &str, path: &str, most_bytes: usize) -> Result<Vec<u8>, HostError> {
-        let mut said = Vec::new();
+    fn output_of(&self, verb: &str, path: &str, most_bytes: usize) -> Result<Vec<u8>, HostError> {
+        let mut output = Vec::new();
         self.ask(verb, path, |part| {
-            let space = most_bytes - said.len();
-            said.extend_from_slice(&part[..part.len().min(space)]);
+            let space = most_bytes - output.len();
+            output.extend_from_slice(&part[..part.len().min(space)]);
             part.len() <= space
         })?;
-        Ok(said)
+        Ok(output)
     }
 
     fn ask(&self, verb: &str, path: &str, hear: impl FnMut(&[u8]) -> bool) -> Result<(), HostError> {

@@ -25,7 +25,7 @@ use spillway_api::{
     Catalog, CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Machine, MachineCounts,
     MachineFigures, Name, Phase, PlaneCounters, Power, Selector, StoreFigures,
 };
-use spillway_control::{Answer, Plane, Request, Stats};
+use spillway_control::{Plane, Request, Response, Stats};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -274,8 +274,8 @@ async fn connect(folder: &Path) -> io::Result<JsonLines> {
 async fn answer(lines: &mut JsonLines, request: &Request) -> io::Result<Value> {
     lines.send(&serde_json::to_value(request)?).await?;
     match serde_json::from_value(lines.next().await?)? {
-        Answer::Ok(answer) => Ok(answer),
-        Answer::Error { message, .. } => Err(strange(&message)),
+        Response::Ok(answer) => Ok(answer),
+        Response::Error { message, .. } => Err(strange(&message)),
     }
 }
 

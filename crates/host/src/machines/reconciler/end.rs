@@ -11,7 +11,7 @@ use crate::machines::status::Status;
 use crate::machines::{belongings, blocking, disk, last_words, look, vmm};
 use crate::processes::{self, ObservedProcess, Process};
 use spillway_api::{Catalog, EventKind, Machine, Phase, Power, ResetEvent};
-use spillway_control::{DiskSettings, PUT_AWAY, Request};
+use spillway_control::{DiskSettings, Request, STOPPED_CLEANLY};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -122,7 +122,7 @@ impl MachineReconciler {
         let Some(path) = run.kept.as_ref().filter(|_| !run.is_of_another_boot()) else { return Ok(()) };
         let ObservedProcess::Ended = look(&self.folder, disk::PROCESS).await? else { return Ok(()) };
         let said = last_words(&self.folder, disk::PROCESS).await?;
-        if !said.ends_with(PUT_AWAY) {
+        if !said.ends_with(STOPPED_CLEANLY) {
             let text = format!(
                 "its disk has not ended cleanly ({said}): what its guest has not flushed may be lost if the host loses its \
                  power before the machine is started and stopped again: {}",
