@@ -83,7 +83,7 @@ impl Cli {
             | Command::Man(_) => {
                 if before.json()? {
                     return Err(Failure::usage(
-                        "--json before this command says nothing: say it behind, if it has one (see --help)",
+                        "this command takes no --json before its name: give it after the name if the command has it (see --help)",
                     ));
                 }
             }
@@ -113,19 +113,19 @@ pub enum Command {
     /// Show where the I/O of a disk went
     #[command(after_help = STATS_EXAMPLES)]
     Stats(Stats),
-    /// Throw away everything written since the image: a new generation of the disk
+    /// Discard everything that was written to a disk: it is the base image again
     #[command(after_help = RESET_EXAMPLES)]
     Reset(Reset),
     /// Change the limits of a disk while it is used
     #[command(after_help = SET_EXAMPLES)]
     Set(Set),
-    /// Follow what happens to a disk: full, nearly full, degraded, restarted...
+    /// Follow the events of a disk: nearly full, full, degraded, restarted...
     #[command(after_help = EVENTS_EXAMPLES)]
     Events(Events),
-    /// Let another version serve a disk while its machine goes on
+    /// Replace the program that serves a disk by another version, while its machine runs
     #[command(after_help = UPGRADE_EXAMPLES)]
     Upgrade(Upgrade),
-    /// Catalogs: so many machines of an image
+    /// Manage catalogs: sets of machines made from one image
     Catalog {
         /// Where it is.
         #[command(flatten)]
@@ -134,7 +134,7 @@ pub enum Command {
         #[command(subcommand)]
         command: CatalogCommand,
     },
-    /// Machines of catalogs
+    /// Manage machines: start, stop, reset, claim, delete
     Machine {
         /// Where it is.
         #[command(flatten)]
@@ -143,7 +143,7 @@ pub enum Command {
         #[command(subcommand)]
         command: MachineCommand,
     },
-    /// The host: let it rest, and let it work again
+    /// Show the host, close it for maintenance, open it again
     Host {
         /// Where it is.
         #[command(flatten)]
@@ -152,7 +152,7 @@ pub enum Command {
         #[command(subcommand)]
         command: HostCommand,
     },
-    /// Files that deleted machines kept
+    /// List and delete files that deleted machines left behind
     Leftover {
         /// Where it is.
         #[command(flatten)]
@@ -161,7 +161,7 @@ pub enum Command {
         #[command(subcommand)]
         command: LeftoverCommand,
     },
-    /// Images and their versions, kept by spillwayd
+    /// Manage images and their versions: import, publish, check, delete
     Image {
         /// Where it is.
         #[command(flatten)]
@@ -170,7 +170,7 @@ pub enum Command {
         #[command(subcommand)]
         command: ImageCommand,
     },
-    /// What goes on in spillwayd: imports, commits, checks of digests
+    /// List, await and cancel long operations: imports, commits, verifications
     Operation {
         /// Where it is.
         #[command(flatten)]
@@ -179,7 +179,7 @@ pub enum Command {
         #[command(subcommand)]
         command: OperationCommand,
     },
-    /// Show what has happened on the host, and follow what happens: machines, catalogs, stores
+    /// Show and follow the events of the host: machines, catalogs, stores
     #[command(after_help = EVENT_EXAMPLES)]
     Event {
         /// Where it is.
@@ -189,7 +189,7 @@ pub enum Command {
         #[command(flatten)]
         events: host::Events,
     },
-    /// Folders that spillwayd keeps images and disks in
+    /// Manage stores: the folders in which spillwayd keeps images and disks
     Store {
         /// Where it is.
         #[command(flatten)]
@@ -208,41 +208,41 @@ pub enum Command {
         #[command(flatten)]
         top: Top,
     },
-    /// Record what a disk is asked, and import what others have recorded
+    /// Record the requests of a disk as a trace, import traces of other tools, replay them
     Trace {
         /// What to do.
         #[command(subcommand)]
         command: TraceCommand,
     },
-    /// Run studies: scenarios compared by the same work on real machines
+    /// Run benchmark studies, which compare scenarios under the same workload on real machines
     Lab {
         /// What to do.
         #[command(subcommand)]
         command: LabCommand,
     },
-    /// Say from traces how much RAM a write cache needs
+    /// Recommend a limit for the RAM tier, from traces of requests
     #[command(after_help = advise::EXAMPLES)]
     Advise(Advise),
-    /// Storage models: devices as slow as others, to measure on
+    /// Create storage models, which make a disk as slow as a given device, for measurements
     StorageModel {
         /// What to do.
         #[command(subcommand)]
         command: StorageModelCommand,
     },
-    /// Look whether this host has what machines and disks need, and say what to do
+    /// Check that this host meets the requirements of machines and disks, and say how to fix what is missing
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor {
         /// Where it is.
         #[command(flatten)]
         daemon: Daemon,
     },
-    /// Tokens for those who ask spillwayd over TCP
+    /// Create tokens, which give access to spillwayd over TCP
     Token {
         /// What to do.
         #[command(subcommand)]
         command: TokenCommand,
     },
-    /// Print what to paste into a VMM's configuration
+    /// Print the configuration with which a VMM uses a disk
     #[command(after_help = ATTACH_EXAMPLES)]
     Attach(Attach),
     /// Print the completion script for a shell
@@ -251,7 +251,7 @@ pub enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
-    /// Write the man pages, one for each command
+    /// Write the man pages, one for each command, into a folder
     #[command(after_help = "Example:\n  spillway man /usr/local/share/man/man1")]
     Man(Man),
 }
@@ -261,7 +261,7 @@ pub enum Command {
 pub struct Serve {
     #[command(flatten)]
     pub disk: Disk,
-    /// Print one JSON object when ready
+    /// Print one JSON object, instead of a line of text, when the disk is ready
     #[arg(long)]
     pub json: bool,
 }
@@ -271,7 +271,7 @@ pub struct Serve {
 pub struct Run {
     #[command(flatten)]
     pub disk: Disk,
-    /// Memory of the machine
+    /// Memory of the machine, in whole MiB
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size, default_value = "1G")]
     pub memory: u64,
     /// Processors of the machine
@@ -280,10 +280,10 @@ pub struct Run {
     /// Kernel to boot instead of the disk's boot loader
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// Its initrd
+    /// Initial RAM disk of that kernel
     #[arg(long, value_name = "FILE", requires = "kernel")]
     pub initrd: Option<PathBuf>,
-    /// Its command line
+    /// Command line of that kernel
     #[arg(long, value_name = "STRING", requires = "kernel", allow_hyphen_values = true)]
     pub append: Option<String>,
     /// More arguments for QEMU
@@ -297,25 +297,26 @@ pub struct Stats {
     /// Control socket of the disk
     #[arg(value_name = "SOCK")]
     pub control: PathBuf,
-    /// All figures as JSON
+    /// Print all counters and gauges as one JSON object
     #[arg(long, conflicts_with = "prometheus")]
     pub json: bool,
-    /// All figures as Prometheus text, once
+    /// Print all counters and gauges in Prometheus text format, once
     #[arg(long)]
     pub prometheus: bool,
-    /// Only the figures that users of MCS storage optimization know, by their names (table or --json)
+    /// Print only the counters of another product, under its names: mcsio is Citrix MCS storage optimization (table or --json)
     #[arg(long, value_name = "NAMES")]
     pub names: Option<Names>,
-    /// Again every second until Ctrl-C: a table with rates, or with --json an object a line
+    /// Print again every second until Ctrl-C: a table with rates, or with --json one object a line
     #[arg(long)]
     pub watch: bool,
-    /// Where the guest wrote most since the last reset, to find what fills the cache (table or --json)
+    /// Print the ranges that the guest wrote most since the last reset, to find what fills the cache (table or --json)
     #[arg(long, conflicts_with_all = ["prometheus", "names", "watch"])]
     pub dirty: bool,
-    /// What every size of the RAM tier would have done since the worker began, from a sample (table or --json)
+    /// Print how much would have overflowed at every size of the RAM tier since the worker started, estimated from a sample
+    /// (table or --json)
     #[arg(long, conflicts_with_all = ["prometheus", "names", "watch", "dirty"])]
     pub curve: bool,
-    /// With --dirty: how many ranges, most first [default: 20]
+    /// With --dirty: number of ranges, those with most writes first [default: 20]
     #[arg(long, value_name = "N", requires = "dirty", value_parser = clap::value_parser!(u32).range(1..=i64::from(Dirty::MAX_ROWS)))]
     pub top: Option<u32>,
 }
@@ -333,10 +334,10 @@ pub struct Reset {
     /// Control socket of the disk
     #[arg(value_name = "SOCK")]
     pub control: PathBuf,
-    /// Complete what was accepted and disconnect all clients first
+    /// Disconnect all clients first, after their accepted requests are completed
     #[arg(long)]
     pub force: bool,
-    /// In mode persistent: throw away the data that is kept
+    /// Required in mode persistent: discard the data that the disk keeps
     #[arg(long)]
     pub discard_data: bool,
 }
@@ -352,7 +353,7 @@ pub struct Set {
     /// What is to change.
     #[command(flatten)]
     pub limits: LimitOptions,
-    /// Print the settings that hold now as one JSON object
+    /// Print the new settings as one JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -363,7 +364,7 @@ pub struct Events {
     /// Control socket of the disk
     #[arg(value_name = "SOCK")]
     pub control: PathBuf,
-    /// One JSON object a line: kind, text, unix_ms
+    /// Print one JSON object a line: kind, text, unix_ms
     #[arg(long)]
     pub json: bool,
 }
@@ -374,7 +375,7 @@ pub struct Upgrade {
     /// Control socket of the disk
     #[arg(value_name = "SOCK")]
     pub control: PathBuf,
-    /// The spillway-worker that is to serve [default: spillway-worker, as it is installed with this program]
+    /// Path of the new spillway-worker [default: the one that is installed with this program]
     #[arg(long, value_name = "PATH")]
     pub binary: Option<PathBuf>,
     /// Print one JSON object: version, worker_pid, pause_ms
@@ -385,7 +386,7 @@ pub struct Upgrade {
 /// Options of `attach`.
 #[derive(Debug, Args)]
 pub struct Attach {
-    /// Socket that 'spillway serve' was given
+    /// vhost-user socket of the disk, as given to 'spillway serve'
     #[arg(long, value_name = "SOCK")]
     pub vhost_user: PathBuf,
     /// Which VMM

@@ -25,7 +25,9 @@ fn read(value: Value) -> Result<Dirty, Failure> {
     serde_json::from_value(value).map_err(|e| {
         Failure::new(
             Exit::Unavailable,
-            format!("the server's answer cannot be read ({e}): use the same version of spillway for both"),
+            format!(
+                "the worker's answer cannot be read ({e}): use a spillway of the same version as the worker"
+            ),
         )
     })
 }

@@ -1,10 +1,20 @@
 //! What `--help` shows below the options of each command: examples, and what must be known to use them. Owns text.
 
 pub const SERVE_EXAMPLES: &str = "\
+Modes:
+  ram+overflow  RAM tier; when it fills, cold blocks move to the overflow file (default)
+  ram           RAM tier only
+  overflow      overflow file only
+  direct        a difference file, each block in place, past the page cache
+  persistent    the disk's own file (--disk), kept across restarts and power loss
+  ephemeral     a full copy of the image (--disk), deleted with the disk
+
+Sizes are binary: 64K, 256M, 10G, 1T. A number without a unit is bytes.
+
 Examples:
   256 MiB of RAM, then up to 10 GiB in /var/tmp (the defaults):
     spillway serve --image debian.raw --vhost-user /run/vm1.sock
-  RAM only; a write that finds it full fails with ENOSPC instead of waiting:
+  RAM only; when it is full, writes fail with ENOSPC instead of waiting:
     spillway serve --image debian.raw --mode ram --ram 2G --full fail --vhost-user /run/vm1.sock
   NBD, for tools: nbdinfo 'nbd+unix:///?socket=/run/vm1.nbd'
     spillway serve --image debian.qcow2 --nbd /run/vm1.nbd --control /run/vm1.ctl
@@ -16,9 +26,9 @@ Examples:
     cp --sparse=always debian.raw /fast/vm1.copy
     spillway serve --mode ephemeral --disk /fast/vm1.copy --vhost-user /run/vm1.sock
 
-What is written lives as long as this process: FLUSH completes when all earlier writes have
-completed, and nothing is promised across power loss. Modes direct and ephemeral honour FLUSH by
-fdatasync, and what was written goes with them. Mode persistent keeps it.";
+In all modes but persistent, written data is lost when this process ends. FLUSH waits for earlier
+writes; only modes direct, ephemeral and persistent also call fdatasync. Only mode persistent keeps
+data across power loss, up to the last completed FLUSH.";
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
@@ -57,18 +67,19 @@ Examples:
     spillway reset /run/vm1.ctl --discard-data";
 
 pub const SET_EXAMPLES: &str = "\
-What is named changes at once and together; if one of it cannot be, nothing does, and the reason is said. A smaller RAM
-tier is evicted to the overflow and its memory given back within seconds; one that the overflow has no room for is refused.
+The given limits change together and at once; if one of them is refused, none changes. Limits that are not given stay as
+they are: the defaults above are those of 'spillway serve'. If the RAM tier gets smaller, its cold blocks are evicted to the
+overflow and the memory is released within seconds; a limit is refused if the overflow has no space for those blocks.
 
 Examples:
   spillway set /run/vm1.ctl --ram 512M
-  Room for a disk that is full, and a machine that waits for it:
+  Add space to a disk that is full, so that its machine continues:
     spillway set /run/vm1.ctl --overflow 20G
   Let writes fail instead:
     spillway set /run/vm1.ctl --full fail";
 
 pub const EVENTS_EXAMPLES: &str = "\
-Kinds: warning, critical, normal (how full), full, room, first-overflow, degraded, recovered, overflow-write-failed,
+Kinds: warning, critical, normal (thresholds of use), full, room (space again), first-overflow, degraded, recovered, overflow-write-failed,
 overflow-read-failed, checksum-mismatch, summary-unusable, image-damaged, worker-died, worker-ended, worker-serves, upgrade, upgraded, no-upgrade,
 reset, limits, client, notice.
 
@@ -77,7 +88,7 @@ Examples:
   spillway events /run/vm1.ctl --json | jq --unbuffered -r 'select(.kind == \"critical\").text'";
 
 pub const EVENT_EXAMPLES: &str = "\
-spillwayd knows its last 4,096 events; those of before its start are in its log. With --json each is one JSON object a line:
+spillwayd returns up to its last 4,096 events and keeps a week of them on disk. With --json each is one JSON object a line:
 number, time, kind, object, text. 'spillway events' follows a single disk.
 
 Examples:
@@ -86,7 +97,8 @@ Examples:
   spillway event --follow --json | jq --unbuffered -r 'select(.object == \"host\").text'";
 
 pub const TOP_EXAMPLES: &str = "\
-Keys: q ends, left and right choose the column to sort by, r turns the order, / filters, tab shows catalogs or machines.
+Keys: q quits, left and right choose the column to sort by, r reverses the order, / filters, tab switches between machines
+and catalogs.
 
 Examples:
   spillway top --sort full\\ in
@@ -94,21 +106,23 @@ Examples:
   spillway top --json | jq '.rows[] | select(.fill > 0.8) | .name'";
 
 pub const DOCTOR_EXAMPLES: &str = "\
-Each line is ok, a notice (it works, and could be better) or a problem; what to do is below. The exit code is 1 if there is a problem.
+Each line is ok, a notice (it works, and could be better) or a problem, with the remedy below it. The exit code is 1 if
+there is a problem.
 
 Examples:
   sudo spillway doctor
   spillway doctor --json | jq '.checks[] | select(.state != \"ok\")'";
 
 pub const UPGRADE_EXAMPLES: &str = "\
-The program is started beside the one that serves and asked what it is. If it fits, what was accepted is completed, and
-the new one goes on with all that was written and with the VMM's open connection. NBD clients must connect again. If it
-does not fit, or cannot serve, the old one goes on. Only the user that serves, and root, may do this.
+The new program is started beside the one that serves, and reports its version. If the version is compatible, the old
+program completes its accepted requests, and the new one continues with the written data and the VMM's connection. NBD
+clients must reconnect. If it is not compatible or cannot serve, the old program continues. Only the user that serves the
+disk, and root, may do this.
 
 Examples:
   The version that was just installed takes over:
     spillway upgrade /run/vm1.ctl
-  Another one:
+  A version in another folder:
     spillway upgrade /run/vm1.ctl --binary /opt/spillway-2/spillway-worker";
 
 pub const ATTACH_EXAMPLES: &str = "\

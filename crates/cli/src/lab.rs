@@ -16,14 +16,14 @@ const PROGRAM: &str = "spillway-lab";
 const RUN_EXAMPLES: &str = "\
 Examples:
   spillway lab list                                  the studies that are shipped
-  spillway lab run seed-000 --quick                  the shorter form of one; its report is made in the end
+  spillway lab run seed-000 --quick                  the short form of a study, with its report
   spillway lab run seed-002 --machines 60            a fleet of another size
-  spillway lab run ./mine.toml --runs 5 --out mine   a study of one's own
-  spillway lab resume mine                           after an interruption: what is done stays
+  spillway lab run ./mine.toml --runs 5 --out mine   a study of your own
+  spillway lab resume mine                           continue after an interruption
 
-Every scenario has its runs in turn, each on fresh disks, with nothing of the image in the host's page cache. A
-run whose work fails, in which a request fails, or that cannot be counted is dropped, and the report says so.
-Exit code 1: a scenario has no run that counts, or something that the study's file expects does not hold.
+The scenarios take turns, run by run, each on fresh disks and with none of the image in the host's page cache. A run is
+dropped, and the report says so, if its workload or one of its requests fails or its counters are incomplete.
+Exit code 1: a scenario has no valid run, or an expectation of the study's file does not hold.
 Machines boot the Debian of 'make image' (SPILLWAY_GUEST names another folder with one).";
 
 const REPORT_EXAMPLES: &str = "\
@@ -36,48 +36,48 @@ results.json in a folder of results is all that its report needs: copy it to kee
 /// What to do with studies.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// Run a study, and make its report
+    /// Run a study, and render its report
     #[command(after_help = RUN_EXAMPLES)]
     Run(Run),
-    /// Go on with a study that was interrupted
+    /// Continue a study that was interrupted
     Resume {
-        /// Folder of its results
+        /// Folder of the study's results
         #[arg(value_name = "DIR")]
         dir: PathBuf,
-        /// A folder on a disk, for what disks and machines need while they run
+        /// Folder on a disk for the files of disks and machines while they run
         #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
         scratch: PathBuf,
-        /// Print one JSON object in the end
+        /// Print one JSON object at the end
         #[arg(long)]
         json: bool,
-        /// Exit with 1 if a run was dropped, not only if a scenario has none that counts
+        /// Exit with 1 if any run was dropped, not only if a scenario has no valid run
         #[arg(long)]
         strict: bool,
     },
     /// Render the report of a study from its results: HTML, pictures, CSV and JSON
     #[command(after_help = REPORT_EXAMPLES)]
     Report {
-        /// Folder of its results: with its runs, or with results.json alone
+        /// Folder of the study's results: with its runs, or with results.json alone
         #[arg(value_name = "DIR")]
         dir: PathBuf,
         /// Folder for the report [default: DIR]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
     },
-    /// Compare the results of one study, run twice
+    /// Compare two results of the same study
     Compare {
-        /// Folder of results
+        /// Folder of the first results
         #[arg(value_name = "A")]
         a: PathBuf,
-        /// Folder of results
+        /// Folder of the second results
         #[arg(value_name = "B")]
         b: PathBuf,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Compare the advisor's curves with what disks of other sizes do: the table of docs/predictions.md. Exit code 1: 'policy' or
-    /// 'sampled' is farther off than it may be
+    /// Compare the curves of 'spillway advise' with disks of other sizes, as in docs/predictions.md. Exit code 1: the error of
+    /// 'policy' or 'sampled' is above its limit
     Predict {
         /// Folder for predictions.md and predictions.json
         #[arg(long, value_name = "DIR")]
@@ -85,14 +85,14 @@ pub enum LabCommand {
         /// Runs of fresh machines for each size
         #[arg(long, value_name = "N", default_value_t = 2)]
         fresh: u32,
-        /// Only these kinds of work: file-copy, knowledge-worker, session-host, iometer-citrix, iometer-vdi
+        /// Only these workloads, separated by commas: file-copy, knowledge-worker, session-host, iometer-citrix, iometer-vdi
         #[arg(long, value_name = "NAME", value_delimiter = ',')]
         only: Vec<String>,
-        /// A folder on a disk, for what disks and machines need while they run
+        /// Folder on a disk for the files of disks and machines while they run
         #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
         scratch: PathBuf,
     },
-    /// Show the studies that are shipped
+    /// List the studies that are installed
     List {
         /// Print JSON
         #[arg(long)]
@@ -103,7 +103,7 @@ pub enum LabCommand {
 /// Options of `lab run`.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// A study's file, or the name of one that is shipped
+    /// File of a study, or the name of an installed one (see 'spillway lab list')
     #[arg(value_name = "STUDY")]
     study: String,
     /// Runs of each scenario [default: the study's]
@@ -112,22 +112,22 @@ pub struct Run {
     /// Machines of each scenario [default: the study's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     machines: Option<u32>,
-    /// The study's shorter form
+    /// Run the short form of the study
     #[arg(long)]
     quick: bool,
-    /// Only these scenarios; the baseline must be among them
+    /// Only these scenarios, separated by commas; the baseline must be among them
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// Folder for the results, which must be new or empty [default: lab-STUDY-TIME]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// A folder on a disk, for what disks and machines need while they run
+    /// Folder on a disk for the files of disks and machines while they run
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     scratch: PathBuf,
-    /// Print one JSON object in the end
+    /// Print one JSON object at the end
     #[arg(long)]
     json: bool,
-    /// Exit with 1 if a run was dropped, not only if a scenario has none that counts
+    /// Exit with 1 if any run was dropped, not only if a scenario has no valid run
     #[arg(long)]
     strict: bool,
 }

@@ -17,28 +17,28 @@ Examples:
   spillway serve --image debian.raw --overflow-model /dev/shm/hdd --base-model /dev/shm/hdd --base-cache none ...
   spillway storage-model create latency=2ms,iops=3000,bandwidth=125M /dev/shm/volume
 
-A model of one's own, each part at most once, what is not named limits nothing:
-  latency=TIME            what each request takes, however many there are at once: us, ms or s
-  seek=TIME               what each takes that does not go on where the last one ended, one request at a time
-  iops=N                  requests a second
-  iops-burst=N            requests that pass beyond that, after a rest
-  iops-peak=N             requests a second in such a burst; without it, all at once
-  bandwidth=SIZE          bytes a second
-  bandwidth-burst=SIZE    bytes that pass beyond that, after a rest (not with seek)
-  bandwidth-peak=SIZE     bytes a second in such a burst
+A model of your own has these parts, each at most once. A part that is left out sets no limit:
+  latency=TIME            time that each request takes, for any number of requests at once: us, ms or s
+  seek=TIME               time before a request that does not begin where the last one ended, one request at a time
+  iops=N                  limit of requests per second
+  iops-burst=N            requests that may exceed the limit after an idle time
+  iops-peak=N             limit of requests per second in such a burst [default: none]
+  bandwidth=SIZE          limit of bytes per second
+  bandwidth-burst=SIZE    bytes that may exceed the limit after an idle time (not with seek)
+  bandwidth-peak=SIZE     limit of bytes per second in such a burst [default: none]
 
-All disks that name the file share the device, whether for their overflow or their base image. Put it where files are
-memory, such as /dev/shm: every request changes it.";
+All disks with this file share the simulated device. Put the file on a tmpfs, such as /dev/shm: every request writes to
+it.";
 
 /// What to do with storage models.
 #[derive(Debug, Subcommand)]
 pub enum StorageModelCommand {
-    /// Make a device of a model, for --overflow-model and --base-model of 'serve' and 'run'
+    /// Create a simulated device, for --overflow-model and --base-model of 'serve' and 'run'
     #[command(after_help = CREATE_EXAMPLES)]
     Create(Create),
-    /// Show the models that have names
+    /// List the predefined models
     List {
-        /// All figures as JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -50,9 +50,9 @@ pub struct Create {
     /// A name of 'storage-model list', or parts such as latency=2ms,iops=3000
     #[arg(value_parser = parameters)]
     model: Parameters,
-    /// The file to make, which must not be there
+    /// File to create, which must not exist
     file: PathBuf,
-    /// Replace a file that is there; disks that are served go on with the old one
+    /// Replace a file that exists; disks that are served continue to use the old one
     #[arg(long)]
     force: bool,
 }
@@ -71,9 +71,7 @@ fn create(args: &Create) -> Result<(), Failure> {
     let Create { model, file, force } = args;
     let failed = |e: &io::Error| {
         let what = match e.kind() {
-            io::ErrorKind::AlreadyExists => {
-                "it is there already: name another, or replace it with --force".into()
-            }
+            io::ErrorKind::AlreadyExists => "it exists: give another path, or replace it with --force".into(),
             _ => format!("cannot be made: {e}"),
         };
         Failure::new(Exit::Create, format!("{}: {what}", file.display()))
@@ -134,16 +132,16 @@ fn parameters(text: &str) -> Result<Parameters, String> {
         seen.push(name);
     }
     if model.iops_burst > 0 && model.iops == 0 {
-        return Err("iops-burst is beyond iops: name that too".into());
+        return Err("iops-burst needs iops: name that too".into());
     }
     if model.bandwidth_burst_bytes > 0 && (model.bandwidth_bytes == 0 || model.seek_ns > 0) {
-        return Err("bandwidth-burst is beyond bandwidth, and not for a device that seeks".into());
+        return Err("bandwidth-burst needs bandwidth, and is not for a device that seeks".into());
     }
     if model.iops_peak > 0 && (model.iops_burst == 0 || model.iops_peak < model.iops)
         || model.bandwidth_peak_bytes > 0
             && (model.bandwidth_burst_bytes == 0 || model.bandwidth_peak_bytes < model.bandwidth_bytes)
     {
-        return Err("a peak is how high a burst goes: name that too, and no less than the rate".into());
+        return Err("a peak is the rate of a burst, how high a burst goes: name the burst too, and make the peak no less than the rate".into());
     }
     Ok(model)
 }

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 /// What to do with tokens.
 #[derive(Debug, Subcommand)]
 pub enum TokenCommand {
-    /// Make a token: it is shown once; its line goes to the file that spillwayd has as --tokens
+    /// Create a token: prints the token, which is shown only once, and the line for spillwayd's file of --tokens
     #[command(after_help = NEW_EXAMPLES)]
     New(New),
 }
@@ -24,10 +24,10 @@ Example:
 /// Options of `token new`.
 #[derive(Debug, Args)]
 pub struct New {
-    /// What who has it may do
+    /// What the token allows
     #[arg(long, value_enum)]
     role: RoleWord,
-    /// Whose it is, for the audit log: letters, digits and -_.@, 64 at most
+    /// Name of the token's owner, for the audit log: letters, digits and -_.@, at most 64
     #[arg(value_parser = name)]
     name: String,
     /// Print one JSON object: token, line
@@ -38,9 +38,9 @@ pub struct New {
 /// What a token allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RoleWord {
-    /// To see
+    /// Read everything but secrets
     Read,
-    /// To start, stop, reset, claim and release machines too
+    /// Also start, stop, reset, claim and release machines
     Operate,
     /// Everything
     Admin,
@@ -50,7 +50,7 @@ fn name(text: &str) -> Result<String, String> {
     let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.@".contains(&b));
     match plain && (1..=64).contains(&text.len()) {
         true => Ok(text.into()),
-        false => Err("a name is of letters, digits and -_.@, 64 at most".into()),
+        false => Err("a name has letters, digits and -_.@, at most 64".into()),
     }
 }
 

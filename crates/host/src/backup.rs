@@ -44,13 +44,17 @@ pub fn backup(state: &Path, socket: &Path, file: &Path) -> Result<Summary> {
     let state = std::path::absolute(state).context("--state")?;
     let database = state.join(DATABASE);
     if !database.exists() {
-        bail!("{}: is not there: say which folder is the daemon's with --state", database.display());
+        bail!("{}: does not exist: give the state folder of the daemon with --state", database.display());
     }
-    let mut name = file.file_name().with_context(|| format!("{}: is no file", file.display()))?.to_owned();
+    let mut name = file
+        .file_name()
+        .with_context(|| format!("{}: is not the path of a file", file.display()))?
+        .to_owned();
     name.push(".partial");
     let partial = file.with_file_name(name);
     let made = copy_to(&state, socket, &partial).and_then(|summary| {
-        fs::rename(&partial, file).with_context(|| format!("{}: cannot be made", file.display()))?;
+        fs::rename(&partial, file)
+            .with_context(|| format!("{}: cannot create the backup", file.display()))?;
         sync_folder_of(file)?;
         Ok(summary)
     });
@@ -61,7 +65,7 @@ pub fn backup(state: &Path, socket: &Path, file: &Path) -> Result<Summary> {
 }
 
 fn copy_to(state: &Path, socket: &Path, to: &Path) -> Result<Summary> {
-    let cannot = || format!("{}: cannot be written", to.display());
+    let cannot = || format!("{}: cannot write the backup", to.display());
     let mut out = private(to).with_context(cannot)?;
     match try_lock(state)? {
         Some(_lock) => out.write_all(&SqliteStore::copy_of(&state.join(DATABASE))?).with_context(cannot)?,
@@ -92,25 +96,28 @@ pub fn restore(state: &Path, file: &Path) -> Result<Summary> {
         .recursive(true)
         .mode(0o700)
         .create(&state)
-        .with_context(|| format!("{}: cannot be made", state.display()))?;
+        .with_context(|| format!("{}: cannot create the state folder", state.display()))?;
     is_ours(&state)?;
     let Some(_lock) = try_lock(&state)? else {
-        bail!("{}: a spillwayd has this folder: stop it first", state.display());
+        bail!("{}: a spillwayd uses this folder: stop it first", state.display());
     };
     let database = state.join(DATABASE);
     if database.exists() {
         bail!(
-            "{}: is there, and a restore writes over nothing: move it and {DATABASE}-wal away first, or give another --state",
+            "{}: exists, and a restore overwrites nothing: move it and {DATABASE}-wal away first, or give another --state",
             database.display()
         );
     }
     let partial = state.join("restored.partial");
     let put = || -> Result<Summary> {
-        let mut from = File::open(file).with_context(|| format!("{}: cannot be read", file.display()))?;
-        let mut to = private(&partial).with_context(|| format!("{}: cannot be made", partial.display()))?;
-        io::copy(&mut from, &mut to).with_context(|| format!("{}: cannot be copied", file.display()))?;
+        let mut from =
+            File::open(file).with_context(|| format!("{}: cannot read the backup", file.display()))?;
+        let mut to = private(&partial)
+            .with_context(|| format!("{}: cannot create the restored records", partial.display()))?;
+        io::copy(&mut from, &mut to)
+            .with_context(|| format!("{}: cannot copy the backup", file.display()))?;
         let summary = SqliteStore::finish_copy(&partial, file)
-            .with_context(|| format!("{} is not restored", file.display()))?;
+            .with_context(|| format!("{}: the backup is not restored", file.display()))?;
         to.sync_all()?;
         // Remove what is left of an earlier database.
         for rest in ["-wal", "-shm", "-journal"] {
@@ -119,7 +126,8 @@ pub fn restore(state: &Path, file: &Path) -> Result<Summary> {
                 _ => {}
             }
         }
-        fs::rename(&partial, &database).with_context(|| format!("{}: cannot be made", database.display()))?;
+        fs::rename(&partial, &database)
+            .with_context(|| format!("{}: cannot put the restored records in place", database.display()))?;
         sync_folder_of(&database)?;
         Ok(summary)
     };

@@ -125,7 +125,7 @@ impl DaemonSettings {
             (None, false) => None,
         };
         if files.next().is_some() {
-            bail!("--audit: one file can be, and 'journal'");
+            bail!("--audit takes one file and 'journal': give each at most once");
         }
         let journal = self.audit.contains(&AuditTo::Journal);
         Ok(audit::AuditSettings { file, journal, keep: self.audit_keep, max_bytes: self.audit_max_bytes })
@@ -208,11 +208,13 @@ fn parts(
 ) -> Result<MachineHostConfig> {
     if !settings.program.is_file() {
         let program = settings.program.display();
-        complain(&format!("{program} is not there, and no machine can start: say where it is with --worker"));
+        complain(&format!(
+            "{program} does not exist, so no machine can start: install spillway-worker, or give its path with --worker"
+        ));
     }
     if has_swap() {
         complain(
-            "this host swaps: a cache that is swapped out is slower than none; swap off, or keep machines out of it",
+            "this host has swap, and a write cache that is swapped out is slower than none: turn swap off, or set memory.swap.max=0 for machines",
         );
     }
     let guest_users = settings.guest_users.settle(settings.hypervisor, complain);
@@ -296,9 +298,9 @@ async fn keep_reserve(store: Arc<SqliteStore>, events: Events) {
         let Ok(now) = tokio::task::spawn_blocking(move || filled.fill_reserve()).await else { return };
         let text = match now {
             ReserveState::Short => {
-                "the state's file system is full: nothing new can be recorded until there is room again"
+                "the file system of the state folder is full: no new records until space is freed there"
             }
-            ReserveState::Whole => "the state's file system has room again",
+            ReserveState::Whole => "the file system of the state folder has space again",
         };
         if now != before {
             events.raise(EventKind::Space, "host", text);
@@ -370,7 +372,7 @@ async fn until_closed(place: Arc<ConnectionSlot>, answering: impl Future<Output 
 async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: Events) {
     while hangup.recv().await.is_some() {
         let Some(door) = &door else {
-            log_line("SIGHUP: there is nothing to read again without --listen");
+            log_line("SIGHUP: there is nothing to reload without --listen");
             continue;
         };
         match door.reload() {
@@ -379,7 +381,7 @@ async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: E
             Err(e) => events.raise(
                 EventKind::Failed,
                 "host",
-                format!("SIGHUP: what was read before holds on, tokens and certificate: {e:#}"),
+                format!("SIGHUP: the tokens and the certificate stay as they were: {e:#}"),
             ),
         }
     }
@@ -421,27 +423,32 @@ fn raise_descriptors() {
 fn listen(settings: &DaemonSettings) -> Result<std::os::unix::net::UnixListener> {
     let path = &settings.socket;
     if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| {
+            format!("{}: cannot create the folder of the socket: give another --socket", folder.display())
+        })?;
     }
     let until = Instant::now() + TAKEOVER_DEADLINE;
     while std::os::unix::net::UnixStream::connect(path).is_ok() {
         // As with the lock: a process that the last daemon was starting may hold it.
         if Instant::now() > until {
-            bail!("{}: somebody listens there: give another --socket", path.display());
+            bail!("{}: another process listens there: stop it, or give another --socket", path.display());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     match fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            bail!("{}: is there and no socket: give another --socket", path.display())
+            bail!("{}: exists and is not a socket: remove it, or give another --socket", path.display())
         }
-        Ok(_) => fs::remove_file(path).with_context(|| format!("{}: cannot be replaced", path.display()))?,
+        Ok(_) => fs::remove_file(path).with_context(|| {
+            format!("{}: cannot remove the old socket: give another --socket", path.display())
+        })?,
         Err(_) => {}
     }
     let before = rustix::process::umask(Mode::from_raw_mode(0o177));
     let listener = std::os::unix::net::UnixListener::bind(path);
     rustix::process::umask(before);
-    let listener = listener.with_context(|| format!("{}: cannot be made", path.display()))?;
+    let listener = listener
+        .with_context(|| format!("{}: cannot create the socket: give another --socket", path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(settings.socket_mode))?;
     Ok(listener)
 }

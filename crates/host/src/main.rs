@@ -20,25 +20,25 @@ use std::time::Duration;
 /// Below its options.
 const MORE: &str = "\
 Examples:
-  By hand, with nothing kept elsewhere:
+  With all files in one folder, started by hand:
     spillwayd --state /srv/spillway --socket /srv/spillway/sock
     SPILLWAY_SOCKET=/srv/spillway/sock spillway store list
-  For those who have a token, too:
+  Also over TCP, for clients with a token:
     spillway token new --role operate ci
     spillwayd --listen 192.0.2.1:9443 --tls-cert cert.pem \\
         --tls-key key.pem --tokens /etc/spillway/tokens
 
-SIGTERM and SIGINT end it, and no machine: those that run are found
-again by the next one, as after a crash. SIGHUP makes it read the files
-of --tokens, --tls-cert and --tls-key again, and nothing else. It does not
-go to the background; the package's service is spillwayd.service.
+SIGTERM and SIGINT end spillwayd, not the machines: the next spillwayd
+adopts those that run. SIGHUP reloads the files of --tokens, --tls-cert
+and --tls-key only. spillwayd stays in the foreground; the package's
+service is spillwayd.service. Sizes are binary, such as 512M or 16G.
 
 Files:
-  DIR/audit.log           who has asked for which change; older parts
-                          have the time in their names
-  DIR/events              what has happened, for a week
-  DIR/run/machines/NAME   a machine that runs: sockets, what it says
-  DIR/state.db            what is recorded
+  DIR/audit.log           audit log: who requested which change; rotated
+                          files have the time in their names
+  DIR/events              events of the last week
+  DIR/run/machines/NAME   sockets and logs of a running machine
+  DIR/state.db            records: images, catalogs, machines, claims
   DIR/store               the first store of images and disks
   /etc/default/spillwayd  options of the service
 
@@ -46,91 +46,92 @@ See also: spillway(1), and /usr/share/doc/spillway/docs/SUMMARY.md.";
 
 /// Below the options of `backup` and `restore`.
 const BACKUP: &str = "\
-In a backup are all records (DIR/state.db): images and their versions, catalogs,
-machines with their identities and SSH host keys, what is wanted of them, claims,
-stores, what deleted machines have left. It is secret: mode 0600.
-Not in it, and to be saved by other means: the files of stores (images, disks of
-dedicated machines, data disks), tokens and certificates, /etc/default/spillwayd.
-Not in it, and not needed: DIR/run, DIR/events, DIR/audit.log.
+A backup contains all records (DIR/state.db): images and their versions, catalogs,
+machines with their identities, SSH host keys and desired state, claims, stores, and
+the list of files of deleted machines. It contains secrets, and has mode 0600.
+Back up separately: the files of stores (images, disks of dedicated machines, data
+disks), tokens and certificates, /etc/default/spillwayd.
+Not needed: DIR/run, DIR/events, DIR/audit.log.
 
 Examples:
   spillwayd backup /backup/spillway.db
   spillwayd restore /backup/spillway.db --state /var/lib/spillway";
 
-/// Keeps the images, catalogs and machines of a host, and runs the machines
+/// Manages the images, catalogs and machines of a host, and runs the machines
 #[derive(Parser)]
 #[command(name = "spillwayd", version, about, after_help = MORE)]
 struct Arguments {
-    /// Folder for everything that is kept: records, images, disks
+    /// State folder: records, images, disks
     #[arg(long, value_name = "DIR", default_value = "/var/lib/spillway", global = true)]
     state: PathBuf,
-    /// Socket to listen on
+    /// Path of the unix socket to listen on
     #[arg(long, value_name = "SOCK", env = spillway_api::SOCKET_VARIABLE, default_value = spillway_api::DEFAULT_SOCKET, value_parser = socket(), global = true)]
     socket: PathBuf,
-    /// Rights of the socket
+    /// Permissions of the socket, octal
     #[arg(long, value_name = "MODE", default_value = "0600", value_parser = octal)]
     socket_mode: u32,
-    /// Listen here too, with TLS, for those who have a token
+    /// Also listen on this TCP address, with TLS, for clients with a token
     #[arg(long, value_name = "ADDR:PORT", requires_all = ["tls_cert", "tls_key", "tokens"])]
     listen: Option<SocketAddr>,
-    /// With --listen: the server's certificate and those above it (PEM)
+    /// With --listen: file with the server's certificate chain (PEM)
     #[arg(long, value_name = "FILE", requires = "listen")]
     tls_cert: Option<PathBuf>,
-    /// With --listen: its key (PEM)
+    /// With --listen: file with the certificate's private key (PEM)
     #[arg(long, value_name = "FILE", requires = "listen")]
     tls_key: Option<PathBuf>,
-    /// With --listen: who may ask what, a line each as 'spillway token new' prints it
+    /// With --listen: file with the accepted tokens, one line for each as 'spillway token new' prints it
     #[arg(long, value_name = "FILE", requires = "listen")]
     tokens: Option<PathBuf>,
-    /// Who runs machines: QEMU, started by spillwayd; libvirt, which starts QEMU; or nobody: then disks are served for
-    /// VMMs that others start
+    /// What runs the machines: qemu (spillwayd starts QEMU), libvirt (libvirt starts QEMU) or none (spillwayd serves disks
+    /// only, for VMMs that other programs start)
     #[arg(long, value_name = "WHO", value_parser = hypervisor(), default_value = "qemu")]
     hypervisor: Hypervisor,
-    /// The libvirt of this host that runs machines, if libvirt does
+    /// With --hypervisor libvirt: URI of the libvirt daemon on this host
     #[arg(long, value_name = "URI", default_value = LIBVIRT_URI_DEFAULT)]
     libvirt_uri: String,
-    /// Users that machines' QEMUs run as, one for each, which nobody else may have; or none: they run as spillwayd does
+    /// Range of user IDs for QEMU, one for each machine; no other program may use them. none: QEMU runs as spillwayd's user
     /// [default: 2100000000-2100065535 if spillwayd is root]
     #[arg(long, value_name = "FIRST-LAST|none", value_parser = str::parse::<UserChoice>)]
     guest_users: Option<UserChoice>,
-    /// The program that serves disks [default: spillway-worker beside this one, or in /usr/lib/spillway]
+    /// Path of the program that serves disks [default: spillway-worker beside this one, or in /usr/lib/spillway]
     #[arg(long, value_name = "PATH")]
     worker: Option<PathBuf>,
-    /// Memory that the write caches of all machines may have together [default: half of the host's]
+    /// Memory for the write caches of all machines together [default: half of the host's]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     ram_budget: Option<u64>,
-    /// The limits of write caches may be so many percent of the budget together; their guarantees never more than it
+    /// Largest sum of the write caches' limits, in percent of --ram-budget. The sum of their guarantees is at most 100
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(100..=10_000), default_value_t = 100)]
     overcommit: u32,
-    /// Memory of the host that guests and caches do not get [default: a tenth of the host's]
+    /// Memory of the host that is not given to guests and caches [default: a tenth of the host's]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     memory_reserve: Option<u64>,
-    /// Guests and the limits of caches may have so many percent of the rest together: above 100 the host may swap, or end
-    /// guests, when all of them use what they were given
+    /// Largest sum of the guests' memory and the caches' limits, in percent of the memory that --memory-reserve leaves. Above
+    /// 100 the host may swap, or kill guests, if they use all that they were given
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(100..=10_000), default_value_t = 100)]
     memory_overcommit: u32,
-    /// Guests may have so many percent of the host's processors together
+    /// Largest sum of the guests' processors, in percent of the host's
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(100..=10_000), default_value_t = 800)]
     vcpu_overcommit: u32,
-    /// Caches shrink towards their guarantees when less memory is available [default: a twentieth of the host's]
+    /// When less memory than this is available, caches shrink towards their guarantees [default: a twentieth of the host's]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     memory_floor: Option<u64>,
-    /// How long a claim lasts if neither it nor its catalog says so, such as 8h, or none: until it is released
+    /// Duration of a claim if neither the claim nor its catalog gives one, such as 30m, 8h or 7d; none: until it is released
     #[arg(long, value_name = "TIME", value_parser = spillway_api::parse_ttl, default_value = "24h")]
     claim_ttl: u32,
-    /// Where changes are written down: 'journal' (standard error), or a file; both may be given [default: DIR/audit.log]
+    /// Destination of the audit log: 'journal' (standard error) or a file; give the option twice for both [default:
+    /// DIR/audit.log]
     #[arg(long, value_name = "journal|FILE", value_parser = audit())]
     audit: Vec<AuditTo>,
-    /// How long that is kept, in days
+    /// How many days the audit log is kept
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=36_500), default_value_t = 365)]
     audit_days: u32,
-    /// How much of it is kept: the oldest goes
+    /// Largest size of the audit log, at least 1M: the oldest files are deleted
     #[arg(long, value_name = "SIZE", value_parser = audit_size, default_value = "1G")]
     audit_size: u64,
-    /// Print the description of the interface (OpenAPI) and end
+    /// Print the OpenAPI description of the HTTP API and exit
     #[arg(long)]
     print_openapi: bool,
-    /// Print the manual page (roff) and end
+    /// Print the manual page (roff) and exit
     #[arg(long)]
     print_man: bool,
     #[command(subcommand)]
@@ -143,13 +144,13 @@ enum Command {
     /// Copy the records of a host into a file, while spillwayd runs or not
     #[command(after_help = BACKUP)]
     Backup {
-        /// The file; one that is there is replaced
+        /// File to write; an existing file is replaced
         file: PathBuf,
     },
-    /// Put the records of a backup into a folder in which there are none, while no spillwayd has it
+    /// Restore the records of a backup into a state folder without records, while no spillwayd uses it
     #[command(after_help = BACKUP)]
     Restore {
-        /// What 'spillwayd backup' has made
+        /// File that 'spillwayd backup' has written
         file: PathBuf,
     },
 }
@@ -158,7 +159,7 @@ enum Command {
 fn socket() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().try_map(|text: OsString| match Address::parse(&text) {
         Ok(Address::Socket(path)) => Ok(path),
-        _ => Err("it takes the path of a socket; for TCP there is --listen"),
+        _ => Err("--socket takes the path of a unix socket; use --listen for TCP"),
     })
 }
 
@@ -171,12 +172,12 @@ fn audit() -> impl TypedValueParser<Value = AuditTo> {
 
 fn audit_size(text: &str) -> Result<u64, String> {
     let bytes = spillway_api::parse_size(text).map_err(|e| e.to_string())?;
-    if bytes < 1 << 20 { Err("1M at least".into()) } else { Ok(bytes) }
+    if bytes < 1 << 20 { Err("the audit log needs at least 1M".into()) } else { Ok(bytes) }
 }
 
 fn octal(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
-    mode.ok_or_else(|| "rights are octal, such as 0660".into())
+    mode.ok_or_else(|| "permissions are octal, such as 0660".into())
 }
 
 fn hypervisor() -> impl TypedValueParser<Value = Hypervisor> {
@@ -187,8 +188,8 @@ fn hypervisor() -> impl TypedValueParser<Value = Hypervisor> {
     })
 }
 
-/// That it is ready is for whoever reads; it is ready if nobody does.
-fn said(place: &str) {
+/// Reports on standard output that the daemon is ready. An error is ignored: nobody may read it.
+fn report_ready(place: &str) {
     use std::io::Write;
     let _ = writeln!(io::stdout(), "spillwayd: ready on {place}");
 }
@@ -251,8 +252,8 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let socket = settings.socket.display().to_string();
     let done = runtime.block_on(daemon::run(settings, service_manager, move |remote| match remote {
-        Some(address) => said(&format!("{socket} and https://{address}")),
-        None => said(&socket),
+        Some(address) => report_ready(&format!("{socket} and https://{address}")),
+        None => report_ready(&socket),
     }));
     // Nothing is waited for: what goes on is undone by the next start.
     runtime.shutdown_background();

@@ -31,12 +31,14 @@ impl StateFolder {
     /// Creates the folder if necessary, and removes the rights of all others.
     pub fn take(state: &Path, hypervisor: Hypervisor) -> Result<StateFolder> {
         let path = std::path::absolute(state).context("--state")?;
-        fs::create_dir_all(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| {
+            format!("{}: cannot create the state folder: give another --state", path.display())
+        })?;
         is_ours(&path)?;
         // New files are accessible to the daemon alone, unless they are meant for others.
         rustix::process::umask(Mode::from_raw_mode(0o077));
         let lock = lock(&path.join(LOCK_FILE))?;
-        close(&path, hypervisor).with_context(|| format!("{}: is not ours", path.display()))?;
+        close(&path, hypervisor).with_context(|| format!("{}: cannot set the permissions of the state folder: run spillwayd as its owner, or give another --state", path.display()))?;
         Ok(StateFolder { path, _lock: lock })
     }
 
@@ -56,13 +58,18 @@ pub fn is_ours(state: &Path) -> Result<()> {
     if state.join(LOCK_FILE).exists() {
         return Ok(());
     }
-    let entries = fs::read_dir(state).with_context(|| format!("{}: cannot be read", state.display()))?;
+    let entries = fs::read_dir(state).with_context(|| {
+        format!(
+            "{}: cannot read the state folder: run spillwayd as its owner, or give another --state",
+            state.display()
+        )
+    })?;
     for entry in entries {
         let name = entry?.file_name();
         // This folder exists in every new file system.
         if name != "lost+found" {
             bail!(
-                "{} holds '{}' and nothing of spillwayd's: give an empty folder, or a new one, as --state",
+                "{} is no state folder of spillwayd, and holds '{}': give an empty or a new folder as --state",
                 state.display(),
                 name.display()
             );
@@ -88,7 +95,7 @@ fn close(state: &Path, hypervisor: Hypervisor) -> std::io::Result<()> {
 /// Locks the folder for as long as the daemon runs.
 fn lock(path: &Path) -> Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(path);
-    let file = file.with_context(|| format!("{}: cannot be made", path.display()))?;
+    let file = file.with_context(|| format!("{}: cannot create the lock: run spillwayd as the owner of the state folder, or give another --state", path.display()))?;
     let until = Instant::now() + TAKEOVER_DEADLINE;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -96,7 +103,10 @@ fn lock(path: &Path) -> Result<File> {
             // A process that the last daemon was starting holds it until it executes its program.
             Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
             Err(Errno::WOULDBLOCK) => {
-                bail!("{}: another spillwayd has this folder: give another --state", path.display())
+                bail!(
+                    "{}: another spillwayd has this folder: stop it, or give another --state",
+                    path.display()
+                )
             }
             Err(e) => return Err(e).with_context(|| path.display().to_string()),
         }

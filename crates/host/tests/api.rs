@@ -261,8 +261,8 @@ fn an_answer_that_waits_has_what_was_asked_for() {
     assert!(head.contains(&format!("location: /v1/operations/{}\r\n", operation.id)), "{head}");
     let (status, _) = ask(&world, "POST", &format!("{versions}?wait=31"), import.as_bytes());
     assert_eq!(status, 400);
-    let known = world.client().list::<Operation>("/v1/operations").unwrap();
-    assert_eq!(known.items.len(), 1, "what cannot wait so long is not begun");
+    let operations = world.client().list::<Operation>("/v1/operations").unwrap();
+    assert_eq!(operations.items.len(), 1, "what cannot wait so long is not begun");
     common::create(&world.client(), "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
     let stop = br#"{"action": "stop", "select": {"catalog": "desk"}}"#;
     let (_, body) = ask(&world, "POST", "/v1/machine-actions?wait=30", stop);
@@ -343,7 +343,7 @@ fn nobody_else_gets_in() {
         String::from_utf8(done.stderr).unwrap()
     };
     assert!(second("state", "other").contains("another spillwayd has this folder"));
-    assert!(second("other", "sock").contains("somebody listens there"));
+    assert!(second("other", "sock").contains("another process listens there"));
     std::fs::write(world.path("file"), "mine").unwrap();
     assert!(second("other", "file").contains("no socket"));
     assert_eq!(std::fs::read(world.path("file")).unwrap(), b"mine");
@@ -366,11 +366,12 @@ fn nobody_else_gets_in() {
 #[test]
 fn silent_clients_do_not_stop_the_others() {
     let mut world = World::new();
-    let silent: Vec<UnixStream> = (0..200)
+    let idle: Vec<UnixStream> = (0..200)
         .map(|n| {
             let mut stream = UnixStream::connect(world.socket()).unwrap();
-            let said = ["", "GET /v1/im", "POST /v1/stores HTTP/1.1\r\ncontent-length: 100\r\n\r\n{"][n % 3];
-            stream.write_all(said.as_bytes()).unwrap();
+            let beginning =
+                ["", "GET /v1/im", "POST /v1/stores HTTP/1.1\r\ncontent-length: 100\r\n\r\n{"][n % 3];
+            stream.write_all(beginning.as_bytes()).unwrap();
             stream
         })
         .collect();
@@ -378,7 +379,7 @@ fn silent_clients_do_not_stop_the_others() {
     let begun = std::time::Instant::now();
     assert_eq!(world.end(Signal::TERM), Some(0));
     assert!(begun.elapsed() < Duration::from_secs(5));
-    drop(silent);
+    drop(idle);
 }
 
 /// `docs/api/openapi.json` is what the program says. With `SPILLWAY_WRITE=1` it is written.
@@ -395,12 +396,12 @@ fn the_document_is_the_one_that_is_checked_in() {
 
 #[test]
 fn the_manual_page_has_every_option() {
-    let says = |option| {
+    let text = |option| {
         let done = Command::new(env!("CARGO_BIN_EXE_spillwayd")).arg(option).output().unwrap();
         assert!(done.status.success(), "{option}");
         String::from_utf8(done.stdout).unwrap()
     };
-    let (help, page) = (says("--help"), says("--print-man"));
+    let (help, page) = (text("--help"), text("--print-man"));
     for part in [".TH spillwayd 8 ", ".SH NAME", ".SH SYNOPSIS", ".SH OPTIONS", "audit.log"] {
         assert!(page.contains(part), "{part}: {page}");
     }

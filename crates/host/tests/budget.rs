@@ -69,8 +69,8 @@ fn guests_that_do_not_fit_wait_for_those_that_do() {
         let host: HostDetails = client.get("/v1/host").unwrap();
         assert_eq!((host.budget.guest_bytes, host.budget.waiting, host.budget.vcpus), (0, 0, 0));
         let events: List<Event> = client.get("/v1/events").unwrap();
-        let told = events.items.iter().filter(|event| event.kind == EventKind::Waiting).count();
-        assert_eq!(told, 2, "each is told of once");
+        let count = events.items.iter().filter(|event| event.kind == EventKind::Waiting).count();
+        assert_eq!(count, 2, "each is told of once");
     }
 }
 

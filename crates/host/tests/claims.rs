@@ -44,10 +44,10 @@ fn uid() -> String {
 }
 
 /// An event says so, soon after what it tells of.
-fn tells(client: &Client, kind: EventKind, text: &str) {
+fn wait_for_event(client: &Client, kind: EventKind, text: &str) {
     let all = || client.get::<List<Event>>("/v1/events").unwrap().items;
-    let told = || all().iter().any(|event| event.kind == kind && event.text == text).then_some(());
-    wait_until(Duration::from_secs(10), told).unwrap_or_else(|| panic!("no '{text}': {:?}", all()));
+    let found = || all().iter().any(|event| event.kind == kind && event.text == text).then_some(());
+    wait_until(Duration::from_secs(10), found).unwrap_or_else(|| panic!("no '{text}': {:?}", all()));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_claim_has_an_owner_labels_and_an_end_and_is_renewed() {
     );
     assert_eq!(held_by_ci.labels, endless.labels);
 
-    tells(&client, EventKind::Claimed, &format!("it is claimed by {}", uid()));
+    wait_for_event(&client, EventKind::Claimed, &format!("it is claimed by {}", uid()));
 
     // The catalog's own goes before the host's.
     let mut spec = client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec;
@@ -109,9 +109,9 @@ fn a_claim_has_an_owner_labels_and_an_end_and_is_renewed() {
     assert_eq!(refused(renew(&client, &held.id, None)).code, ErrorCode::Conflict);
 
     // Events say who, and so does the log.
-    tells(&client, EventKind::Released, "its claim is over");
+    wait_for_event(&client, EventKind::Released, "its claim is over");
     client.delete::<MachineDetails>(&format!("/v1/machines/{}/claim", second.machine.name)).unwrap();
-    tells(&client, EventKind::Released, &format!("it is released by {}", uid()));
+    wait_for_event(&client, EventKind::Released, &format!("it is released by {}", uid()));
     let lines = world.audit();
     let line = lines.iter().find(|line| line["verb"] == "claim" && line["asked"]["owner"] == "ci").unwrap();
     assert_eq!((&line["machines"], &line["object"]["name"]), (&json!([second.machine.name]), &json!("desk")));
@@ -244,7 +244,7 @@ fn a_claim_that_nobody_waits_for_any_more_is_given_up() {
         all.items.iter().all(|machine| machine.power == spillway_api::Power::Off),
         "what was started for it is stopped"
     );
-    tells(
+    wait_for_event(
         &client,
         EventKind::Released,
         "it is released: the client that claimed it closed the connection before the response",

@@ -113,11 +113,11 @@ fn frees(mount: impl FnOnce(&Path) -> Option<Mounted>) {
     assert!(error.code == ErrorCode::Exhausted && error.detail.contains("make room"), "{error:?}");
     assert!(!error.detail.contains("database"), "{error:?}");
     // An event tells of it, and events go on.
-    let told = || {
+    let reported = || {
         let events: List<Event> = client.get("/v1/events").unwrap();
         events.items.iter().any(|e| e.kind == EventKind::Space && e.text.contains("full")).then_some(())
     };
-    wait_until(Duration::from_secs(30), told).unwrap();
+    wait_until(Duration::from_secs(30), reported).unwrap();
     client.delete::<Empty>("/v1/catalogs/many").unwrap();
     client.delete::<Empty>("/v1/catalogs/desk?force=true").unwrap();
     client.delete::<Empty>("/v1/catalogs/pool?force=true").unwrap();

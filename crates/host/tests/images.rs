@@ -354,10 +354,10 @@ impl Writer {
             .spawn()
             .unwrap();
         std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"write -P 3 0 4k\n").unwrap();
-        let mut said = String::new();
+        let mut stdout = String::new();
         let mut out = std::io::BufReader::new(child.stdout.as_mut().unwrap());
-        while !said.contains("wrote") {
-            assert!(std::io::BufRead::read_line(&mut out, &mut said).unwrap() > 0, "{said}");
+        while !stdout.contains("wrote") {
+            assert!(std::io::BufRead::read_line(&mut out, &mut stdout).unwrap() > 0, "{stdout}");
         }
         Writer(child)
     }
@@ -395,10 +395,10 @@ fn an_image_that_is_written_to_is_not_imported() {
     let begun = import(&world, "large", path.to_str().unwrap(), Raw);
     let tried =
         std::process::Command::new("qemu-io").args(["-f", "raw", "-c", "write 0 4k"]).arg(&path).output();
-    let said = String::from_utf8(tried.unwrap().stderr).unwrap();
+    let stderr = String::from_utf8(tried.unwrap().stderr).unwrap();
     let now: Operation = client.get(&format!("/v1/operations/{}", begun.id)).unwrap();
     assert!(now.state == spillway_api::OperationState::Running, "the import has ended too soon to tell");
-    assert!(said.contains("Failed to get \"write\" lock"), "{said}");
+    assert!(stderr.contains("Failed to get \"write\" lock"), "{stderr}");
     ends(&client, &begun).unwrap();
     drop(Writer::open(path.to_str().unwrap(), Raw));
 }
@@ -413,8 +413,8 @@ fn a_disk_larger_than_any_is_refused_where_it_is_asked_for() {
         run("qemu-img", &["create", "-q", "-f", format.as_str(), &path, size]);
         let import = ImageImport { path, format, store: None };
         let error = refused(client.post::<_, Operation>("/v1/images/big/versions", &import));
-        let says = error.detail.contains("the largest disk 4.0 TiB");
-        assert!(error.code == ErrorCode::Invalid && says, "{format:?}: {error:?}");
+        let names_limit = error.detail.contains("the largest disk 4.0 TiB");
+        assert!(error.code == ErrorCode::Invalid && names_limit, "{format:?}: {error:?}");
     }
     assert_eq!(client.get::<List<Image>>("/v1/images").unwrap().items, []);
     let path = world.path("largest").display().to_string();

@@ -119,8 +119,9 @@ fn machines_that_somebody_needs_are_not_deleted() {
     let none = CatalogSpec { count: 0, ..spec.clone() };
     let errors = [refused(client.put::<_, Catalog>(path, &none)), refused(client.delete::<Empty>(path))];
     for error in errors {
-        let told = error.detail.contains("is claimed: release it first") && error.detail.contains("--force");
-        assert!(error.code == ErrorCode::InUse && told, "{error:?}");
+        let explained =
+            error.detail.contains("is claimed: release it first") && error.detail.contains("--force");
+        assert!(error.code == ErrorCode::InUse && explained, "{error:?}");
     }
     assert_eq!(client.get::<Catalog>(path).unwrap().spec.count, 3);
     client.put::<_, Catalog>(&format!("{path}?force=true"), &CatalogSpec { count: 1, ..spec }).unwrap();
@@ -241,8 +242,8 @@ fn a_disk_that_is_not_kept_or_not_there_becomes_no_version() {
     ] {
         let commit = ImageCommit { machine: machine.parse().unwrap(), publish: true };
         let error = refused(client.post::<_, Operation>("/v1/images/debian/commits", &commit));
-        let told = words.iter().all(|word| error.detail.contains(word));
-        assert!(error.code == code && told, "{machine}: {error:?}");
+        let explained = words.iter().all(|word| error.detail.contains(word));
+        assert!(error.code == code && explained, "{machine}: {error:?}");
     }
     let unknown = serde_json::json!({ "machine": "own-001", "force": true });
     let error = refused(client.post::<_, Operation>("/v1/images/debian/commits", &unknown));

@@ -108,8 +108,8 @@ fn a_record_that_cannot_be_read_is_set_aside() {
         let bad = &host.unreadable[0];
         assert!(bad.why.contains("colour") && bad.advice.contains("restore"), "{bad:?}");
         let events: List<Event> = client.get("/v1/events").unwrap();
-        let told = events.items.iter().filter(|e| e.text.contains("catalogs/bad is set aside")).count();
-        assert_eq!(told, restart + 1);
+        let count = events.items.iter().filter(|e| e.text.contains("catalogs/bad is set aside")).count();
+        assert_eq!(count, restart + 1);
         // It is named, and not there for those who ask for all.
         let names: Vec<_> = client.get::<List<Catalog>>("/v1/catalogs").unwrap().items;
         assert_eq!(names.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["good", "pool"]);
@@ -178,10 +178,10 @@ fn a_downgrade_is_refused_in_words() {
         vec!["backup", &backup, "--state", &state, "--socket", &socket],
     ] {
         let refused = spillwayd(&arguments);
-        let said = text(&refused.stderr);
+        let stderr = text(&refused.stderr);
         let (own, later) = (env!("CARGO_PKG_VERSION"), format!("version {}", RECORDS_VERSION + 3));
         for word in ["9.8.7", own, &later, "spillwayd restore", "state.db"] {
-            assert!(!refused.status.success() && said.contains(word), "{arguments:?}: {word}: {said}");
+            assert!(!refused.status.success() && stderr.contains(word), "{arguments:?}: {word}: {stderr}");
         }
     }
     assert!(!Path::new(&backup).exists() && std::fs::read(&database).unwrap() == before);
@@ -252,10 +252,10 @@ fn a_backup_is_restored_into_a_new_folder() {
     assert!(!asked.status.success() && text(&asked.stderr).contains("--state"), "{}", text(&asked.stderr));
     // Nothing is written over, and nothing is put where a daemon runs.
     let refused = spillwayd(&["restore", &running, "--state", &state]);
-    assert!(text(&refused.stderr).contains("a spillwayd has this folder"), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("a spillwayd uses this folder"), "{}", text(&refused.stderr));
     world.end(Signal::TERM);
     let refused = spillwayd(&["restore", &running, "--state", &state]);
-    assert!(text(&refused.stderr).contains("writes over nothing"), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("overwrites nothing"), "{}", text(&refused.stderr));
     // While none runs.
     let resting = path("resting.db");
     let done = spillwayd(&["backup", &resting, "--state", &state, "--socket", "/nonexistent"]);
@@ -284,8 +284,8 @@ fn a_backup_is_restored_into_a_new_folder() {
     {
         std::fs::write(path(name), bytes).unwrap();
         let refused = spillwayd(&["restore", &path(name), "--state", &path("nothing")]);
-        let said = text(&refused.stderr);
-        assert!(!refused.status.success() && said.contains("not a whole backup"), "{name}: {said}");
+        let stderr = text(&refused.stderr);
+        assert!(!refused.status.success() && stderr.contains("not a whole backup"), "{name}: {stderr}");
         assert!(!Path::new(&path("nothing/state.db")).exists());
     }
 }

@@ -56,7 +56,7 @@ fn tcp(world: &World) -> TcpStream {
 /// From an address of the loopback network.
 fn tcp_from(world: &World, last: u8) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-    let address: SocketAddr = world.said.trim().rsplit_once("https://").unwrap().1.parse().unwrap();
+    let address: SocketAddr = world.ready_line.trim().rsplit_once("https://").unwrap().1.parse().unwrap();
     let fd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&fd, &SocketAddr::from(([127, 0, 0, last], 0))).unwrap();
     connect(&fd, &address).unwrap();
@@ -158,9 +158,9 @@ fn who_has_no_token_gets_nothing_and_roles_hold() {
 
 /// The client of a role, who speaks TLS with the daemon too.
 fn client(world: &World, role: &str) -> Client {
-    let port = world.said.trim().rsplit_once(':').unwrap().1;
+    let port = world.ready_line.trim().rsplit_once(':').unwrap().1;
     let Ok(Address::Remote(there)) = Address::parse(format!("https://localhost:{port}").as_ref()) else {
-        panic!("{}", world.said)
+        panic!("{}", world.ready_line)
     };
     Client::remote(there, Token::new(role).unwrap(), Some(&world.path("cert"))).unwrap()
 }
@@ -299,21 +299,21 @@ fn what_is_no_tls_or_too_much_or_too_slow_disturbs_nobody() {
     assert_eq!(ask(&world, "POST", "/v1/catalogs", &token("admin"), &large), 413);
     assert_eq!(ask(&world, "POST", "/v1/catalogs", "", &large), 401);
     // Silent before TLS, after it, in the middle of a head and of a body.
-    let silent: Vec<TcpStream> = (0..20).map(|_| tcp(&world)).collect();
+    let idle: Vec<TcpStream> = (0..20).map(|_| tcp(&world)).collect();
     let slow: Vec<_> = [
         "",
         "GET /v1/im",
         "POST /v1/stores HTTP/1.1\r\nauthorization: Bearer admin\r\ncontent-length: 100\r\n\r\n{",
     ]
-    .map(|said| {
+    .map(|beginning| {
         let mut stream = tls(&world);
-        stream.write_all(said.as_bytes()).unwrap();
+        stream.write_all(beginning.as_bytes()).unwrap();
         stream.flush().unwrap();
         stream
     })
     .into();
     assert_eq!(ask(&world, "GET", "/v1/images", &token("read"), b""), 200);
-    drop((silent, slow));
+    drop((idle, slow));
 }
 
 #[test]
@@ -375,12 +375,12 @@ fn idle_and_slow_connections_keep_no_administrator_out() {
         assert!(begun.elapsed() < Duration::from_secs(8), "from {last}: {:?}", begun.elapsed());
     };
     // Before TLS: more than may be of one address, and more than may be of all.
-    let silent: Vec<TcpStream> =
+    let idle: Vec<TcpStream> =
         (2..8).flat_map(|last| (0..150).map(move |_| last)).map(|last| tcp_from(&world, last)).collect();
     (1..4).for_each(admin_from);
     // After authentication: idle ones, ones that follow events, ones that leave a large answer unread; the
     // administrator's own too.
-    let mut known = Vec::new();
+    let mut identified = Vec::new();
     for role in ["read", "admin"] {
         for n in 0..70 {
             let mut stream = tls(&world);
@@ -388,12 +388,12 @@ fn idle_and_slow_connections_keep_no_administrator_out() {
             if n % 3 == 0 {
                 assert!(head(&mut stream).contains(" 200 "));
             }
-            known.push(stream);
+            identified.push(stream);
         }
     }
     (1..4).for_each(admin_from);
     assert_eq!(ask(&world, "GET", "/v1/images", &token("read"), b""), 200);
-    drop((silent, known));
+    drop((idle, identified));
 }
 
 /// Requests that are being answered are not broken off: what is too much is refused, and of administrators only their own.
@@ -584,9 +584,9 @@ fn a_hangup_makes_it_read_tokens_and_certificate_again() {
     std::fs::write(&tokens, "nonsense\n").unwrap();
     world.signal(Signal::HUP);
     until("tokens that are none are not told of", &mut || failures(&world).len() == 2);
-    let told = failures(&world);
-    assert!(told[0].contains("--tls-key") && told[0].contains("holds on"), "{told:?}");
-    assert!(told[1].contains("--tokens") && told[1].contains("line 1"), "{told:?}");
+    let events = failures(&world);
+    assert!(events[0].contains("--tls-key") && events[0].contains("stay as they were"), "{events:?}");
+    assert!(events[1].contains("--tokens") && events[1].contains("line 1"), "{events:?}");
     assert_eq!(["new", "newer", "nonsense"].map(|role| ask_on(&mut stays, role)), [200, 401, 401]);
     assert_eq!(ask(&world, "GET", "/v1/images", &token("new"), b""), 200);
 

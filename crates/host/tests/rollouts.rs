@@ -40,7 +40,7 @@ fn progress(client: &Client, state: RolloutState) -> RolloutProgress {
     })
 }
 
-fn told(client: &Client, kind: EventKind) -> Vec<String> {
+fn events_of(client: &Client, kind: EventKind) -> Vec<String> {
     let events: List<Event> = client.get("/v1/events").unwrap();
     events.items.into_iter().filter(|event| event.kind == kind).map(|event| event.text).collect()
 }
@@ -61,7 +61,7 @@ fn a_rollout_behind_failed_machines_stalls_aloud() {
     assert!(stalled.in_the_way[0].why.contains("/nonexistent/spillway"), "{stalled:?}");
     let reason = stalled.reason.unwrap();
     assert!(reason.starts_with("no progress in 1 s: 3 machines have failed"), "{reason}");
-    let events = told(&client, EventKind::Rollout);
+    let events = events_of(&client, EventKind::Rollout);
     assert!(events.len() == 1 && events[0].contains("debian:2 is stalled, 0 of 3"), "{events:?}");
     // What could not be started is tried with what is rolled out.
     let machines = client.list::<MachineDetails>("/v1/machines").unwrap().items;
@@ -74,7 +74,7 @@ fn a_rollout_behind_failed_machines_stalls_aloud() {
     let stop = serde_json::json!({ "action": "stop", "select": { "catalog": "desk" }, "force": true });
     client.post::<_, Page<MachineDetails>>("/v1/machine-actions", &stop).unwrap();
     until("it has ended", || desk(&client).rollout.is_none().then_some(()));
-    assert_eq!(told(&client, EventKind::RolledOut).len(), 1);
+    assert_eq!(events_of(&client, EventKind::RolledOut).len(), 1);
 }
 
 #[test]
@@ -96,16 +96,16 @@ fn a_rollout_is_paused_resumed_and_aborted() {
         client.post::<_, Catalog>("/v1/catalogs/desk/rollout", &serde_json::json!({ "action": "pause" }));
     let error = refused(nothing);
     assert!(error.code == ErrorCode::Conflict && error.detail.contains("no rollout"), "{error:?}");
-    let events = told(&client, EventKind::Rollout);
-    let is_said: Vec<bool> = events
+    let events = events_of(&client, EventKind::Rollout);
+    let has_reason: Vec<bool> = events
         .iter()
         .zip(["is paused", "is resumed", "is aborted"])
         .map(|(e, word)| e.contains(word))
         .collect();
-    assert!(events.len() == 3 && is_said == [true; 3] && events[0].contains("uid "), "{events:?}");
+    assert!(events.len() == 3 && has_reason == [true; 3] && events[0].contains("uid "), "{events:?}");
     let verbs: Vec<_> = world.audit().iter().map(|line| line["verb"].as_str().unwrap().to_owned()).collect();
     assert!(verbs.contains(&"pause rollout".into()) && verbs.contains(&"abort rollout".into()), "{verbs:?}");
-    assert!(told(&client, EventKind::RolledOut).is_empty());
+    assert!(events_of(&client, EventKind::RolledOut).is_empty());
 }
 
 /// So many as may fail do not keep a rollout from its end.
@@ -117,6 +117,6 @@ fn machines_that_may_fail_are_passed_over() {
     progress(&client, RolloutState::Stalled);
     roll_out(&client, r#", "deadline_seconds": 600, "max_failed": 3"#);
     until("it has ended", || desk(&client).rollout.is_none().then_some(()));
-    let text = told(&client, EventKind::RolledOut).remove(0);
+    let text = events_of(&client, EventKind::RolledOut).remove(0);
     assert_eq!(text, "debian:2 has reached all machines; 3 have failed, which max_failed allows");
 }

@@ -45,18 +45,18 @@ Examples:
   spillway advise hm_0.csv.gz --format msr --engine policy
   spillway advise --live desk
 
-Every size of the RAM tier is answered from one pass over the trace. 'lru' counts exactly what a cache that evicts
-what was used least lately would do; 'sampled' the same on a sample of the blocks, as a disk that is served does all the
-time ('spillway stats --curve'); 'policy' runs what the product does, in miniature, at 24 sizes, as many about what
-is recommended, and more where a sample asks for them. What the collector would write again and what would wait are estimates, for an overflow of --overflow and a disk of --overflow-bandwidth.";
+One pass over the trace gives the result for every size of the RAM tier. Engines: 'lru' counts exactly, for a cache with LRU
+eviction; 'sampled' does the same on a sample of the blocks, as every served disk does ('spillway stats --curve'); 'policy'
+runs Spillway's own eviction on a sample, at 24 sizes, and at 24 more around the recommended one. The columns 'collector'
+and 'waits' are estimates, for an overflow file of --overflow on a disk that writes --overflow-bandwidth per second.";
 
 /// Options of `advise`.
 #[derive(Debug, clap::Args)]
 pub struct Advise {
-    /// Traces, of a disk each; - for standard input; packed by gzip if they end in .gz, by tar if in .tar or .tgz
+    /// Trace files, one for each disk; - for standard input. Unpacked if the name ends in .gz, .tar or .tgz
     #[arg(value_name = "TRACE", required_unless_present = "live")]
     traces: Vec<PathBuf>,
-    /// Of the machines of this catalog, by the curves that go along with their disks, instead
+    /// Instead of traces, use the live curves of this catalog's machines
     #[arg(long, value_name = "CATALOG", conflicts_with_all = ["traces", "format", "budget", "svg", "engine", "overflow", "overflow_bandwidth"])]
     live: Option<Name>,
     /// Where spillwayd is.
@@ -67,19 +67,19 @@ pub struct Advise {
     /// The share of the written bytes that RAM should absorb
     #[arg(long, value_name = "PERCENT", value_parser = share, default_value = "95%")]
     goal: f64,
-    /// Divide so much RAM between the traces' machines, where it saves most
+    /// Divide this much RAM between the machines of the traces, so that least is evicted
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     budget: Option<u64>,
-    /// Draw the curves into this file too
+    /// Also draw the curves into this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// How to count
+    /// How to compute the curve (see below)
     #[arg(long, value_enum, default_value_t = Engine::Lru)]
     engine: Engine,
-    /// For the estimates: how large the overflow may be
+    /// For the estimates: limit of the overflow file
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = OVERFLOW_DEFAULT)]
     overflow: u64,
-    /// For the estimates: what the overflow's disk writes in a second
+    /// For the estimates: bytes per second that the overflow's disk writes
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = BANDWIDTH_DEFAULT)]
     overflow_bandwidth: u64,
 }
@@ -88,11 +88,11 @@ pub struct Advise {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// Exactly, the cache that evicts what was used least lately
+    /// Exact, for a cache with LRU eviction
     Lru,
     /// The same on a sample of at most 4,096 blocks
     Sampled,
-    /// What the product does, in miniature
+    /// Spillway's own eviction, on a sample
     Policy,
 }
 

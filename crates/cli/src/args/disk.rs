@@ -20,55 +20,55 @@ const NEED_AN_IMAGE: [(&str, &str); 5] = [
 /// A disk and its sockets: the options that `serve` and `run` share.
 #[derive(Debug, Args)]
 pub struct Disk {
-    /// Base image: shared, only read (all modes but ephemeral)
+    /// Base image, which is shared and never written (required in all modes but ephemeral)
     #[arg(long, value_name = "PATH", required_if_eq_any = NEED_AN_IMAGE)]
     pub image: Option<PathBuf>,
     /// Format of the image [default: by the extension .raw or .qcow2]
     #[arg(long, value_name = "FORMAT", value_parser = format())]
     pub format: Option<ImageFormat>,
-    /// Size of the disk; larger than the image, the rest reads as zeroes [default: the image's]
+    /// Size of the disk, such as 40G; what lies beyond the image's end reads as zeroes [default: the image's]
     #[arg(long, value_parser = spillway_api::parse_size)]
     pub size: Option<u64>,
     /// What it is like.
     #[command(flatten)]
     pub like: DiskOptions,
-    /// The disk's own file: kept, and made if it is not there (mode persistent); a raw copy of the image, which goes
-    /// with the disk (mode ephemeral)
+    /// The disk's own file. Mode persistent: created if it does not exist, and kept. Mode ephemeral: a raw copy of the
+    /// image, which is deleted when the disk is ready
     #[arg(long, value_name = "PATH", required_if_eq_any = [("mode", "persistent"), ("mode", "ephemeral")])]
     pub disk: Option<PathBuf>,
-    /// Which image it is, so that the disk is never put on another (mode persistent) [default: its size and time]
+    /// Text that identifies the image, so that the disk is never used with another one (mode persistent) [default: the
+    /// image's size and modification time]
     #[arg(long, value_name = "TEXT")]
     pub image_id: Option<String>,
-    /// Compare each MiB of the image with its digest before it is used for the first time: the list of SHA-256 digests,
-    /// 32 bytes each
+    /// Verify each MiB of the image before its first use. The file has the SHA-256 digests of all of them, 32 bytes each
     #[arg(long, value_name = "PATH", requires = "digest")]
     pub digests: Option<PathBuf>,
-    /// The image's digest, which says that the list is the right one: sha256:...
+    /// With --digests: digest of the image, sha256:..., which that file must match
     #[arg(long, value_name = "DIGEST", requires = "digests")]
     pub digest: Option<String>,
     /// Directory on a local disk for the overflow file (modes ram+overflow, overflow, direct) [default: /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub overflow_dir: Option<PathBuf>,
-    /// For measuring: the overflow file's store, or that of the disk's own file, is as slow as this storage model
-    /// (all modes but ram)
+    /// For measurements: make the overflow file, or the disk's own file, as slow as this storage model (all modes but ram;
+    /// see 'spillway storage-model')
     #[arg(long, value_name = "FILE")]
     pub overflow_model: Option<PathBuf>,
-    /// For measuring: the base image's store is as slow as this storage model (all modes but ephemeral)
+    /// For measurements: make the base image as slow as this storage model (all modes but ephemeral)
     #[arg(long, value_name = "FILE")]
     pub base_model: Option<PathBuf>,
-    /// Socket for a VMM
+    /// vhost-user socket to create, for a VMM
     #[arg(long, value_name = "SOCK")]
     pub vhost_user: Option<PathBuf>,
     /// Request queues offered to the VMM [default: 16; with run as many as --vcpus]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_QUEUES))]
     pub queues: Option<u16>,
-    /// Socket for NBD clients
+    /// NBD socket to create, for NBD clients
     #[arg(long, value_name = "SOCK")]
     pub nbd: Option<PathBuf>,
-    /// Socket for 'spillway stats', 'reset', 'set', 'events' and 'upgrade'
+    /// Control socket to create, for 'spillway stats', 'reset', 'set', 'events' and 'upgrade'
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// Rights of the sockets [default: 0600]
+    /// Permissions of the sockets, octal [default: 0600]
     #[arg(long, value_name = "MODE", value_parser = socket_mode)]
     pub socket_mode: Option<u32>,
     /// Group of the sockets, by name or number [default: this process's]
@@ -86,7 +86,7 @@ fn format() -> impl TypedValueParser<Value = ImageFormat> {
 fn socket_mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text.strip_prefix("0o").unwrap_or(text), 8) {
         Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(mode),
-        _ => Err("rights are an octal number up to 0777, such as 0660".into()),
+        _ => Err("permissions are an octal number up to 0777, such as 0660".into()),
     }
 }
 

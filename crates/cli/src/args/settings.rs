@@ -18,16 +18,16 @@ pub const BASE_CACHES: &[&str] = &["host", "none"];
 /// How much a disk may do in a second.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct RateLimit {
-    /// Requests a second at most; 0: as many as it can
+    /// Limit of requests per second; 0: no limit
     #[arg(long, value_name = "N")]
     pub iops: Option<u64>,
-    /// Requests that may begin at once beyond that [default: what a tenth of a second allows]
+    /// Requests that may exceed that limit in a burst [default: a tenth of --iops]
     #[arg(long, value_name = "N")]
     pub iops_burst: Option<u64>,
-    /// Bytes of reads and writes a second at most, such as 35M; 0: as many as it can
+    /// Limit of bytes read and written per second, such as 35M; 0: no limit
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     pub bandwidth: Option<u64>,
-    /// Bytes that may begin at once beyond that [default: what a tenth of a second allows]
+    /// Bytes that may exceed that limit in a burst [default: a tenth of --bandwidth]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     pub bandwidth_burst: Option<u64>,
 }
@@ -57,13 +57,14 @@ pub struct LimitOptions {
         help = bounds::OVERFLOW_BYTES.help("Limit of the overflow file, in modes ram+overflow and overflow [default: 10G]")
     )]
     pub overflow: Option<u64>,
-    /// What happens to a write when the cache is full, in modes ram+overflow, ram and overflow [default: pause]
+    /// What a write does when the write cache is full: pause (wait for space) or fail (ENOSPC), in modes ram+overflow, ram
+    /// and overflow [default: pause]
     #[arg(long, value_name = "POLICY", value_parser = words::<FullPolicy>(FULL))]
     pub full: Option<FullPolicy>,
-    /// Warn when so much of the write cache is used, in modes ram+overflow, ram and overflow [default: 80]
+    /// Share of the write cache whose use raises the event 'warning', in modes ram+overflow, ram and overflow [default: 80]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub warn_at: Option<u8>,
-    /// Call it critical when so much is used, in the same modes [default: 90]
+    /// Share of the write cache whose use raises the event 'critical', in the same modes [default: 90]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub critical_at: Option<u8>,
     /// How much it may do in a second.
@@ -88,13 +89,14 @@ impl LimitOptions {
 /// What a disk is like.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct DiskOptions {
-    /// Where writes go [default: ram+overflow; of dedicated machines persistent]
+    /// Cache mode: where writes go (see 'Modes' in 'spillway serve --help') [default: ram+overflow; of dedicated machines
+    /// persistent]
     #[arg(long, value_parser = words::<Mode>(MODES))]
     pub mode: Option<Mode>,
     /// Its limits.
     #[command(flatten)]
     pub limits: LimitOptions,
-    /// Read the image through the host's page cache, or past it [default: host]
+    /// Read the image through the host's page cache (host), or past it with O_DIRECT (none) [default: host]
     #[arg(long, value_name = "HOW", value_parser = words::<BaseCache>(BASE_CACHES))]
     pub base_cache: Option<BaseCache>,
 }
@@ -119,7 +121,7 @@ mod tests {
     /// A setting that no option says would be one for programs alone.
     #[test]
     fn each_setting_has_its_option() {
-        let settings = serde_json::to_value(DiskSettings::default().said()).unwrap();
+        let settings = serde_json::to_value(DiskSettings::default().with_defaults()).unwrap();
         let command = DiskOptions::augment_args(Command::new("x"));
         for (setting, value) in settings.as_object().unwrap() {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);

@@ -71,11 +71,11 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
     found.extend(host.as_ref().map(guest_users));
     if let Some(records) = host.filter(|host| !host.unreadable.is_empty()).map(|host| host.unreadable) {
         let keys: Vec<&str> = records.iter().map(|record| record.key.as_str()).collect();
-        let text = format!("cannot be read, and nothing is done about what they are of: {}", keys.join(", "));
+        let text = format!("records cannot be read, and their objects are left alone: {}", keys.join(", "));
         found.push(Finding::problem(
             "records",
             text,
-            "see 'spillway host show' for each: why, and what to do",
+            "see the reason and the remedy of each in 'spillway host show'",
         ));
     }
     if let Some(figures) = client.and_then(|client| client.get::<Figures>("/v1/figures").ok()) {

@@ -116,7 +116,12 @@ fn tell(daemon: &Daemon, machine: &MachineDetails) -> Result<(), Failure> {
         true => Ok(()),
         false => {
             let name = &machine.machine.name;
-            Err(Failure::new(Exit::Create, format!("the output cannot be written: {name} is released")))
+            Err(Failure::new(
+                Exit::Create,
+                format!(
+                    "the name of the claimed machine cannot be written to standard output: {name} is released again"
+                ),
+            ))
         }
     }
 }

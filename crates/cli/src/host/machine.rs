@@ -117,7 +117,7 @@ pub enum MachineCommand {
         /// The machine
         name: Name,
     },
-    /// Print how a VMM that another program starts uses a machine's disk
+    /// Print the configuration with which a VMM that another program starts uses a machine's disk
     Attach {
         /// The machine
         name: Name,
@@ -129,7 +129,7 @@ pub enum MachineCommand {
     Stats {
         /// The machine
         name: Name,
-        /// Show what every size of the RAM tier would have done since the disk's worker started, from a sample
+        /// Show how much would have overflowed at every size of the RAM tier since the disk's worker started, from a sample
         #[arg(long)]
         curve: bool,
     },

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 /// Options of `trace import`.
 #[derive(Debug, clap::Args)]
 pub struct Import {
-    /// What the other program has written; - for standard input; packed by gzip if it ends in .gz, the one file of a tar archive if in .tar, .tar.gz or .tgz
+    /// File of the other program; - for standard input. Unpacked if the name ends in .gz, .tar, .tar.gz or .tgz (an archive has
+    /// one file)
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]

@@ -14,12 +14,12 @@ use std::path::PathBuf;
 /// Options of `trace info`.
 #[derive(Debug, clap::Args)]
 pub struct Info {
-    /// The trace; - for standard input; packed by gzip if it ends in .gz, by tar if in .tar or .tgz
+    /// Trace file; - for standard input. Unpacked if the name ends in .gz, .tar or .tgz
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     #[command(flatten)]
     format: Format,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -44,16 +44,16 @@ are asked in pieces, and at most --depth at a time.";
 /// What to do with traces.
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
-    /// Record what a disk is asked, until Ctrl-C
+    /// Record the requests of a disk in a trace, until Ctrl-C
     #[command(after_help = RECORD_EXAMPLES)]
     Record(record::Record),
-    /// Make a trace of what another program has recorded
+    /// Convert a trace of another program
     #[command(after_help = IMPORT_EXAMPLES)]
     Import(import::Import),
-    /// Ask a disk what a trace holds, at the pace at which it was recorded or another
+    /// Send the requests of a trace to a disk, at their recorded pace or another
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(replay::Replay),
-    /// Show what a trace holds
+    /// Summarize a trace: requests, bytes, duration
     Info(info::Info),
 }
 
@@ -70,7 +70,7 @@ pub fn trace(command: &TraceCommand) -> Result<(), Failure> {
 /// Where a new trace goes.
 #[derive(Debug, clap::Args)]
 struct Out {
-    /// The file to write, which must not be there; - for standard output
+    /// Trace file to create, which must not exist; - for standard output
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -82,7 +82,7 @@ impl Out {
         }
         let file = File::create_new(&self.out).map_err(|e| {
             let what = match e.kind() {
-                io::ErrorKind::AlreadyExists => "it is there already: name another, or remove it".into(),
+                io::ErrorKind::AlreadyExists => "it exists: give another path, or remove it".into(),
                 _ => e.to_string(),
             };
             Failure::new(Exit::Create, format!("{}: {what}", self.out.display()))

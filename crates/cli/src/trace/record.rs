@@ -26,10 +26,10 @@ pub struct Record {
     control: PathBuf,
     #[command(flatten)]
     out: Out,
-    /// For how long at most
+    /// Stop after this many seconds [default: at Ctrl-C, or when the disk ends]
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
-    /// Print one JSON object in the end: requests, lost, seconds
+    /// Print one JSON object at the end: requests, lost, seconds
     #[arg(long)]
     json: bool,
 }

@@ -15,13 +15,13 @@ pub struct Replay {
     /// vhost-user socket of the disk, which must be as large as the one that was recorded
     #[arg(long, value_name = "SOCK")]
     to: PathBuf,
-    /// 1 as it was recorded, 2 twice as fast, full as fast as the disk answers
+    /// Pace: 1 is the recorded pace, 2 twice as fast, full as fast as the disk completes requests
     #[arg(long, value_name = "SPEED", default_value = "1")]
     speed: String,
-    /// Requests under way at most
+    /// Largest number of requests in flight
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
-    /// Print one JSON object in the end
+    /// Print one JSON object at the end
     #[arg(long)]
     json: bool,
 }

@@ -17,19 +17,19 @@ use std::path::{Path, PathBuf};
 /// Who wrote a file, and what of it is wanted.
 #[derive(Debug, clap::Args)]
 pub struct Format {
-    /// What wrote it [default: 'spillway trace']
+    /// Format of the trace file [default: that of 'spillway trace']
     #[arg(long, value_name = "FORMAT", value_parser = format())]
     pub format: Option<import::Format>,
-    /// Of which device, by the file's word for it [default: the only one]
+    /// Device whose requests to read, as the file names it [default: the only one]
     #[arg(long, value_name = "NAME", requires = "format")]
     pub device: Option<String>,
-    /// Size of the disk, if it is known: what lies beyond is an error
+    /// Size of the disk, if known: requests beyond it are errors
     #[arg(long, value_name = "SIZE", requires = "format", value_parser = spillway_api::parse_size)]
     pub disk_size: Option<u64>,
-    /// Of blkparse: which event of a request counts
+    /// With blkparse: which event of a request to read
     #[arg(long, value_enum, requires = "format", default_value_t = Action::Queue)]
     pub block_action: Action,
-    /// Skip lines that say nothing sensible, and count them
+    /// Skip invalid lines, and report their number
     #[arg(long, requires = "format")]
     pub skip_bad: bool,
 }
@@ -37,11 +37,11 @@ pub struct Format {
 /// Events of a request in blkparse's text.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Action {
-    /// Q: it came to the queue, as the guest made it
+    /// Q: queued, as the guest sent it
     Queue,
-    /// D: it went to the driver, merged with others
+    /// D: issued to the driver, possibly merged with others
     Issue,
-    /// C: it was completed
+    /// C: completed
     Complete,
 }
 

@@ -18,7 +18,7 @@ pub struct World {
     /// More options of the daemon.
     options: Vec<String>,
     /// What it said when it was ready.
-    pub said: String,
+    pub ready_line: String,
 }
 
 impl World {
@@ -31,7 +31,7 @@ impl World {
     /// A folder alone.
     pub fn unstarted() -> World {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        World { dir, daemon: None, options: Vec::new(), said: String::new() }
+        World { dir, daemon: None, options: Vec::new(), ready_line: String::new() }
     }
 
     /// Starts the daemon with more options.
@@ -72,7 +72,7 @@ impl World {
         BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains("ready"), "{line:?}");
         self.daemon = Some(daemon);
-        self.said = line;
+        self.ready_line = line;
     }
 
     /// A program that never serves the disk that it is asked for: a machine that is started stays on its way.

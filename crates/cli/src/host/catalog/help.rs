@@ -3,20 +3,20 @@
 pub const CREATE: &str = "\
 Examples:
   spillway catalog create desk --image debian --count 20 --ram 512M --overflow 15G
-  Each somebody's own, with a disk for data, on the first version until it is told otherwise:
+  Dedicated machines with a data disk, on version 1 of the image until the catalog is updated:
     spillway catalog create dev --image debian:1 --type dedicated --count 3 --data-disk 50G
-  As a file says, which has more than one:
+  From a file with several catalogs:
     spillway catalog create desk -f catalogs.toml";
 
 pub const APPLY: &str = "\
-A file has one table for each catalog, with the settings that 'catalog show' lists; sizes are numbers or words:
+A file has one table for each catalog, with the settings that 'catalog show' lists. A size is a number of bytes or a text such as \"512M\":
     [catalogs.desk]
     image = \"debian\"
     count = 20
     ram_bytes = \"512M\"
     labels = { team = \"sales\" }
-What a setting is not said to be has its usual value; catalogs that are not in the file are left alone. A catalog is
-changed whole or not at all; what becomes of each is reported, and if one fails the others go on.
+Settings that are missing have their defaults; catalogs that are not in the file do not change. Each catalog is changed as
+a whole or not at all. The result of each is reported; if one fails, the others are still applied.
 
 Examples:
   spillway catalog apply -f catalogs.toml
@@ -24,14 +24,15 @@ Examples:
   spillway catalog apply -f catalogs.json --dry-run";
 
 pub const DIFF: &str = "\
-Exit code: 0 nothing would change, 1 something would; others as in 'spillway --help'.
+Exit code: 0 if nothing would change, 1 if something would, others as in 'spillway --help'.
 
 Examples:
   spillway catalog diff -f catalogs.toml
   spillway catalog diff -f catalogs.toml --json | jq -r '.items[] | select(.outcome != \"unchanged\").name'";
 
 pub const EXPORT: &str = "\
-What a token may not see (user_data, with the role 'read') is left out and named in 'redacted'; apply refuses that.
+Settings that the token may not read (user_data, for the role 'read') are left out and listed in 'redacted'. 'catalog apply'
+refuses such a file.
 
 Examples:
   spillway catalog export > catalogs.toml
@@ -50,26 +51,26 @@ Example:
   spillway catalog scale desk 30";
 
 pub const UPDATE: &str = "\
-Without a version a catalog follows the image: what is published next is what its machines take next. Disks that keep
-what is written stay on their version. An update that comes while another is rolled out replaces it.
+Without a version the catalog follows the image: its machines take the version that is published. Disks that keep their
+data stay on their version. An update replaces a rollout that is under way.
 
 Examples:
-  Version 3, taken by each machine when it is started next:
+  Version 3, which each machine takes at its next start:
     spillway catalog update desk --image debian:3
-  What is published, five machines at a time; those that are claimed after two hours:
+  The published version, five machines at a time, claimed machines after two hours:
     spillway catalog update desk --image debian --rollout batch=5 --grace 7200
-  The same, though up to two machines may fail, and told of after five minutes without progress:
+  Five at a time; up to two machines may fail, and the rollout counts as stalled after five minutes without progress:
     spillway catalog update desk --image debian --rollout batch=5 --max-failed 2 --deadline 300";
 
 pub const ROLLBACK: &str = "\
 Examples:
-  The version before; again for the one before that:
+  To the previous version of the catalog; once more for the one before that:
     spillway catalog rollback desk
   spillway catalog rollback desk --to 1 --rollout now";
 
 pub const ROLLOUT: &str = "\
-'catalog show' says how far a rollout is and which machines are in its way. A rollout that makes no progress within its
-deadline is stalled, which is an event; it goes on as soon as it can.
+'catalog show' prints the progress of a rollout and the machines that block it. A rollout without progress within its
+deadline is stalled and raises an event; it continues when the machines no longer block it.
 
 Examples:
   spillway catalog rollout pause desk

@@ -58,7 +58,7 @@ pub enum CatalogCommand {
     Scale {
         /// The catalog
         name: Name,
-        /// How many
+        /// New number of machines
         #[arg(value_parser = number(&bounds::MACHINES))]
         count: u32,
         /// Delete the kept files of removed machines too; else they stay in their store

@@ -23,13 +23,13 @@ pub const RESETS: &[&str] = &["power-cycle", "guest-reboot", "never"];
 /// Options of `catalog create`.
 #[derive(Debug, Args)]
 pub struct Create {
-    /// Its name
+    /// Name of the catalog
     #[arg(required_unless_present = "file")]
     name: Option<Name>,
-    /// Take the settings from a file, TOML or JSON, - for standard input [default: the only catalog there]
+    /// Read the settings from a file, TOML or JSON; - for standard input. Without a name, the file must have one catalog
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["Settings", "DiskOptions", "LimitOptions", "RateLimit"])]
     file: Option<PathBuf>,
-    /// Check everything, make nothing
+    /// Check everything, create nothing
     #[arg(long)]
     dry_run: bool,
     /// What is wanted.
@@ -43,7 +43,7 @@ struct Settings {
     /// The image: debian follows the published version, debian:2 does not
     #[arg(long, value_name = "IMAGE[:VERSION]", required_unless_present = "file")]
     image: Option<ImageRef>,
-    #[arg(long, default_value_t = 0, value_parser = number(&bounds::MACHINES), help = bounds::MACHINES.help("How many machines"))]
+    #[arg(long, default_value_t = 0, value_parser = number(&bounds::MACHINES), help = bounds::MACHINES.help("Number of machines"))]
     count: u32,
     /// pooled machines are reset, dedicated ones keep their data
     #[arg(long = "type", value_parser = words::<CatalogKind>(KINDS), default_value = "pooled")]
@@ -53,18 +53,18 @@ struct Settings {
     disk: DiskOptions,
     #[arg(
         long, value_name = "SIZE", value_parser = size(&bounds::RAM_GUARANTEE_BYTES), default_value = "0",
-        help = bounds::RAM_GUARANTEE_BYTES.help("What of it a disk always has")
+        help = bounds::RAM_GUARANTEE_BYTES.help("Part of the RAM tier that each disk is guaranteed")
     )]
     ram_guarantee: u64,
     /// Store for overflow files [default: the first of class local]
     #[arg(long, value_name = "STORE")]
     overflow_store: Option<Name>,
-    /// Compare each MiB of the image with its digest before a disk uses it for the first time
+    /// Verify each MiB of the image against its digest before its first use
     #[arg(long)]
     verify_reads: bool,
     #[arg(
         long, value_name = "SIZE", value_parser = size(&bounds::DISK_BYTES),
-        help = bounds::DISK_BYTES.help("A second disk of each machine, which keeps what is written over resets")
+        help = bounds::DISK_BYTES.help("Size of a second disk of each machine, which keeps its data over resets [default: no such disk]")
     )]
     data_disk: Option<u64>,
     /// Store for data disks [default: the first of class local]
@@ -72,7 +72,7 @@ struct Settings {
     data_disk_store: Option<Name>,
     #[arg(
         long, value_name = "SIZE", value_parser = size(&bounds::DISK_BYTES),
-        help = bounds::DISK_BYTES.help("A disk for what can be made again, empty at each start, in a store of class temp")
+        help = bounds::DISK_BYTES.help("Size of a scratch disk, which is empty at each start, in a store of class temp [default: no such disk]")
     )]
     scratch_disk: Option<u64>,
     #[arg(
@@ -85,10 +85,10 @@ struct Settings {
         help = bounds::MEMORY_BYTES.help("Memory of a machine")
     )]
     memory: u64,
-    /// user, none or bridge=NAME
+    /// Network: user (QEMU's NAT), none, or bridge=NAME for a bridge of the host
     #[arg(long, default_value = "user")]
     network: NetworkWord,
-    /// Names of machines, with # for a digit of the number [default: its name and three digits]
+    /// Names of the machines, with # for each digit of their number, such as desk-### [default: NAME-###]
     #[arg(long, value_name = "PATTERN")]
     naming: Option<String>,
     /// Event that discards what a machine has written [default: power-cycle; of dedicated machines never]
@@ -107,28 +107,28 @@ struct Settings {
         help = bounds::MACHINES.help("Machines that are kept started, ready and unclaimed")
     )]
     warm: u32,
-    /// How long a claim lasts that does not say so itself, or none: until it is released [default: as spillwayd says]
+    /// Default duration of a claim, such as 30m, 2h or 7d; none: until it is released [default: --claim-ttl of spillwayd]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     claim_ttl: Option<u32>,
-    /// Start its machines when spillwayd starts
+    /// Start the machines when spillwayd starts
     #[arg(long)]
     autostart: bool,
-    /// A text for cloud-init
+    /// File with user data for cloud-init
     #[arg(long, value_name = "FILE")]
     user_data: Option<PathBuf>,
-    /// SSH keys that cloud-init lets in, one a line
+    /// File with the public SSH keys that cloud-init authorizes, one a line
     #[arg(long, value_name = "FILE")]
     authorized_keys: Option<PathBuf>,
-    /// A kernel to start instead of the image's boot loader
+    /// Kernel to boot instead of the image's boot loader
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
-    /// Its initial RAM disk
+    /// Initial RAM disk of that kernel
     #[arg(long, value_name = "PATH")]
     initrd: Option<PathBuf>,
-    /// Its command line
+    /// Command line of that kernel
     #[arg(long, value_name = "LINE")]
     append: Option<String>,
-    /// For people and selectors; again for more
+    /// Label of the catalog, for --label of other commands; may be given more than once
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(Name, String)>,
 }
@@ -149,7 +149,7 @@ impl Create {
 
     fn request(self) -> Result<NewCatalog, Failure> {
         let Some(file) = self.file else {
-            let name = self.name.ok_or_else(|| Failure::usage("which name is the catalog to have?"))?;
+            let name = self.name.ok_or_else(|| Failure::usage("the catalog needs a name: give one, such as 'spillway catalog create desk --image debian'"))?;
             return Ok(NewCatalog { name, spec: self.settings.spec()? });
         };
         let mut catalogs = file::read(&file)?;
@@ -170,7 +170,9 @@ impl Create {
 
 impl Settings {
     fn spec(self) -> Result<CatalogSpec, Failure> {
-        let image = self.image.ok_or_else(|| Failure::usage("--image: of which image?"))?;
+        let image = self.image.ok_or_else(|| {
+            Failure::usage("the catalog needs an image: give one with --image, such as --image debian")
+        })?;
         let keys = self.authorized_keys.as_deref().map(file::text).transpose()?.unwrap_or_default();
         let keys = keys.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         Ok(CatalogSpec {

@@ -42,12 +42,13 @@ pub struct Rollback {
 /// When machines take another version.
 #[derive(Debug, Args)]
 struct RolloutOptions {
-    /// next-start: at their next start; now: all are restarted; batch=K: K at a time are
+    /// When machines take the version: next-start (at their next start), now (all are restarted) or batch=K (K at a time are
+    /// restarted)
     #[arg(long, value_name = "STRATEGY", default_value = "next-start")]
     rollout: RolloutStrategy,
     #[arg(
         long, value_name = "SECONDS", value_parser = number(&bounds::CLAIM_GRACE_SECONDS),
-        help = bounds::CLAIM_GRACE_SECONDS.help("How long machines that are claimed are left alone [default: until they are released]")
+        help = bounds::CLAIM_GRACE_SECONDS.help("How long claimed machines are not restarted [default: until they are released]")
     )]
     grace: Option<u32>,
     #[arg(
@@ -57,10 +58,10 @@ struct RolloutOptions {
     deadline: Option<u32>,
     #[arg(
         long, value_name = "N", value_parser = number(&bounds::MACHINES), default_value_t = 0,
-        help = bounds::MACHINES.help("So many machines that fail are passed over; each one more holds the rollout up")
+        help = bounds::MACHINES.help("Number of machines that may fail; with more, the rollout waits until they are mended")
     )]
     max_failed: u32,
-    /// Throw away what machines keep, where it has to be
+    /// Discard data that machines keep, where the change requires it
     #[arg(long)]
     discard_data: bool,
     /// Check everything, change nothing
