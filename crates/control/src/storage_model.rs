@@ -19,12 +19,13 @@ const TIME_BITS: u32 = 48;
 const UNIT_NS: u64 = 1024;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
-/// What a device can do. What is 0 limits nothing.
+/// Limits of a simulated device. A limit of 0 is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Parameters {
-    /// What each request takes beside all else, however many there are at once.
+    /// Time that each request takes in addition, for any number of requests at once.
     pub latency_ns: u64,
-    /// What it takes the head to go elsewhere than on. One request at a time then.
+    /// Time of a seek, before a request that does not begin where the last one ended. Such a device serves one request
+    /// at a time.
     pub seek_ns: u64,
     /// Bytes a second.
     pub bandwidth_bytes: u64,
@@ -95,7 +96,7 @@ const NONE: Parameters = Parameters {
 };
 
 impl Parameters {
-    /// As they stand in the file.
+    /// Encodes the limits as in the file.
     fn words(&self) -> [u64; 8] {
         let p = self;
         let (bytes, burst, peak) = (p.bandwidth_bytes, p.bandwidth_burst_bytes, p.bandwidth_peak_bytes);
@@ -118,7 +119,7 @@ impl Parameters {
     }
 }
 
-/// What is in the file.
+/// Content of the file, which all disks that use it map.
 #[repr(C)]
 struct Shared {
     magic: AtomicU64,
@@ -130,7 +131,7 @@ struct Shared {
     /// Until when what has passed is paid for: requests, and bytes.
     requests: AtomicU64,
     bytes: AtomicU64,
-    /// The same at the rates of a burst.
+    /// The limits that apply during a burst.
     peak_requests: AtomicU64,
     peak_bytes: AtomicU64,
 }
@@ -138,13 +139,13 @@ struct Shared {
 /// Why a file cannot be used as a storage model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// It is shorter than a model.
+    /// The file is shorter than a model.
     #[error("it has {found} bytes, fewer than a storage model")]
     TooShort {
-        /// Its length.
+        /// Length of the file, in bytes.
         found: u64,
     },
-    /// It holds something else.
+    /// The file does not contain a model.
     #[error("it begins with other bytes than a storage model")]
     NoModel,
     /// The host does not let it be measured or mapped.
@@ -162,7 +163,7 @@ pub struct Model {
 unsafe impl Send for Model {}
 
 impl Model {
-    /// What a new model's file is to hold.
+    /// Returns the content of a new model's file.
     pub fn file(parameters: Parameters) -> Vec<u8> {
         let words = [[MAGIC].as_slice(), &parameters.words()].concat();
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -170,8 +171,8 @@ impl Model {
         bytes
     }
 
-    /// Maps a model's file. Who may change the file may make the disks on it as slow as they like, and no more: but for one
-    /// that cuts it short, which ends those disks' workers.
+    /// Maps a model's file. A program that changes the file can make the disks that use it slow. A program that
+    /// truncates it ends the workers of these disks.
     pub fn open(file: impl AsFd) -> Result<Model, ModelError> {
         let found = rustix::fs::fstat(&file)?.st_size as u64;
         if found < LEN as u64 {
@@ -207,7 +208,7 @@ impl Model {
         unsafe { &*self.shared }
     }
 
-    /// What it can do.
+    /// Limits of the device.
     pub fn parameters(&self) -> Parameters {
         self.parameters
     }
@@ -259,7 +260,7 @@ impl Drop for Model {
     }
 }
 
-/// What so many units take at so many a second.
+/// Time that this number of units takes at a rate of units per second.
 fn cost(units: u64, per_second: u64) -> u64 {
     match per_second {
         0 => 0,
@@ -274,12 +275,13 @@ fn place(file: u64, offset: u64) -> u64 {
         >> TIME_BITS
 }
 
-/// What costs so much passes: at once while less than the burst is owed, else when the rest is paid. When it is done.
+/// Admits a request of this cost, and returns when it is done: at once while the debt is below the burst, else when the
+/// debt has fallen to it.
 fn pass(until: &AtomicU64, now_ns: u64, cost_ns: u64, burst_ns: u64) -> u64 {
     let mut done = 0;
     let _ = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed_until| {
         let next = owed_until.max(now_ns).saturating_add(cost_ns);
-        // One that finds nothing owed has passed at once.
+        // Without debt the request passes at once.
         done = next.saturating_sub(burst_ns.max(cost_ns)).max(now_ns);
         Some(next)
     });
@@ -300,7 +302,7 @@ mod tests {
         (file, model)
     }
 
-    /// So many requests, `depth` at a time: how many are done in a second.
+    /// Measures how many requests per second complete with `depth` in flight.
     fn rate(model: &Model, depth: usize, len: u64, random: bool) -> f64 {
         // When all that was asked before is done.
         let word = |word: &AtomicU64| word.load(Ordering::Relaxed);

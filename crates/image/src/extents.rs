@@ -1,5 +1,5 @@
-//! Where the bytes of an image lie in its file, as far as the reader has said. Owns a bounded memory of
-//! extents; never reads the image.
+//! Cache of extents: where the bytes of an image lie in its file, as far as its reader has reported. Owns a bounded
+//! number of extents; never reads the image.
 //!
 //! Invariant: extents in the cache do not overlap, and there are never more than [`ExtentCache::MAX_EXTENTS`].
 //! The image is immutable, so none of them goes stale.
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Most extents that are said at a time.
 pub(super) const MOST_EXTENTS: usize = 64;
 
-/// What a stretch of the image is made of.
+/// Kind of an extent's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
     /// Plain bytes in the file, from this offset on. The file holds all of them.
@@ -30,7 +30,7 @@ pub struct Extent {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// What it is made of.
+    /// Kind of the content.
     pub kind: ExtentKind,
 }
 
@@ -89,7 +89,7 @@ impl ExtentCache {
         self.by_offset.is_empty()
     }
 
-    /// What is known of the image from `offset` on: an extent that begins exactly there.
+    /// Returns the part of a cached extent from `offset` on.
     #[inline]
     pub fn lookup(&self, offset: u64) -> Option<Extent> {
         let (_, found) = self.by_offset.range(..=offset).next_back()?;

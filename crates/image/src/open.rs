@@ -22,7 +22,7 @@ use std::path::Path;
 pub struct OpenedImage {
     /// Open for reading only; O_DIRECT with [`BaseCache::None`].
     pub file: OwnedFd,
-    /// What it is.
+    /// Format of the image.
     pub format: ImageFormat,
     /// Size that a disk sees of it: a positive multiple of 512.
     pub virtual_size_bytes: u64,
@@ -105,8 +105,8 @@ pub fn size_fault(size_bytes: u64) -> Option<String> {
     (size_bytes > MAX_DISK_BYTES).then(|| format!("has {has}, and the largest disk {most}"))
 }
 
-/// What contradicts itself in the header of a qcow2 image, or says that the image was not closed or repaired. That it has
-/// features which are not read here is no such fault.
+/// Returns what makes a qcow2 header invalid: a contradiction, or a flag that the image was not closed or must be
+/// repaired. An unsupported feature is not such a fault.
 pub fn qcow2_damage(file: &File, path: &Path) -> Option<ImageError> {
     let file_bytes = file.metadata().ok()?.len();
     let start = read_start(file, false).ok()?;

@@ -1,4 +1,4 @@
-//! What lies in the shared memory and the files of a disk, and the units and words in which everybody speaks of it.
+//! Layout of a disk's shared memory and files, and the units and types that all crates share.
 //!
 //! Owns formats and vocabulary, so that programs which only look at a disk, or ask for one, need nothing that serves it.
 //! Never does I/O, and never decides what happens to a request.

@@ -5,7 +5,7 @@
 //! A word is cleared while its generation is forgotten, long before the 16 bits of generation in it come round.
 
 const COUNT_BITS: u32 = 48;
-/// The most that a word counts: 2^60 bytes. It stays there.
+/// Largest value of a counter: 2^60 bytes. It saturates there.
 const MOST: u64 = (1 << COUNT_BITS) - 1;
 
 /// A region's word: 16 bits of the generation, 48 bits of blocks.
@@ -19,7 +19,7 @@ impl Written {
         Written(bits)
     }
 
-    /// As it lies in memory.
+    /// The word as it is stored in memory.
     #[inline]
     pub fn bits(self) -> u64 {
         self.0

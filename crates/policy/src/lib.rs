@@ -152,7 +152,7 @@ impl RecentReads {
         reads == READS
     }
 
-    /// Its memory in bytes.
+    /// Memory of the filter, in bytes.
     pub fn bytes(&self) -> usize {
         self.cells.capacity() * size_of::<u32>()
     }

@@ -16,7 +16,7 @@ use virtio_driver::{
     VirtioFeatureFlags,
 };
 
-/// What a connection is made for.
+/// Settings of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Request queues. A buffer's requests always take the same one.
@@ -72,7 +72,7 @@ pub enum Ask {
     Flush,
 }
 
-/// Where a request's data lies while it is in flight: one of `Shape::depth` buffers.
+/// Buffer of a request that is in flight: one of `Shape::depth`.
 pub type Buffer = usize;
 
 struct Queue {
@@ -359,8 +359,8 @@ impl Driver {
         self.outcome(ask, ret)
     }
 
-    /// Takes the memory of the requests away from under the disk, as a guest may that does not seal it. What it
-    /// held must not be touched again: only requests without a look at their content are of use after it.
+    /// Truncates the memory of the requests while the disk uses it, as a VMM that does not seal its memory can. Do not
+    /// access the buffers after this: only requests whose content is not read are possible.
     pub fn shrink_memory(&self) -> Result<()> {
         self.memory.truncate()
     }

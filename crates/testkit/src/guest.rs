@@ -37,7 +37,7 @@ impl Kit {
         self.dir.join("golden.raw")
     }
 
-    /// The same with cloud-init, if the kit has it.
+    /// The image with cloud-init, if the kit has one.
     pub fn cloud(&self) -> Option<PathBuf> {
         Some(self.dir.join("cloud.raw")).filter(|path| path.is_file())
     }
@@ -66,12 +66,12 @@ pub enum GuestDisk {
     Snapshot(PathBuf),
 }
 
-/// What to boot.
+/// Settings of a guest: what it boots, and its disks.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
-    /// Where console and report go; an existing directory.
+    /// Existing directory for the console's output and the guest's report.
     pub dir: PathBuf,
-    /// Its disks: /dev/vda, /dev/vdb...
+    /// Disks of the guest: /dev/vda, /dev/vdb...
     pub disks: Vec<GuestDisk>,
     /// Boot the system on /dev/vda instead of running `/payload/run` in the initrd.
     pub system: bool,
@@ -83,11 +83,11 @@ pub struct GuestSpec {
     pub vcpus: u32,
     /// In hardware or in software.
     pub accelerator: Accelerator,
-    /// What a reboot inside does: start the machine anew, or end it.
+    /// Whether a reboot in the guest restarts the machine. Otherwise it ends the machine.
     pub reboots: bool,
 }
 
-/// How a guest's instructions are run.
+/// How the guest's instructions are executed: by KVM or by emulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
     /// In hardware.
@@ -201,7 +201,7 @@ impl Guest {
         whole_lines(&self.console)
     }
 
-    /// What to show of a guest that went wrong.
+    /// Text to show when a guest has failed.
     pub fn tail(&self) -> String {
         let lines = self.console();
         format!(

@@ -83,8 +83,8 @@ impl FromStr for Format {
 /// Options of an import.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which device's requests, by the name that the file has for it (blkparse `8,0`, fio the file's name, MSR `host.disk`, else
-    /// the number). None: there must be only one.
+    /// Device whose requests are imported, as the file names it (blkparse `8,0`, fio the file's name, MSR `host.disk`,
+    /// else the number). `None`: the file must have only one.
     pub device: Option<String>,
     /// Whether a bad line is skipped and counted; else it ends the import.
     pub skip_bad: bool,
@@ -103,7 +103,7 @@ impl Default for Options {
 /// Why a file cannot be imported any further.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// It cannot be read.
+    /// The input cannot be read.
     #[error("cannot read the trace to be imported")]
     Io(#[from] io::Error),
     /// A line is not what its format says.
@@ -111,7 +111,7 @@ pub enum ImportError {
     Line {
         /// Counted from 1.
         line: u64,
-        /// What is wrong.
+        /// Description of the error.
         what: String,
     },
 }
@@ -234,8 +234,8 @@ impl<R: BufRead> Import<R> {
         self.passed.iter()
     }
 
-    /// Requests whose time is before that of an earlier one, and by how many microseconds at most. They count as if they
-    /// had come at that one's time.
+    /// Number of requests whose time is before that of an earlier request, and the largest difference in microseconds.
+    /// Such requests are given the earlier request's time.
     pub fn went_back(&self) -> (u64, u64) {
         (self.went_back, self.most_back_us)
     }
@@ -416,7 +416,7 @@ fn sectors(field: &str, what: &str) -> Result<u64, String> {
     number(field, what)?.checked_mul(512).ok_or_else(|| format!("{what} '{}' is too large", quote(field)))
 }
 
-/// What a message quotes of a field.
+/// Shortens a field for an error message.
 fn quote(field: &str) -> String {
     field.chars().take(40).filter(|c| !c.is_control()).collect()
 }

@@ -1,4 +1,4 @@
-//! Why a worker cannot serve its disk, or not do what it is asked. Owns the error type of the worker and how it reads; never
+//! Errors of the worker: why it cannot serve its disk or carry out a message. Owns the error type and its text; never
 //! decides what follows from an error.
 //!
 //! Invariant: an error is as wide as a pointer, so that the results of what the loop calls in every turn are no wider than
@@ -9,7 +9,7 @@ use spillway_export::{Figures, nbd, vhost_user_blk};
 use std::borrow::Cow;
 use std::fmt;
 
-/// What sort of thing went wrong, for programs: few and stable.
+/// Kind of an error, for programs: few and stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
@@ -23,17 +23,17 @@ pub enum ErrorKind {
     Disk,
     /// The base image cannot be read.
     Image,
-    /// What was written may not have reached its store.
+    /// Written data may not have reached the medium.
     Store,
     /// A setting or a limit has a value that it cannot have.
     Settings,
     /// A client breaks a rule of its protocol, or is too slow.
     Client,
-    /// What is asked for is not possible now.
+    /// The request is not possible now.
     Refused,
 }
 
-/// What an error has been caused by.
+/// Cause of an error.
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why something that the worker was to do could not be done.
@@ -45,15 +45,15 @@ pub struct Error(Box<Details>);
 #[error("{}{reason}{figures}{}{}", Object(.object.as_deref()), Part(.source.as_ref()), Part(.advice.as_ref()))]
 struct Details {
     kind: ErrorKind,
-    /// What is wrong, for people.
+    /// Description of the error, for people.
     reason: &'static str,
-    /// What it is about.
+    /// Object of the error.
     object: Option<Cow<'static, str>>,
     /// The numbers that are wrong, and those that would be right.
     figures: Figures,
-    /// What it was caused by.
+    /// Cause of the error.
     source: Option<Source>,
-    /// What to do about it.
+    /// Advice on what to do.
     advice: Option<&'static str>,
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for Object<'_> {
     }
 }
 
-/// What follows a sentence, if there is something to show.
+/// A part that follows the sentence, if it is set.
 struct Part<'a, T>(Option<&'a T>);
 
 impl<T: fmt::Display> fmt::Display for Part<'_, T> {
@@ -107,12 +107,12 @@ impl Error {
         self
     }
 
-    /// What sort of thing went wrong.
+    /// Kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What the other process is told of it.
+    /// The error in the form that is sent to the other process.
     pub fn report(&self) -> ReportedError {
         ReportedError::new(self.kind(), self.to_string())
     }
@@ -129,7 +129,7 @@ pub struct ReportedError {
 }
 
 impl ReportedError {
-    /// As another process has to be told.
+    /// Creates an error to send to the other process.
     pub fn new(kind: ErrorKind, text: impl Into<String>) -> ReportedError {
         ReportedError { kind, text: text.into() }
     }
@@ -156,7 +156,7 @@ pub enum ConnectionEnd {
 }
 
 impl ConnectionEnd {
-    /// What the supervisor is told; nothing of a client that has left by itself.
+    /// The error to send to the supervisor; `None` if the client has disconnected by itself.
     pub fn report(&self) -> Option<ReportedError> {
         match self {
             ConnectionEnd::Left => None,

@@ -24,7 +24,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Maps all of a file that has at least `need` bytes. What is never touched costs nothing.
+    /// Maps all of a file that has at least `need` bytes. Pages that are never accessed take no memory.
     pub fn map(file: OwnedFd, need: u64, object: &'static str) -> Result<Shared, Error> {
         let have = len_of(&file, need).map_err(|e| e.of(object))?;
         let seals = fcntl_get_seals(&file).map_err(|e| cannot_map(e).of(object))?;
@@ -34,8 +34,8 @@ impl Shared {
         Shared::map_range(file, 0, have).map_err(|e| e.of(object))
     }
 
-    /// Maps `need` bytes from `at` on of a file with a name. Who may change it may cut it short, and then an access faults:
-    /// that ends this process, and the disk of this file alone.
+    /// Maps `need` bytes of a named file, from `at` on. If another program truncates the file, an access raises SIGBUS,
+    /// which ends this process and so only the disk of this file.
     pub fn map_file(file: OwnedFd, at: u64, need: u64, object: &'static str) -> Result<Shared, Error> {
         len_of(&file, at.saturating_add(need)).map_err(|e| e.of(object))?;
         Shared::map_range(file, at, need).map_err(|e| e.of(object))
@@ -56,12 +56,12 @@ impl Shared {
         unsafe { madvise(self.base.cast(), self.len, Advice::LinuxHugepage) }.is_ok()
     }
 
-    /// Its length.
+    /// Length of the mapping, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len as u64
     }
 
-    /// Its first byte, aligned to a page.
+    /// Address of the first byte, aligned to a page.
     pub fn base(&self) -> *mut u8 {
         self.base
     }
@@ -92,9 +92,9 @@ impl Shared {
         }
     }
 
-    /// Stores bytes from other memory, which others may write to meanwhile, from `at` on, and lets the host do the copy: a page
-    /// that is not there yet then needs no fault and is not filled with zeroes first. How many bytes arrived: less than all of
-    /// them where that memory is gone, or the host has none for this one.
+    /// Stores bytes from other memory, which may change meanwhile, at `at`. The kernel copies them, so that a page that
+    /// is not allocated needs no page fault and is not zeroed first. Returns how many bytes were copied: fewer than all
+    /// if the source is no longer mapped, or the host has no memory.
     ///
     /// # Safety
     /// The kernel checks the memory that `from` names; what may not be copied from it must not be named.
@@ -136,7 +136,7 @@ impl Shared {
     }
 }
 
-/// How many bytes a file has: at least `need`.
+/// Returns the length of a file, in bytes. Fails if it is below `need`.
 fn len_of(file: &OwnedFd, need: u64) -> Result<u64, Error> {
     let found = fstat(file).map_err(cannot_map)?.st_size as u64;
     if found < need {

@@ -13,7 +13,7 @@ use spillway_layout::add;
 
 /// The most punches in flight.
 const PUNCHES: u32 = 2;
-/// How long no segment must have been filled before empty ones are punched.
+/// Time without a newly filled segment before empty segments are punched.
 const QUIET_NS: u64 = 500_000_000;
 
 #[derive(Default)]
@@ -73,7 +73,7 @@ impl Punching {
         tiers.log.punched(segment, result.is_ok(), shared.map.meta());
         match result {
             Ok(()) => add(&shared.counters().segments_punched, 1),
-            // Its blocks are reused all the same.
+            // The segment's blocks are reused even if punching failed.
             Err(Errno::NOT_SUPPORTED) => self.impossible = true,
             Err(_) => self.after_ns = shared.now_ns() + RETRY_NS,
         }

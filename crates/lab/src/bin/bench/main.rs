@@ -88,7 +88,7 @@ struct Options {
     /// The spillway program [default: beside this program].
     #[arg(long)]
     spillway: Option<PathBuf>,
-    /// Of the part 'overhead': another spillway program, to be compared with.
+    /// For the part 'overhead': another spillway program to compare with.
     #[arg(long)]
     against: Option<PathBuf>,
     /// The cores that drive and serve [default: the first two].
@@ -129,7 +129,7 @@ impl Options {
         self.rows.is_empty() || self.rows.iter().any(|row| row == key)
     }
 
-    /// How long a disk may take to settle before a point of that many seconds.
+    /// Longest time that a disk may take to settle before a measurement of this many seconds.
     fn patience(&self, seconds: f64) -> Patience {
         let most = Duration::from_secs(if self.quick { 8 } else { 90 });
         Patience { window: Duration::from_secs_f64((seconds / 10.0).clamp(0.2, 2.0)), most }
@@ -179,7 +179,7 @@ fn bench(options: &Options) -> Result<bool> {
         keep_json(&report, &options.out.join("first-minute.json"))?;
         checks.extend(report.checks);
     }
-    // One core drives from here on, another serves.
+    // From here on one core runs the driver and another one the worker.
     environment.keep_to_core()?;
     if options.part.includes(Part::Cliff) {
         let found = cliff::measure(options, &environment)?;

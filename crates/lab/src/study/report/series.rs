@@ -1,4 +1,4 @@
-//! What a run's samples say of one metric, second by second.
+//! Values of one metric of a run, second by second, from its samples.
 //!
 //! Invariants: a sum that goes back never makes a negative rate; what was not sampled is not known, and is not drawn;
 //! nothing from before the work's begin counts.
@@ -44,7 +44,7 @@ impl<'a> Rows<'a> {
         Rows { samples, machines }
     }
 
-    /// One metric; none where the run did not measure it.
+    /// Returns one metric, or `None` if the run did not measure it.
     pub fn series(&self, metric: &Metric) -> Option<Series> {
         let place = |name: &&str| self.samples.columns.iter().position(|column| column == *name);
         let present: Vec<Option<usize>> = metric.columns.iter().map(place).collect();
@@ -59,7 +59,7 @@ impl<'a> Rows<'a> {
         let mut total = 0.0;
         for rows in &self.machines {
             let parts: Vec<Vec<(f64, f64)>> = columns.iter().map(|&c| self.points(rows, c)).collect();
-            // What was read of one column only says nothing of their sum.
+            // A sum needs samples of all columns.
             let parts: Vec<Trace> =
                 parts.iter().filter_map(|points| Trace::of(points, metric.kind, metric.scale)).collect();
             if parts.is_empty() || parts.len() < columns.len() && !metric.columns[0].starts_with("cpu.") {
@@ -76,7 +76,7 @@ impl<'a> Rows<'a> {
         Some(Series { seconds: sum.seconds(), total, machines })
     }
 
-    /// What is known of a column, by time.
+    /// The samples of a column, by time.
     fn points(&self, rows: &[usize], column: usize) -> Vec<(f64, f64)> {
         let known = |&i: &usize| {
             let row = &self.samples.rows[i];
@@ -99,7 +99,7 @@ struct Trace {
 }
 
 impl Trace {
-    /// None where nothing lies between two samples.
+    /// Returns `None` if no time lies between two samples.
     fn of(points: &[(f64, f64)], kind: Kind, scale: f64) -> Option<Trace> {
         let (begin, end) = (points.first()?.0, points.last()?.0);
         let first = begin.floor();
@@ -147,7 +147,7 @@ impl Trace {
     }
 }
 
-/// What is too long between two samples of this machine.
+/// Longest gap between two samples of this machine that is still interpolated.
 fn gap(points: &[(f64, f64)]) -> f64 {
     let mut steps: Vec<f64> = points.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
     steps.sort_by(f64::total_cmp);

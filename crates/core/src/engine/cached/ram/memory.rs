@@ -15,8 +15,8 @@ const STEP_SLOTS: usize = 256;
 /// caches back every five seconds.
 pub(super) const AHEAD_SLOTS: u32 = 8 * 1024;
 const AHEAD_NS: u64 = 10_000_000_000;
-/// How long nothing must have been taken before more are made ready: while several disks share the processors, each waits for
-/// its client longer than it works, and what it made ready in between would cost the others their time.
+/// Time without a taken slot before more slots are prepared. If several disks share the processors, each waits for its
+/// client most of the time, and slots that it prepared meanwhile would take processor time from the others.
 const PAUSE_NS: u64 = 20_000_000;
 /// Slots that one step makes ready while writes come, and while none does: the next write may wait for a step.
 const AHEAD_STEP: u32 = 128;
