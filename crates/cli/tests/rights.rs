@@ -60,7 +60,7 @@ fn only_the_user_that_serves_and_root_choose_what_runs() {
         refuses(
             &mut upgrade(NOBODY, program),
             75,
-            &["only the user that serves, and root, may choose what runs"],
+            &["an upgrade needs the user that serves the disk, or root"],
         );
     }
     assert!(!trace.exists(), "it was started");

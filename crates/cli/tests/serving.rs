@@ -385,7 +385,7 @@ fn an_upgrade_goes_on_with_what_was_written() {
     other.arg("upgrade").arg(world.path("control")).args(["--binary", "/usr/bin/true"]);
     let (code, _, err) = finishes(&mut other);
     assert_eq!(code, 75, "{err}");
-    assert!(err.contains("goes on as it is"), "{err}");
+    assert!(err.contains("is served as before"), "{err}");
     qemu_io(&world, &["read -P 5 0 4M"]);
     let (code, text) = server.end(Signal::TERM);
     assert_eq!(code, 0, "{text}");

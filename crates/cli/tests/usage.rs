@@ -316,7 +316,7 @@ fn where_the_daemon_is_can_be_said_before_the_command_and_behind_it() {
     for command in [&["stats", "c"][..], &["token", "new", "--role", "read", "x"], &["completion", "bash"]] {
         refuses(spillway().args(["--socket", nowhere]).args(command), 2, &["--socket", "leave it out"]);
     }
-    refuses(spillway().args(["--json", "completion", "bash"]), 2, &["--json", "behind"]);
+    refuses(spillway().args(["--json", "completion", "bash"]), 2, &["--json", "after the name"]);
     refuses(spillway().args(["--json", "stats", "/nonexistent/control"]), 69, &["/nonexistent/control"]);
     refuses(spillway().args(["--ca", "x", "machine", "list"]), 2, &["--ca", "leave one"]);
     let help = finishes(spillway().arg("--help")).1;

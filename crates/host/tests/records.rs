@@ -252,7 +252,7 @@ fn a_backup_is_restored_into_a_new_folder() {
     assert!(!asked.status.success() && text(&asked.stderr).contains("--state"), "{}", text(&asked.stderr));
     // Nothing is written over, and nothing is put where a daemon runs.
     let refused = spillwayd(&["restore", &running, "--state", &state]);
-    assert!(text(&refused.stderr).contains("a spillwayd has this folder"), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("a spillwayd uses this folder"), "{}", text(&refused.stderr));
     world.end(Signal::TERM);
     let refused = spillwayd(&["restore", &running, "--state", &state]);
     assert!(text(&refused.stderr).contains("overwrites nothing"), "{}", text(&refused.stderr));

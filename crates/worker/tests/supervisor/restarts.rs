@@ -45,7 +45,7 @@ const MOST_DEATHS: usize = 50;
 
 /// It takes a minute: after so many short lives the next one begins after a second's rest.
 #[test]
-fn a_vmm_whose_message_kills_every_worker_is_let_go_and_the_others_outlive_more_deaths_than_that() {
+fn a_vmm_whose_message_kills_every_worker_is_disconnected_and_the_others_outlive_more_deaths_than_that() {
     let world = World::new();
     let mut supervisor = world.serving("poisoned");
     let (nbd, vhost) = (world.path("nbd"), world.path("vhost"));
@@ -80,7 +80,10 @@ fn a_vmm_whose_message_kills_every_worker_is_let_go_and_the_others_outlive_more_
         let mut control = connect(&world.path("control"));
         assert_eq!(ask(&mut control, r#"{"command":"stats"}"#)["ok"]["clients"], 2);
     });
-    assert!(world.logged("vhost-user client 2: let go") && !world.logged("vhost-user client 1: let go"));
+    assert!(
+        world.logged("vhost-user client 2: disconnected")
+            && !world.logged("vhost-user client 1: disconnected")
+    );
     supervisor.stop(&[]).unwrap();
     assert_eq!(world.left(), ["base.raw"]);
 }
@@ -140,9 +143,11 @@ fn another_program_takes_over_and_one_that_does_not_fit_changes_nothing() {
         let refusals: [(&str, &dyn Fn() -> serde_json::Value); 5] = [
             ("no such file", &|| upgrade_to(&world, &world.path("nothing"))),
             ("permission denied", &|| upgrade_to(&world, &world.path("base.raw"))),
-            ("no spillway that can take over", &|| upgrade_to(&world, Path::new("/usr/bin/true"))),
+            ("not a spillway-worker of a version that can take over", &|| {
+                upgrade_to(&world, Path::new("/usr/bin/true"))
+            }),
             ("layout", &|| upgrade(&world, "other-layout")),
-            ("did not say what it is in 5 s", &|| upgrade_to(&world, Path::new("/usr/bin/yes"))),
+            ("did not report its version within 5 s", &|| upgrade_to(&world, Path::new("/usr/bin/yes"))),
         ];
         for (why, try_it) in refusals {
             let answer = try_it();
@@ -151,7 +156,10 @@ fn another_program_takes_over_and_one_that_does_not_fit_changes_nothing() {
             assert_eq!(pid(), u64::from(first), "{why}");
         }
         let answer = upgrade(&world, "exits");
-        assert!(answer["error"]["message"].as_str().unwrap().contains("the old program goes on"), "{answer}");
+        assert!(
+            answer["error"]["message"].as_str().unwrap().contains("the old program serves the disk again"),
+            "{answer}"
+        );
         assert_eq!(greeting(&vmm), "VhostUser 1\n", "the old program has the VMM again");
         let answer = upgrade(&world, "serves");
         assert_eq!(answer["ok"]["version"], "9.9", "{answer}");
@@ -275,7 +283,7 @@ fn an_upgrade_bears_another_one_and_the_death_of_the_old_worker() {
             let second = upgrade_to(&world, Path::new("/usr/bin/yes"));
             assert_eq!(second["error"]["code"], "busy", "{second}");
             kill(&world);
-            assert_eq!(greeting(&vmm), "VhostUser 1\n", "the old program goes on for now");
+            assert_eq!(greeting(&vmm), "VhostUser 1\n", "the old program serves the disk again for now");
             let answer = upgrade.join().unwrap();
             assert_eq!(answer["ok"]["version"], "9.9", "{answer}");
             assert_eq!(answer["ok"]["worker_pid"], worker(&world));
