@@ -254,13 +254,13 @@ fn changes_on_the_socket_are_written_down_with_their_user() {
         stream.read_to_end(&mut Vec::new()).unwrap();
     };
     ask("GET /v1/images");
-    ask("DELETE /v1/images/none?secret=1");
+    ask("DELETE /v1/operations/7?secret=1");
     let uid = rustix::process::getuid().as_raw();
     let written = world.audit();
     assert_eq!(written.len(), 1, "{written:?}");
     let line = &written[0];
     let want = serde_json::json!({ "time": line["time"], "who": format!("uid {uid}"), "role": "admin", "from": "local",
-        "uid": uid, "pid": std::process::id(), "verb": "delete", "object": { "kind": "image", "name": "none" },
+        "uid": uid, "pid": std::process::id(), "verb": "cancel", "object": { "kind": "operation", "name": "7" },
         "result": "not_found", "status": 404 });
     assert_eq!(*line, want);
 }
