@@ -35,6 +35,7 @@ use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_api::{EventKind, Hypervisor};
+use spillway_control::program::check_program;
 use std::fs::{self, File};
 use std::future::pending;
 use std::net::SocketAddr;
@@ -241,9 +242,8 @@ fn parts(
     state: &Path,
     complain: &mut dyn FnMut(&str),
 ) -> Result<MachineHostConfig> {
-    if !settings.program.is_file() {
-        let program = settings.program.display();
-        complain(&format!("{program} is not there, and no machine can start: say where it is with --worker"));
+    if let Err(e) = check_program(&settings.program) {
+        complain(&format!("no machine can start: {e}; --worker names the program"));
     }
     if has_swap() {
         complain(

@@ -10,9 +10,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Signal};
-use spillway_control::{SupervisorError, default_signals};
+use spillway_control::program::check_program_file;
+use spillway_control::{ErrorKind, SupervisorError, default_signals};
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -36,7 +38,7 @@ pub struct Program {
     /// Its arguments.
     pub arguments: Vec<OsString>,
     /// Keeps `path` what it was, if it names an fd.
-    _held: Option<Arc<OwnedFd>>,
+    _held: Option<Arc<File>>,
 }
 
 impl Program {
@@ -46,9 +48,16 @@ impl Program {
     }
 
     /// A program of this kind that lies elsewhere: the file that is there now, whatever becomes of the path.
-    pub(super) fn elsewhere(path: &Path) -> io::Result<Program> {
+    /// An error if somebody else could change what is in it.
+    pub(super) fn elsewhere(path: &Path) -> Result<Program, SupervisorError> {
+        let cannot = |e| {
+            let advice = "give the path of another spillway-worker";
+            SupervisorError::on_path(ErrorKind::Unavailable, "cannot open", path, e, advice)
+        };
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let held = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
+        let held = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(|e| cannot(e.into()))?;
+        let held = File::from(held);
+        check_program_file(path, &held.metadata().map_err(cannot)?)?;
         let path = format!("/proc/self/fd/{}", held.as_raw_fd());
         Ok(Program { _held: Some(Arc::new(held)), ..Program::new(path, vec![WORK.into()]) })
     }
