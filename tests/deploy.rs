@@ -176,8 +176,9 @@ fn the_hook_of_proxmox_serves_a_disk_while_its_machine_runs() {
     let at = |name: &str| dir.path().join(name);
     let (programs, pid) = (spillway_testkit::disk::program().unwrap(), at("pid").display().to_string());
     let start = "while [ \"${1#--}\" != \"$1\" ]; do shift; done; \"$@\" >/dev/null 2>&1 & echo $!";
+    let asked = at("asked").display().to_string();
     for (name, does) in [
-        ("systemd-run", format!("{start} >{pid}")),
+        ("systemd-run", format!("printf '%s\\n' \"$@\" >{asked}; {start} >{pid}")),
         ("systemctl", format!("[ ! -e {pid} ] || {{ kill $(cat {pid}); rm {pid}; }}")),
     ] {
         std::fs::write(at(name), format!("#!/bin/sh\n{does}\n")).unwrap();
@@ -196,10 +197,34 @@ fn the_hook_of_proxmox_serves_a_disk_while_its_machine_runs() {
     let started = hook("101", "pre-start");
     assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
     assert!(at("run/101.sock").exists(), "the disk is there before the machine");
+    has_what_the_daemon_gives_a_disk(&std::fs::read_to_string(asked).unwrap());
     assert!(hook("101", "post-stop").status.success());
     let gone = spillway_testkit::process::wait_until(std::time::Duration::from_secs(30), || {
         (!at("run/101.sock").exists()).then_some(())
     });
     assert!(gone.is_some(), "the disk ends with the machine");
     assert!(!hook("102", "pre-start").status.success(), "a machine without options does not start");
+}
+
+/// By its unit, and by the scope of each process (`spillway_host::scopes`).
+fn has_what_the_daemon_gives_a_disk(asked: &str) {
+    let properties: BTreeSet<&str> =
+        asked.lines().filter_map(|word| word.strip_prefix("--property=")).collect();
+    let unit = std::fs::read_to_string(deploy("spillwayd.service")).unwrap();
+    let (_, sandbox) = unit.split_once("# What follows holds for disks and VMMs too").unwrap();
+    let (sandbox, _) = sandbox.split_once("[Install]").unwrap();
+    let is_setting = |line: &&str| !line.starts_with('#') && line.contains('=');
+    // Images of Proxmox may be block devices.
+    let sandbox = sandbox.lines().filter(is_setting).filter(|line| !line.starts_with("Device"));
+    let limits = ["LimitNOFILE=", "LimitMEMLOCK=", "TasksMax=", "UMask="];
+    let limits = unit.lines().filter(|line| limits.iter().any(|limit| line.starts_with(limit)));
+    let of_scope = ["MemorySwapMax=0", "IOWeight=100", "TimeoutStopSec=40s"];
+    let expected: Vec<&str> = sandbox.chain(limits).chain(of_scope).collect();
+    assert!(expected.len() > 20, "{expected:?}");
+    for property in expected {
+        assert!(properties.contains(property), "{property} is not in {properties:?}");
+    }
+    // The server ends its worker itself, and the guests end before their disks.
+    assert!(properties.contains("KillMode=mixed") && properties.contains("Before=pve-guests.service"));
+    assert!(asked.contains("--service-type=exec\n"), "a program that is not there is an error of the hook");
 }

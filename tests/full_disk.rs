@@ -41,7 +41,7 @@ impl World {
     }
 
     fn start(&mut self) {
-        let mut daemon = Command::new(disk::program().unwrap().with_file_name("spillwayd"));
+        let mut daemon = Command::new(disk::daemon_program().unwrap());
         daemon.arg("--state").arg(self.state()).arg("--socket").arg(self.dir.path().join("sock"));
         let mut daemon = daemon.args(["--hypervisor", "none"]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();

@@ -33,7 +33,7 @@ fn top_is_a_table_where_there_is_no_terminal() {
     );
     assert_eq!(world.json(&["top", "--by", "catalog", "--filter", "other"])["rows"], serde_json::json!([]));
     let (code, _, err) = world.spillway(&["top", "--sort", "size"]);
-    assert!(code == 2 && err.contains("write/s"), "{err}");
+    assert!(code == 2 && err.contains("written/s"), "{err}");
     let (code, _, err) = world.spillway(&["top", "--socket", "/nonexistent"]);
     assert!(code == 69 && err.contains("is spillwayd running?"), "{err}");
 }

@@ -76,7 +76,7 @@ pub fn finishes(command: &mut Command) -> (i32, String, String) {
 
 /// A daemon, once it is ready, and what it says then.
 fn start(dir: &Path, options: &[String]) -> (Child, String) {
-    let mut daemon = Command::new(disk::program().unwrap().with_file_name("spillwayd"));
+    let mut daemon = Command::new(disk::daemon_program().unwrap());
     daemon.arg("--state").arg(dir.join("state")).arg("--socket").arg(dir.join("sock"));
     daemon.args(["--hypervisor", "none"]).args(options);
     if !options.iter().any(|option| option == "--worker") {

@@ -86,7 +86,7 @@ impl World {
     }
 
     pub fn start_daemon(&mut self) {
-        let program = disk::program().unwrap().with_file_name("spillwayd");
+        let program = disk::daemon_program().unwrap();
         let mut daemon = match &self.libvirtd {
             Some(libvirtd) => libvirtd.command(&program),
             None => Command::new(program),

@@ -183,6 +183,22 @@ grep none /etc/default/spillwayd
 lives_on
 say upgraded
 
+# A VM of Proxmox, as its hook serves it.
+mkdir -p /etc/spillway/vm
+echo 'OPTIONS="--image /root/image.raw --format raw --ram 16M --overflow-dir /var/tmp"' >/etc/spillway/vm/101
+hook=/usr/share/doc/spillway/examples/proxmox-hook
+bash $hook 101 pre-start
+spillway stats /run/spillway-vm/101.ctl | grep 'mode ram+overflow'
+grep '^NoNewPrivs:.1$' "/proc/$(of MainPID spillway-vm-101)/status"
+[ "$(cat /sys/fs/cgroup/system.slice/spillway-vm-101.service/memory.swap.max)" = 0 ]
+# The sandbox leaves the disk what it needs: it would say what it misses.
+[ -z "$(journalctl -u spillway-vm-101 | grep -E 'io_uring|system calls|AIO')" ]
+bash $hook 101 post-stop
+until_so test ! -e /run/spillway-vm/101.sock
+journalctl -u spillway-vm-101 | grep 'Deactivated successfully'
+rm -r /etc/spillway
+say "a hook serves a disk"
+
 # Without systemd-run the unit spares what is in its own control group.
 mkdir /run/few
 ln -s /bin/mkdir /run/few

@@ -17,7 +17,7 @@ Environment=PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 ExecStart=/bin/sh -c '/run/payload/inside; echo ended with $? >/dev/ttyS1; systemctl poweroff --force'
 ";
 /// What it reports, in this order.
-const PARTS: [&str; 11] = [
+const PARTS: [&str; 12] = [
     "installed",
     "a machine has a scope",
     "killed",
@@ -26,6 +26,7 @@ const PARTS: [&str; 11] = [
     "activated",
     "ended in order",
     "upgraded",
+    "a hook serves a disk",
     "without systemd-run",
     "removed",
     "with 0",

@@ -104,7 +104,7 @@ const WALLS: &[Wall] = &[
     },
     Wall {
         name: "spillway-lab",
-        ours: &["spillway-advisor", "spillway-testkit"],
+        ours: &["spillway-advisor", "spillway-control", "spillway-testkit"],
         others: None,
         never: SERVES,
     },

@@ -5,8 +5,9 @@
 use crate::args::Stats as Args;
 use crate::error::{Exit, Failure};
 use crate::output;
-use crate::table::{group, percent};
+use crate::table::percent;
 use serde_json::Value;
+use spillway_control::counters::group;
 use spillway_control::{Client, Dirty, Request, bytes};
 use std::fmt::Write;
 

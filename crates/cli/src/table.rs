@@ -2,9 +2,48 @@
 //!
 //! Invariant: a share is of what the guest moved, in bytes, so that all lines can be compared.
 
+use spillway_control::counters::{Counter, Unit, group, shown};
 use spillway_control::{Latency, Plane, Stats, bytes};
 use std::fmt::Write;
 use std::time::Duration;
+
+/// What is told in a line of its own, under the name of its first counter: whether it is shown if that is 0, and what stands beside
+/// it.
+const LINES: [(bool, &Counter, &[&Counter]); 6] = [
+    (true, shown("map.bytes"), &[]),
+    (true, shown("inflight"), &[shown("waiting")]),
+    (
+        false,
+        shown("evictions.blocks"),
+        &[
+            shown("evictions.background"),
+            shown("evictions.urgent"),
+            shown("promotions.blocks"),
+            shown("collector.moved_blocks"),
+        ],
+    ),
+    (false, shown("throttled.count"), &[shown("throttled.ns")]),
+    (false, shown("stalls.count"), &[shown("stalls.ns")]),
+    (true, shown("discards.count"), &[shown("discards.bytes"), shown("flushes")]),
+];
+
+/// What should be 0.
+const TROUBLES: [&Counter; 6] = [
+    shown("failed.requests"),
+    shown("checksum_mismatches"),
+    shown("overflow.write_errors"),
+    shown("overflow.read_errors"),
+    shown("degraded"),
+    shown("restarts"),
+];
+
+/// The columns of planes; their share stands behind them.
+const PLANE_COLUMNS: [&Counter; 4] = [
+    shown("planes.guest.reads"),
+    shown("planes.guest.writes"),
+    shown("planes.guest.read_bytes"),
+    shown("planes.guest.written_bytes"),
+];
 
 /// The planes in the order of the table, under their names for people.
 fn planes(stats: &Stats) -> [(&'static str, Plane); 6] {
@@ -51,7 +90,7 @@ pub fn summary(stats: &Stats) -> String {
 
 /// Where the I/O went.
 pub fn by_plane(stats: &Stats) -> String {
-    let mut out = row("", ["reads", "writes", "read", "written", "share"].map(String::from));
+    let mut out = plane_header("");
     let planes = planes(stats);
     let guest = planes[0].1.read_bytes.saturating_add(planes[0].1.written_bytes);
     for (name, p) in planes {
@@ -66,7 +105,7 @@ pub fn by_plane(stats: &Stats) -> String {
 pub fn rates(before: &Stats, now: &Stats, passed: Duration) -> String {
     let seconds = passed.as_secs_f64().max(0.001);
     let per_second = |now: u64, before: u64| (now.saturating_sub(before) as f64 / seconds).round() as u64;
-    let mut out = row("per second", ["reads", "writes", "read", "written", "share"].map(String::from));
+    let mut out = plane_header("per second");
     let pairs = planes(before).into_iter().zip(planes(now));
     let guest = pairs.clone().next().map_or(0, |((_, b), (_, n))| {
         n.read_bytes.wrapping_add(n.written_bytes).saturating_sub(b.read_bytes.wrapping_add(b.written_bytes))
@@ -94,66 +133,34 @@ pub fn gauges(stats: &Stats) -> String {
     let mut line = |name: &str, text: String| {
         let _ = writeln!(out, "{name:<12} {text}");
     };
-    let of = |used: u64, limit: u64| match limit {
-        0 => bytes(used),
-        _ => format!("{} of {} ({})", bytes(used), bytes(limit), percent(used, limit)),
+    let of = |used: &Counter, limit: u64| match limit {
+        0 => used.text(stats),
+        _ => format!("{} of {} ({})", used.text(stats), bytes(limit), percent((used.value)(stats), limit)),
+    };
+    // Each under its name in the table of counters.
+    let named = |counters: &[&Counter]| -> String {
+        let named = counters.iter().map(|counter| format!("{} {}", counter.short, counter.text(stats)));
+        named.collect::<Vec<_>>().join(", ")
     };
     if stats.ram.limit_bytes > 0 {
-        line(
-            "RAM tier",
-            format!(
-                "{}, peak {}",
-                of(stats.ram.used_bytes, stats.ram.limit_bytes),
-                bytes(stats.ram.peak_bytes)
-            ),
-        );
+        let used = const { shown("ram.used_bytes") };
+        let peak = named(&[const { shown("ram.peak_bytes") }]);
+        line(used.short, format!("{}, {peak}", of(used, stats.ram.limit_bytes)));
     }
     if stats.mode != "ram" {
-        let o = &stats.overflow;
-        line(
-            own_file(&stats.mode),
-            format!("{}, file {}", of(o.used_bytes, o.limit_bytes), bytes(o.file_bytes)),
-        );
+        let used = of(const { shown("overflow.used_bytes") }, stats.overflow.limit_bytes);
+        let file = named(&[const { shown("overflow.file_bytes") }]);
+        line(own_file(&stats.mode), format!("{used}, {file}"));
     }
-    line("block map", bytes(stats.map.bytes));
-    line("in flight", format!("{}, waiting for room {}", stats.inflight, stats.waiting));
-    let e = &stats.evictions;
-    if e.blocks > 0 {
-        line(
-            "evicted",
-            format!(
-                "{} in {} background and {} urgent writes; {} promoted; collector moved {}",
-                count(e.blocks, "block"),
-                group(e.background),
-                group(e.urgent),
-                group(stats.promotions.blocks),
-                group(stats.collector.moved_blocks)
-            ),
-        );
+    for (is_shown_if_zero, first, rest) in LINES {
+        if is_shown_if_zero || (first.value)(stats) > 0 {
+            let texts = [first.text(stats), named(rest)];
+            line(
+                first.short,
+                texts.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(", "),
+            );
+        }
     }
-    if stats.throttled.count > 0 {
-        let (times, ns) = (count(stats.throttled.count, "time"), nanoseconds(stats.throttled.ns));
-        line("rate limit", format!("requests waited {times}, {ns} in all"));
-    }
-    if stats.stalls.count > 0 {
-        line(
-            "stalls",
-            format!(
-                "{} waited {} for room",
-                count(stats.stalls.count, "write"),
-                nanoseconds(stats.stalls.ns)
-            ),
-        );
-    }
-    line(
-        "discards",
-        format!(
-            "{}, {} given back; {}",
-            group(stats.discards.count),
-            bytes(stats.discards.bytes),
-            count(stats.flushes, "flush").replace("flushs", "flushes")
-        ),
-    );
     if !stats.engine.is_empty() {
         let confined = match stats.landlock {
             0 => "no Landlock".into(),
@@ -161,18 +168,10 @@ pub fn gauges(stats: &Stats) -> String {
         };
         line("worker", format!("I/O by {}, {confined}", stats.engine));
     }
-    let troubles = [
-        ("failed requests", stats.failed.requests),
-        ("checksum mismatches", stats.checksum_mismatches),
-        ("overflow write errors", stats.overflow.write_errors),
-        ("overflow read errors", stats.overflow.read_errors),
-        ("degraded", stats.degraded),
-        ("worker restarts", stats.restarts),
-    ];
-    let troubles: Vec<_> =
-        troubles.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {}", group(*n))).collect();
+    let troubles: Vec<&Counter> =
+        TROUBLES.iter().copied().filter(|counter| (counter.value)(stats) > 0).collect();
     if !troubles.is_empty() {
-        line("trouble", troubles.join(", "));
+        line("trouble", named(&troubles));
     }
     out
 }
@@ -188,11 +187,16 @@ fn latencies(stats: &Stats) -> String {
         ("base read", &l.base_read),
     ] {
         if *count > 0 {
-            let [p50, p99, max] = [p50_ns, p99_ns, max_ns].map(|ns| nanoseconds(*ns));
+            let [p50, p99, max] = [p50_ns, p99_ns, max_ns].map(|ns| Unit::Nanoseconds.text(*ns));
             let _ = writeln!(out, "{name:<15}{p50:>12}{p99:>12}{max:>12}");
         }
     }
     out
+}
+
+fn plane_header(name: &str) -> String {
+    let [reads, writes, read, written] = PLANE_COLUMNS.map(|counter| counter.short.to_owned());
+    row(name, [reads, writes, read, written, "share".to_owned()])
 }
 
 fn row(name: &str, cells: [String; 5]) -> String {
@@ -205,33 +209,11 @@ fn count(n: u64, what: &str) -> String {
     format!("{} {what}{}", group(n), if n == 1 { "" } else { "s" })
 }
 
-/// Thousands apart: `1,234,567`.
-pub fn group(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
 /// `12.5%`; a dash where there is nothing to compare with.
 pub fn percent(part: u64, whole: u64) -> String {
     match whole {
         0 => "-".into(),
         _ => format!("{:.1}%", part as f64 * 100.0 / whole as f64),
-    }
-}
-
-fn nanoseconds(ns: u64) -> String {
-    match ns {
-        0..1_000 => format!("{ns} ns"),
-        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
-        _ => format!("{:.2} s", ns as f64 / 1e9),
     }
 }
 
@@ -270,6 +252,33 @@ mod tests {
         let of = |landlock| summary(&Stats { engine: "threads".into(), landlock, ..stats() });
         assert!(of(0).contains("I/O by threads, no Landlock\n"), "{}", of(0));
         assert!(of(7).contains("I/O by threads, Landlock 7\n"), "{}", of(7));
+    }
+
+    /// The names and units are those of the table of counters.
+    #[test]
+    fn what_has_happened_is_told_by_the_counters_names() {
+        let mut s = stats();
+        s.evictions.blocks = 1234;
+        s.evictions.urgent = 2;
+        s.promotions.blocks = 1;
+        s.stalls.count = 3;
+        s.stalls.ns = 1_500_000;
+        s.discards.bytes = 1 << 20;
+        s.failed.requests = 7;
+        s.degraded = 1;
+        let text = gauges(&s);
+        for line in [
+            "evicted      1,234 blocks, background writes 0, urgent writes 2, promoted 1 block, moved by collector 0 blocks\n",
+            "stalls       3, time waited 1.5 ms\n",
+            "in flight    0, waiting for room 0\n",
+            "discards     0, given back 1.0 MiB, flushes 0\n",
+            "trouble      failed requests 7, degraded 1\n",
+            ", peak 0 B\n",
+            ", file 0 B\n",
+        ] {
+            assert!(text.contains(line), "{line} is not in:\n{text}");
+        }
+        assert!(!text.contains("rate limited"), "{text}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal};
 use rustix::pty::OpenptFlags;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -202,6 +203,66 @@ fn a_kernel_is_booted_instead_of_the_disk() {
     command.arg("--kernel").arg(world.path("kernel")).args(["--append", "-x console=ttyS0"]);
     let status = terminal.spawn(command.args(DEBUG_EXIT)).wait().unwrap();
     assert_eq!(status.code(), Some(0x15 << 1 | 1), "{}", terminal.text());
+}
+
+/// In the place of QEMU: once it is asked to end, or ends by itself, it looks for a while whether its disk still serves.
+const STAND_IN: &str = r#"#!/bin/sh
+case "$*" in *probe.raw*) exit 43 ;; esac
+ends() {
+    trap '' INT TERM HUP
+    for n in 1 2 3 4 5; do
+        "$SPILLWAY" stats "$CONTROL" >/dev/null 2>&1 && echo served || echo gone
+        sleep 0.05
+    done >"$SEEN"
+    exit 0
+}
+trap ends INT TERM HUP
+echo runs
+until [ -e "$END" ]; do sleep 0.05; done
+ends
+"#;
+
+/// Runs that, lets it end, and asserts that the disk has served until then.
+fn ends_before_its_disk(what: &str, end: impl Fn(&World, Pid)) {
+    let world = world();
+    std::fs::write(world.path("script"), STAND_IN).unwrap();
+    std::fs::create_dir(world.path("bin")).unwrap();
+    // By another process: while this one had it open to write, a child of another test could inherit that.
+    let mut install = Command::new("install");
+    install.args(["-m", "755"]).arg(world.path("script")).arg(world.path("bin/qemu-system-x86_64"));
+    assert!(install.status().unwrap().success());
+    let mut command = spillway();
+    let path = format!("{}:{}", world.path("bin").display(), std::env::var("PATH").unwrap());
+    let program = command.get_program().to_owned();
+    command.env("PATH", path).env("SPILLWAY", program).env("XDG_RUNTIME_DIR", world.path("run"));
+    for (variable, name) in [("CONTROL", "control"), ("SEEN", "seen"), ("END", "end")] {
+        command.env(variable, world.path(name));
+    }
+    command.arg("run").arg("--image").arg(world.path("base.raw")).args(["--memory", "64M"]);
+    command.arg("--overflow-dir").arg(world.dir.path()).arg("--control").arg(world.path("control"));
+    let said = File::create(world.path("said")).unwrap();
+    command.process_group(0).stdin(Stdio::null()).stdout(said.try_clone().unwrap()).stderr(said);
+    let mut child = command.spawn().unwrap();
+    let text = || std::fs::read_to_string(world.path("said")).unwrap();
+    until("the machine runs", || text().contains("runs\n"));
+    end(&world, Pid::from_child(&child));
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{what}: {}", text());
+    let seen = std::fs::read_to_string(world.path("seen")).unwrap();
+    assert_eq!(seen, "served\n".repeat(5), "{what}: {}", text());
+    assert!(text().contains("where the I/O went"), "{what}: {}", text());
+    assert!(!world.path("control").exists(), "{what}: the disk has ended");
+}
+
+#[test]
+fn the_machine_ends_before_its_disk() {
+    ends_before_its_disk("SIGTERM", |_, run| rustix::process::kill_process(run, Signal::TERM).unwrap());
+    // What a terminal sends goes to all processes of its foreground group.
+    for signal in [Signal::INT, Signal::HUP] {
+        ends_before_its_disk("the terminal", |_, run| {
+            rustix::process::kill_process_group(run, signal).unwrap();
+        });
+    }
+    ends_before_its_disk("its own end", |world, _| std::fs::write(world.path("end"), "").unwrap());
 }
 
 #[test]

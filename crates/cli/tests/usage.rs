@@ -4,7 +4,8 @@
 
 mod common;
 
-use common::{World, finishes, refuses, spillway, worker_program};
+use common::{World, finishes, is_root, refuses, spillway, worker_program};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 /// It is started by the programs that know how.
@@ -24,6 +25,37 @@ fn without_the_program_that_serves_there_is_an_error_that_says_where_it_was_look
     let mut serve = Command::new(alone);
     serve.args(["serve", "--image", "x.raw", "--nbd", "n"]).env("PATH", worker_program().parent().unwrap());
     refuses(&mut serve, 69, &["spillway-worker", here, "/usr/lib/spillway", "install"]);
+}
+
+/// As after an upgrade of the package, to one that was started before.
+#[test]
+fn an_order_of_another_version_is_refused_in_words() {
+    let (worker, own) = (worker_program(), env!("CARGO_PKG_VERSION"));
+    let order =
+        r#"{"order_version":99,"program_version":"9.8.7","settings":{"unheard_of":1},"output":"sung"}"#;
+    let words = [worker.to_str().unwrap(), own, "9.8.7", "restart spillwayd"];
+    refuses(Command::new(&worker).args(["serve", order]), 69, &words);
+}
+
+#[test]
+fn a_program_that_somebody_else_can_change_is_not_executed() {
+    let world = World::new();
+    let binary = world.program_for_all();
+    let serves = binary.with_file_name("spillway-worker");
+    let refused = |words: &[&str]| {
+        let mut serve = Command::new(&binary);
+        serve.args(["serve", "--mode", "ram", "--nbd", "n", "--image"]).arg(world.path("base.raw"));
+        refuses(&mut serve, 69, &[&[serves.to_str().unwrap(), "not trusted"], words].concat());
+    };
+    std::fs::set_permissions(&serves, PermissionsExt::from_mode(0o757)).unwrap();
+    refused(&["every user can write to it", "chmod go-w"]);
+    if is_root() {
+        std::fs::set_permissions(&serves, PermissionsExt::from_mode(0o775)).unwrap();
+        refused(&["group 0 can write to it", "chmod go-w"]);
+        std::fs::set_permissions(&serves, PermissionsExt::from_mode(0o755)).unwrap();
+        std::os::unix::fs::chown(&serves, Some(65534), None).unwrap();
+        refused(&["belongs to user 65534", "chown root"]);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! The counters and gauges of a disk, one row each: name, unit, kind, help, and the name that users of Citrix's cache know.
-//! JSON keys, Prometheus, the names of MCS storage optimization and the table in `docs/counters.md` come from here.
+//! The counters and gauges of a disk, one row each: name, unit, kind, help, the short name in tables for people, and the name
+//! that users of Citrix's cache know. JSON keys, Prometheus, `spillway stats` and `top`, the names of MCS storage optimization
+//! and the table in `docs/counters.md` come from here.
 //!
 //! Invariant: every number of [`Stats`] has its row, but for latencies, which are distributions; rows of one metric stand
 //! together.
@@ -7,6 +8,7 @@
 mod table;
 
 use crate::stats::Stats;
+use spillway_layout::bytes_in_words as bytes;
 pub use table::COUNTERS;
 
 /// A counter or gauge.
@@ -24,6 +26,8 @@ pub struct Counter {
     pub unit: Unit,
     /// What it says, as a sentence.
     pub help: &'static str,
+    /// Its name in tables for people, of at most three words; empty if no table shows it.
+    pub short: &'static str,
     /// Its name in Citrix's performance object "Citrix MCS Storage Driver".
     pub mcsio: Option<&'static str>,
     /// Its value.
@@ -72,11 +76,53 @@ impl Unit {
             Unit::Things => "",
         }
     }
+
+    /// A figure of this unit as people read it: `64.0 MiB`, `1.5 ms`, `7 blocks`, `1,234,567`.
+    pub fn text(self, n: u64) -> String {
+        match self {
+            Unit::Bytes => bytes(n),
+            Unit::Nanoseconds => nanoseconds(n),
+            Unit::Blocks => format!("{} block{}", group(n), if n == 1 { "" } else { "s" }),
+            Unit::Things => group(n),
+        }
+    }
+}
+
+/// Thousands apart: `1,234,567`.
+pub fn group(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+fn nanoseconds(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
 }
 
 impl Counter {
     const fn new(key: &'static str, metric: &'static str, kind: Kind, value: fn(&Stats) -> u64) -> Counter {
-        Counter { key, metric, label: None, kind, unit: Unit::Things, help: "", mcsio: None, value }
+        Counter {
+            key,
+            metric,
+            label: None,
+            kind,
+            unit: Unit::Things,
+            help: "",
+            short: "",
+            mcsio: None,
+            value,
+        }
     }
 
     const fn of(self, unit: Unit, help: &'static str) -> Counter {
@@ -87,9 +133,45 @@ impl Counter {
         Counter { label: Some((label, value)), ..self }
     }
 
+    const fn short(self, short: &'static str) -> Counter {
+        Counter { short, ..self }
+    }
+
     const fn mcsio(self, name: &'static str) -> Counter {
         Counter { mcsio: Some(name), ..self }
     }
+
+    /// Its value as people read it.
+    pub fn text(&self, stats: &Stats) -> String {
+        self.unit.text((self.value)(stats))
+    }
+}
+
+/// The row of a key, found when this is compiled if it is asked for as a constant. The key must be in the table, and its row must
+/// have a short name.
+pub const fn shown(key: &str) -> &'static Counter {
+    let mut i = 0;
+    while i < COUNTERS.len() {
+        if is_same(COUNTERS[i].key.as_bytes(), key.as_bytes()) {
+            assert!(!COUNTERS[i].short.is_empty(), "a counter without a short name");
+            return &COUNTERS[i];
+        }
+        i += 1;
+    }
+    panic!("no counter of this key")
+}
+
+const fn is_same(a: &[u8], b: &[u8]) -> bool {
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
+/// The row of a key.
+pub fn of_key(key: &str) -> Option<&'static Counter> {
+    COUNTERS.iter().find(|counter| counter.key == key)
 }
 
 /// The first row of a metric.
@@ -148,6 +230,7 @@ mod tests {
         let mut begun: Vec<&Counter> = Vec::new();
         for row in COUNTERS {
             assert_eq!(row.kind == Kind::Counter, row.metric.ends_with("_total"), "{}", row.key);
+            assert!(row.short.split(' ').count() <= 3, "{}", row.key);
             assert!(row.help.ends_with('.') && row.help.split(' ').count() > 1, "{}", row.key);
             assert_eq!(row.unit == Unit::Bytes, row.metric.contains("bytes"), "{}", row.key);
             match begun.iter().position(|other| other.metric == row.metric) {
@@ -159,6 +242,26 @@ mod tests {
             }
         }
         assert_eq!(of_mcsio().count(), 8);
+    }
+
+    #[test]
+    fn figures_are_written_by_their_unit() {
+        let texts = [
+            (Unit::Bytes, 64 << 20, "64.0 MiB"),
+            (Unit::Nanoseconds, 900, "900 ns"),
+            (Unit::Nanoseconds, 12_345, "12.3 us"),
+            (Unit::Nanoseconds, 2_000_000, "2.0 ms"),
+            (Unit::Nanoseconds, 3_210_000_000, "3.21 s"),
+            (Unit::Blocks, 1_234_567, "1,234,567 blocks"),
+            (Unit::Blocks, 1, "1 block"),
+            (Unit::Things, 999, "999"),
+        ];
+        for (unit, n, text) in texts {
+            assert_eq!(unit.text(n), text);
+        }
+        let mut stats = Stats::default();
+        stats.ram.used_bytes = 4096;
+        assert_eq!(shown("ram.used_bytes").text(&stats), "4.0 KiB");
     }
 
     /// SPILLWAY_WRITE=1 writes the table.
@@ -191,6 +294,11 @@ mod tests {
             std::fs::write(&page, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
             return;
         }
+        // What a row says is said there alone.
+        let is_row = |key: &str| COUNTERS.iter().any(|row| row.key == key);
+        let describes = |line: &&str| line.split('|').nth(1).is_some_and(|keys| keys.split('`').any(is_row));
+        let lines = before.lines().chain(after.lines()).filter(|line| !line.ends_with("| as above |"));
+        assert_eq!(lines.filter(describes).collect::<Vec<_>>(), [""; 0], "described twice");
         assert_eq!(found, table, "write it with SPILLWAY_WRITE=1 cargo test -p spillway-control counters");
     }
 }

@@ -33,7 +33,7 @@ pub use error::{ErrorKind, SupervisorError, plain};
 pub use exit::Exit;
 pub use limits::rate_is_met;
 pub use messages::{Request, Response};
-pub use process::{default_signals, end_with_parent};
+pub use process::{default_signals, end_with_parent, output_within};
 pub use settings::{Digests, Report, ServeSettings};
 pub use signals::Signals;
 pub use spillway_layout::{

@@ -35,6 +35,7 @@ use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_api::{EventKind, Hypervisor};
+use spillway_control::program::check_program;
 use std::fs;
 use std::future::pending;
 use std::net::SocketAddr;
@@ -206,15 +207,12 @@ fn parts(
     state: &Path,
     complain: &mut dyn FnMut(&str),
 ) -> Result<MachineHostConfig> {
-    if !settings.program.is_file() {
-        let program = settings.program.display();
-        complain(&format!(
-            "{program} does not exist, so no machine can start: install spillway-worker, or give its path with --worker"
-        ));
+    if let Err(e) = check_program(&settings.program) {
+        complain(&format!("no machine can start: {e}; --worker names the program"));
     }
     if has_swap() {
         complain(
-            "this host has swap, and a write cache that is swapped out is slower than none: turn swap off, or set memory.swap.max=0 for machines",
+            "this host has swap, and a write cache that is swapped out is slower than none: turn swap off (swapoff)",
         );
     }
     let guest_users = settings.guest_users.settle(settings.hypervisor, complain);

@@ -8,6 +8,7 @@ use crate::error::HostError;
 use crate::scopes::followed_by;
 use spillway_api::{ErrorCode, Hypervisor, Name};
 use spillway_control::kvm::Accelerator;
+use spillway_control::output_within;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs;
@@ -15,9 +16,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Program that drops privileges before it executes another (util-linux, setpriv(1)).
 const SETPRIV: &str = "setpriv";
+/// How long it may take to start a program that does nothing.
+const TRIAL: Duration = Duration::from_secs(30);
 /// Device of KVM.
 const KVM: &str = "/dev/kvm";
 /// User and group -1 mean "unchanged" to the kernel (setresuid(2)).
@@ -149,7 +153,8 @@ impl UserChoice {
                 "{conflict}, who could come to guests of ours: give another range with --guest-users"
             ));
         });
-        let tried = run_as(&Command::new("true"), range.last, None).stdin(Stdio::null()).output();
+        let mut trial = run_as(&Command::new("true"), range.last, None);
+        let tried = output_within(trial.stdin(Stdio::null()), TRIAL);
         let why = match tried {
             Ok(done) if done.status.success() => return Ok(Some(range)),
             Ok(done) => String::from_utf8_lossy(&done.stderr).trim().to_owned(),

@@ -5,7 +5,7 @@ use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser}
 use clap::{CommandFactory, Parser, Subcommand};
 use spillway_api::Hypervisor;
 use spillway_api::client::Address;
-use spillway_control::program::{LIBEXEC, WORKER, worker_program};
+use spillway_control::program::{LIBEXEC, WORKER, find_worker_program};
 use spillway_host::access::tls::Remote;
 use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
@@ -221,8 +221,10 @@ fn main() -> Result<()> {
         None => {}
     }
     // Without one it serves what there is, and says that no machine can start.
-    let program =
-        arguments.worker.or_else(|| worker_program().ok()).unwrap_or_else(|| Path::new(LIBEXEC).join(WORKER));
+    let program = arguments
+        .worker
+        .or_else(|| find_worker_program().ok())
+        .unwrap_or_else(|| Path::new(LIBEXEC).join(WORKER));
     let remote = match (arguments.listen, arguments.tls_cert, arguments.tls_key, arguments.tokens) {
         (Some(address), Some(certificate), Some(key), Some(tokens)) => {
             Some(Remote { address, certificate, key, tokens })

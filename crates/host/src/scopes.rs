@@ -5,9 +5,11 @@
 //! Invariant: the choice is made once. A process is in its group before it executes its program, and keeps its process
 //! id.
 
+use spillway_control::output_within;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Slice of all scopes.
@@ -18,6 +20,8 @@ const PROPERTIES: [&str; 3] = ["MemorySwapMax=0", "IOWeight=100", "Before=spillw
 /// How long the processes of a scope may take to end: as long as the daemon gives a disk.
 const STOP: &str = "TimeoutStopSec=40s";
 const SYSTEMD_RUN: &str = "systemd-run";
+/// How long systemd may take to create a scope.
+const TRIAL: Duration = Duration::from_secs(30);
 /// Root of the control groups of version 2.
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// Prefix of the groups that we create.
@@ -125,7 +129,7 @@ fn try_systemd() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("systemd takes scopes from root only".into());
     }
-    let tried = in_scope("probe", "true", &Command::new("/bin/true")).output();
+    let tried = output_within(&mut in_scope("probe", "true", &Command::new("/bin/true")), TRIAL);
     let tried = tried.map_err(|e| format!("{SYSTEMD_RUN}: {e}"))?;
     let said = String::from_utf8_lossy(&tried.stderr);
     if tried.status.success() { Ok(()) } else { Err(format!("{SYSTEMD_RUN}: {}", said.trim())) }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: when a [`Daemon`] is dropped its machines have ended too, which would outlive it otherwise.
 
+use crate::disk::check_built;
 use crate::process::{Server, wait_until};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -25,7 +26,7 @@ impl Daemon {
     /// Starts the one that lies beside `spillway`. State, socket and messages go to `dir`.
     pub fn start(spillway: &Path, dir: &Path, options: &[&str]) -> Result<Daemon> {
         let program = spillway.with_file_name("spillwayd");
-        ensure!(program.is_file(), "{}: not there: it is built with spillway", program.display());
+        check_built(&program)?;
         let text = |path: PathBuf| path.display().to_string();
         let mut arguments =
             vec!["--state".into(), text(dir.join("state")), "--socket".into(), text(dir.join("sock"))];

@@ -8,13 +8,13 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// How long it may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The program that belongs to this one: `SPILLWAY_PROGRAM`, or what cargo built into the same folder. An error
-/// says what to build; one that is older than its sources is said aloud.
+/// The program that belongs to this one: `SPILLWAY_PROGRAM`, or what cargo built into the same folder, together with the
+/// program that serves disks. An error if one of them is not there, or was built of other sources than there are now.
 pub fn program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("SPILLWAY_PROGRAM") {
         let path = PathBuf::from(path);
@@ -26,45 +26,54 @@ pub fn program() -> Result<PathBuf> {
     let dir = me.parent().context("this program lies in no folder")?;
     let dir = if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir };
     for name in ["spillway", "spillway-worker"] {
-        look_at(&dir.join(name))?;
+        check_built(&dir.join(name))?;
     }
     Ok(dir.join("spillway"))
 }
 
-/// Refuses a program that is not there; says aloud that one is older than its sources.
-fn look_at(path: &Path) -> Result<()> {
-    if !path.is_file() {
-        let dir = path.parent().and_then(Path::file_name).and_then(|name| name.to_str());
-        let profile = match dir {
-            Some("debug") | None => "dev",
-            Some(name) => name,
-        };
-        bail!(
-            "{}: not there: build it with 'cargo build --profile {profile} -p {}', or set SPILLWAY_PROGRAM",
-            path.display(),
-            path.file_name().unwrap_or_default().display()
-        );
-    }
-    if let Some(source) = newer_source(path) {
-        use std::io::Write;
-        // Past the test harness's capture.
-        let _ = writeln!(
-            std::io::stderr(),
-            "WARNING: {} is older than {}: what is tested is not what is written",
-            path.display(),
-            source.display()
-        );
-    }
-    Ok(())
+/// The daemon that belongs to this program, by the rules of [`program`].
+pub fn daemon_program() -> Result<PathBuf> {
+    let path = program()?.with_file_name("spillwayd");
+    check_built(&path)?;
+    Ok(path)
 }
 
-/// A source that has changed since the program was built, by the list that cargo leaves beside it.
-fn newer_source(program: &Path) -> Option<PathBuf> {
-    let modified = |p: &Path| -> Option<SystemTime> { p.metadata().ok()?.modified().ok() };
+/// Refuses a program that cargo has not built, or has built of other sources than there are now.
+pub fn check_built(path: &Path) -> Result<()> {
+    let what = match (path.is_file(), changed_source(path)) {
+        (false, _) => "not there".to_owned(),
+        (true, None) => return Ok(()),
+        (true, Some(source)) => {
+            format!("built before {} changed: what would be tested is not what is written", source.display())
+        }
+    };
+    let dir = path.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+    let profile = match dir {
+        Some("debug") | None => "dev",
+        Some(name) => name,
+    };
+    let package = match path.file_name().and_then(|name| name.to_str()) {
+        Some("spillwayd") => "spillway-host",
+        Some(name) => name,
+        None => "",
+    };
+    bail!(
+        "{}: {what}: build it with 'cargo build --profile {profile} -p {package}', or set SPILLWAY_PROGRAM",
+        path.display()
+    );
+}
+
+/// A source that has changed, or has gone, since the program was built. By the list of all sources that cargo leaves beside it;
+/// a program without one is installed, and was built of nothing that is here.
+fn changed_source(program: &Path) -> Option<PathBuf> {
+    let modified = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
     let built = modified(program)?;
     let list = std::fs::read_to_string(program.with_extension("d")).ok()?;
-    let sources = list.split_once(": ")?.1.split_whitespace().map(PathBuf::from);
-    sources.into_iter().find(|s| modified(s).is_some_and(|at| at > built))
+    // Blanks in names are escaped.
+    let list = list.replace("\\ ", "\0");
+    let sources =
+        list.split_once(": ")?.1.split_whitespace().map(|name| PathBuf::from(name.replace('\0', " ")));
+    sources.into_iter().find(|source| modified(source).is_none_or(|at| at > built))
 }
 
 /// A running `spillway serve` with all its sockets.
@@ -219,4 +228,37 @@ pub fn went_wrong(stats: &Value) -> Option<String> {
 pub fn figure(stats: &Value, key: &str) -> Result<u64> {
     let pointer = format!("/{}", key.replace('.', "/"));
     stats.pointer(&pointer).and_then(Value::as_u64).with_context(|| format!("no figure {key} in {stats}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{File, write};
+    use std::time::SystemTime;
+
+    #[test]
+    fn a_program_that_is_older_than_a_source_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let [program, list, source] =
+            ["spillwayd", "spillwayd.d", "a source.rs"].map(|name| dir.path().join(name));
+        let at = |path: &Path, seconds| {
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+            File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+        };
+        let refused = || check_built(&program).map_err(|e| e.to_string());
+        assert!(refused().unwrap_err().contains("not there: build it with"));
+        write(&program, "").unwrap();
+        at(&program, 1000);
+        assert_eq!(refused(), Ok(()), "it is installed");
+        write(&source, "").unwrap();
+        let names = format!("{}: {}\n", program.display(), source.display().to_string().replace(' ', "\\ "));
+        write(&list, names).unwrap();
+        at(&source, 999);
+        assert_eq!(refused(), Ok(()));
+        at(&source, 1001);
+        let text = refused().unwrap_err();
+        assert!(text.contains("a source.rs changed") && text.contains("-p spillway-host"), "{text}");
+        std::fs::remove_file(&source).unwrap();
+        assert!(refused().is_err(), "a source that has gone is another state");
+    }
 }

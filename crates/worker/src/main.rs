@@ -67,10 +67,7 @@ fn probe() -> Result<(), SupervisorError> {
 fn serve(order: &str) -> Result<(), SupervisorError> {
     // It is the server that people have started, whatever its file is called.
     let _ = rustix::thread::set_name(c"spillway");
-    let order: ServeOrder = serde_json::from_str(order).map_err(|e| {
-        let advice = "use spillway, spillwayd and spillway-worker of one version";
-        SupervisorError::caused(ErrorKind::Options, "this is no disk that can be served", e, advice)
-    })?;
+    let order = ServeOrder::parse(order)?.ok_or_else(misused)?;
     let signals = Signals::new()?;
     let mut supervisor = Supervisor::start(order.settings, &Program::default(), output::log())?;
     let wake = [signals.as_fd()];

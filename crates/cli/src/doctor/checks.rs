@@ -10,7 +10,7 @@ use spillway_api::client::{Client, ClientError};
 use spillway_api::{Figures, HostDetails, Hypervisor, StoreDetails};
 use spillway_control::kvm::{self, Accelerator};
 use spillway_control::program::{self, Probe};
-use spillway_control::{SupervisorError, bytes};
+use spillway_control::{SupervisorError, bytes, output_within};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -18,6 +18,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 const QEMU: &str = "qemu-system-x86_64";
 /// Less memory than this for one machine and its disk is none.
@@ -28,6 +29,8 @@ const AIO_OF_A_DISK: u64 = 18;
 const LEAST_MEMLOCK_BYTES: u64 = 8 << 20;
 /// The version of Landlock from which on nothing is lacking.
 const LANDLOCK: u32 = 6;
+/// How long a program may take to say its version.
+const DEADLINE: Duration = Duration::from_secs(10);
 /// statfs(2).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
@@ -104,7 +107,7 @@ fn kvm() -> Finding {
 
 /// A program's first line about itself.
 fn version(check: &'static str, program: &str, install: &str, without: &str) -> Finding {
-    let done = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    let done = output_within(Command::new(program).arg("--version").stdin(Stdio::null()), DEADLINE);
     match done {
         Ok(done) if done.status.success() => {
             let text = String::from_utf8_lossy(&done.stdout);

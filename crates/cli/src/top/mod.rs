@@ -9,7 +9,7 @@ use crate::error::{Exit, Failure};
 use crate::host::Daemon;
 use crate::output;
 use clap::{Args, ValueEnum};
-use rows::{COLUMNS, Moments};
+use rows::{COLUMNS, Column, Moments};
 use screen::{Next, Screen};
 use spillway_api::Figures;
 use std::io::{self, IsTerminal};
@@ -33,7 +33,7 @@ pub struct Top {
     /// What a row is
     #[arg(long, value_enum, default_value_t)]
     by: By,
-    /// Sorted by this column: its title, such as fill or write/s
+    /// Sorted by this column: its title, such as fill or written/s
     #[arg(long, value_name = "COLUMN", value_parser = column, default_value = "fill")]
     sort: usize,
     /// Only those with this text in their name, their catalog's or their state
@@ -49,7 +49,7 @@ pub struct Top {
 
 fn column(title: &str) -> Result<usize, String> {
     rows::column(title).ok_or_else(|| {
-        let titles: Vec<String> = COLUMNS.iter().map(|column| column.title.to_lowercase()).collect();
+        let titles: Vec<String> = COLUMNS.iter().map(|column| column.title().to_lowercase()).collect();
         format!("there is no such column: say one of {}", titles.join(", "))
     })
 }
@@ -114,8 +114,9 @@ fn once(moments: &Moments, json: bool, args: &Top) -> String {
         let value = serde_json::json!({ "time": time, "rows": rows });
         return format!("{value:#}\n");
     }
+    let titles = COLUMNS.each_ref().map(Column::title);
     crate::host::table(
-        COLUMNS.each_ref().map(|column| column.title),
+        titles.each_ref().map(String::as_str),
         rows.iter().map(|row| COLUMNS.each_ref().map(|column| (column.text)(row))),
     )
 }
@@ -143,6 +144,6 @@ mod tests {
             (&json["rows"][0]["name"], &json["rows"][0]["rates"]["written_bytes"]),
             (&"b".into(), &2048.0.into())
         );
-        assert!(column("such").unwrap_err().contains("write/s"));
+        assert!(column("such").unwrap_err().contains("written/s"));
     }
 }

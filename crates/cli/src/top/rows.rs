@@ -8,6 +8,7 @@ use crate::host::word;
 use serde::Serialize;
 use spillway_api::{DiskCounters, DiskLevels, Figure, Figures};
 use spillway_control::bytes;
+use spillway_control::counters::{Counter, shown};
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 
@@ -180,76 +181,109 @@ fn to_full(now: &DiskLevels, was: &DiskLevels, seconds: f64) -> Option<u64> {
 
 /// What a row shows at a place, and what rows are sorted by there.
 pub struct Column {
-    pub title: &'static str,
+    title: Title,
     pub text: fn(&Row) -> String,
     order: fn(&Row, &Row) -> Ordering,
 }
 
+/// What stands above a column.
+enum Title {
+    /// What is no counter of a disk.
+    Own(&'static str),
+    /// A counter's short name.
+    Level(&'static Counter),
+    /// A counter's short name, by the second.
+    Rate(&'static Counter),
+    /// The plane of a counter, all bytes of which are added up, by the second.
+    PlaneRate(&'static Counter),
+}
+
+impl Column {
+    /// As it stands above the column.
+    pub fn title(&self) -> String {
+        match self.title {
+            Title::Own(title) => title.to_owned(),
+            Title::Level(counter) => counter.short.to_uppercase(),
+            Title::Rate(counter) => format!("{}/s", counter.short.to_uppercase()),
+            Title::PlaneRate(counter) => {
+                format!("{}/s", counter.label.map_or("", |(_, plane)| plane).to_uppercase())
+            }
+        }
+    }
+}
+
 /// Most important first: what does not fit on a screen is left out from the end.
 pub const COLUMNS: [Column; 14] = [
-    Column { title: "NAME", text: |r| r.name.clone(), order: |a, b| a.name.cmp(&b.name) },
-    Column { title: "STATE", text: |r| r.state.clone(), order: |a, b| a.state.cmp(&b.state) },
+    Column { title: Title::Own("NAME"), text: |r| r.name.clone(), order: |a, b| a.name.cmp(&b.name) },
+    Column { title: Title::Own("STATE"), text: |r| r.state.clone(), order: |a, b| a.state.cmp(&b.state) },
     Column {
-        title: "FILL",
+        title: Title::Own("FILL"),
         text: |r| format!("{:.1}%", r.fill * 100.0),
         order: |a, b| b.fill.total_cmp(&a.fill),
     },
     Column {
-        title: "FULL IN",
+        title: Title::Own("FULL IN"),
         text: |r| r.seconds_to_full.map_or("-".into(), duration),
         order: |a, b| a.seconds_to_full.unwrap_or(u64::MAX).cmp(&b.seconds_to_full.unwrap_or(u64::MAX)),
     },
     Column {
-        title: "WRITE/s",
+        title: Title::Rate(shown("planes.guest.written_bytes")),
         text: |r| rate(r, |r| r.written_bytes),
         order: |a, b| more(a, b, |r| r.written_bytes),
     },
     Column {
-        title: "READ/s",
+        title: Title::Rate(shown("planes.guest.read_bytes")),
         text: |r| rate(r, |r| r.read_bytes),
         order: |a, b| more(a, b, |r| r.read_bytes),
     },
     Column {
-        title: "OVERFLOW/s",
+        title: Title::PlaneRate(shown("planes.overflow.written_bytes")),
         text: |r| rate(r, |r| r.overflow_bytes),
         order: |a, b| more(a, b, |r| r.overflow_bytes),
     },
-    Column { title: "RAM/s", text: |r| rate(r, |r| r.ram_bytes), order: |a, b| more(a, b, |r| r.ram_bytes) },
     Column {
-        title: "BASE/s",
+        title: Title::PlaneRate(shown("planes.ram.written_bytes")),
+        text: |r| rate(r, |r| r.ram_bytes),
+        order: |a, b| more(a, b, |r| r.ram_bytes),
+    },
+    Column {
+        title: Title::PlaneRate(shown("planes.base.read_bytes")),
         text: |r| rate(r, |r| r.base_bytes),
         order: |a, b| more(a, b, |r| r.base_bytes),
     },
     Column {
-        title: "IOPS",
+        title: Title::Own("IOPS"),
         text: |r| r.rates.map_or("-".into(), |r| format!("{:.0}", r.reads + r.writes)),
         order: |a, b| more(a, b, |r| r.reads + r.writes),
     },
     Column {
-        title: "LATENCY",
+        title: Title::Own("LATENCY"),
         text: |r| r.rates.map_or("-".into(), |r| format!("{:.0} us", r.latency_us)),
         order: |a, b| more(a, b, |r| r.latency_us),
     },
     Column {
-        title: "SPARED",
+        title: Title::Own("SPARED"),
         text: |r| bytes(r.spared_bytes),
         order: |a, b| b.spared_bytes.cmp(&a.spared_bytes),
     },
     Column {
-        title: "RAM",
-        text: |r| bytes(r.levels.ram_used_bytes),
+        title: Title::Level(RAM_USED),
+        text: |r| RAM_USED.unit.text(r.levels.ram_used_bytes),
         order: |a, b| b.levels.ram_used_bytes.cmp(&a.levels.ram_used_bytes),
     },
     Column {
-        title: "OVERFLOW",
-        text: |r| bytes(r.levels.overflow_used_bytes),
+        title: Title::Level(OVERFLOW_USED),
+        text: |r| OVERFLOW_USED.unit.text(r.levels.overflow_used_bytes),
         order: |a, b| b.levels.overflow_used_bytes.cmp(&a.levels.overflow_used_bytes),
     },
 ];
 
+const RAM_USED: &Counter = shown("ram.used_bytes");
+const OVERFLOW_USED: &Counter = shown("overflow.used_bytes");
+
 /// Which column has this title, whatever the case.
 pub fn column(title: &str) -> Option<usize> {
-    COLUMNS.iter().position(|column| column.title.eq_ignore_ascii_case(title))
+    COLUMNS.iter().position(|column| column.title().eq_ignore_ascii_case(title))
 }
 
 /// Those that have the text in their name, their catalog's or their state, in the order of a column.
@@ -355,7 +389,7 @@ pub mod tests {
         assert_eq!(sorted("name", false), "abc");
         assert_eq!(sorted("name", true), "cba");
         assert_eq!(sorted("FILL", false), "bca");
-        assert_eq!(sorted("write/s", false), "acb");
+        assert_eq!(sorted("written/s", false), "acb");
         assert_eq!(sorted("full in", false), "bca");
         for column in 0..COLUMNS.len() {
             let mut rows = moments.rows(By::Machine);

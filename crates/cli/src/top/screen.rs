@@ -118,7 +118,7 @@ impl Screen {
                 (true, true) => "-",
                 _ => "",
             };
-            Cell::from(format!("{}{mark}", COLUMNS[column].title))
+            Cell::from(format!("{}{mark}", COLUMNS[column].title()))
         };
         let header = ratatui::widgets::Row::new(columns.iter().map(|(column, _)| title(column)))
             .style(Style::new().add_modifier(Modifier::REVERSED));
@@ -173,7 +173,7 @@ fn fitting(rows: &[Row], width: u16) -> Vec<(usize, u16)> {
     let mut columns = Vec::new();
     for (at, column) in COLUMNS.iter().enumerate() {
         let widest = rows.iter().map(|row| (column.text)(row).chars().count()).max().unwrap_or(0);
-        let wide = u16::try_from(widest.max(column.title.len() + 1)).unwrap_or(u16::MAX);
+        let wide = u16::try_from(widest.max(column.title().len() + 1)).unwrap_or(u16::MAX);
         if wide > left {
             break;
         }
@@ -229,7 +229,7 @@ mod tests {
         press(&mut screen, KeyCode::Right);
         press(&mut screen, KeyCode::Right);
         let seen = picture(&mut screen, 200, 10);
-        assert!(seen[2].contains("WRITE/s*") && seen[3].starts_with("desk-2"), "{seen:#?}");
+        assert!(seen[2].contains("WRITTEN/s*") && seen[3].starts_with("desk-2"), "{seen:#?}");
         press(&mut screen, KeyCode::Char('r'));
         assert!(picture(&mut screen, 200, 10)[3].starts_with("desk-1"));
         for letter in ['/', 'o', 't', 'q'] {

@@ -4,10 +4,11 @@ use super::{Format, Source};
 use crate::advise::ram;
 use crate::error::Failure;
 use crate::output;
-use crate::table::{group, percent};
+use crate::table::percent;
 use spillway_advisor::shards::{Sample, Shards};
 use spillway_advisor::{BLOCK_BYTES, Operation, limit_bytes};
 use spillway_control::bytes;
+use spillway_control::counters::group;
 use std::fmt::Write;
 use std::path::PathBuf;
 

@@ -17,13 +17,15 @@ use std::time::{Duration, Instant};
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn spillway() -> Command {
+    // It starts that one, which cargo does not build for these tests.
+    worker_program();
     Command::new(env!("CARGO_BIN_EXE_spillway"))
 }
 
 /// The program that serves disks, as it is built beside that one.
 pub fn worker_program() -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_spillway")).with_file_name("spillway-worker");
-    assert!(path.is_file(), "{}: build it with 'cargo build -p spillway-worker'", path.display());
+    spillway_testkit::disk::check_built(&path).unwrap_or_else(|e| panic!("{e}"));
     path
 }
 

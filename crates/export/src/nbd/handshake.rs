@@ -105,65 +105,77 @@ impl Handshake {
         output: &mut Output,
         info: &ExportInfo,
     ) -> Result<Progress, Disconnect> {
-        if self.client_flags.is_none() {
-            let Some(bytes) = input.peek() else { return Ok(Progress::NeedsInput) };
-            let flags = u32::from_be_bytes(*bytes);
-            input.consume(4);
-            if flags & !u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES) != 0 {
-                let error = Error::protocol("unknown client flags");
-                return Err(error.bits(flags.into()).into());
-            }
-            self.client_flags = Some(flags);
+        if !self.read_client_flags(input)? {
+            return Ok(Progress::NeedsInput);
         }
         // The options of a client that reads no replies wait.
         self.waits_for_output = false;
         while output.bytes() < UNSENT_HANDSHAKE_BYTES {
-            if let Some((option, remaining)) = self.skipping {
-                match self.skip(option, remaining, input, output) {
-                    Some(progress) => return Ok(progress),
-                    None => continue,
-                }
-            }
-            let Some(header) = input.peek::<OPTION_BYTES>() else { return Ok(Progress::NeedsInput) };
-            let mut fields = Fields(header);
-            if fields.take(8) != Some(&IHAVEOPT.to_be_bytes()) {
-                return Err(Error::protocol("an option does not start with its magic number").into());
-            }
-            let (Some(option), Some(len)) = (fields.u32(), fields.u32()) else {
-                return Ok(Progress::NeedsInput);
+            let progress = match self.skipping {
+                Some((option, remaining)) => self.skip(option, remaining, input, output),
+                None => self.next_option(input, output, info)?,
             };
-            if option == OPT_EXPORT_NAME && len as usize > MAX_STRING_BYTES {
-                let error = Error::new(ErrorKind::Limit, "the export name has too many bytes");
-                return Err(error.above(len, MAX_STRING_BYTES as u64).in_option(option).into());
-            }
-            let fits = len as usize <= MAX_OPTION_BYTES;
-            if fits && input.len() < OPTION_BYTES + len as usize {
-                return Ok(Progress::NeedsInput);
-            }
-            self.options += 1;
-            self.option_bytes += u64::from(len);
-            if self.options > MAX_OPTIONS {
-                let error = Error::new(ErrorKind::Limit, "the handshake has too many options");
-                return Err(error.above(self.options, MAX_OPTIONS).in_option(option).into());
-            }
-            if self.option_bytes > MAX_HANDSHAKE_BYTES {
-                let error = Error::new(ErrorKind::Limit, "the options of the handshake have too many bytes");
-                return Err(error.above(self.option_bytes, MAX_HANDSHAKE_BYTES).in_option(option).into());
-            }
-            if !fits {
-                input.consume(OPTION_BYTES);
-                self.skipping = Some((option, len));
-                continue;
-            }
-            let data = &input.unread()[OPTION_BYTES..OPTION_BYTES + len as usize];
-            let progress = self.option(option, data, output, info)?;
-            input.consume(OPTION_BYTES + len as usize);
             if let Some(progress) = progress {
                 return Ok(progress);
             }
         }
         self.waits_for_output = true;
         Ok(Progress::NeedsInput)
+    }
+
+    /// Reads the client's flags, which come first. False: they have not come yet.
+    fn read_client_flags(&mut self, input: &mut Input) -> Result<bool, Disconnect> {
+        if self.client_flags.is_some() {
+            return Ok(true);
+        }
+        let Some(bytes) = input.peek() else { return Ok(false) };
+        let flags = u32::from_be_bytes(*bytes);
+        input.consume(4);
+        if flags & !u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES) != 0 {
+            let error = Error::protocol("unknown client flags");
+            return Err(error.bits(flags.into()).into());
+        }
+        self.client_flags = Some(flags);
+        Ok(true)
+    }
+
+    /// Takes the next option from the input and replies to it, or begins to skip its data. `None`: another option can follow.
+    fn next_option(
+        &mut self,
+        input: &mut Input,
+        output: &mut Output,
+        info: &ExportInfo,
+    ) -> Result<Option<Progress>, Disconnect> {
+        let Some((option, len)) = peek_option(input)? else { return Ok(Some(Progress::NeedsInput)) };
+        let fits = len as usize <= MAX_OPTION_BYTES;
+        if fits && input.len() < OPTION_BYTES + len as usize {
+            return Ok(Some(Progress::NeedsInput));
+        }
+        self.count_option(option, len)?;
+        if !fits {
+            input.consume(OPTION_BYTES);
+            self.skipping = Some((option, len));
+            return Ok(None);
+        }
+        let data = &input.unread()[OPTION_BYTES..OPTION_BYTES + len as usize];
+        let progress = self.option(option, data, output, info)?;
+        input.consume(OPTION_BYTES + len as usize);
+        Ok(progress)
+    }
+
+    /// Counts an option that has come, and refuses what is beyond the limits of a handshake.
+    fn count_option(&mut self, option: u32, len: u32) -> Result<(), Disconnect> {
+        self.options += 1;
+        self.option_bytes += u64::from(len);
+        if self.options > MAX_OPTIONS {
+            let error = Error::new(ErrorKind::Limit, "the handshake has too many options");
+            return Err(error.above(self.options, MAX_OPTIONS).in_option(option).into());
+        }
+        if self.option_bytes > MAX_HANDSHAKE_BYTES {
+            let error = Error::new(ErrorKind::Limit, "the options of the handshake have too many bytes");
+            return Err(error.above(self.option_bytes, MAX_HANDSHAKE_BYTES).in_option(option).into());
+        }
+        Ok(())
     }
 
     /// Drops data of an option that is too long, and replies to the option when all of it was dropped. `None`: the next
@@ -348,6 +360,21 @@ impl Handshake {
         }
         Ok(())
     }
+}
+
+/// Number and length of the next option, once its header is there.
+fn peek_option(input: &Input) -> Result<Option<(u32, u32)>, Disconnect> {
+    let Some(header) = input.peek::<OPTION_BYTES>() else { return Ok(None) };
+    let mut fields = Fields(header);
+    if fields.take(8) != Some(&IHAVEOPT.to_be_bytes()) {
+        return Err(Error::protocol("an option does not start with its magic number").into());
+    }
+    let (Some(option), Some(len)) = (fields.u32(), fields.u32()) else { return Ok(None) };
+    if option == OPT_EXPORT_NAME && len as usize > MAX_STRING_BYTES {
+        let error = Error::new(ErrorKind::Limit, "the export name has too many bytes");
+        return Err(error.above(len, MAX_STRING_BYTES as u64).in_option(option).into());
+    }
+    Ok(Some((option, len)))
 }
 
 fn list(option: u32, data: &[u8], output: &mut Output, info: &ExportInfo) -> Result<(), Refusal> {

@@ -6,12 +6,14 @@
 use crate::error::HostError;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use spillway_api::ErrorCode;
+use spillway_control::output_within;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Paths of the bridge helper in distributions.
 const BRIDGE_HELPERS: [&str; 3] = [
@@ -19,6 +21,9 @@ const BRIDGE_HELPERS: [&str; 3] = [
     "/usr/libexec/qemu-bridge-helper",
     "/usr/local/libexec/qemu-bridge-helper",
 ];
+
+/// How long the helper may take.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Creates a tap in a bridge.
 pub fn tap(bridge: &str) -> Result<OwnedFd, HostError> {
@@ -35,8 +40,8 @@ pub fn tap(bridge: &str) -> Result<OwnedFd, HostError> {
     // Its standard input is the socket over which it sends the tap.
     let mut command = Command::new(bridge_helper);
     command.args(["--use-vnet", "--fd=0", &format!("--br={bridge}")]);
-    command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::piped());
-    let done = command.output().map_err(internal)?;
+    command.stdin(Stdio::from(OwnedFd::from(theirs)));
+    let done = output_within(&mut command, DEADLINE).map_err(internal)?;
     if !done.status.success() {
         let said = String::from_utf8_lossy(&done.stderr);
         let said = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it says nothing").trim();

@@ -12,7 +12,7 @@ use crate::processes::{self, ObservedProcess, Process};
 use crate::scopes::Scopes;
 use serde::Serialize;
 use spillway_api::{DiskMode, ErrorCode, Hypervisor};
-use spillway_control::program::{ServeOrder, ServeOutput};
+use spillway_control::program::{OTHER_VERSION, ServeOrder, ServeOutput, check_program};
 use spillway_control::{
     BaseCache, Client, Digests, DiskAtRest, DiskSettings, ErrorKind, ImageFormat, Request, ServeSettings,
 };
@@ -63,16 +63,14 @@ pub fn start(
     source: &DiskSource,
     scopes: &Scopes,
 ) -> Result<Process, HostError> {
-    let mut command = Command::new(&source.program);
+    // At each start: the package may have been upgraded meanwhile.
+    let mut command = Command::new(check_program(&source.program)?);
     command.args(order(run, source).arguments()?);
     let process = processes::start(folder, PROCESS, scopes.place(folder, PROCESS, command))?;
     let until = Instant::now() + READY;
     while let Err(e) = ask(folder, &Request::Ping) {
         if process.ends_within(LOOK) {
-            let said = processes::last_words(folder, PROCESS);
-            let is_short = ["memory", "make room"].iter().any(|word| said.contains(word));
-            let code = if is_short { ErrorCode::Exhausted } else { ErrorCode::Internal };
-            return Err(HostError::new(code, format!("its disk cannot be served: {said}")));
+            return Err(not_served(&processes::last_words(folder, PROCESS)));
         }
         if Instant::now() > until {
             let _ = process.end(Duration::ZERO);
@@ -80,6 +78,17 @@ pub fn start(
         }
     }
     Ok(process)
+}
+
+/// The error of a disk whose program has ended with these words.
+fn not_served(said: &str) -> HostError {
+    let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
+    let code = match () {
+        () if says(&["memory", "make room"]) => ErrorCode::Exhausted,
+        () if says(&[OTHER_VERSION]) => ErrorCode::Unavailable,
+        () => ErrorCode::Internal,
+    };
+    HostError::new(code, format!("its disk cannot be served: {said}"))
 }
 
 /// Refuses a disk that can never be served, before it is started: its process would fail each time with a less helpful
@@ -209,6 +218,31 @@ mod tests {
     use spillway_control::persistent_file::{DATA_AT, Header};
     use std::fs::File;
     use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_program_that_anybody_can_change_or_of_another_version_serves_no_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("spillway-worker");
+        std::fs::write(&program, "").unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o757)).unwrap();
+        let source = DiskSource {
+            program,
+            image: "image".into(),
+            image_id: "golden:1".into(),
+            digests: None,
+            overflow: dir.path().into(),
+        };
+        let run: RunRecord = serde_json::from_value(json!({
+            "uuid": "u", "boot": "b", "image": "golden", "version": 1, "hypervisor": "none",
+            "spec": { "image": "golden" }, "restarts": 0, "resets": 0, "queues": 1, "asked": false, "ready": false,
+        }))
+        .unwrap();
+        let error = start(dir.path(), &run, &source, &Scopes::None).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Unavailable);
+        assert!(error.to_string().contains("every user can write to it"), "{error}");
+        let other = not_served(&format!("spillway: error: /x, which is of version 2, {OTHER_VERSION} 1"));
+        assert_eq!((other.code, not_served("what?").code), (ErrorCode::Unavailable, ErrorCode::Internal));
+    }
 
     #[test]
     fn what_no_other_try_could_serve_is_refused_for_good() {

@@ -10,9 +10,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Signal};
-use spillway_control::{SupervisorError, default_signals};
+use spillway_control::program::check_program_file;
+use spillway_control::{ErrorKind, SupervisorError, default_signals};
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -36,7 +38,7 @@ pub struct Program {
     /// Its arguments.
     pub arguments: Vec<OsString>,
     /// Keeps the fd open that `path` names, if it is a path in /proc/self/fd.
-    _held: Option<Arc<OwnedFd>>,
+    _held: Option<Arc<File>>,
 }
 
 impl Program {
@@ -45,10 +47,17 @@ impl Program {
         Program { path: path.into(), arguments, _held: None }
     }
 
-    /// A worker program at another path. Holds the file that is there now, even if the path changes later.
-    pub(super) fn elsewhere(path: &Path) -> io::Result<Program> {
+    /// A worker program at another path. Holds the file that is there now, even if the path changes later. Returns an
+    /// error if another user could change the file.
+    pub(super) fn elsewhere(path: &Path) -> Result<Program, SupervisorError> {
+        let cannot = |e| {
+            let advice = "give the path of another spillway-worker";
+            SupervisorError::on_path(ErrorKind::Unavailable, "cannot open", path, e, advice)
+        };
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let held = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
+        let held = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(|e| cannot(e.into()))?;
+        let held = File::from(held);
+        check_program_file(path, &held.metadata().map_err(cannot)?)?;
         let path = format!("/proc/self/fd/{}", held.as_raw_fd());
         Ok(Program { _held: Some(Arc::new(held)), ..Program::new(path, vec![WORK.into()]) })
     }

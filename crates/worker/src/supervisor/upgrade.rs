@@ -79,7 +79,7 @@ impl Supervisor {
         };
         let program = match Program::elsewhere(binary) {
             Ok(program) => program,
-            Err(e) => return cannot(&spillway_control::plain(&e)),
+            Err(e) => return cannot(&e),
         };
         match Worker::start(&program) {
             Ok(worker) => {

@@ -2,6 +2,7 @@
 
 use crate::world::{LATE, POISON, QUESTION, World, ask, connect, greeting, meanwhile};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -140,7 +141,13 @@ fn another_program_takes_over_and_one_that_does_not_fit_changes_nothing() {
             let mut control = connect(&world.path("control"));
             ask(&mut control, r#"{"command":"ping"}"#)["ok"]["worker_pid"].as_u64().unwrap()
         };
-        let refusals: [(&str, &dyn Fn() -> serde_json::Value); 5] = [
+        // Who else may write to it could have it serve anything.
+        let elsewhere = tempfile::tempdir().unwrap();
+        let anybodys = elsewhere.path().join("anybodys");
+        std::fs::copy("/usr/bin/true", &anybodys).unwrap();
+        std::fs::set_permissions(&anybodys, std::fs::Permissions::from_mode(0o757)).unwrap();
+        let refusals: [(&str, &dyn Fn() -> serde_json::Value); 6] = [
+            ("every user can write to it", &|| upgrade_to(&world, &anybodys)),
             ("no such file", &|| upgrade_to(&world, &world.path("nothing"))),
             ("permission denied", &|| upgrade_to(&world, &world.path("base.raw"))),
             ("not a spillway-worker of a version that can take over", &|| {

@@ -7,29 +7,11 @@ use super::page::{Cell, Page, Table};
 use super::results::Results;
 use crate::numbers::plausible;
 use crate::study::Samples;
+use spillway_control::counters::{Kind, of_key};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What says what a disk is, not what it did.
 const IDENTITY: [&str; 5] = ["base_bytes", "size_bytes", "schema", "landlock", "worker_pid"];
-/// Gauges (docs/counters.md).
-const LEVELS: [&str; 15] = [
-    "clients",
-    "degraded",
-    "generation",
-    "inflight",
-    "is_full",
-    "level",
-    "map.bytes",
-    "overflow.file_bytes",
-    "overflow.limit_bytes",
-    "overflow.used_bytes",
-    "ram.huge_bytes",
-    "ram.limit_bytes",
-    "ram.peak_bytes",
-    "ram.used_bytes",
-    "waiting",
-];
-
 /// A counter in all scenarios.
 pub struct Counter<'a> {
     /// Its key.
@@ -41,7 +23,8 @@ pub struct Counter<'a> {
 }
 
 fn is_level(key: &str) -> bool {
-    LEVELS.contains(&key) || [".p50_ns", ".p99_ns", ".max_ns"].iter().any(|end| key.ends_with(end))
+    of_key(key).is_some_and(|counter| counter.kind == Kind::Gauge)
+        || [".p50_ns", ".p99_ns", ".max_ns"].iter().any(|end| key.ends_with(end))
 }
 
 /// Those of a run, by key.
@@ -132,17 +115,8 @@ mod tests {
     }
 
     #[test]
-    fn every_gauge_of_the_documentation_is_a_level() {
-        let text = include_str!("../../../../../docs/counters.md");
-        let gauges = text
-            .lines()
-            .filter(|line| line.contains("| gauge") && !line.contains("spillway_") && !line.contains("`..."));
-        let keys: Vec<&str> = gauges
-            .flat_map(|line| line.split('|').nth(1).unwrap_or("").split('`').skip(1).step_by(2))
-            .collect();
-        assert!(keys.len() >= 12, "{keys:?}");
-        for key in keys {
-            assert!(is_level(key) || IDENTITY.contains(&key), "{key}");
-        }
+    fn levels_are_the_gauges_of_the_table_of_counters() {
+        assert!(is_level("ram.used_bytes") && is_level("waiting") && is_level("latency.read.p99_ns"));
+        assert!(!is_level("flushes") && !is_level("latency.read.count") && !is_level("unheard.of"));
     }
 }
