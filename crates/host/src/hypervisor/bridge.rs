@@ -22,7 +22,7 @@ const BRIDGE_HELPERS: [&str; 3] = [
     "/usr/local/libexec/qemu-bridge-helper",
 ];
 
-/// How long the helper may take.
+/// How long that program may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Creates a tap in a bridge.
