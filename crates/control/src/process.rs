@@ -1,5 +1,5 @@
-//! How a child process is started that serves or runs a machine, and how one is asked that only says something. Owns what is
-//! set between fork and exec.
+//! How a child process is started: one that serves or runs a machine, or one that prints something and ends. Owns the
+//! settings between fork and exec.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -11,8 +11,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Most that a program may say which is asked by [`output_within`].
-const MOST_SAID_BYTES: usize = 64 << 10;
+/// Most bytes that a program of [`output_within`] may print to each stream.
+const MOST_OUTPUT_BYTES: usize = 64 << 10;
 
 /// Makes a child end when this thread does, however that ends. For a child that must not outlive us.
 pub fn end_with_parent(command: &mut Command) {
@@ -45,34 +45,38 @@ pub fn default_signals(command: &mut Command) {
     }
 }
 
-/// Runs a program that says something and ends, and returns what it says. An error if it cannot be started, says more than
-/// 64 KiB, or has not ended within this time; then it has been killed, with all that it has started.
+/// Runs a program to its end, and returns its output. Returns an error if it cannot be started, prints more than 64 KiB, or
+/// has not ended within this time; then its process group is killed. It ends with the calling thread.
 pub fn output_within(command: &mut Command, deadline: Duration) -> io::Result<Output> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    end_with_parent(command);
     let mut child = command.spawn()?;
     let pid = Pid::from_child(&child);
-    let said = listen(&mut child, deadline);
-    if said.is_err() {
-        let _ = kill_process_group(pid, Signal::KILL);
-    }
-    let status = child.wait()?;
-    let [stdout, stderr] = said?;
-    Ok(Output { status, stdout, stderr })
+    let [stdout, stderr] = match listen(&mut child, deadline) {
+        Ok(output) => output,
+        Err(e) => {
+            let _ = kill_process_group(pid, Signal::KILL);
+            // A process that waits for a device ends only when the device responds.
+            std::thread::spawn(move || child.wait());
+            return Err(e);
+        }
+    };
+    Ok(Output { status: child.wait()?, stdout, stderr })
 }
 
-/// What a child says on standard output and standard error until it has ended.
+/// Returns what a child prints to standard output and standard error until it has ended.
 fn listen(child: &mut Child, deadline: Duration) -> io::Result<[Vec<u8>; 2]> {
     let until = Instant::now() + deadline;
     let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let streams = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
     let mut open: Vec<(usize, File)> = streams.into_iter().flatten().map(File::from).enumerate().collect();
-    let mut said = [Vec::new(), Vec::new()];
+    let mut output = [Vec::new(), Vec::new()];
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let mut polled: Vec<PollFd> =
             open.iter().map(|(_, stream)| PollFd::new(stream, PollFlags::IN)).collect();
-        // Whoever has closed both may still run.
+        // A child that has closed both may still run.
         if open.is_empty() {
             polled.push(PollFd::new(&pidfd, PollFlags::IN));
         }
@@ -81,7 +85,7 @@ fn listen(child: &mut Child, deadline: Duration) -> io::Result<[Vec<u8>; 2]> {
                 let text = format!("it was not done in {} s", deadline.as_secs_f64());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
-            Ok(_) if open.is_empty() => return Ok(said),
+            Ok(_) if open.is_empty() => return Ok(output),
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
@@ -90,9 +94,9 @@ fn listen(child: &mut Child, deadline: Duration) -> io::Result<[Vec<u8>; 2]> {
         let (stream, file) = &mut open[at];
         let mut part = [0; 4096];
         let n = file.read(&mut part)?;
-        said[*stream].extend_from_slice(&part[..n]);
-        if said[*stream].len() > MOST_SAID_BYTES {
-            let text = format!("it says more than {} KiB", MOST_SAID_BYTES >> 10);
+        output[*stream].extend_from_slice(&part[..n]);
+        if output[*stream].len() > MOST_OUTPUT_BYTES {
+            let text = format!("it prints more than {} KiB", MOST_OUTPUT_BYTES >> 10);
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         if n == 0 {

@@ -63,8 +63,8 @@ impl IdempotentRequest {
         }
         let body = serde_json::to_vec(body).expect("a body is plain data");
         IdempotentRequest(Some(KeyDigests {
-            name: format!("{:x}", name.finalize()),
-            request: format!("{:x}", Sha256::digest(body)),
+            name: short_digest(name),
+            request: short_digest(Sha256::new_with_prefix(body)),
         }))
     }
 
@@ -100,6 +100,14 @@ impl IdempotentRequest {
             changes.delete::<RecordedAnswer>(name);
         }
     }
+}
+
+/// The first half of the digest, in hexadecimal. Short, so that a machine can be stopped with a key on a full disk
+/// (`SMALL_BYTES` of the store).
+fn short_digest(of: Sha256) -> String {
+    let mut text = format!("{:x}", of.finalize());
+    text.truncate(32);
+    text
 }
 
 fn is_old(made: &RecordedAnswer) -> bool {
@@ -194,6 +202,23 @@ mod tests {
         };
         objects.change(forget).unwrap();
         assert_eq!(make(&objects, &key, 8), Ok(8));
+    }
+
+    /// The store takes twice `SMALL_BYTES` for the two records that such an action changes.
+    #[test]
+    fn a_machine_with_a_long_name_can_be_stopped_with_a_key_on_a_full_disk() {
+        let (_dir, objects) = objects();
+        let key = IdempotentRequest::new("ci", "machine-actions", "1", &());
+        let progress = serde_json::json!({ "last": "m".repeat(63), "is_complete": false });
+        let record = |changes: &mut Changes| {
+            key.record(changes, &progress);
+            Ok::<_, HostError>(())
+        };
+        objects.change(record).unwrap();
+        let made = objects.list::<RecordedAnswer>().unwrap().remove(0);
+        let bytes =
+            RecordedAnswer::PREFIX.len() + made.name.len() + serde_json::to_vec(&made.value).unwrap().len();
+        assert!(bytes + 16 <= 2 * 128, "{bytes}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ const PROPERTIES: [&str; 3] = ["MemorySwapMax=0", "IOWeight=100", "Before=spillw
 const STOP: &str = "TimeoutStopSec=40s";
 const SYSTEMD_RUN: &str = "systemd-run";
 /// How long systemd may take to create a scope.
-const TRIAL: Duration = Duration::from_secs(30);
+const TRIAL: Duration = Duration::from_secs(120);
 /// Root of the control groups of version 2.
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// Prefix of the groups that we create.

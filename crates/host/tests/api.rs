@@ -379,7 +379,7 @@ fn nobody_else_gets_in() {
     assert!(second("state", "other").contains("another spillwayd has this folder"));
     assert!(second("other", "sock").contains("another process listens there"));
     std::fs::write(world.path("file"), "mine").unwrap();
-    assert!(second("other", "file").contains("no socket"));
+    assert!(second("other", "file").contains("is not a socket"));
     assert_eq!(std::fs::read(world.path("file")).unwrap(), b"mine");
     // A folder of somebody else's, mistyped, stays as it is.
     let foreign = world.path("foreign");

@@ -45,7 +45,7 @@ pub struct CatalogSpec {
     /// Store for data disks; by default the first of class `local`.
     #[serde(default)]
     pub data_disk_store: Option<Name>,
-    /// Size in bytes of a disk for temporary data of pooled machines, which is empty at each start. It is in the first
+    /// Size in bytes of a disk for temporary data of pooled machines, which is empty after each reset. It is in the first
     /// store of class `temp`.
     #[serde(default)]
     pub scratch_disk_bytes: Option<u64>,

@@ -21,6 +21,10 @@ use std::time::{Duration, Instant};
 /// The columns of a list of machines.
 const COLUMNS: [&str; 4] = ["NAME", "CATALOG", "STATE", "IMAGE"];
 
+/// Longest `--key` for more machines than fit into a request: a number is added to it for each further request, and the
+/// daemon takes 128 characters.
+const MOST_KEY_CHARACTERS: usize = 120;
+
 const START_EXAMPLES: &str = "\
 Examples:
   spillway machine start desk-001 desk-002 --wait
@@ -403,6 +407,12 @@ fn ask(client: &Client, asked: MachineAction, once: &OnceOption) -> Result<List<
     let mut items = Vec::new();
     let names = asked.select.names.clone();
     let parts = if names.is_empty() { vec![&names[..]] } else { names.chunks(MOST_NAMES).collect() };
+    if let Some(key) = once.key.as_ref().filter(|key| parts.len() > 1 && key.len() > MOST_KEY_CHARACTERS) {
+        let length = key.len();
+        return Err(Failure::usage(format!(
+            "--key: {length} characters: with more than {MOST_NAMES} machines at most {MOST_KEY_CHARACTERS} are allowed"
+        )));
+    }
     for (n, part) in parts.into_iter().enumerate() {
         let select = Selector { names: part.to_vec(), ..asked.select.clone() };
         let asked = MachineAction { select, ..asked.clone() };

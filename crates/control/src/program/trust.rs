@@ -1,7 +1,7 @@
-//! Who could have put a program where it lies. Owns the rule that a program must fulfil before it is executed.
+//! Checks that no other user could replace a program. Owns the rule that a program must fulfil before it is executed.
 //!
-//! Invariant: what has passed can be replaced only by root, by the user who runs this, or by whoever could have replaced the
-//! running program itself. So nobody else can put another file in its place between check and execution.
+//! Invariant: a program that has passed can be replaced only by root, by this process's user, or by a user who could have
+//! replaced the running program itself. So no other user can put another file in its place between check and execution.
 
 use crate::error::{ErrorKind, SupervisorError};
 use std::fs::Metadata;
@@ -13,19 +13,19 @@ const OTHERS_WRITE: u32 = 0o002;
 /// In such a folder only the owner of a file can replace it.
 const STICKY: u32 = 0o1000;
 
-/// Checks a program and the folder that it lies in, and returns its path without symbolic links, which is the one to execute.
-/// Both belong to root, to this process's user, or to the owner of the running program. Nobody else can write to them: others
-/// never, and their group not if root executes the program. A folder is not looked at if the running program lies in it, too.
+/// Checks a program and the folders of its path, and returns its path without symbolic links, which is the one to execute.
+/// They belong to root, to this process's user, or to the owner of the running program. No other user can write to them;
+/// nor can their group, if root executes the program. Folders that the running program lies in, too, are not checked.
 pub fn check_program(path: &Path) -> Result<PathBuf, SupervisorError> {
     Rule::of_this_process().check(path)
 }
 
-/// Checks a program alone, which is open already: no folder matters to it any more.
+/// Checks the file of a program that is open already, and so cannot be replaced by another file any more.
 pub fn check_program_file(path: &Path, file: &Metadata) -> Result<(), SupervisorError> {
     Rule::of_this_process().check_metadata("program", path, file)
 }
 
-/// What is trusted by whom.
+/// The owners that a process trusts.
 struct Rule {
     is_root: bool,
     owners: Vec<u32>,
@@ -56,8 +56,8 @@ impl Rule {
             return Err(unusable(std::io::Error::other("it is no file")));
         }
         self.check_metadata("program", &real, &file)?;
-        let folder = real.parent().unwrap_or(Path::new("/"));
-        if self.own_folder.as_deref() != Some(folder) {
+        let is_own = |folder: &Path| self.own_folder.as_deref().is_some_and(|own| own.starts_with(folder));
+        for folder in real.ancestors().skip(1).take_while(|folder| !is_own(folder)) {
             self.check_metadata("program's folder", folder, &folder.metadata().map_err(unusable)?)?;
         }
         Ok(real)
@@ -134,7 +134,15 @@ mod tests {
                 }
             }
         }
-        // Whoever can write to the folder of the running program could have replaced that one.
+        // A user who can write to a folder of its parents can replace the folder.
+        let below = folder.join("below");
+        std::fs::create_dir(&below).unwrap();
+        let deep = below.join("program");
+        std::fs::write(&deep, "").unwrap();
+        let refused = as_user.check(&deep).unwrap_err().to_string();
+        assert!(refused.contains(&format!("folder {}", folder.display())), "{refused}");
+        // A user who can write to the folder of the running program could have replaced that one.
+        assert!(rule(true, &[user], Some(&folder)).check(&deep).is_ok());
         assert!(rule(true, &[user], Some(&folder)).check(&link).is_ok());
         mode(&folder, 0o700);
         let strange = rule(true, &[user + 1], Some(&folder)).check(&program).unwrap_err().to_string();

@@ -67,6 +67,9 @@ struct AuditLine<'a> {
     object: &'a ActionObject,
     #[serde(flatten)]
     noted: AuditNotes,
+    /// Whether changes were recorded before the request failed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    partial: bool,
     /// `done`, or the error code of the response.
     result: ResultWord,
     status: u16,
@@ -99,6 +102,12 @@ pub struct RequestOutcome {
     pub let_in: bool,
 }
 
+impl RequestOutcome {
+    fn is_success(self) -> bool {
+        (200..300).contains(&self.status)
+    }
+}
+
 impl Audit {
     /// Opens a log with these settings.
     pub fn new(settings: AuditSettings) -> Audit {
@@ -112,7 +121,7 @@ impl Audit {
         let name = noted.name.clone().or_else(|| act.object.name.clone());
         let object = ActionObject { kind: act.object.kind.clone(), name };
         let mut inner = self.inner();
-        if !(200..300).contains(&outcome.status) {
+        if !outcome.is_success() && !noted.has_recorded {
             let kind = RefusalKind {
                 who: caller.name.to_string(),
                 from: caller.source.to_string(),
@@ -177,13 +186,13 @@ fn line<'a>(
         PeerAddress::Local { uid, pid } => (uid, pid),
         PeerAddress::Remote(_) => (None, None),
     };
-    let done = (200..300).contains(&outcome.status);
     let result = match outcome.code {
         Some(code) => ResultWord::Code(code),
-        None => ResultWord::Word(if done { "done" } else { "failed" }),
+        None => ResultWord::Word(if outcome.is_success() { "done" } else { "failed" }),
     };
+    let partial = noted.has_recorded && !outcome.is_success();
     let (time, from, status) = (Timestamp::now(), source.to_string(), outcome.status);
-    AuditLine { time, who, role, from, uid, pid, verb, object, noted, result, status }
+    AuditLine { time, who, role, from, uid, pid, verb, object, noted, partial, result, status }
 }
 
 impl Inner {

@@ -149,6 +149,7 @@ mod tests {
     use axum::middleware::from_fn_with_state;
     use axum::routing::post;
     use connections::{ConnectionLimits, Connections};
+    use futures_util::FutureExt;
     use hyper::service::Service;
     use hyper_util::service::TowerToHyperService;
     use std::future::pending;
@@ -195,6 +196,7 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(30), written).await.expect("the line is written first");
+        assert!((&mut answer).now_or_never().is_none(), "it waits");
         assert_eq!(waits.receiver_count(), 1);
         drop(answer);
         assert_eq!((waits.receiver_count(), Arc::strong_count(&place)), (0, 1));

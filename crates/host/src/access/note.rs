@@ -48,6 +48,12 @@ pub struct AuditNotes {
     /// Whether an earlier request with the same `Idempotency-Key` had done it already.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     repeated: bool,
+    /// Whether the request only checked what would happen.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    dry_run: bool,
+    /// Whether a change was recorded, even if the request failed afterwards.
+    #[serde(skip)]
+    pub has_recorded: bool,
 }
 
 /// A setting that has changed.
@@ -119,6 +125,17 @@ impl RequestNote {
         self.changed(new.map(difference).collect());
         // It would say the same again.
         self.noted().asked.clear();
+    }
+
+    /// Notes that the request only checks what would happen.
+    pub fn dry_run(&self) {
+        self.noted().dry_run = true;
+    }
+
+    /// Notes that a change of a machine was recorded.
+    pub fn recorded(&self, machine: &str) {
+        self.machines([machine]);
+        self.noted().has_recorded = true;
     }
 
     /// Notes that an earlier request had done it.

@@ -104,8 +104,7 @@ impl Drop for UnansweredClaim {
         };
         let (machines, machine, claim) = (self.machines.clone(), self.machine.clone(), self.claim.clone());
         runtime.spawn_blocking(move || {
-            let text = "it is released: the client that claimed it closed the connection before the response"
-                .to_owned();
+            let text = "it is released: the client that claimed it got no answer".to_owned();
             // An error means that the claim has ended already.
             let _ =
                 machines.claims.release(&machine, ClaimSelector { id: Some(&claim), expected: None }, text);

@@ -92,9 +92,20 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
         let query = query.map_err(|e: QueryRejection| HostError::invalid(e.body_text()))?;
         if let (Some(note), Some(text)) = (parts.extensions.get::<RequestNote>(), parts.uri.query()) {
             note.asked_beside(text);
+            let dry_run = axum::extract::Query::<AnyDryRun>::try_from_uri(&parts.uri);
+            if dry_run.is_ok_and(|query| query.0.dry_run) {
+                note.dry_run();
+            }
         }
         Ok(Query(query.0))
     }
+}
+
+/// The parameter `dry_run` of a query with any other parameters.
+#[derive(Deserialize)]
+struct AnyDryRun {
+    #[serde(default)]
+    dry_run: bool,
 }
 
 /// Query parameters that select a page of a list, for the OpenAPI document.

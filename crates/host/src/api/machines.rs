@@ -9,6 +9,7 @@ use crate::access::note::RequestNote;
 use crate::error::HostError;
 use crate::machines::MachineDeleteTerms;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
@@ -147,7 +148,7 @@ async fn run_machine_action(
     let key = key.of(&caller.name, "machine-actions", &action);
     let reader = app.machines.reader.clone();
     let mut page = ask_for(move || {
-        let note_one = |name: &Name| note.machines([name.as_str()]);
+        let note_one = |name: &Name| note.recorded(name.as_str());
         let (page, is_repeated) = app.machines.actions.act(&action, &key, note_one)?;
         app.idempotency.note(&key);
         if is_repeated {
@@ -160,8 +161,7 @@ async fn run_machine_action(
     if is_decided(&page) || until <= tokio::time::Instant::now() {
         return Ok(Json(page).into_response());
     }
-    let now = Json(page.clone());
-    Ok(delayed(now, async move {
+    Ok(delayed(StatusCode::OK, async move {
         for machine in page.items.iter_mut().filter(|machine| !machine.status.settled) {
             // Wait for one after the other, with one deadline. A machine that is deleted meanwhile is returned as it was.
             let left = until.saturating_duration_since(tokio::time::Instant::now());

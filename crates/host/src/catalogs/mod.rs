@@ -126,8 +126,13 @@ impl Catalogs {
     ) -> Result<(Catalog, bool), HostError> {
         spec::check_not_redacted(name, spec)?;
         let counting = self.counting();
-        if let Some(made) = self.objects.change(|changes| key.made::<Name>(changes))? {
-            let catalog = self.get(&made)?;
+        if let Some(created) = self.objects.change(|changes| key.made::<Timestamp>(changes))? {
+            let catalog = self.get(name)?;
+            if catalog.created != created {
+                let message =
+                    format!("the catalog '{name}' that this key made was deleted, and there is another one");
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
             // The earlier request may have failed to record all machines.
             self.count(&counting, &catalog)?;
             return Ok((catalog, true));
@@ -159,7 +164,7 @@ impl Catalogs {
                 true => changes.forget(),
                 false => {
                     changes.put(name.as_str(), &catalog);
-                    key.record(changes, name);
+                    key.record(changes, &since);
                 }
             }
             Ok(catalog)

@@ -1,8 +1,9 @@
 //! Creation of versions: imports from files and commits from machines' disks. Owns the numbers of versions, the records
 //! of unfinished ones, and their operations.
 //!
-//! Invariant: a number is used once; an idempotency key is recorded in the transaction that records its version; a failed or cancelled operation leaves neither file nor record; deleting the version
-//! that a commit is based on, or starting its machine, conflicts with the commit.
+//! Invariant: a number is used once; an idempotency key is recorded in the transaction that records its version; a failed
+//! or cancelled operation leaves neither file nor record; deleting the version that a commit is based on, or starting its
+//! machine, conflicts with the commit.
 
 use super::convert::ImportSource;
 use super::digest::{self, ChunkDigest};
@@ -105,6 +106,9 @@ impl Images {
 
     /// Returns the operation that an earlier request with this key has begun.
     pub fn begun(&self, key: &IdempotentRequest) -> Result<Option<Operation>, HostError> {
+        if !key.has_key() {
+            return Ok(None);
+        }
         let _beginning = self.beginning();
         self.objects.change(|changes| key.made(changes))
     }
@@ -144,11 +148,12 @@ impl Images {
             })
         });
         if begun.is_err() {
-            self.objects.change(|changes| {
+            let forgotten = self.objects.change(|changes| {
                 key.forget(changes);
                 Ok::<_, HostError>(())
-            })?;
+            });
             self.remove(&unfinished)?;
+            forgotten?;
         }
         Ok((begun?, false))
     }

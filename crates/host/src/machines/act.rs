@@ -13,7 +13,7 @@ use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
 use crate::images::check_none_committed;
 use crate::paging::PageRequest;
-use crate::store::Objects;
+use crate::store::{Changes, Objects};
 use crate::tags::Tag;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
@@ -60,7 +60,8 @@ impl MachineActions {
 
     /// Records the desired state of the selected machines; their tasks bring them to it. Returns the first of the
     /// machines as they are now, and all if they are named. Calls `note` with each machine whose change was recorded. The
-    /// flag is `true` if an earlier request with the same key has recorded the action for some or all of them.
+    /// flag is `true` if an earlier request with the same key has recorded the action for all of them; of these the
+    /// deleted ones are left out.
     pub fn act(
         &self,
         action: &MachineAction,
@@ -74,13 +75,20 @@ impl MachineActions {
             ));
         }
         let earlier = self.objects.change(|changes| key.made::<ActionProgress>(changes))?;
-        let is_repeated = earlier.is_some();
         let ActionProgress { last, is_complete } = earlier.unwrap_or_default();
+        let first = PageRequest { after: String::new(), most: MOST_NAMES };
         if !is_complete {
             self.record(action, &last, key, note)?;
+            return Ok((self.reader.page(select, &[], &first)?, false));
         }
-        let first = PageRequest { after: String::new(), most: MOST_NAMES };
-        Ok((self.reader.page(select, &[], &first)?, is_repeated))
+        let mut left = select.clone();
+        left.names.retain(|name| self.catalogs.machine(name).is_ok());
+        // Without names it would select all machines.
+        let page = match left.names.is_empty() && !select.names.is_empty() {
+            true => Page { items: Vec::new(), next: None },
+            false => self.reader.page(&left, &[], &first)?,
+        };
+        Ok((page, true))
     }
 
     /// Records an action for the selected machines after this name.
@@ -121,10 +129,12 @@ impl MachineActions {
             if select.names.is_empty() { unreadable.into_iter().collect() } else { HashSet::new() };
         let is_met = |view: &View| !unreadable.contains(view.machine.catalog.as_str());
         self.reader.look_at(select, after, |views| {
-            let mut met = views.iter().filter(|view| is_met(view));
-            met.try_for_each(|view| asked(&view.machine, &view.wanted).map(drop))?;
+            let met: Vec<&View> = views.iter().filter(|view| is_met(view)).collect();
+            met.iter().try_for_each(|view| asked(&view.machine, &view.wanted).map(drop))?;
+            self.objects.change(|changes| check_startable(changes, action.action, &met))?;
             Ok(true)
         })?;
+        let mut has_recorded = !after.is_empty();
         self.reader.look_at(select, after, |mut batch| {
             batch.retain(is_met);
             let recorded = self.objects.change(|changes| {
@@ -143,10 +153,7 @@ impl MachineActions {
                     // Write the record even if it is unchanged: a machine that has failed is retried at once.
                     changes.put(name, &asked(machine, &is)?);
                 }
-                if let Action::Start | Action::Restart = action.action {
-                    require_open(changes)?;
-                    check_none_committed(changes, batch.iter().map(|view| &view.machine.name))?;
-                }
+                check_startable(changes, action.action, &batch)?;
                 let names: Vec<Name> = batch.iter().map(|view| view.machine.name.clone()).collect();
                 if let Some(last) = names.last() {
                     key.record(changes, &ActionProgress { last: last.to_string(), is_complete: false });
@@ -154,8 +161,12 @@ impl MachineActions {
                 Ok::<_, HostError>(names)
             })?;
             recorded.iter().for_each(&note);
+            has_recorded |= !recorded.is_empty();
             Ok(true)
         })?;
+        if !has_recorded {
+            return Ok(());
+        }
         self.objects.change(|changes| {
             key.record(changes, &ActionProgress { last: String::new(), is_complete: true });
             Ok(())
@@ -178,6 +189,17 @@ impl MachineActions {
             view.check_unchanged(changes)?;
             check_none_committed(changes, [name])
         })
+    }
+}
+
+/// Refuses an action that starts machines while the host is closed, or one of them is being committed.
+fn check_startable(changes: &mut Changes, action: Action, views: &[&View]) -> Result<(), HostError> {
+    match action {
+        Action::Start | Action::Restart => {
+            require_open(changes)?;
+            check_none_committed(changes, views.iter().map(|view| &view.machine.name))
+        }
+        Action::Stop | Action::Reset | Action::Drain | Action::Undrain => Ok(()),
     }
 }
 
@@ -240,7 +262,7 @@ mod tests {
         left.store(1, Ordering::Relaxed);
         assert_eq!((act(), noted.get()), (Err(ErrorCode::Exhausted), BATCH));
         left.store(usize::MAX, Ordering::Relaxed);
-        assert_eq!((act(), noted.get()), (Ok((COUNT, true)), COUNT - BATCH));
+        assert_eq!((act(), noted.get()), (Ok((COUNT, false)), COUNT - BATCH));
         assert_eq!((act(), noted.get()), (Ok((COUNT, true)), 0));
         let wanted = host.objects.list::<DesiredState>().unwrap();
         assert_eq!(wanted.len(), COUNT);
@@ -248,5 +270,66 @@ mod tests {
         let other = MachineAction { action: Action::Stop, ..reset.clone() };
         let other = actions.act(&other, &key(&other), |_| ()).unwrap_err();
         assert_eq!(other.code, ErrorCode::KeyReused);
+    }
+
+    fn actions(host: &TestHost) -> MachineActions {
+        MachineActions::new(host.reader.clone(), host.catalogs.clone(), host.objects.clone())
+    }
+
+    fn parse(action: serde_json::Value) -> MachineAction {
+        serde_json::from_value(action).unwrap()
+    }
+
+    /// The machine that cannot be restarted is in the second of two transactions.
+    #[test]
+    fn an_action_that_one_machine_cannot_take_is_recorded_for_none() {
+        let host = TestHost::with_store(NO_LIMITS, |store| store);
+        host.catalog("desk", json!({ "count": BATCH + 44, "naming": "desk-####" }));
+        let restart = parse(json!({ "action": "restart", "select": { "all": true } }));
+        let none = IdempotentRequest::default();
+        let noted = Cell::new(0);
+        let act = || actions(&host).act(&restart, &none, |_| noted.set(noted.get() + 1)).map_err(|e| e.code);
+        let commit = json!({
+            "image": "other", "version": 1, "state": "importing", "store": "default", "size_bytes": 4096,
+            "stored_bytes": 0, "digest": null, "notes": [], "created": jiff::Timestamp::now(),
+            "origin": { "kind": "commit", "machine": "desk-0290", "from": "debian:1" },
+        });
+        let commit: spillway_api::ImageVersion = serde_json::from_value(commit).unwrap();
+        let put = |changes: &mut Changes| {
+            changes.put("other:1", &commit);
+            Ok::<_, HostError>(())
+        };
+        host.objects.change(put).unwrap();
+        assert_eq!((act().unwrap_err(), noted.get()), (ErrorCode::Conflict, 0));
+        let wanted = host.objects.list::<DesiredState>().unwrap();
+        assert!(wanted.iter().all(|wanted| wanted.value.power == Power::Off), "none is started");
+    }
+
+    #[test]
+    fn a_repeated_action_succeeds_though_a_machine_was_deleted_since() {
+        let host = TestHost::with_store(NO_LIMITS, |store| store);
+        host.catalog("desk", json!({ "count": 2 }));
+        let stop = parse(json!({ "action": "stop", "select": { "names": ["desk-002"] } }));
+        let key = IdempotentRequest::new("ci", "machine-actions", "1", &stop);
+        assert!(!actions(&host).act(&stop, &key, |_| ()).unwrap().1);
+        let delete = |changes: &mut Changes| {
+            changes.delete::<Machine>("desk-002");
+            Ok::<_, HostError>(())
+        };
+        host.objects.change(delete).unwrap();
+        let (page, is_repeated) = actions(&host).act(&stop, &key, |_| ()).unwrap();
+        assert!(is_repeated && page.items.is_empty(), "{:?}", page.items);
+    }
+
+    /// Else a caller could fill the table of keys, from which the oldest are removed.
+    #[test]
+    fn an_action_for_no_machine_has_no_key() {
+        let host = TestHost::with_store(NO_LIMITS, |store| store);
+        host.catalog("desk", json!({ "count": 1 }));
+        let stop = parse(json!({ "action": "stop", "select": { "labels": { "team": "none" } } }));
+        let key = IdempotentRequest::new("ci", "machine-actions", "1", &stop);
+        actions(&host).act(&stop, &key, |_| ()).unwrap();
+        let made = host.objects.change(|changes| key.made::<ActionProgress>(changes)).unwrap();
+        assert!(made.is_none());
     }
 }

@@ -84,8 +84,8 @@ pub fn start(
 fn not_served(said: &str) -> HostError {
     let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
     let code = match () {
-        () if says(&["memory", "make room"]) => ErrorCode::Exhausted,
         () if says(&[OTHER_VERSION]) => ErrorCode::Unavailable,
+        () if says(&["memory", "make room"]) => ErrorCode::Exhausted,
         () => ErrorCode::Internal,
     };
     HostError::new(code, format!("its disk cannot be served: {said}"))

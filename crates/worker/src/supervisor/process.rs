@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Signal};
-use spillway_control::program::check_program_file;
+use spillway_control::program::{check_program, check_program_file};
 use spillway_control::{ErrorKind, SupervisorError, default_signals};
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -54,6 +54,7 @@ impl Program {
             let advice = "give the path of another spillway-worker";
             SupervisorError::on_path(ErrorKind::Unavailable, "cannot open", path, e, advice)
         };
+        let path = &check_program(path)?;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let held = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(|e| cannot(e.into()))?;
         let held = File::from(held);

@@ -72,7 +72,7 @@ struct Settings {
     data_disk_store: Option<Name>,
     #[arg(
         long, value_name = "SIZE", value_parser = size(&bounds::DISK_BYTES),
-        help = bounds::DISK_BYTES.help("Size of a scratch disk, which is empty at each start, in a store of class temp [default: no such disk]")
+        help = bounds::DISK_BYTES.help("Size of a scratch disk, which is empty after each reset, in a store of class temp [default: no such disk]")
     )]
     scratch_disk: Option<u64>,
     #[arg(
@@ -88,7 +88,7 @@ struct Settings {
     /// Network: user (QEMU's NAT), none, or bridge=NAME for a bridge of the host
     #[arg(long, default_value = "user")]
     network: NetworkWord,
-    /// Names of the machines, with # for each digit of their number, such as desk-### [default: NAME-###]
+    /// Names of the machines, with # for each digit of their number, such as desk-###; by default NAME-###
     #[arg(long, value_name = "PATTERN")]
     naming: Option<String>,
     /// Event that discards what a machine has written [default: power-cycle; of dedicated machines never]
