@@ -78,7 +78,13 @@ impl MachineActions {
         let ActionProgress { last, is_complete } = earlier.unwrap_or_default();
         let first = PageRequest { after: String::new(), most: MOST_NAMES };
         if !is_complete {
-            self.record(action, &last, key, note)?;
+            let has_recorded = self.record(action, &last, key, note)?;
+            if has_recorded || !last.is_empty() {
+                self.objects.change(|changes| {
+                    key.record(changes, &ActionProgress { last: String::new(), is_complete: true });
+                    Ok::<_, HostError>(())
+                })?;
+            }
             return Ok((self.reader.page(select, &[], &first)?, false));
         }
         let mut left = select.clone();
@@ -91,14 +97,14 @@ impl MachineActions {
         Ok((page, true))
     }
 
-    /// Records an action for the selected machines after this name.
+    /// Records an action for the selected machines after this name. Returns whether there was one.
     fn record(
         &self,
         action: &MachineAction,
         after: &str,
         key: &IdempotentRequest,
         note: impl Fn(&Name),
-    ) -> Result<(), HostError> {
+    ) -> Result<bool, HostError> {
         let select = &action.select;
         let catalogs: HashMap<Name, Catalog> =
             self.catalogs.list()?.into_iter().map(|catalog| (catalog.name.clone(), catalog)).collect();
@@ -134,7 +140,7 @@ impl MachineActions {
             self.objects.change(|changes| check_startable(changes, action.action, &met))?;
             Ok(true)
         })?;
-        let mut has_recorded = !after.is_empty();
+        let mut has_recorded = false;
         self.reader.look_at(select, after, |mut batch| {
             batch.retain(is_met);
             let recorded = self.objects.change(|changes| {
@@ -164,13 +170,7 @@ impl MachineActions {
             has_recorded |= !recorded.is_empty();
             Ok(true)
         })?;
-        if !has_recorded {
-            return Ok(());
-        }
-        self.objects.change(|changes| {
-            key.record(changes, &ActionProgress { last: String::new(), is_complete: true });
-            Ok(())
-        })
+        Ok(has_recorded)
     }
 
     /// Deletes a machine that is stopped and not claimed, and lowers its catalog's count by one. Its data disk and kept
