@@ -29,7 +29,7 @@ pub struct Disk {
     /// Size of the disk, such as 40G; what lies beyond the image's end reads as zeroes [default: the image's]
     #[arg(long, value_parser = spillway_api::parse_size)]
     pub size: Option<u64>,
-    /// What it is like.
+    /// Mode, caches and limits of the disk.
     #[command(flatten)]
     pub like: DiskOptions,
     /// The disk's own file. Mode persistent: created if it does not exist, and kept. Mode ephemeral: a raw copy of the

@@ -61,7 +61,7 @@ pub enum ImageCommand {
     },
     /// List images
     List {
-        /// How many.
+        /// The bound of the list.
         #[command(flatten)]
         limit: Limit,
     },

@@ -18,7 +18,7 @@ Example:
 pub enum LeftoverCommand {
     /// List the files that deleted machines have left
     List {
-        /// How many.
+        /// The bound of the list.
         #[command(flatten)]
         limit: Limit,
     },

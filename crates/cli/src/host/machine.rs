@@ -49,10 +49,10 @@ pub enum MachineCommand {
         /// Only machines that this owner has claimed
         #[arg(long, value_name = "NAME")]
         owner: Option<String>,
-        /// With which labels.
+        /// Labels that the catalog of a machine must have.
         #[command(flatten)]
         labels: Labels,
-        /// How many.
+        /// The bound of the list.
         #[command(flatten)]
         limit: Limit,
     },
@@ -66,7 +66,7 @@ pub enum MachineCommand {
     Start(MachineSelection),
     /// Shut machines down; their data is discarded, unless their mode keeps it
     Stop {
-        /// Which.
+        /// The machines to act on.
         #[command(flatten)]
         which: MachineSelection,
         /// How.
@@ -75,7 +75,7 @@ pub enum MachineCommand {
     },
     /// Shut machines down and start them again; their disks are reset if the catalog resets at a power cycle
     Restart {
-        /// Which.
+        /// The machines to act on.
         #[command(flatten)]
         which: MachineSelection,
         /// How.
@@ -84,7 +84,7 @@ pub enum MachineCommand {
     },
     /// End machines at once and start them again on a fresh disk
     Reset {
-        /// Which.
+        /// The machines to act on.
         #[command(flatten)]
         which: MachineSelection,
         /// Discard data that machines keep
@@ -94,7 +94,7 @@ pub enum MachineCommand {
     /// Delete machines that are off and not claimed; lowers the count of their catalog
     #[command(after_help = DELETE_EXAMPLES)]
     Delete {
-        /// Which.
+        /// The machines to act on.
         #[command(flatten)]
         selected: SelectorOptions,
         /// Delete their data disks and kept disks too; else the files stay in their store
@@ -116,7 +116,7 @@ pub enum MachineCommand {
     },
     /// Stop machines as soon as they are not claimed, and keep them from being started and claimed
     Drain {
-        /// Which.
+        /// The machines to act on.
         #[command(flatten)]
         which: SelectorOptions,
         /// Once.
@@ -125,7 +125,7 @@ pub enum MachineCommand {
     },
     /// Allow drained machines to be started and claimed again
     Undrain {
-        /// Which.
+        /// The machines to act on.
         #[command(flatten)]
         which: SelectorOptions,
         /// Once.
@@ -190,7 +190,7 @@ pub struct OnceOption {
 /// Which machines, and whether to wait for them.
 #[derive(Debug, Args)]
 pub struct MachineSelection {
-    /// Which.
+    /// The machines to act on.
     #[command(flatten)]
     selected: SelectorOptions,
     /// Once.

@@ -11,7 +11,7 @@ use spillway_api::{Empty, Operation, OperationState};
 pub enum OperationCommand {
     /// List operations in progress, and those that have ended lately
     List {
-        /// How many.
+        /// The bound of the list.
         #[command(flatten)]
         limit: Limit,
     },

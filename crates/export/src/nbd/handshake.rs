@@ -123,7 +123,7 @@ impl Handshake {
         Ok(Progress::NeedsInput)
     }
 
-    /// Reads the client's flags, which come first. False: they have not come yet.
+    /// Reads the client flags, which precede all options. Returns `false` while they have not arrived.
     fn read_client_flags(&mut self, input: &mut Input) -> Result<bool, Disconnect> {
         if self.client_flags.is_some() {
             return Ok(true);

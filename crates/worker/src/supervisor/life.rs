@@ -156,7 +156,7 @@ impl Life {
         self.ending.is_some()
     }
 
-    /// Whether the worker's channel is to be read.
+    /// Whether the supervisor reads messages from the worker.
     pub fn reads_channel(&self) -> bool {
         self.end_by.is_none() && self.ending.is_none()
     }

@@ -39,7 +39,7 @@ pub(super) fn identity(
     Ok(format!("size={} mtime={}.{:09}", stat.st_size, stat.st_mtime, stat.st_mtime_nsec))
 }
 
-/// Prepares the file: it has the disk's size and a valid live map afterwards. A new file gets its name.
+/// Makes the file ready: gives it the size of the disk and a valid live map. A new file is linked to its path.
 pub(super) fn make_ready(
     found: PersistentFile,
     path: &Path,

@@ -40,10 +40,10 @@ pub enum CatalogCommand {
     /// List catalogs
     #[command(after_help = help::LIST)]
     List {
-        /// Which.
+        /// The machines to act on.
         #[command(flatten)]
         labels: Labels,
-        /// How many.
+        /// The bound of the list.
         #[command(flatten)]
         limit: Limit,
     },
