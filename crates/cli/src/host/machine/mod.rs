@@ -1,0 +1,217 @@
+//! `spillway machine`.
+
+mod action;
+mod table;
+
+pub use action::{failed, wait};
+
+use super::claim::{CLAIM_EXAMPLES, Claim, Renew, release};
+use super::console::console;
+use super::words::word;
+use super::{Daemon, Labels, Limit};
+use crate::error::{Exit, Failure};
+use crate::{attach, output};
+use action::{EndOptions, MachineSelection, OnceOption, SelectorOptions, act, delete, drain};
+use clap::Subcommand;
+use spillway_api::client::Client;
+use spillway_api::{Action, MachineDetails, MachineRun, Name};
+use table::{COLUMNS, page, row};
+
+const START_EXAMPLES: &str = "\
+Examples:
+  spillway machine start desk-001 desk-002 --wait
+  spillway machine start --catalog desk
+  spillway machine restart --label team=support --grace 300
+  A job that may ask twice restarts once:
+    spillway machine restart desk-001 --key \"job-$CI_JOB_ID\"";
+
+const DELETE_EXAMPLES: &str = "\
+Examples:
+  spillway machine delete desk-003
+  spillway machine delete --label team=support --with-data";
+
+/// What to do with machines.
+#[derive(Debug, Subcommand)]
+pub enum MachineCommand {
+    /// List machines
+    List {
+        /// Only machines of this catalog
+        #[arg(long, value_name = "NAME")]
+        catalog: Option<Name>,
+        /// Only machines that this owner has claimed
+        #[arg(long, value_name = "NAME")]
+        owner: Option<String>,
+        /// Labels that the catalog of a machine must have.
+        #[command(flatten)]
+        labels: Labels,
+        /// The bound of the list.
+        #[command(flatten)]
+        limit: Limit,
+    },
+    /// Show a machine
+    Show {
+        /// The machine
+        name: Name,
+    },
+    /// Start machines
+    #[command(after_help = START_EXAMPLES)]
+    Start(MachineSelection),
+    /// Shut machines down; their data is discarded, unless their mode keeps it
+    Stop {
+        /// The machines to act on.
+        #[command(flatten)]
+        which: MachineSelection,
+        /// How.
+        #[command(flatten)]
+        how: EndOptions,
+    },
+    /// Shut machines down and start them again; their disks are reset if the catalog resets at a power cycle
+    Restart {
+        /// The machines to act on.
+        #[command(flatten)]
+        which: MachineSelection,
+        /// How.
+        #[command(flatten)]
+        how: EndOptions,
+    },
+    /// End machines at once and start them again on a fresh disk
+    Reset {
+        /// The machines to act on.
+        #[command(flatten)]
+        which: MachineSelection,
+        /// Discard data that machines keep
+        #[arg(long)]
+        discard_data: bool,
+    },
+    /// Delete machines that are off and not claimed; lowers the count of their catalog
+    #[command(after_help = DELETE_EXAMPLES)]
+    Delete {
+        /// The machines to act on.
+        #[command(flatten)]
+        selected: SelectorOptions,
+        /// Delete their data disks and kept disks too; else the files stay in their store
+        #[arg(long)]
+        with_data: bool,
+    },
+    /// Claim a machine of a catalog; prints its name, its address if that is known, and the claim's id
+    #[command(after_help = CLAIM_EXAMPLES)]
+    Claim(Claim),
+    /// Renew a claim, from now on
+    Renew(Renew),
+    /// Release a machine: it is reset, and can be claimed again
+    Release {
+        /// The machine
+        name: Name,
+        /// Only if the machine still has the claim of this id, which 'claim' printed
+        #[arg(long, value_name = "ID")]
+        claim: Option<String>,
+    },
+    /// Stop machines as soon as they are not claimed, and keep them from being started and claimed
+    Drain {
+        /// The machines to act on.
+        #[command(flatten)]
+        which: SelectorOptions,
+        /// Once.
+        #[command(flatten)]
+        once: OnceOption,
+    },
+    /// Allow drained machines to be started and claimed again
+    Undrain {
+        /// The machines to act on.
+        #[command(flatten)]
+        which: SelectorOptions,
+        /// Once.
+        #[command(flatten)]
+        once: OnceOption,
+    },
+    /// Connect to a machine's serial console; Ctrl-] ends the connection
+    Console {
+        /// The machine
+        name: Name,
+    },
+    /// Print the configuration with which a VMM that another program starts uses a machine's disk
+    Attach {
+        /// The machine
+        name: Name,
+        /// Which VMM
+        #[arg(long = "for", value_name = "VMM")]
+        vmm: crate::args::Vmm,
+    },
+    /// Show where a machine's I/O went
+    Stats {
+        /// The machine
+        name: Name,
+        /// Show how much would have overflowed at every size of the RAM tier since the disk's worker started, from a sample
+        #[arg(long)]
+        curve: bool,
+    },
+}
+
+/// Does it.
+pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> {
+    let mut client = daemon.client()?;
+    match command {
+        MachineCommand::List { catalog, owner, labels, limit } => {
+            let catalog = catalog.map(|catalog| ("catalog", catalog.to_string()));
+            let which = labels.query(catalog.into_iter().chain(owner.map(|owner| ("owner", owner))));
+            let machines = client.pages(&format!("/v1/machines{which}"), limit.limit);
+            daemon.show_pages(machines, COLUMNS, |machine| vec![row(machine)])
+        }
+        MachineCommand::Show { name } => daemon.show(&get(&client, &name)?, page),
+        MachineCommand::Start(which) => act(daemon, &client, Action::Start, which, EndOptions::default()),
+        MachineCommand::Stop { which, how } => act(daemon, &client, Action::Stop, which, how),
+        MachineCommand::Restart { which, how } => act(daemon, &client, Action::Restart, which, how),
+        MachineCommand::Reset { which, discard_data } => {
+            act(daemon, &client, Action::Reset, which, EndOptions { discard_data, ..EndOptions::default() })
+        }
+        MachineCommand::Delete { selected, with_data } => delete(daemon, &client, selected, with_data),
+        MachineCommand::Claim(claim) => claim.run(daemon, &mut client),
+        MachineCommand::Renew(renew) => renew.run(daemon, &client),
+        MachineCommand::Release { name, claim } => {
+            let machine = release(&client, &name, claim.as_deref())?;
+            daemon.show(&machine, |machine| format!("{} is released\n", machine.machine.name))
+        }
+        MachineCommand::Drain { which, once } => drain(daemon, &client, Action::Drain, which, &once),
+        MachineCommand::Undrain { which, once } => drain(daemon, &client, Action::Undrain, which, &once),
+        MachineCommand::Console { name } => {
+            daemon.local("a console")?;
+            let socket = run(&client, &name)?.console_socket;
+            let none = || {
+                Failure::new(Exit::Refused, format!("{name} has no console here: who runs its VMM has it"))
+            };
+            console(&socket.ok_or_else(none)?)
+        }
+        MachineCommand::Attach { name, vmm } => {
+            let vhost_user = run(&client, &name)?.disk_socket;
+            output::print(&attach::instructions(&crate::args::Attach { vhost_user, vmm })?).map(drop)
+        }
+        MachineCommand::Stats { name, curve } => {
+            daemon.local("'machine stats'")?;
+            let control = run(&client, &name)?.control_socket;
+            let json = daemon.json;
+            let args = crate::args::Stats {
+                control,
+                json,
+                prometheus: false,
+                names: None,
+                watch: false,
+                dirty: false,
+                curve,
+                top: None,
+            };
+            crate::stats::stats(&args)
+        }
+    }
+}
+
+fn get(client: &Client, name: &Name) -> Result<MachineDetails, Failure> {
+    Ok(client.get(&format!("/v1/machines/{name}"))?)
+}
+
+/// Returns what a machine runs with, if its disk is served.
+fn run(client: &Client, name: &Name) -> Result<MachineRun, Failure> {
+    let found = get(client, name)?;
+    let run = found.status.run.filter(|run| run.disk_pid.is_some());
+    let phase = word(&found.status.phase);
+    run.ok_or_else(|| Failure::new(Exit::Refused, format!("{name} is {phase}: start it first")))
+}
