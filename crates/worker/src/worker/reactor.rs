@@ -2,8 +2,8 @@
 //! channel to the supervisor; touches no content.
 //!
 //! While requests come in it polls: rings are looked at without a system call and the driver need not kick. The
-//! time for which it goes on polling after the last request adapts, from 2 to 50 us, to whether that paid, and is
-//! longer while the store owes it many reads; then it asks for kicks, looks once more, and sleeps in the ring.
+//! time for which it goes on polling after the last request adapts, from 0 to 100 us, to whether that paid, and is
+//! longer while the store owes it many reads; then it asks for kicks, looks once more, and sleeps in the engine.
 //! Invariant: before it sleeps, every source that could have work has been looked at after its notification was armed.
 
 use super::attach::{Attached, attach, spec_of};
@@ -182,7 +182,7 @@ impl Reactor {
             self.io.publish_figures(&self.disk);
             self.io.transfers.engine.submit()?;
             if worked {
-                self.idle.worked(end);
+                self.idle.worked(end, self.io.transfers.reads_under_way());
             }
             if worked || more {
                 continue;

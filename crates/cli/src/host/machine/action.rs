@@ -78,12 +78,12 @@ pub struct EndOptions {
     pub(super) discard_data: bool,
     /// End them at once, as if power failed
     #[arg(long, conflicts_with = "grace")]
-    force: bool,
+    pub(super) force: bool,
     #[arg(
         long, value_name = "SECONDS", value_parser = number(&bounds::GRACE_SECONDS),
         help = bounds::GRACE_SECONDS.help("How long a guest may take to shut down before it is ended [default: as its catalog says]")
     )]
-    grace: Option<u32>,
+    pub(super) grace: Option<u32>,
 }
 
 pub(super) fn act(
