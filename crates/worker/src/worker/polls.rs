@@ -14,6 +14,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 /// Events that one call fetches.
 const EVENTS: usize = 64;
 
+/// The longest sleep, a day: the system call for more than 24 days is not among those of the sandbox.
+const LONGEST_NS: u64 = 86_400_000_000_000;
+
 pub(super) struct Polls {
     epoll: OwnedFd,
     /// By tag: the fd, a duplicate, so that whoever owns the original may close it first; and whether it goes on.
@@ -89,6 +92,7 @@ impl Polls {
     /// number of events, as whoever shares a kick may raise it without end.
     pub fn look(&mut self, timeout_ns: Option<u64>) -> Result<bool, Error> {
         let timeout = timeout_ns
+            .map(|ns| ns.min(LONGEST_NS))
             .map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let mut alarm = false;
         let mut space = [MaybeUninit::<Event>::uninit(); EVENTS];

@@ -182,7 +182,7 @@ impl Reactor {
             self.io.publish_figures(&self.disk);
             self.io.transfers.engine.submit()?;
             if worked {
-                self.idle.worked(end, self.io.transfers.reads_under_way());
+                self.idle.worked(end);
             }
             if worked || more {
                 continue;
@@ -228,16 +228,19 @@ impl Reactor {
         let deadline = handshakes.chain(others).min();
         let limit = Some(self.throttle.wait_ns(now)).filter(|wait| *wait > 0).map(|wait| now + wait);
         let deadline = deadline.into_iter().chain(limit).min();
-        let reads = self.io.transfers.reads_under_way();
-        self.idle.sleeps(reads);
+        self.idle.sleeps(self.io.transfers.reads_under_way());
         if let Some(ns) = deadline
             && ns <= now
         {
             return Ok(());
         }
+        let busy = self.io.is_busy();
         self.io.transfers.engine.wait(deadline.map(|ns| ns - now))?;
         let woken = now_ns();
-        self.idle.was_woken(woken, woken - now, reads);
+        match deadline {
+            Some(ns) if ns <= woken => self.idle.has_slept(woken),
+            _ => self.idle.was_woken(woken, woken - now, busy),
+        }
         Ok(())
     }
 

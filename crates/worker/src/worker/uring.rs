@@ -26,20 +26,12 @@ pub struct Uring {
     unsubmitted: bool,
     /// Operations on files that have not completed.
     under_way: usize,
-    poll: Poll,
+    /// The ring's poll of the epoll instance is on.
+    polls_epoll: bool,
     /// Turns since the loop has slept.
     turns: u32,
-    /// Sleeps in the ring, each soon after the one before.
+    /// Sleeps that epoll would have served, each soon after the one before.
     sleeps: u32,
-}
-
-/// The ring's poll of the epoll instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Poll {
-    On,
-    /// Its removal is submitted.
-    Ending,
-    Off,
 }
 
 const ENTRIES: u32 = 256;
@@ -59,13 +51,15 @@ const OPERATIONS: [u8; 6] = [
 /// linux/io_uring.h: the one registration that the ring allows once it is enabled.
 pub const UNREGISTER_FILES: u8 = 3;
 /// After so many turns without a sleep the ring watches the epoll instance again: to see that there is nothing takes two
-/// loads then.
+/// loads then. Until that one turn in `LOOK_EVERY` looks for itself.
 const AWAKE_TURNS: u32 = 64;
+const LOOK_EVERY: u32 = 8;
 /// After so many sleeps with fewer turns in between it no longer does.
 const SLEEPS: u32 = 4;
 /// The shortest timeout that is left to epoll, which rounds it up to milliseconds.
-const LEAST_EPOLL_NS: u64 = 10_000_000;
-/// How long the ring's poll may take to end.
+const LEAST_EPOLL_NS: u64 = 100_000_000;
+/// How often the end of the ring's poll is asked for before the process ends, and how long each may take.
+const POLL_ENDS: usize = 8;
 const POLL_END_NS: u64 = 100_000_000;
 
 impl Uring {
@@ -95,7 +89,7 @@ impl Uring {
             backlog: VecDeque::new(),
             unsubmitted: false,
             under_way: 0,
-            poll: Poll::Off,
+            polls_epoll: false,
             turns: 0,
             sleeps: 0,
         })
@@ -157,44 +151,52 @@ impl Uring {
         let entry = opcode::PollAdd::new(POLLS, libc::POLLIN as u32).multi(true).build();
         // SAFETY: a poll touches no memory of ours.
         unsafe { self.push_entry(entry, Tag::Polls) };
-        (self.poll, self.sleeps) = (Poll::On, 0);
+        (self.polls_epoll, self.sleeps) = (true, 0);
     }
 
-    fn end_poll(&mut self) {
+    /// Asks the kernel to end the ring's poll and sees whether it has. It refuses while it is about to tell of an event, and
+    /// the poll goes on then. No operation may be under way, unless nobody waits for its completion any more.
+    fn end_poll(&mut self) -> Result<(), Error> {
         let entry = opcode::PollRemove::new(Tag::Polls.pack()).build().flags(Flags::FIXED_FILE);
         // SAFETY: it touches no memory of ours.
         unsafe { self.push_entry(entry, Tag::Ignore) };
-        self.poll = Poll::Ending;
+        let mut refused = false;
+        while self.polls_epoll && !refused {
+            let ts = types::Timespec::new().nsec(POLL_END_NS as u32);
+            let args = types::SubmitArgs::new().timespec(&ts);
+            match self.ring.submitter().submit_with_args(1, &args) {
+                Err(e) if e.raw_os_error() == Some(libc::ETIME) => refused = true,
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+                Err(e) => return Err(cannot_enter(e)),
+                Ok(_) => {}
+            }
+            self.unsubmitted = !self.backlog.is_empty();
+            for cqe in self.ring.completion() {
+                match Tag::unpack(cqe.user_data()) {
+                    Tag::Polls => self.polls_epoll &= io_uring::cqueue::more(cqe.flags()),
+                    Tag::Ignore => refused |= cqe.result() < 0,
+                    _ => {}
+                }
+            }
+        }
+        self.sleeps = 0;
+        // What the poll has told of meanwhile is still there to be found.
+        self.polls.look(Some(0)).map(drop)
     }
 
     /// Empties the ring's table of files. The kernel takes a ring apart some 30 ms after its process has ended, and
     /// what is in the table then is in use until that: locks are held, space is taken, file systems are busy.
     pub fn release_files(&mut self) {
-        // Kernels before 6.13 wait here for whatever uses a file of the table, as the poll does.
-        if self.poll == Poll::On {
-            self.end_poll();
-        }
-        // Should anything fail, the files are released with the ring.
-        while self.see_poll_end().is_ok() && self.poll != Poll::Off {
-            let ts = types::Timespec::new().nsec(POLL_END_NS as u32);
-            let args = types::SubmitArgs::new().timespec(&ts);
-            match self.ring.submitter().submit_with_args(1, &args) {
-                Err(e) if e.raw_os_error() != Some(libc::EINTR) => return,
-                _ => {}
+        // Kernels before 6.13 wait for whatever uses a file of the table, as the poll does. Should it not end, the files are
+        // released with the ring.
+        for _ in 0..POLL_ENDS {
+            if self.polls_epoll && self.submit().and_then(|()| self.end_poll()).is_err() {
+                return;
             }
         }
-        let _in_use_still = self.ring.submitter().unregister_files();
-    }
-
-    /// Takes completions that nobody waits for any more, until that of the ring's poll is the last.
-    fn see_poll_end(&mut self) -> Result<(), Error> {
-        self.submit()?;
-        let of_poll = |cqe: &io_uring::cqueue::Entry| Tag::unpack(cqe.user_data()) == Tag::Polls;
-        let mut polls = self.ring.completion().filter(of_poll);
-        if polls.any(|cqe| !io_uring::cqueue::more(cqe.flags())) {
-            self.poll = Poll::Off;
+        if !self.polls_epoll {
+            let _in_use_still = self.ring.submitter().unregister_files();
         }
-        Ok(())
     }
 
     /// Queues an entry.
@@ -239,17 +241,22 @@ impl Uring {
         if self.polls.has_found() {
             return self.submit();
         }
-        self.sleeps = if self.turns < AWAKE_TURNS { self.sleeps + 1 } else { 0 };
+        let idle = self.under_way == 0 && timeout_ns.is_none_or(|ns| ns >= LEAST_EPOLL_NS);
+        self.sleeps = if idle && self.turns < AWAKE_TURNS { self.sleeps.saturating_add(1) } else { 0 };
         self.turns = 0;
-        let in_epoll = self.under_way == 0 && timeout_ns.is_none_or(|ns| ns >= LEAST_EPOLL_NS);
-        match self.poll {
-            Poll::Off if in_epoll => {
-                self.submit()?;
-                return self.polls.look(timeout_ns).map(drop);
+        if self.polls_epoll && self.sleeps >= SLEEPS {
+            self.submit()?;
+            self.end_poll()?;
+            if self.polls.has_found() {
+                return Ok(());
             }
-            Poll::Off => self.watch_polls(),
-            Poll::On if in_epoll && self.sleeps >= SLEEPS => self.end_poll(),
-            Poll::On | Poll::Ending => {}
+        }
+        if idle && !self.polls_epoll {
+            self.submit()?;
+            return self.polls.look(timeout_ns).map(drop);
+        }
+        if !self.polls_epoll {
+            self.watch_polls();
         }
         self.submit()?;
         let slept = match timeout_ns {
@@ -285,13 +292,10 @@ impl Uring {
             match Tag::unpack(cqe.user_data()) {
                 Tag::Polls => {
                     found = true;
-                    if !io_uring::cqueue::more(cqe.flags()) {
-                        let (ending, result) = (self.poll == Poll::Ending, cqe.result());
-                        self.poll = Poll::Off;
-                        if result < 0 && !(ending && result == -libc::ECANCELED) {
-                            let e = io::Error::from_raw_os_error(-result);
-                            return Err(failed("the io_uring cannot poll", e));
-                        }
+                    self.polls_epoll &= io_uring::cqueue::more(cqe.flags());
+                    if cqe.result() < 0 && cqe.result() != -libc::ECANCELED {
+                        let e = io::Error::from_raw_os_error(-cqe.result());
+                        return Err(failed("the io_uring cannot poll", e));
                     }
                 }
                 Tag::Ignore => {}
@@ -301,11 +305,11 @@ impl Uring {
                 }
             }
         }
-        if found {
+        self.turns = self.turns.saturating_add(1);
+        if found || !self.polls_epoll && self.turns.is_multiple_of(LOOK_EVERY) {
             self.polls.look(Some(0))?;
         }
-        self.turns = self.turns.saturating_add(1);
-        if self.poll == Poll::Off && self.turns >= AWAKE_TURNS {
+        if !self.polls_epoll && self.turns >= AWAKE_TURNS {
             self.watch_polls();
         }
         self.polls.take(out);
@@ -374,7 +378,7 @@ mod tests {
         assert_eq!(left, [(Tag::Watch(200), -libc::EPERM, false)], "what cannot be watched says so");
     }
 
-    /// Asleep in epoll or in the ring, beside an operation or not, what comes next ends each sleep.
+    /// Asleep in epoll or in the ring, beside an operation or not, what comes next ends each sleep, and nothing else does.
     #[test]
     fn every_sleep_ends_with_what_comes_next() {
         let (mut there, ours) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -382,42 +386,58 @@ mod tests {
         let mut ring = Uring::new().unwrap();
         ring.start(Files { base: ours.as_raw_fd(), overflow: None }).unwrap();
         ring.watch(event.as_raw_fd(), libc::POLLIN, true, Tag::Watch(1));
-        let mut done = Vec::new();
-        let mut to = [0u8; 1];
-        let mut states = Vec::new();
-        for round in 0..40 {
+        // How many sleeps it takes until what `wake` does in another thread a little later is there.
+        let mut sleeps_until = |ring: &mut Uring, pause_us: u64, wake: &mut (dyn FnMut() + Send)| {
+            let mut done = Vec::new();
+            let mut sleeps = 0;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(std::time::Duration::from_micros(pause_us));
+                    wake();
+                });
+                while done.is_empty() {
+                    ring.wait(if pause_us % 2 == 0 { None } else { Some(10_000_000_000) }).unwrap();
+                    ring.reap(&mut done).unwrap();
+                    sleeps += 1;
+                }
+            });
+            (done, sleeps)
+        };
+        let (mut to, mut none) = ([0u8; 1], Vec::new());
+        let (mut in_epoll, mut in_ring, mut sleeps) = (0, 0, 0);
+        for round in 0..200 {
             // Some rounds begin with an operation, some after many turns without a sleep.
             let (reads, awake) = (round % 8 == 5, round % 16 == 11);
             if reads {
-                let operation =
+                let read =
                     Operation::Read { file: File::Base, to: to.as_mut_ptr(), len: 1, offset: u64::MAX };
                 // SAFETY: `to` lives until the read has completed, below.
-                unsafe { ring.push(operation, Tag::Read(7)) };
+                unsafe { ring.push(read, Tag::Read(7)) };
             }
             for _ in 0..if awake { 2 * AWAKE_TURNS } else { 0 } {
-                ring.reap(&mut done).unwrap();
+                ring.reap(&mut none).unwrap();
                 ring.submit().unwrap();
             }
-            assert!(done.is_empty(), "round {round}: {done:?}");
-            rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
-            while done.is_empty() {
-                ring.wait(None).unwrap();
-                ring.reap(&mut done).unwrap();
-            }
-            states.push(ring.poll);
+            assert!(none.is_empty(), "round {round}: {none:?}");
+            let raise = &mut || _ = rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
+            let (done, n) = sleeps_until(&mut ring, 37 * round % 400, raise);
+            sleeps += n;
+            *if ring.polls_epoll { &mut in_ring } else { &mut in_epoll } += 1;
             assert_eq!(done.iter().map(|d| d.tag).collect::<Vec<_>>(), [Tag::Watch(1)], "round {round}");
-            done.clear();
             if reads {
-                io::Write::write_all(&mut there, b"x").unwrap();
-                while done.is_empty() {
-                    ring.wait(None).unwrap();
-                    ring.reap(&mut done).unwrap();
-                }
+                let write = &mut || io::Write::write_all(&mut there, b"x").unwrap();
+                let (done, n) = sleeps_until(&mut ring, 100, write);
+                sleeps += n;
                 assert_eq!((done[0].tag, done[0].result, done.len()), (Tag::Read(7), 1, 1), "round {round}");
-                done.clear();
             }
         }
-        assert!(states.contains(&Poll::On) && states.contains(&Poll::Off), "{states:?}");
+        assert!(in_ring > 50 && in_epoll > 50, "{in_ring} in the ring, {in_epoll} in epoll");
+        assert!(sleeps < 235, "{sleeps} sleeps until 225 things came");
+        for ms in [5, 150] {
+            let begin = std::time::Instant::now();
+            ring.wait(Some(ms * 1_000_000)).unwrap();
+            assert!(begin.elapsed().as_millis() >= u128::from(ms), "{ms} ms: {:?}", begin.elapsed());
+        }
         ring.release_files();
         drop(ours);
         assert_eq!(io::Read::read(&mut there, &mut [0]).unwrap(), 0, "the ring has let go of it");
