@@ -116,7 +116,8 @@ fn holder_in_words(file: impl AsFd) -> Result<(String, bool), Errno> {
     let dev = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     Ok(match holder(&locks, dev, stat.st_ino) {
         Some(pid) => match live(pid) {
-            Some(name) => (format!("by process {pid} ({name})"), false),
+            // A copy of what this process has closed may be open in one that it starts, until that executes its program.
+            Some(name) => (format!("by process {pid} ({name})"), pid == std::process::id()),
             None => {
                 let serves = "it serves until its last client has left";
                 (format!("by a worker whose supervisor, process {pid}, has ended: {serves}"), true)

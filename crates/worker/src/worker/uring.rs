@@ -387,7 +387,7 @@ mod tests {
         ring.start(Files { base: ours.as_raw_fd(), overflow: None }).unwrap();
         ring.watch(event.as_raw_fd(), libc::POLLIN, true, Tag::Watch(1));
         // How many sleeps it takes until what `wake` does in another thread a little later is there.
-        let mut sleeps_until = |ring: &mut Uring, pause_us: u64, wake: &mut (dyn FnMut() + Send)| {
+        let sleeps_until = |ring: &mut Uring, pause_us: u64, wake: &mut (dyn FnMut() + Send)| {
             let mut done = Vec::new();
             let mut sleeps = 0;
             std::thread::scope(|scope| {
