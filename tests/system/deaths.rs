@@ -30,7 +30,7 @@ const SIGNALS: [Signal; 8] = [
 ];
 
 pub fn kills() -> u32 {
-    std::env::var("SPILLWAY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(25)
+    std::env::var("SPILLWAY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20)
 }
 
 /// A load of everything on 128 MiB.

@@ -396,7 +396,7 @@ mod tests {
                     wake();
                 });
                 while done.is_empty() {
-                    ring.wait(if pause_us % 2 == 0 { None } else { Some(10_000_000_000) }).unwrap();
+                    ring.wait(if pause_us.is_multiple_of(2) { None } else { Some(10_000_000_000) }).unwrap();
                     ring.reap(&mut done).unwrap();
                     sleeps += 1;
                 }
