@@ -1,6 +1,6 @@
 //! The worker dies, the machine goes on: no error, no wrong byte, a short pause.
 //!
-//! `SPILLWAY_KILLS` says how often a worker is killed in each test (25; a soak takes 200 and more).
+//! `SPILLWAY_KILLS` says how often a worker is killed in each test (20; a soak takes 200 and more).
 
 use crate::machine::{self, Machine, Work};
 use crate::world::{MIB, World, succeeds, until};
