@@ -11,7 +11,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long who has ended may take to let go of the file, and how often that is looked at.
+/// How long a file may stay locked by a process that has ended, or by one that this process starts; and how often that is
+/// looked at.
 const LET_GO: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 

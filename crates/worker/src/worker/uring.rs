@@ -382,6 +382,7 @@ mod tests {
     #[test]
     fn every_sleep_ends_with_what_comes_next() {
         let (mut there, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+        there.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let mut ring = Uring::new().unwrap();
         ring.start(Files { base: ours.as_raw_fd(), overflow: None }).unwrap();
@@ -422,7 +423,11 @@ mod tests {
             let raise = &mut || _ = rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
             let (done, n) = sleeps_until(&mut ring, 37 * round % 400, raise);
             sleeps += n;
-            *if ring.polls_epoll { &mut in_ring } else { &mut in_epoll } += 1;
+            if ring.polls_epoll {
+                in_ring += 1;
+            } else {
+                in_epoll += 1;
+            }
             assert_eq!(done.iter().map(|d| d.tag).collect::<Vec<_>>(), [Tag::Watch(1)], "round {round}");
             if reads {
                 let write = &mut || io::Write::write_all(&mut there, b"x").unwrap();
@@ -440,7 +445,7 @@ mod tests {
         }
         ring.release_files();
         drop(ours);
-        assert_eq!(io::Read::read(&mut there, &mut [0]).unwrap(), 0, "the ring has let go of it");
+        assert_eq!(io::Read::read(&mut there, &mut [0]).unwrap(), 0, "the ring has closed the file");
     }
 
     /// Also while a poll is on one of them. Another process sees that a file is not open any more.

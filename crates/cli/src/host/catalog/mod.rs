@@ -40,7 +40,7 @@ pub enum CatalogCommand {
     /// List catalogs
     #[command(after_help = help::LIST)]
     List {
-        /// The machines to act on.
+        /// Labels that a catalog must have.
         #[command(flatten)]
         labels: Labels,
         /// The bound of the list.

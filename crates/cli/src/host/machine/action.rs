@@ -59,7 +59,7 @@ pub struct MachineSelection {
     /// The machines to act on.
     #[command(flatten)]
     selected: SelectorOptions,
-    /// Once.
+    /// The idempotency key.
     #[command(flatten)]
     once: OnceOption,
     /// Wait until the machines have reached their desired state

@@ -61,7 +61,7 @@ pub enum MachineCommand {
         /// The machines to act on.
         #[command(flatten)]
         which: MachineSelection,
-        /// How.
+        /// How the machines are ended.
         #[command(flatten)]
         how: EndOptions,
     },
@@ -70,7 +70,7 @@ pub enum MachineCommand {
         /// The machines to act on.
         #[command(flatten)]
         which: MachineSelection,
-        /// How.
+        /// How the machines are ended.
         #[command(flatten)]
         how: EndOptions,
     },
@@ -111,7 +111,7 @@ pub enum MachineCommand {
         /// The machines to act on.
         #[command(flatten)]
         which: SelectorOptions,
-        /// Once.
+        /// The idempotency key.
         #[command(flatten)]
         once: OnceOption,
     },
@@ -120,7 +120,7 @@ pub enum MachineCommand {
         /// The machines to act on.
         #[command(flatten)]
         which: SelectorOptions,
-        /// Once.
+        /// The idempotency key.
         #[command(flatten)]
         once: OnceOption,
     },
