@@ -18,9 +18,9 @@ figure() { spillway machine show "$1" --json | tr -d ' ,' | sed -n "s/^\"$2\"://
 until_so() {
     tries=0
     until "$@"; do
-        [ $tries -lt 600 ]
+        [ $tries -lt 120 ]
         tries=$((tries + 1))
-        sleep 0.1
+        sleep 0.5
     done
 }
 is() { [ "$(of "$1")" = "$2" ]; }

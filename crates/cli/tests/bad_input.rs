@@ -220,7 +220,7 @@ fn what_the_host_has_run_out_of_is_said() {
     let world = World::new();
     let mut command = Command::new("bash");
     // Enough for the image and the signals, and not for the disk's memory.
-    command.args(["-c", "ulimit -n 5; exec \"$0\" \"$@\""]).arg(spillway().get_program());
+    command.args(["-c", "exec 3<&- 4<&-; ulimit -n 5; exec \"$0\" \"$@\""]).arg(spillway().get_program());
     command.args(["serve", "--mode", "ram", "--image"]).arg(world.path("base.raw"));
     command.arg("--nbd").arg(world.path("nbd"));
     refused(&world, &mut command, 70, &["too many open files", "ulimit -a"]);

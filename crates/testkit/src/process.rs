@@ -24,20 +24,24 @@ pub fn clean_up_when_interrupted(directories: Vec<PathBuf>) -> Result<()> {
     .context("cannot listen for signals")
 }
 
-/// How often a wait looks.
-const LOOK: Duration = Duration::from_millis(2);
+/// The least and the longest time between two looks of a wait.
+const LEAST: Duration = Duration::from_millis(2);
+const LONGEST: Duration = Duration::from_millis(250);
 
-/// Waits until `done` gives something; `None` when the deadline has passed.
+/// Waits until `done` gives something; `None` when the deadline has passed. A look that takes long, as one that starts a
+/// program does, is taken less often: a fifth of the time at most goes to looking, and the rest to what is waited for.
 pub fn wait_until<T>(deadline: Duration, mut done: impl FnMut() -> Option<T>) -> Option<T> {
     let until = Instant::now() + deadline;
     loop {
+        let look = Instant::now();
         if let Some(value) = done() {
             return Some(value);
         }
-        if Instant::now() >= until {
+        let now = Instant::now();
+        if now >= until {
             return None;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep((4 * (now - look)).clamp(LEAST, LONGEST));
     }
 }
 

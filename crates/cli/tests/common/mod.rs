@@ -7,12 +7,13 @@ pub mod volume;
 
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
+use spillway_testkit::process::wait_until;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -78,11 +79,8 @@ pub fn ticks(stat: &str) -> u64 {
 }
 
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "not in {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let done = wait_until(PATIENCE, || done().then_some(()));
+    done.unwrap_or_else(|| panic!("not in {PATIENCE:?}: {what}"));
 }
 
 /// A directory on a disk, with an image.
