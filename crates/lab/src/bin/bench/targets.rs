@@ -127,7 +127,6 @@ pub struct Target {
     pub server: Server,
     control: Option<PathBuf>,
     nbd: PathBuf,
-    spillway: PathBuf,
     _files: tempfile::TempDir,
     _tmpfs: tempfile::TempDir,
 }
@@ -186,16 +185,12 @@ impl Target {
         let driver = Driver::connect_with(&socket, shape)
             .with_context(|| format!("{}\n{}", server.command, server.tail()))?;
         let control = serving.is_spillway().then_some(control);
-        let spillway = environment.spillway.clone();
-        Ok(Target { server, driver, control, nbd, spillway, _files: files, _tmpfs: tmpfs })
+        Ok(Target { server, driver, control, nbd, _files: files, _tmpfs: tmpfs })
     }
 
     /// What `spillway stats --json` says; `None` for a peer.
     pub fn stats(&self) -> Result<Option<Value>> {
-        self.control
-            .as_ref()
-            .map(|control| spillway_testkit::disk::stats(&self.spillway, control))
-            .transpose()
+        self.control.as_deref().map(spillway_testkit::disk::stats).transpose()
     }
 
     /// Where an NBD client connects; a peer's export is named `nbd`.
