@@ -19,7 +19,7 @@ const PAGE: &str = include_str!("../docs/start.md");
 /// What installs is not run here: the same is done in a guest by `tests/package`.
 const INSTALLS: &str = "apt install build-essential curl\nmake deb\napt install ./target/deb/spillway_*.deb\nsystemctl status spillwayd --no-pager\n";
 /// How long a guest may take on a busy host.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The code of the guest's only sector. On its serial port it says what `HELLO` has. Then it takes lines: `echo WORDS > note`
 /// writes the words to the next sector of its disk, `cat note` says what is there, all others do nothing; then it prompts.

@@ -15,7 +15,7 @@ const KILLS: u32 = 20;
 /// In every so-manieth round machines write something down, to forget it when they are told to.
 const MARKED: u32 = 7;
 /// How long everything may take to be as it is wanted after a restart.
-const SETTLED: Duration = Duration::from_secs(120);
+const SETTLED: Duration = Duration::from_secs(300);
 
 /// Machines that things are asked of: each keeps something else.
 const ASKED: [&str; 4] = ["work-001", "work-002", "own-001", "copy-001"];

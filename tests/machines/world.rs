@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a guest may take to come up in software on a busy host.
-pub const BOOT: Duration = Duration::from_secs(180);
+pub const BOOT: Duration = Duration::from_secs(400);
 
 /// What a guest does: it says which image it runs on and what it finds where it writes, and obeys.
 const GUEST: &str = r#"#!/bin/busybox sh

@@ -146,7 +146,7 @@ fn uefi_boots_a_program_of_48_mib() {
     let arguments: Vec<String> = line.split_whitespace().map(String::from).collect();
     let mut qemu =
         Server::start("QEMU", "qemu-system-x86_64", &arguments, None, &world.path("qemu.log")).unwrap();
-    let ended = qemu.wait(Duration::from_secs(100));
+    let ended = qemu.wait(Duration::from_secs(300));
     let text = String::from_utf8_lossy(&std::fs::read(&console).unwrap()).into_owned();
     assert!(ended.is_ok_and(|status| status.success()), "{text}\n{}\n{}", qemu.tail(), disk.log());
     assert!(text.contains(RIGHT.trim_end()), "{text}");

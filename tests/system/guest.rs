@@ -89,7 +89,7 @@ fn boot(kit: &Kit, world: &World, disk: &Disk, work: &str, reboots: bool, furthe
         reboots,
     };
     let mut guest = Guest::start_with(kit, &spec, further).unwrap();
-    guest.wait(Duration::from_secs(120)).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
+    guest.wait(Duration::from_secs(400)).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
     let reports = guest.reports();
     let ended = guest.console().iter().any(|l| l.starts_with("GUEST-EXIT 0"));
     assert!(ended, "{reports:?}\n{}\n{}", guest.tail(), disk.log());

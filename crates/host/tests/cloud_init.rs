@@ -82,7 +82,7 @@ fn boot(kit: &Kit, image: &Path, seed: &Path) -> Vec<String> {
     // What it writes goes nowhere.
     let further = ["-snapshot", "-uuid", UUID, "-nic", &card];
     let mut guest = Guest::start_with(kit, &spec, &further).unwrap();
-    guest.wait(Duration::from_secs(300)).unwrap();
+    guest.wait(Duration::from_secs(900)).unwrap();
     let reports = guest.reports();
     assert!(reports.iter().any(|line| line == "end ."), "{reports:?}\n{}", guest.tail());
     reports

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 const SESSION: &str =
     "actions = 40\npace = 1000\nprofile_mb = 2\ndocuments_mb = 4\nmail_mb = 2\ncache_mb = 2\n";
 
+/// How long a machine's work may take in software beside other tests.
+const PATIENCE: Duration = Duration::from_secs(600);
+
 /// Remembers what it was told.
 #[derive(Default)]
 struct Notes {
@@ -97,7 +100,7 @@ fn work(
         disks: &all,
         recording,
         watch,
-        deadline: Instant::now() + Duration::from_secs(150),
+        deadline: Instant::now() + PATIENCE,
     };
     let done = run(workload, engine, &stage)?;
     // What is said of it beforehand is what it leaves, and a score if it is reached.
@@ -286,7 +289,7 @@ fn recorded(kit: &Kit, dir: &Path, workload: &str, text: &str) -> Recording {
         seed: 7,
         scratch: dir,
         dir: &place,
-        deadline: Instant::now() + Duration::from_secs(150),
+        deadline: Instant::now() + PATIENCE,
     };
     record(workload, &stage).unwrap()
 }
@@ -379,7 +382,7 @@ fn a_machine_that_ends_early_is_an_error_with_its_console() {
         scope.spawn(|| {
             // It works already: it has counted.
             let counted = || (!watch.inside.lock().unwrap().is_empty()).then_some(());
-            wait_until(Duration::from_secs(100), counted).unwrap();
+            wait_until(PATIENCE, counted).unwrap();
             let pid = watch.vmm.lock().unwrap().unwrap();
             let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
             rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();

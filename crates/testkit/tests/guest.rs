@@ -32,7 +32,7 @@ fn the_small_guest_formats_fills_and_checks_a_disk() {
         },
     )
     .unwrap();
-    guest.wait(Duration::from_secs(120)).unwrap();
+    guest.wait(Duration::from_secs(400)).unwrap();
     let reports = guest.reports();
     assert!(reports.iter().any(|l| l == "/mnt/f: OK"), "{reports:?}");
     assert!(reports.iter().any(|l| l == "clean"), "{reports:?}");
