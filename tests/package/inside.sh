@@ -18,7 +18,7 @@ figure() { spillway machine show "$1" --json | tr -d ' ,' | sed -n "s/^\"$2\"://
 until_so() {
     tries=0
     until "$@"; do
-        [ $tries -lt 120 ]
+        [ $tries -lt 240 ]
         tries=$((tries + 1))
         sleep 0.5
     done

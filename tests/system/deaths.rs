@@ -157,11 +157,9 @@ fn a_driver_without_a_table_sees_no_error_and_no_wrong_byte() {
         let before = disk.stats().unwrap();
         let enough = AtomicBool::new(false);
         let mut rng = Rng::new(seed);
-        // Where blocks move between RAM and file there is most to get wrong.
-        let kills = if mode == "ram+overflow" { kills() } else { kills() / 2 };
         std::thread::scope(|scope| {
             let killer =
-                scope.spawn(|| kill_at_random(&disk, kills, Duration::from_millis(60), &mut rng, &enough));
+                scope.spawn(|| kill_at_random(&disk, kills(), Duration::from_millis(60), &mut rng, &enough));
             while !enough.load(Ordering::Relaxed) && !killer.is_finished() {
                 load(&mut driver, &mut oracle);
             }
@@ -171,7 +169,7 @@ fn a_driver_without_a_table_sees_no_error_and_no_wrong_byte() {
         let stats = disk.stats().unwrap();
         // Some die before they have taken the disk over.
         let restarts = figure(&stats, "restarts").unwrap();
-        assert!((u64::from(kills / 4)..=u64::from(kills)).contains(&restarts), "{what}: {restarts}");
+        assert!((u64::from(kills()) / 4..=u64::from(kills())).contains(&restarts), "{what}: {restarts}");
         assert_eq!(stats["engine"], engine, "{what}");
         nothing_failed(&stats);
         if mode == "ram+overflow" {

@@ -219,7 +219,7 @@ fn a_socket_that_cannot_be_made() {
 fn what_the_host_has_run_out_of_is_said() {
     let world = World::new();
     let mut command = Command::new("bash");
-    // Enough for the image and the signals, and not for the disk's memory.
+    // Enough for the image and the signals, and not for the disk's memory, whatever this process has inherited.
     command.args(["-c", "exec 3<&- 4<&-; ulimit -n 5; exec \"$0\" \"$@\""]).arg(spillway().get_program());
     command.args(["serve", "--mode", "ram", "--image"]).arg(world.path("base.raw"));
     command.arg("--nbd").arg(world.path("nbd"));

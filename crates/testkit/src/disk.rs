@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long it may take until it is ready.
+/// How long it may take until it is ready, and until it answers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The program that belongs to this one: `SPILLWAY_PROGRAM`, or what cargo built into the same folder, together with the
@@ -196,8 +196,8 @@ impl Disk {
     }
 }
 
-/// What `spillway stats --json` prints, asked where that asks: a program for each look costs a hundred times as much, and
-/// shares this process's files for a moment.
+/// What `spillway stats --json` prints, asked at the same socket: 1 ms, where a program for each look takes 11 and shares
+/// this process's files for a moment.
 pub fn stats(control: &Path) -> Result<Value> {
     let ask = || -> Result<Value> {
         let mut stream = UnixStream::connect(control)?;
