@@ -281,9 +281,16 @@ impl World {
         UnixStream::connect(self.machines().join(name).join("console.sock")).ok()
     }
 
-    /// What runs of its machines: every process that works in this world's folder, every QEMU whose command line names it,
-    /// every domain.
+    /// What runs of its machines: every process of [`World::local_processes`], every domain.
     pub fn processes(&self) -> Vec<String> {
+        let mut found = self.local_processes();
+        found.extend(self.libvirtd.iter().flat_map(Libvirtd::domains));
+        found
+    }
+
+    /// Every process that works in this world's folder, every QEMU whose command line names it. Nobody else is asked, who
+    /// might not answer.
+    fn local_processes(&self) -> Vec<String> {
         let folder = self.dir.path().canonicalize().unwrap();
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -298,7 +305,6 @@ impl World {
                 found.push(format!("{pid} {line}"));
             }
         }
-        found.extend(self.libvirtd.iter().flat_map(Libvirtd::domains));
         found
     }
 }
@@ -364,7 +370,7 @@ impl Drop for World {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        for process in self.processes() {
+        for process in self.local_processes() {
             if let Some(pid) =
                 process.split(' ').next().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw)
             {
