@@ -100,12 +100,12 @@ fn script(world: &World, random: &mut Rng, stop: &AtomicBool, answered: &mut Ans
 
 /// The machines, once each is what is wanted of it.
 fn settled(world: &World) -> Vec<Value> {
-    let all = || world.json(&["machine", "list"])["items"].as_array().unwrap().clone();
+    let all = || world.list(None);
     let is_settled = |machine: &Value| {
         let phase = if machine["power"] == "on" { "running" } else { "stopped" };
         machine["status"]["settled"] == true && machine["status"]["phase"] == phase
     };
-    let rolled_out = || world.json(&["catalog", "show", "work"])["rollout"].is_null();
+    let rolled_out = || world.object("/v1/catalogs/work")["rollout"].is_null();
     let found = wait_until(SETTLED, || Some(all()).filter(|all| all.iter().all(is_settled) && rolled_out()));
     found.unwrap_or_else(|| panic!("not what is wanted: {:#?}", all()))
 }

@@ -23,8 +23,7 @@ fn metric(world: &World, sample: &str) -> Option<f64> {
 }
 
 fn catalog(world: &World) -> Value {
-    let figures: Value = serde_json::from_str(&world.get("/v1/figures")).unwrap();
-    figures["catalogs"][0].clone()
+    world.object("/v1/figures")["catalogs"][0].clone()
 }
 
 /// Waits for the catalog's figures to be so.

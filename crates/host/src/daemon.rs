@@ -35,6 +35,7 @@ use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_api::{EventKind, Hypervisor};
+use spillway_control::kvm::Accelerator;
 use spillway_control::program::check_program;
 use std::fs;
 use std::future::pending;
@@ -77,6 +78,8 @@ pub struct DaemonSettings {
     pub remote: Option<Remote>,
     /// Hypervisor that runs machines.
     pub hypervisor: Hypervisor,
+    /// How guests run; `None`: decided by a test guest.
+    pub accelerator: Option<Accelerator>,
     /// URI of libvirt, if it runs machines.
     pub libvirt_uri: String,
     /// Users that machines' QEMUs run as.
@@ -220,6 +223,7 @@ fn parts(
         folder: machine_folder(state),
         program: settings.program.clone(),
         hypervisor: settings.hypervisor,
+        accelerator: settings.accelerator.clone(),
         capacity: settings.capacity(),
         memory_floor_bytes: settings.memory_floor_bytes.unwrap_or(host_bytes() / 20),
         scopes: Scopes::choose(complain),

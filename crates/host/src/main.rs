@@ -5,6 +5,7 @@ use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser}
 use clap::{CommandFactory, Parser, Subcommand};
 use spillway_api::Hypervisor;
 use spillway_api::client::Address;
+use spillway_control::kvm::Accelerator;
 use spillway_control::program::{LIBEXEC, WORKER, find_worker_program};
 use spillway_host::access::tls::Remote;
 use spillway_host::backup;
@@ -57,6 +58,10 @@ Examples:
   spillwayd backup /backup/spillway.db
   spillwayd restore /backup/spillway.db --state /var/lib/spillway";
 
+/// The accelerator to use; `None`: decided by a test guest.
+#[derive(Clone)]
+struct AcceleratorChoice(Option<Accelerator>);
+
 /// Manages the images, catalogs and machines of a host, and runs the machines
 #[derive(Parser)]
 #[command(name = "spillwayd", version, about, after_help = MORE)]
@@ -89,6 +94,9 @@ struct Arguments {
     /// With --hypervisor libvirt: URI of the libvirt daemon on this host
     #[arg(long, value_name = "URI", default_value = LIBVIRT_URI_DEFAULT)]
     libvirt_uri: String,
+    /// How guests run: kvm (in hardware), tcg (in software, many times slower) or auto (KVM, if a test guest runs with it)
+    #[arg(long, value_name = "HOW", value_parser = accelerator(), default_value = "auto")]
+    accelerator: AcceleratorChoice,
     /// Range of user IDs for QEMU, one for each machine; no other program may use them. none: QEMU runs as spillwayd's user
     /// [default: 2100000000-2100065535 if spillwayd is root]
     #[arg(long, value_name = "FIRST-LAST|none", value_parser = str::parse::<UserChoice>)]
@@ -188,6 +196,16 @@ fn hypervisor() -> impl TypedValueParser<Value = Hypervisor> {
     })
 }
 
+fn accelerator() -> impl TypedValueParser<Value = AcceleratorChoice> {
+    PossibleValuesParser::new(["auto", "kvm", "tcg"]).map(|word| {
+        AcceleratorChoice(match word.as_str() {
+            "auto" => None,
+            "kvm" => Some(Accelerator::Kvm),
+            _ => Some(Accelerator::Tcg("--accelerator tcg".into())),
+        })
+    })
+}
+
 /// Reports on standard output that the daemon is ready. An error is ignored: nobody may read it.
 fn report_ready(place: &str) {
     use std::io::Write;
@@ -237,6 +255,7 @@ fn main() -> Result<()> {
         socket: arguments.socket,
         socket_mode: arguments.socket_mode,
         hypervisor: arguments.hypervisor,
+        accelerator: arguments.accelerator.0,
         ram_budget_bytes: arguments.ram_budget,
         overcommit_percent: arguments.overcommit,
         memory_reserve_bytes: arguments.memory_reserve,

@@ -266,6 +266,10 @@ fn arguments(kit: &Kit, spec: &GuestSpec, initrd: &Path, console: &Path, report:
     };
     // Errors of the kernel (level 3) go to the console, what is less does not.
     let mut append = String::from("console=ttyS0 quiet loglevel=4 no_timer_check panic=1");
+    if spec.accelerator == Accelerator::Tcg {
+        // A tenth of the time until its first process.
+        append.push_str(" cryptomgr.notests nokaslr");
+    }
     if spec.system {
         append.push_str(" spillway.root=/dev/vda systemd.show_status=0");
     }

@@ -69,6 +69,7 @@ use rolling::Rollouts;
 use run::MachineFolders;
 use shared::MachineServices;
 use spillway_api::{Catalog, Hypervisor, Machine, Name, Power};
+use spillway_control::kvm::Accelerator;
 use status::ObservedMachine;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -124,6 +125,8 @@ pub struct MachineHostConfig {
     pub program: PathBuf,
     /// Hypervisor that runs the machines.
     pub hypervisor: Hypervisor,
+    /// How guests run; `None`: decided by a test guest.
+    pub accelerator: Option<Accelerator>,
     /// URI of libvirt, if it runs the machines.
     pub libvirt_uri: String,
     /// Budget of the host for machines.

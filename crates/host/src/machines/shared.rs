@@ -80,7 +80,7 @@ impl MachineServices {
             libvirt: Arc::new(Libvirt::new(parts.libvirt_uri.clone())),
             users: Mutex::new(GuestUsers::new(parts.guest_users)),
             starts: Semaphore::new(STARTS),
-            accelerator: OnceCell::new(),
+            accelerator: OnceCell::new_with(parts.accelerator.clone()),
             events,
             objects,
             stores,
@@ -129,7 +129,7 @@ impl MachineServices {
         Ok(disk::DiskSource { program: self.parts.program.clone(), image, image_id, digests, overflow })
     }
 
-    /// Returns how QEMU runs guests on this host; probed once.
+    /// Returns how QEMU runs guests on this host: as the settings say, or as a probe finds once.
     pub(super) async fn accelerator(&self) -> Result<&Accelerator, HostError> {
         let probe = || async {
             let folder = self.parts.folder.clone();

@@ -69,6 +69,7 @@ impl TestHost {
             folder: machines,
             program: PathBuf::from("/nonexistent/spillway"),
             hypervisor,
+            accelerator: None,
             libvirt_uri: String::new(),
             capacity,
             memory_floor_bytes: 1 << 30,
