@@ -32,7 +32,7 @@ const PARTS: [&str; 12] = [
     "with 0",
 ];
 /// On a busy host that has no KVM.
-const PATIENCE: Duration = Duration::from_secs(1200);
+const PATIENCE: Duration = Duration::from_secs(2000);
 
 /// The package of the programs under test.
 fn package(dir: &Path) -> Vec<u8> {
