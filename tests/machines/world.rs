@@ -231,7 +231,7 @@ impl World {
     /// What the daemon has at this path. Whoever waits for something asks so: a command line for each look would take the
     /// processors that the guests are waited for with.
     pub fn object(&self, path: &str) -> Value {
-        serde_json::from_str(&self.get(path)).unwrap()
+        serde_json::from_str(&self.get(path)).unwrap_or_else(|e| panic!("{path} is no JSON: {e}"))
     }
 
     pub fn machine(&self, name: &str) -> Value {

@@ -147,9 +147,11 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     assert!(done.actions.iter().all(|a| a.took_ms >= 0.0 && a.at_s > -0.1 && a.at_s < now_s));
     assert!(done.figures["boot_s"] > 0.5 && done.figures["logon_s"] > 0.0, "{:?}", done.figures);
     let (one, other) = (counted("planes.guest.written_bytes") as f64, written(&disk) as f64);
-    // That each action is the same was said above. Of some 30 MB the system writes one to three million bytes by itself, the
-    // more the longer it takes: one run on a busy host wrote 7% more than the other.
-    assert!((one - other).abs() <= 0.12 * one, "the same seed wrote {one} and {other} bytes");
+    // Of some 30 MB the system writes a million bytes by itself, and more in a slower run.
+    let durations = [actions.done_us as f64 / 1e6, done.figures["boot_s"] + now_s];
+    let allowed = 0.05 * one + f64::from(64 << 10) * (durations[0] - durations[1]).abs();
+    println!("the same seed wrote {one} and {other} bytes in {durations:.1?} s");
+    assert!((one - other).abs() <= allowed, "{one} and {other} bytes in {durations:.1?} s");
     let mut inside = watch.inside.lock().unwrap();
     // Two processes of the machine count: when its work begins, and each second.
     inside.sort_by_key(|look| look.0);
