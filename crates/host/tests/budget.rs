@@ -137,7 +137,9 @@ fn a_run_whose_record_is_damaged_keeps_its_memory() {
     act(&world.client(), "start", "desk-001");
     let run = world.state().join("run/machines/desk-001/run.json");
     let disk = world.state().join("run/machines/desk-001/disk.process");
-    until("its disk is started", || (run.exists() && std::fs::metadata(&disk).ok()?.len() > 0).then_some(()));
+    // It has recorded itself: its name is in parentheses. The daemon records the host's boot before that.
+    let is_started = || run.exists() && std::fs::read(&disk).is_ok_and(|record| record.contains(&b')'));
+    until("its disk is started", || is_started().then_some(()));
     world.end(Signal::KILL);
     std::fs::write(&run, "{").unwrap();
     world.start();
