@@ -146,12 +146,6 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     let now_s = begun.elapsed().as_secs_f64();
     assert!(done.actions.iter().all(|a| a.took_ms >= 0.0 && a.at_s > -0.1 && a.at_s < now_s));
     assert!(done.figures["boot_s"] > 0.5 && done.figures["logon_s"] > 0.0, "{:?}", done.figures);
-    let (one, other) = (counted("planes.guest.written_bytes") as f64, written(&disk) as f64);
-    // Of some 30 MB the system writes a million bytes by itself, and more in a slower run.
-    let durations = [actions.done_us as f64 / 1e6, done.figures["boot_s"] + now_s];
-    let allowed = 0.05 * one + f64::from(64 << 10) * (durations[0] - durations[1]).abs();
-    println!("the same seed wrote {one} and {other} bytes in {durations:.1?} s");
-    assert!((one - other).abs() <= allowed, "{one} and {other} bytes in {durations:.1?} s");
     let mut inside = watch.inside.lock().unwrap();
     // Two processes of the machine count: when its work begins, and each second.
     inside.sort_by_key(|look| look.0);
@@ -169,9 +163,18 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     let last_action = done.actions.iter().map(|a| a.at_s + a.took_ms / 1000.0).fold(0.0, f64::max);
     assert!((inside.last().unwrap().0 - begun).as_secs_f64() > last_action, "it counts when all is done");
     let (first, last) = (&inside.first().unwrap().1, &inside.last().unwrap().1);
-    assert!(last["inside.written_bytes"] > first["inside.written_bytes"] && last["inside.cpu_s"] > 0.0);
+    assert!(last["inside.cpu_s"] > 0.0);
+    // Of the work alone: two boots differ by more. The file system writes of its own while the work lasts: the same work
+    // in 29 s instead of 7 was 26.0 MB and 27.5 MB.
+    let one = traced.work_written_bytes as f64;
+    let other = last["inside.written_bytes"] - first["inside.written_bytes"];
+    let durations = [(actions.done_us - actions.begin_us) as f64 / 1e6, last_action];
+    let allowed = 0.02 * one + f64::from(128 << 10) * (durations[0] - durations[1]).abs();
+    println!("the same seed wrote {one} and {other} bytes in {durations:.1?} s");
+    assert!((one - other).abs() <= allowed, "{one} and {other} bytes in {durations:.1?} s");
+    let whole = written(&disk) as f64;
     assert!(
-        (last["inside.written_bytes"] - other).abs() <= 0.01 * other,
+        (last["inside.written_bytes"] - whole).abs() <= 0.01 * whole,
         "the guest counted the same: {last:?}"
     );
     drop((inside, disk));
@@ -320,6 +323,8 @@ struct Traced {
     work: u64,
     /// Bytes that are no zeroes.
     written_bytes: u64,
+    /// Of these, the work's.
+    work_written_bytes: u64,
 }
 
 impl Traced {
@@ -331,6 +336,7 @@ impl Traced {
             *(if boot { &mut traced.boot } else { &mut traced.work }) += 1;
             if event.operation == Operation::Write {
                 traced.written_bytes += event.len_bytes;
+                traced.work_written_bytes += if boot { 0 } else { event.len_bytes };
             }
         }
         traced
