@@ -39,7 +39,7 @@ fn package(dir: &Path) -> Vec<u8> {
     let programs = disk::program().unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/deb");
     let mut deb = Command::new(script);
-    deb.arg("--programs").arg(programs.parent().unwrap()).arg("--out").arg(dir).args(["--compress", "gzip"]);
+    deb.arg("--programs").arg(programs.parent().unwrap()).arg("--out").arg(dir).args(["--compress", "none"]);
     let made = deb.output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     std::fs::read(String::from_utf8(made.stdout).unwrap().trim()).unwrap()

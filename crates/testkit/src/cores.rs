@@ -5,10 +5,12 @@
 use crate::load::Rng;
 use crate::shared::SharedMemory;
 use anyhow::{Context, Result, ensure};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// The cores that this process may use.
@@ -129,6 +131,57 @@ pub fn memory_limits(core: usize) -> Result<[f64; 2]> {
             anyhow::Ok([stored, begin.elapsed()].map(|time| BYTES as f64 / time.as_secs_f64()))
         });
         limits.join().map_err(|_| anyhow::anyhow!("the copying thread panicked"))?
+    })
+}
+
+/// The same write(2), in bytes a second, for somebody who sleeps: a thread on `client` numbers the blocks of 1 MiB, as a driver does,
+/// hands them over, and sleeps until it is told that they are written. The thread on `core`, which writes them, does not sleep.
+pub fn memory_limit_handed_over(core: usize, client: usize) -> Result<f64> {
+    const BYTES: usize = 1 << 30;
+    const REQUEST: usize = 1 << 20;
+    const PIECE: usize = 512 << 10;
+    // Whoever fails lets the other one end: all is asked for then, or done.
+    let asked = AtomicUsize::new(0);
+    let done = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).context("eventfd")?;
+    let tell = |requests: usize| rustix::io::write(&done, &(requests as u64).to_ne_bytes());
+    let request = Mutex::new(vec![7u8; REQUEST]);
+    let content = || request.lock().unwrap_or_else(PoisonError::into_inner);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let write = || {
+                pin(core)?;
+                let mut memory = SharedMemory::new(BYTES)?;
+                for at in (0..BYTES).step_by(REQUEST) {
+                    while asked.load(Ordering::Acquire) <= at {
+                        std::hint::spin_loop();
+                    }
+                    for (i, piece) in content().chunks(PIECE).enumerate() {
+                        memory.store((at + i * PIECE) as u64, piece)?;
+                    }
+                    tell(1).context("cannot tell that a request is done")?;
+                }
+                anyhow::Ok(())
+            };
+            write().inspect_err(|_| {
+                let _ = tell(BYTES / REQUEST);
+            })
+        });
+        let asker = scope.spawn(|| {
+            let ask = || {
+                pin(client)?;
+                let begin = Instant::now();
+                for n in 1..=BYTES / REQUEST {
+                    content().chunks_mut(4096).for_each(|block| block[..8].copy_from_slice(&n.to_ne_bytes()));
+                    asked.store(n * REQUEST, Ordering::Release);
+                    rustix::io::read(&done, &mut [0; 8]).context("cannot wait for a request")?;
+                }
+                anyhow::Ok(BYTES as f64 / begin.elapsed().as_secs_f64())
+            };
+            ask().inspect_err(|_| asked.store(BYTES, Ordering::Release))
+        });
+        let rate = asker.join().map_err(|_| anyhow::anyhow!("the asking thread panicked"))?;
+        writer.join().map_err(|_| anyhow::anyhow!("the writing thread panicked"))??;
+        rate
     })
 }
 
