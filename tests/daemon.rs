@@ -239,7 +239,7 @@ fn claims_have_owners_and_ends_which_are_shown() {
         format!("{name} is claimed until it is released\n")
     );
     let (code, _, err) = world.spillway(&["machine", "renew", name, "--claim", "another"]);
-    assert!(code == 75 && err.contains("somebody else's"), "{code} {err}");
+    assert!(code == 75 && err.contains("has another claim now"), "{code} {err}");
     let (code, _, err) = world.spillway(&["machine", "renew", name, "--ttl", "soon"]);
     assert!(code == 2 && err.contains("or none"), "{code} {err}");
     assert_eq!(world.json(&["catalog", "show", "runner"])["spec"]["claim_ttl_seconds"], 1800);

@@ -150,7 +150,7 @@ fn machines_are_reset_and_stopped_on_a_file_system_that_is_full() {
     let generation = world.generation("desk-001");
     world.ok(&["machine", "restart", "desk-004", "--wait"]);
     assert_eq!(world.generation("desk-001"), generation);
-    // What needs room ends with its own code.
+    // What needs space ends with its own code.
     world.ok(&["catalog", "scale", "desk", "3"]);
     let (code, output) = world.spillway(&["machine", "start", "desk-002", "--wait"]);
     assert_eq!(code, 73, "{output}");

@@ -160,7 +160,7 @@ fn use_disk(disk: &mut Disk, spec: &DiskSpec, meta: *mut u8) {
         sim.clients.insert(token, Client { data, result: None });
         disk.begin_turn(now_ns);
         disk.submit(&mut sim, Request { token: Token(token), operation, sector, sectors: sectors as u32 });
-        // To the end of what moves, then the next; what waits for room is withdrawn.
+        // To the end of what moves, then the next; what waits for space is withdrawn.
         for _ in 0..200 {
             let more = disk.end_turn(&mut sim, now_ns);
             now_ns += 1_000_000;

@@ -92,7 +92,7 @@ fn a_version_is_the_image_with_what_a_machine_has_written_over_it() {
     assert!(std::fs::read(disk("golden", 2)).unwrap() == merged_bytes);
     assert!(std::fs::read(disk("golden", 1)).unwrap() == image, "the image stays as it was");
     let taken = std::fs::metadata(disk("golden", 2)).unwrap().blocks() * 512;
-    assert!(taken < image.len() as u64, "zeroes take no room: {taken}");
+    assert!(taken < image.len() as u64, "zeroes take no space: {taken}");
     world.ok(&["image", "verify", "golden:2"]);
 
     // The machine goes on with its own disk, over what it was.
@@ -115,7 +115,7 @@ fn a_version_is_the_image_with_what_a_machine_has_written_over_it() {
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &merged, &nbd(&world, "desk-001")]);
     // What is to be thrown away, and what has another image, is no version.
     world.ok(&["machine", "reset", "own-001", "--discard-data", "--wait"]);
-    refuses(&world, &["image", "commit", "own-001"], 75, &["its next start throws its disk away"]);
+    refuses(&world, &["image", "commit", "own-001"], 75, &["its next start discards its disk"]);
 }
 
 /// A dedicated machine on an image of half a GiB, with much written, that is off.

@@ -29,10 +29,10 @@ fn a_domain_of_somebody_elses_is_refused_and_left_alone() {
     let before = domains(&mut world);
     for name in ["desk-001", "desk-002"] {
         let (code, _, error) = world.spillway(&["machine", "start", name, "--wait"]);
-        assert!(code != 0 && error.contains("is not this machine's, and is left alone"), "{code}: {error}");
+        assert!(code != 0 && error.contains("is not this machine's, and is not changed"), "{code}: {error}");
     }
     let (_, _, error) = world.spillway(&["machine", "stop", "desk-002", "--force", "--wait"]);
-    assert!(error.contains("is left alone"), "{error}");
+    assert!(error.contains("is not changed"), "{error}");
     assert_eq!(domains(&mut world), before);
     world.libvirtd().unwrap().virsh(&["destroy", "other"]);
     world.libvirtd().unwrap().virsh(&["undefine", "other"]);

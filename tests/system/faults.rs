@@ -39,7 +39,7 @@ fn stays_in_ram_and_goes_when_it_can(engine: &str, ways: &[&str]) {
         s.fill(0, 15 * MIB);
         s.verify();
 
-        // What needs room beyond it waits, and nothing else does.
+        // What needs space beyond it waits, and nothing else does.
         let mut content = vec![0; PIECE];
         let writes: Vec<usize> = (0..8)
             .map(|i| {

@@ -19,7 +19,7 @@ struct Scene {
     disk: Disk,
     driver: Driver,
     oracle: Oracle,
-    /// Where the write was that found no room.
+    /// Where the write was that found no space.
     full_at: u64,
 }
 
@@ -47,7 +47,7 @@ impl Scene {
         self.oracle.discarded(at, len);
     }
 
-    /// Reads and checks everything but the write that found no room.
+    /// Reads and checks everything but the write that found no space.
     fn check(&mut self) {
         let mut content = vec![0; PIECE];
         for at in (0..DISK).step_by(PIECE).filter(|at| *at != self.full_at) {
@@ -90,7 +90,7 @@ fn with_fail_new_blocks_get_an_error_until_something_is_discarded() {
         assert!(s.try_write(s.full_at).is_err(), "{mode:?}: it is as full as before");
         assert!(s.disk.figure("failed.requests").unwrap() >= 2);
         assert_eq!(s.disk.figure("inflight").unwrap(), 0);
-        // Zeroes take no room.
+        // Zeroes take no space.
         s.driver.write_zeroes(s.full_at, PIECE as u64, true).unwrap();
         s.oracle.zeroed(s.full_at, PIECE as u64);
 
@@ -112,7 +112,7 @@ fn with_pause_a_write_waits_until_something_is_discarded() {
         let Some(world) = World::new(&["qemu-io"]) else { return };
         let mut s = Scene::new(&world, mode, "pause");
         let mut content = vec![0; PIECE];
-        // Until one is left in flight that waits for room, and the disk says so.
+        // Until one is left in flight that waits for space, and the disk says so.
         let waiting = loop {
             s.oracle.write(s.full_at, &mut content);
             let write = Ask::Write { offset: s.full_at, len: PIECE };
@@ -136,7 +136,7 @@ fn with_pause_a_write_waits_until_something_is_discarded() {
         s.overwrite();
         s.driver.flush().unwrap();
         qemu_io(&s.disk, &["read 0 8M", "flush", "discard 90M 1M"]);
-        assert!(!s.driver.is_finished(waiting), "{mode:?}: nothing has made room yet");
+        assert!(!s.driver.is_finished(waiting), "{mode:?}: nothing has made space yet");
         let stats = s.disk.stats().unwrap();
         assert_eq!(figure(&stats, "waiting").unwrap(), 1, "{mode:?}");
         let (count, ns) = (figure(&stats, "stalls.count").unwrap(), figure(&stats, "stalls.ns").unwrap());
@@ -147,7 +147,7 @@ fn with_pause_a_write_waits_until_something_is_discarded() {
         let stats = s.disk.stats().unwrap();
         assert!(figure(&stats, "stalls.ns").unwrap() > ns, "{mode:?}: {stats}");
         assert_eq!(figure(&stats, "waiting").unwrap(), 0);
-        until("the disk says so", &s.disk, || s.disk.log().contains("has room again"));
+        until("the disk says so", &s.disk, || s.disk.log().contains("has space again"));
         let from = s.full_at;
         for i in 1..48 {
             s.try_write(from + i * PIECE as u64).unwrap();

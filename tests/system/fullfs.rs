@@ -133,7 +133,7 @@ impl Scene<'_> {
         }
     }
 
-    /// There is room: everything that follows succeeds, and nothing is wrong.
+    /// There is space: everything that follows succeeds, and nothing is wrong.
     fn goes_on(mut self) {
         for _ in 0..12 * MIB / PIECE as u64 {
             self.write().unwrap();
@@ -173,7 +173,7 @@ fn with_pause_a_write_waits_until_others_give_the_file_system_back() {
             s.at += PIECE as u64;
         };
         assert!(s.figure("overflow.used_bytes") < FILE_SYSTEM / 2, "the limit is far away");
-        // Without a RAM tier its block is on the way to the file already, and not counted as waiting for room.
+        // Without a RAM tier its block is on the way to the file already, and not counted as waiting for space.
         let has_ram = mode[0] == "--ram";
         assert_eq!(s.figure("inflight"), 1, "{mode:?}");
         assert!(s.figure("waiting") == 1 || !has_ram, "{mode:?}");
@@ -182,15 +182,15 @@ fn with_pause_a_write_waits_until_others_give_the_file_system_back() {
         s.check();
         let errors = s.figure("overflow.write_errors");
         until("it is tried again", &s.disk, || s.figure("overflow.write_errors") > errors);
-        assert!(!s.driver.is_finished(waiting), "{mode:?}: nobody has made room yet");
-        assert!(s.events.count("room") + s.events.count("recovered") == 0, "{mode:?}");
+        assert!(!s.driver.is_finished(waiting), "{mode:?}: nobody has made space yet");
+        assert!(s.events.count("space-available") + s.events.count("recovered") == 0, "{mode:?}");
         assert!(s.disk.log().contains("(os error 28)"), "{}", s.disk.log());
 
         s.small.empty();
         assert_eq!(s.driver.finish(waiting, |_| {}).unwrap(), 0, "{mode:?}: it goes on by itself");
         s.at += PIECE as u64;
-        until("it says so", &s.disk, || s.events.count("room") * s.events.count("recovered") > 0);
-        for kind in ["overflow-write-failed", "degraded", "full", "recovered", "room"] {
+        until("it says so", &s.disk, || s.events.count("space-available") * s.events.count("recovered") > 0);
+        for kind in ["overflow-write-failed", "degraded", "full", "recovered", "space-available"] {
             assert_eq!(s.events.count(kind), 1, "{mode:?}: {kind}");
         }
         assert_eq!((s.figure("waiting"), s.figure("failed.requests")), (0, 0), "{mode:?}");

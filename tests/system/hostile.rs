@@ -1,5 +1,5 @@
 //! A front end that asks for all that it may have at once, of a disk that is full: what it can make the worker hold is
-//! bounded, and every request ends well once there is room.
+//! bounded, and every request ends well once there is space.
 //!
 //! The front end is written from the specifications alone. It reaches its memory as a file, which the worker has mapped.
 
@@ -228,7 +228,7 @@ fn all_that_it_may(world: &World, pieces: u64) {
     kill_process(Pid::from_raw(first as i32).unwrap(), Signal::KILL).unwrap();
     until("the next worker", &disk, || ![0, first].contains(&worker(&disk)));
     let again = takes_what_it_can(&disk, &mut look);
-    assert!((0..QUEUES).all(|queue| front.used(queue) == 0), "there is no room yet");
+    assert!((0..QUEUES).all(|queue| front.used(queue) == 0), "there is no space yet");
 
     qemu_io(&disk, &["discard 0 8M"]);
     until("all requests end", &disk, || {

@@ -93,7 +93,7 @@ fn qemu_connects_again_after_a_reset_a_stop_and_a_death_of_all() {
     let disk = world.serve(&image, &["--size", "32M", "--mode", "ram", "--ram", "4M"]);
     works(&disk, 2);
 
-    // A write waits for room when they die: the next disk finds it in QEMU's table of requests in flight.
+    // A write waits for space when they die: the next disk finds it in QEMU's table of requests in flight.
     until("a write waits", &disk, || disk.figure("waiting").unwrap() == 1);
     let before = disk.figure("planes.guest.written_bytes").unwrap() / PIECE - 16;
     assert!((1..MUCH - 1).contains(&before), "{before}");

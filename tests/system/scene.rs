@@ -162,7 +162,9 @@ impl Events {
     pub fn next(&mut self) -> String {
         loop {
             let kind = self.come.recv_timeout(PATIENCE).unwrap();
-            if !["first-overflow", "warning", "critical", "normal", "full", "room"].contains(&kind.as_str()) {
+            if !["first-overflow", "warning", "critical", "normal", "full", "space-available"]
+                .contains(&kind.as_str())
+            {
                 return kind;
             }
         }

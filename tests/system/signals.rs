@@ -82,7 +82,7 @@ fn every_signal_there_is_leaves_a_disk_that_is_served() {
     disk.stop().unwrap();
 }
 
-/// From now on, in the worker's threads of that name, a call that gives room back ends with what the kernel never says:
+/// From now on, in the worker's threads of that name, a call that gives space back ends with what the kernel never says:
 /// a build with its checks on panics.
 fn trip(world: &World, disk: &Disk, thread: &str) -> Server {
     let is_it = |task: &PathBuf| std::fs::read_to_string(task.join("comm")).unwrap().starts_with(thread);

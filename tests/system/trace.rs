@@ -65,7 +65,7 @@ fn what_is_recorded_is_what_was_asked_and_says_what_the_disk_did() {
     };
     let measured = driver.run(&load).unwrap();
     let writes = measured.requests - measured.reads;
-    // Of 16 blocks the last 12 are zeroes, and take no room; what is given up and flushed is told too.
+    // Of 16 blocks the last 12 are zeroes, and take no space; what is given up and flushed is told too.
     let mut content = vec![0; 64 << 10];
     content[..16 << 10].fill(7);
     driver.write_at(SPAN - 2 * MIB, &content).unwrap();

@@ -87,7 +87,7 @@ fn a_ram_limit_that_falls_under_load_gives_memory_back_and_costs_no_request() {
 
 /// For so long two queues are driven.
 const DRIVEN: Duration = Duration::from_secs(3);
-/// The longest that a write may wait for room then, whatever else the host's disk has to do: a third of the time after
+/// The longest that a write may wait for space then, whatever else the host's disk has to do: a third of the time after
 /// which a guest's driver gives up. What it was is printed.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// How many others may complete while one waits, for each that is under way: whatever the disk's speed, one that is

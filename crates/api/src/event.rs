@@ -38,7 +38,8 @@ impl FromStr for EventId {
         let id = is_right.then(|| {
             Some(EventId { history: u32::from_str_radix(history, 16).ok()?, number: number.parse().ok()? })
         });
-        let wrong = || format!("'{}' is no id of an event: that is like 9f3c00a1-17", text.escape_debug());
+        let wrong =
+            || format!("'{}' is not the id of an event: ids look like 9f3c00a1-17", text.escape_debug());
         id.flatten().ok_or_else(wrong)
     }
 }

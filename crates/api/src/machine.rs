@@ -40,7 +40,7 @@ pub struct MachineDetails {
     pub machine: Machine,
     /// Desired power of the machine.
     pub power: Power,
-    /// The claim by which somebody has the machine; none if it is free.
+    /// The claim on the machine; none if it is free.
     pub claim: Option<Claim>,
     /// Whether the machine is drained: it is neither started nor claimed.
     pub drained: bool,

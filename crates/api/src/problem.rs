@@ -31,7 +31,7 @@ pub enum ErrorCode {
     Exists,
     /// Other objects still use the object.
     InUse,
-    /// The state of the object does not allow the request now, or somebody else changes it.
+    /// The state of the object does not allow the request now, or another request is changing it.
     Conflict,
     /// The request was cancelled before it was carried out.
     Cancelled,

@@ -10,19 +10,19 @@ use std::fmt;
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0   done
-  1   'catalog diff': something differs; 'image check --strict' has found something; 'doctor' a problem;
-      'lab run' and 'lab resume': a scenario has no run that counts, something that the study
-      expects does not hold, with --strict one was dropped;
-      'lab predict': the advisor is farther off than it may be
-  2   usage: the options cannot be
+  1   'catalog diff': a difference; 'image check --strict': an error or a warning; 'doctor': a problem;
+      'lab run' and 'lab resume': a scenario has no valid run, or an expectation of the study does
+      not hold; with --strict also a dropped run; 'lab predict': a prediction misses its target
+  2   usage: invalid options or values
   66  the base image or a disk is missing or cannot be used; there is no object of that name
   69  not reachable: nobody serves this socket or host, or QEMU is not installed
-  70  the worker or spillwayd failed, or the host refuses what every program may have
-  73  an overflow file, a disk, a socket or an image cannot be made; spillwayd's host has no room for
-      this: the memory of its caches, a store
-  75  refused for now: a client is connected, the memory is not free, somebody uses it
-  77  permission denied; a token that is not known or not enough, a certificate that is not trusted
-  130 'machine claim --wait' was interrupted, and has given up what it had claimed
+  70  the worker or spillwayd failed, or the host refuses a basic operation
+  73  an overflow file, a disk, a socket or an image cannot be created; spillwayd's host has no memory
+      or disk space left for it; no machine that can be claimed
+  75  refused for now: a client is connected, the memory is not free, the object is in use
+  77  permission denied; an unknown token, or a role that is not sufficient; a certificate that is not
+      trusted
+  130 'machine claim --wait' was interrupted, and its claim was undone
   'run' passes on the exit code of QEMU.";
 
 /// Why the program fails.
@@ -40,7 +40,7 @@ impl Failure {
         Failure { exit, message: message.into() }
     }
 
-    /// The command line cannot be.
+    /// The command line is invalid.
     pub fn usage(message: impl Into<String>) -> Failure {
         Failure::new(Exit::Usage, message)
     }

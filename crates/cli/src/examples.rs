@@ -79,7 +79,7 @@ Examples:
     spillway set /run/vm1.ctl --full fail";
 
 pub const EVENTS_EXAMPLES: &str = "\
-Kinds: warning, critical, normal (thresholds of use), full, room (space again), first-overflow, degraded, recovered, overflow-write-failed,
+Kinds: warning, critical, normal (thresholds of use), full, space-available, first-overflow, degraded, recovered, overflow-write-failed,
 overflow-read-failed, checksum-mismatch, summary-unusable, image-damaged, worker-died, worker-ended, worker-serves, upgrade, upgraded, no-upgrade,
 reset, limits, client, notice.
 
@@ -89,7 +89,7 @@ Examples:
 
 pub const EVENT_EXAMPLES: &str = "\
 spillwayd returns up to its last 4,096 events and keeps a week of them on disk. With --json each is one JSON object a line:
-number, time, kind, object, text. 'spillway events' follows a single disk.
+id, time, kind, object, text. 'spillway events' follows a single disk.
 
 Examples:
   spillway event --kind failed --kind crashed

@@ -89,7 +89,7 @@ fn private_dir() -> Result<tempfile::TempDir, Failure> {
         None => builder.tempdir_in("/tmp").map_err(|e| {
             Failure::new(
                 Exit::Create,
-                format!("cannot make a private directory in /tmp: {e}: make room there"),
+                format!("cannot make a private directory in /tmp: {e}: make space there"),
             )
         }),
     }

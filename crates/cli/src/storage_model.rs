@@ -108,7 +108,7 @@ fn parameters(text: &str) -> Result<Parameters, String> {
     for part in text.split(',') {
         let (name, value) = part.split_once('=').ok_or_else(|| format!("'{part}' is not NAME=VALUE"))?;
         let size = || spillway_api::parse_size(value).map_err(|e| format!("{name}: {e}"));
-        let number = || value.parse().map_err(|_| format!("{name}: '{value}' is no whole number"));
+        let number = || value.parse().map_err(|_| format!("{name}: '{value}' is not a whole number"));
         let time = || time_ns(value).map_err(|e| format!("{name}: {e}"));
         let (to, value) = match name {
             "latency" => (&mut model.latency_ns, time()?),
@@ -183,7 +183,7 @@ mod tests {
             ("iops=0", "more than 0"),
             ("iops=5,iops=6", "named once"),
             ("iops=5,", "NAME=VALUE"),
-            ("iops=many", "no whole number"),
+            ("iops=many", "not a whole number"),
             ("bandwidth=1GB", "binary"),
             ("rpm=7200", "there is no 'rpm'"),
             ("iops-burst=5", "name that too"),

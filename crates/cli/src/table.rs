@@ -270,7 +270,7 @@ mod tests {
         for line in [
             "evicted      1,234 blocks, background writes 0, urgent writes 2, promoted 1 block, moved by collector 0 blocks\n",
             "stalls       3, time waited 1.5 ms\n",
-            "in flight    0, waiting for room 0\n",
+            "in flight    0, waiting for space 0\n",
             "discards     0, given back 1.0 MiB, flushes 0\n",
             "trouble      failed requests 7, degraded 1\n",
             ", peak 0 B\n",

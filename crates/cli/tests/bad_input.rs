@@ -137,7 +137,7 @@ fn an_overflow_directory_without_space() {
     command.arg("serve").arg("--nbd").arg(world.path("nbd")).arg("--image").arg(world.path("base.raw"));
     command.arg("--overflow-dir").arg(&mount);
     let refusal = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        refused(&world, &mut command, 73, &["small", "are free", "make room"]);
+        refused(&world, &mut command, 73, &["small", "are free", "make space"]);
         assert_eq!(std::fs::read_dir(&mount).unwrap().count(), 2, "filler and lost+found");
     }));
     assert!(run(Command::new("umount").arg(&mount)), "umount");

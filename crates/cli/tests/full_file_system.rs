@@ -125,7 +125,7 @@ fn needs_no_room(kind: &str, modes: &[&str]) {
         small.fill();
         trim(&world, 512 << 20);
         let in_place = ["persistent", "direct", "ephemeral"].contains(mode);
-        // Where the guest has written there is room, and what it has trimmed there is room as well.
+        // Where the guest has written there is space, and what it has trimmed there is space as well.
         if in_place {
             qemu_io(&world, &["write -P 6 0 256k", "flush", "discard 512k 256k", "flush"]);
         }

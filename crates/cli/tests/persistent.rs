@@ -141,7 +141,7 @@ fn what_is_no_disk_is_left_alone() {
     let refused = |code, words: &[&str]| refuses(&mut persistent(&world), code, words);
     for content in [vec![], vec![0; 100], vec![7; 1 << 20]] {
         std::fs::write(&disk, &content).unwrap();
-        refused(66, &["no disk of mode persistent", "left alone"]);
+        refused(66, &["not a disk of mode persistent", "not changed"]);
         assert_eq!(std::fs::read(&disk).unwrap(), content);
     }
     std::fs::remove_file(&disk).unwrap();

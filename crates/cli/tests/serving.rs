@@ -607,7 +607,7 @@ fn a_server_out_of_fds_goes_on_with_those_it_has() {
     BufReader::new(first).read_line(&mut line).unwrap();
     assert!(line.contains("\"ok\""), "{line}");
     drop(held);
-    until("there is room again", || finishes(spillway().arg("stats").arg(world.path("control"))).0 == 0);
+    until("there is space again", || finishes(spillway().arg("stats").arg(world.path("control"))).0 == 0);
     let (code, text) = server.end(Signal::TERM);
     assert_eq!(code, 0, "{text}");
 }

@@ -270,7 +270,7 @@ mod tests {
         const BEGIN: &str = "<!-- counters: begin -->\n";
         const END: &str = "<!-- counters: end -->";
         let mut table = String::from(
-            "| key | for Prometheus, behind `spillway_` | kind | unit | what it says | MCS storage optimization |\n\
+            "| key | Prometheus name, after the prefix `spillway_` | kind | unit | meaning | MCS storage optimization |\n\
              | --- | --- | --- | --- | --- | --- |\n",
         );
         for row in COUNTERS {

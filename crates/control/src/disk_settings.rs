@@ -158,7 +158,7 @@ impl DiskSettings {
         if self.mode().has_log() { self.overflow_bytes.unwrap_or(OVERFLOW_BYTES_DEFAULT) } else { 0 }
     }
 
-    /// What happens to a write that finds no room.
+    /// What happens to a write that finds no space.
     pub fn full(&self) -> FullPolicy {
         self.full.unwrap_or(FullPolicy::Pause)
     }

@@ -16,7 +16,7 @@ pub enum Exit {
     Unavailable = 69,
     /// EX_SOFTWARE: the worker failed, or the host did something that it never should.
     Internal = 70,
-    /// EX_CANTCREAT: an overflow file or a socket cannot be made; the host has no room for an image or a machine.
+    /// EX_CANTCREAT: an overflow file or a socket cannot be made; the host has no space for an image or a machine.
     Create = 73,
     /// EX_TEMPFAIL: refused for now: a client is connected, or the memory is not free.
     Refused = 75,

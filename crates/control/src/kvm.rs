@@ -83,7 +83,7 @@ fn run_guest(
     let disk = dir.join("probe.raw");
     std::fs::write(&disk, boot_sector()).map_err(|e| {
         let what = format!("cannot write {} for the KVM probe", disk.display());
-        SupervisorError::caused(ErrorKind::Create, what, e, "make room there")
+        SupervisorError::caused(ErrorKind::Create, what, e, "make space there")
     })?;
 
     let mut command = Command::new(qemu);

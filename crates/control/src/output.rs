@@ -31,7 +31,7 @@ pub fn log() -> Box<dyn FnMut(&str)> {
         let stderr = io::stderr();
         let mut out = [PollFd::new(&stderr, PollFlags::OUT)];
         if matches!(poll(&mut out, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..)) {
-            // As much as a pipe that has room takes at once.
+            // As much as a pipe that has space takes at once.
             let line: String = line.chars().take(1000).collect();
             complain("notice", &line);
         }

@@ -155,7 +155,7 @@ pub fn blocks(size_bytes: u64) -> u32 {
 
 /// The operating system refuses something on the file.
 pub fn cannot(what: &str, path: &Path, error: impl Into<io::Error>) -> SupervisorError {
-    let advice = "see that there is room and that this user may write there, or name another with --disk";
+    let advice = "see that there is space and that this user may write there, or name another with --disk";
     SupervisorError::on_path(ErrorKind::Create, &format!("cannot {what} disk"), path, error, advice)
 }
 
@@ -178,7 +178,7 @@ fn read_header(file: &File, path: &Path) -> Result<Header, SupervisorError> {
         HeaderFault::None => SupervisorError::new(
             ErrorKind::Image,
             format!(
-                "disk {}: it is no disk of mode persistent, and is left alone: name another with --disk, which is made \
+                "disk {}: it is not a disk of mode persistent, and is not changed: name another with --disk, which is made \
                  if it is not there",
                 path.display()
             ),
@@ -194,7 +194,7 @@ fn read_header(file: &File, path: &Path) -> Result<Header, SupervisorError> {
     })
 }
 
-/// On btrfs a block that is written again would be written elsewhere, so that reserved room is none: a new file is made
+/// On btrfs a block that is written again would be written elsewhere, so that reserved space is none: a new file is made
 /// one of which no block is. Other file systems have no such flag, and need none.
 fn never_copy_on_write(file: &OwnedFd) {
     if let Ok(flags) = rustix::fs::ioctl_getflags(file) {

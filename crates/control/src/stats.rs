@@ -87,7 +87,7 @@ keys! {
     Merges { base_bytes: u64, overflow_bytes: u64 }
     /// Given back.
     Discards { count: u64, bytes: u64 }
-    /// Writes that waited for room.
+    /// Writes that waited for space.
     Stalls { count: u64, ns: u64 }
     /// Times that requests waited for the rate limit.
     Throttled { count: u64, ns: u64 }

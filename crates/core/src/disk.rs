@@ -52,7 +52,7 @@ impl Disk {
         self.shared.admission.is_full()
     }
 
-    /// Blocks in the write cache, and how many there may be. A mode without one has none of 1.
+    /// Blocks in the write cache, and how many there may be: (0, 1) in modes without a write cache.
     pub fn fill(&self) -> (u64, u64) {
         self.engine.fill()
     }

@@ -138,7 +138,7 @@ fn many_connections() {
         assert!(!bench.disk.waiting.is_empty(), "{n} cannot go on");
     }
     let (live, peak) = grown(before);
-    // Of the three readers without structured replies two find room to gather.
+    // Of the three readers without structured replies two find space to gather.
     let most = (4 + 8) * MIB + CLIENTS * (512 + 64) * KIB;
     assert!(peak - idle < most, "{}", peak - idle);
     assert!(live - idle > 4 * MIB && budget.used_bytes() <= 4 * MIB + CLIENTS * 512 * KIB);

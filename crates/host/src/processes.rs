@@ -301,7 +301,9 @@ fn lock(record: &File, operation: FlockOperation) -> io::Result<()> {
     loop {
         match flock(record, operation) {
             Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
-            Err(Errno::WOULDBLOCK) => return Err(io::Error::other("somebody holds it and does not say who")),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(io::Error::other("another process holds its lock, and the holder is unknown"));
+            }
             locked => return Ok(locked?),
         }
     }

@@ -69,7 +69,7 @@ pub fn is_ours(state: &Path) -> Result<()> {
         // This folder exists in every new file system.
         if name != "lost+found" {
             bail!(
-                "{} is no state folder of spillwayd, and holds '{}': give an empty or a new folder as --state",
+                "{} is not a state folder of spillwayd, and has '{}' in it: give an empty or a new folder as --state",
                 state.display(),
                 name.display()
             );

@@ -30,7 +30,7 @@ impl Tag {
         match expected {
             Some(expected) if expected != self => {
                 let message = format!(
-                    "{what} was changed by somebody else meanwhile: its tag is {self} now, not {expected}: look again"
+                    "{what} was changed meanwhile: its ETag is {self} now, not {expected}: read it again"
                 );
                 Err(HostError::new(ErrorCode::PreconditionFailed, message))
             }

@@ -387,7 +387,7 @@ fn nobody_else_gets_in() {
     std::fs::write(foreign.join("file"), "mine").unwrap();
     std::fs::set_permissions(&foreign, std::fs::Permissions::from_mode(0o755)).unwrap();
     let rights = mode(foreign.join("file"));
-    assert!(second("foreign", "third").contains("holds 'file'"));
+    assert!(second("foreign", "third").contains("has 'file' in it"));
     assert_eq!((mode(foreign.clone()), mode(foreign.join("file"))), (0o755, rights));
     // What a killed one has left is taken.
     world.end(Signal::KILL);

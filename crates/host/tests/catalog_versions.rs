@@ -88,7 +88,7 @@ fn a_claim_ends_by_its_own_id_and_never_with_what_is_kept() {
     let second = claim("desk").unwrap().claim.unwrap().id;
     assert_ne!(first, second);
     let Err(ClientError::Refused(late)) = release(&format!("?claim={first}")) else { panic!("released") };
-    assert!(late.code == ErrorCode::Conflict && late.detail.contains("somebody else's"), "{late:?}");
+    assert!(late.code == ErrorCode::Conflict && late.detail.contains("has another claim now"), "{late:?}");
     let machine: MachineDetails = client.get("/v1/machines/desk-001").unwrap();
     assert_eq!(machine.claim.map(|claim| claim.id), Some(second));
     release("").unwrap();
@@ -218,7 +218,7 @@ fn disks_that_keep_writes_stay_on_their_version() {
     let spec = r#"{"image": "debian:2", "type": "pooled", "count": 2}"#;
     let spec: spillway_api::CatalogSpec = serde_json::from_str(spec).unwrap();
     let error = refused(client.put::<_, Catalog>("/v1/catalogs/own", &spec));
-    assert!(error.detail.contains("another type throws that away"), "{error:?}");
+    assert!(error.detail.contains("another type would discard it"), "{error:?}");
     assert_eq!(get(&client, "own").spec.image.to_string(), "debian:2");
     let request = r#"{"image": "windows", "discard_data": true, "rollout": "now"}"#;
     let other = ask(&client, "own/update", request).unwrap();

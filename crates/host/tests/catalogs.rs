@@ -132,8 +132,8 @@ fn a_change_that_was_decided_on_something_else_is_a_conflict() {
     assert_eq!(client.get::<List<Catalog>>("/v1/catalogs").unwrap().items, std::slice::from_ref(&second));
     let error = refused(client.put_if::<_, Catalog>(path, first.revision, &spec(4)));
     assert_eq!((error.code, error.status), (ErrorCode::PreconditionFailed, 412));
-    let tags = format!("its tag is \"{}\" now, not \"{}\"", second.revision, first.revision);
-    assert!(error.detail.contains(&tags) && error.detail.contains("somebody else"), "{error:?}");
+    let tags = format!("its ETag is \"{}\" now, not \"{}\"", second.revision, first.revision);
+    assert!(error.detail.contains(&tags) && error.detail.contains("was changed meanwhile"), "{error:?}");
     assert_eq!(machines(&client, "desk").len(), 3);
     // What changes nothing is no change, and other objects' changes are not this one's.
     let same: Catalog = client.put_if(path, second.revision, &spec(3)).unwrap();

@@ -1,4 +1,4 @@
-//! A file system that is full: what frees room works all the same, also after a restart; what needs room is refused with its own
+//! A file system that is full: what frees room works all the same, also after a restart; what needs space is refused with its own
 //! code. The file system is small, and filled by the test as a guest would fill it.
 #![allow(clippy::unwrap_used)]
 
@@ -107,10 +107,10 @@ fn frees(mount: impl FnOnce(&Path) -> Option<Mounted>) {
         }
     }
     let client = world.client();
-    // What really needs room says so, and with its code.
+    // What really needs space says so, and with its code.
     let error =
         refused(create(&client, "many", r#"{"image": "debian", "count": 20000, "naming": "many-#####"}"#));
-    assert!(error.code == ErrorCode::Exhausted && error.detail.contains("make room"), "{error:?}");
+    assert!(error.code == ErrorCode::Exhausted && error.detail.contains("make space"), "{error:?}");
     assert!(!error.detail.contains("database"), "{error:?}");
     // An event tells of it, and events go on.
     let reported = || {
@@ -150,7 +150,7 @@ fn what_frees_room_works_on_an_xfs_that_is_full() {
 fn an_import_is_cancelled_on_a_file_system_that_is_full() {
     let Some((world, _mounted)) = world(|at| Mounted::tmpfs(at, "96m")) else { return };
     let client = world.client();
-    // A disk of 1 TiB without anything in it: it takes no room, and long enough.
+    // A disk of 1 TiB without anything in it: it takes no space, and long enough.
     let path = world.path("large").display().to_string();
     File::create(&path).unwrap().set_len(1 << 40).unwrap();
     let asked = ImageImport { path, format: SourceFormat::Raw, store: None };

@@ -225,7 +225,7 @@ fn a_full_store_leaves_nothing() {
     let path = world.path("large").display().to_string();
     std::fs::write(&path, vec![7; 8 << 20]).unwrap();
     let error = ends(&client, &import(&world, "large", &path, SourceFormat::Raw)).unwrap_err();
-    assert!(error.code == ErrorCode::Exhausted && error.detail.contains("make room"), "{error:?}");
+    assert!(error.code == ErrorCode::Exhausted && error.detail.contains("make space"), "{error:?}");
     assert_eq!(world.below(&world.path("small/store/images")), ["large"]);
     assert_eq!(client.get::<List<Image>>("/v1/images").unwrap().items, []);
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();

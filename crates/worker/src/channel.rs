@@ -123,7 +123,7 @@ pub enum ToWorker {
         /// The share of the written bytes that it should absorb.
         goal: Option<f64>,
     },
-    /// Complete what was accepted, leave what waits for room unanswered, and exit with 0.
+    /// Complete what was accepted, leave what waits for space unanswered, and exit with 0.
     Stop {
         /// Another worker goes on with the disk. Without one the files are free when the worker has ended.
         disk_goes_on: bool,
@@ -200,7 +200,7 @@ pub enum FromWorker {
 /// Why a message was not sent, or not received.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The socket has failed, has nothing to give or no room to take it (`AGAIN`), or is closed.
+    /// The socket has failed, has nothing to give or no space to take it (`AGAIN`), or is closed.
     #[error(transparent)]
     Socket(#[from] Errno),
     /// The message is longer than one may be.
@@ -217,12 +217,12 @@ pub enum ChannelError {
     #[error("a part of a message came, not the whole")]
     CutShort,
     /// What came, or was to be sent, is no message of this channel.
-    #[error("this is no message of the channel: {0}")]
+    #[error("this is not a message of the channel: {0}")]
     NoMessage(#[from] serde_json::Error),
 }
 
 impl ChannelError {
-    /// Nothing is wrong: on an end that does not block there is no message, or no room for one, now.
+    /// Nothing is wrong: on an end that does not block there is no message, or no space for one, now.
     pub fn would_block(&self) -> bool {
         matches!(self, ChannelError::Socket(Errno::AGAIN))
     }

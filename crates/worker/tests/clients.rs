@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// A disk of mode `ram` with room for 1 MiB, on which writes wait for room.
+/// A disk of mode `ram` with room for 1 MiB, on which writes wait for space.
 fn worker() -> (Worker, tempfile::TempDir) {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     (Memory::new(spec(Mode::Ram, 1 << 20, 0), dir.path()).start(), dir)

@@ -69,7 +69,7 @@ pub(super) fn parse(text: &str, action: BlockAction) -> Result<ParsedLine<'_>, S
     let mut next = |what: &str| fields.next().ok_or_else(|| format!("there is no {what}"));
     let device = next("device")?;
     if !is_device(device) {
-        return Err(format!("'{}' is no device like 8,0", quote(device)));
+        return Err(format!("'{}' is not a device such as 8,0", quote(device)));
     }
     let (_processor, _number) = (next("processor")?, next("number")?);
     let time = next("time")?;

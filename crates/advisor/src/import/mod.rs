@@ -401,7 +401,7 @@ fn number(field: &str, what: &str) -> Result<u64, String> {
 /// Seconds with a fraction, exactly, as microseconds.
 fn microseconds(field: &str, what: &str) -> Result<u64, String> {
     let (seconds, fraction) = field.split_once('.').unwrap_or((field, ""));
-    let bad = || format!("{what} '{}' is no time in seconds", quote(field));
+    let bad = || format!("{what} '{}' is not a time in seconds", quote(field));
     let seconds: u64 = seconds.parse().map_err(|_| bad())?;
     if !fraction.bytes().all(|b| b.is_ascii_digit()) {
         return Err(bad());

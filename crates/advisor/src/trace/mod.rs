@@ -86,6 +86,6 @@ pub enum TraceError {
         what: String,
     },
     /// What was to be written cannot be.
-    #[error("no such event can be in this trace: {0}")]
+    #[error("invalid event of a trace: {0}")]
     Event(String),
 }

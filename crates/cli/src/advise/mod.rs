@@ -350,7 +350,7 @@ fn table(args: &Advise, advice: &Advice) -> String {
     let stand_out: Vec<u64> = advice.budget_share_bytes.into_iter().collect();
     for i in shown(&advice.curve, &stand_out) {
         let (point, estimates) = (&advice.curve.curve[i], &advice.estimates[i]);
-        let estimate = |e: Estimate| e.estimated_bytes.map_or("no room".into(), bytes);
+        let estimate = |e: Estimate| e.estimated_bytes.map_or("no space".into(), bytes);
         let (collector, urgent) = (estimate(estimates.collector_rewrites), estimate(estimates.urgent));
         let _ = writeln!(out, "{}{collector:>16}{urgent:>16}", row(point, written));
     }

@@ -24,7 +24,7 @@ const QEMU: &str = "qemu-system-x86_64";
 /// Less memory than this for one machine and its disk is none.
 const LEAST_MEMORY_BYTES: u64 = 512 << 20;
 /// Linux AIO requests of one disk's VMM.
-const AIO_OF_A_DISK: u64 = 18;
+const AIO_OF_A_DISK: u64 = 17;
 /// What io_uring's buffers took of the limit on locked memory before Linux 5.12.
 const LEAST_MEMLOCK_BYTES: u64 = 8 << 20;
 /// The version of Landlock from which on nothing is lacking.
@@ -74,7 +74,7 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
     found.extend(host.as_ref().map(guest_users));
     if let Some(records) = host.filter(|host| !host.unreadable.is_empty()).map(|host| host.unreadable) {
         let keys: Vec<&str> = records.iter().map(|record| record.key.as_str()).collect();
-        let text = format!("records cannot be read, and their objects are left alone: {}", keys.join(", "));
+        let text = format!("records cannot be read, and their objects are not changed: {}", keys.join(", "));
         found.push(Finding::problem(
             "records",
             text,
@@ -156,7 +156,7 @@ fn aio(root: &Path) -> Finding {
         );
     };
     let disks = most.saturating_sub(used) / AIO_OF_A_DISK;
-    let text = format!("room for {disks} more disks of VMMs");
+    let text = format!("enough for {disks} more disks of VMMs");
     match disks {
         0 => Finding::problem("aio", text, "sysctl fs.aio-max-nr=1048576"),
         1..=99 => Finding::notice("aio", text, "sysctl fs.aio-max-nr=1048576"),
@@ -422,7 +422,7 @@ mod tests {
             (huge_pages, &[(SHMEM, "always within_size [advise] never deny force\n")], Ok, "advise"),
             (huge_pages, &[(SHMEM, "always within_size advise [never] deny force\n")], Notice, "off"),
             (huge_pages, &[], Notice, "has none"),
-            (aio, &[("proc/sys/fs/aio-max-nr", "65536\n"), ("proc/sys/fs/aio-nr", "0\n")], Ok, "3640"),
+            (aio, &[("proc/sys/fs/aio-max-nr", "65536\n"), ("proc/sys/fs/aio-nr", "0\n")], Ok, "3855"),
             (
                 aio,
                 &[("proc/sys/fs/aio-max-nr", "65536\n"), ("proc/sys/fs/aio-nr", "65535\n")],

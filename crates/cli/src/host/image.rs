@@ -92,7 +92,7 @@ pub enum ImageCommand {
     Check {
         /// The version [default: the published one]
         image: ImageRef,
-        /// Exit with 1 if there are findings, or no system could be checked
+        /// Exit with 1 if there is an error or a warning, or no operating system that could be checked
         #[arg(long)]
         strict: bool,
     },

@@ -39,10 +39,10 @@ pub struct Top {
     /// Only those with this text in their name, their catalog's or their state
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
-    /// Seconds between two looks
+    /// Seconds between two measurements
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=3600))]
     interval: u16,
-    /// Look twice, print a table, and end; so it is too where standard output is no terminal, and with --json
+    /// Measure for one interval, print a table, and exit. The default if standard output is not a terminal, and with --json
     #[arg(long)]
     once: bool,
 }
@@ -50,7 +50,7 @@ pub struct Top {
 fn column(title: &str) -> Result<usize, String> {
     rows::column(title).ok_or_else(|| {
         let titles: Vec<String> = COLUMNS.iter().map(|column| column.title().to_lowercase()).collect();
-        format!("there is no such column: say one of {}", titles.join(", "))
+        format!("there is no such column: the columns are {}", titles.join(", "))
     })
 }
 

@@ -171,7 +171,9 @@ fn said(error: &TraceError) -> String {
         TraceError::Io(e) => e.to_string(),
         TraceError::NotATrace => {
             let formats = import::Format::ALL.map(import::Format::name).join(", ");
-            format!("this is no trace of 'spillway trace': of another program's say --format ({formats})")
+            format!(
+                "this is not a trace of 'spillway trace': for one of another program, give --format ({formats})"
+            )
         }
         _ => error.to_string(),
     }

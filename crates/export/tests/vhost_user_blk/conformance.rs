@@ -118,7 +118,7 @@ fn all_of_the_configuration_2_5_2_can_be_read_before_features_are_chosen() {
     let before = config_space(&mut rig);
     rig.negotiate();
     assert_eq!(config_space(&mut rig), before);
-    // 5.2.5.2: the padding is zero. 5.2.6.2: write-zeroes may give room back.
+    // 5.2.5.2: the padding is zero. 5.2.6.2: write-zeroes may give space back.
     assert_eq!((before[33], &before[57..60]), (0, &[0; 3][..]));
     assert_eq!(before[56], 1, "write_zeroes_may_unmap");
 }

@@ -96,7 +96,7 @@ async fn delete_image(
 /// Begins to import a new version from a file of the host. The first version creates the image and is published.
 #[utoipa::path(post, path = "/{name}/versions", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImageImport, responses(
     (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
-    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
+    (status = 202, description = "The operation continues; `Location` is the path to ask for it.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
 ))]
 async fn import_image(
     State(app): State<ApiState>,
@@ -186,7 +186,7 @@ fn respond(now: Operation) -> Response {
 /// meanwhile.
 #[utoipa::path(post, path = "/{name}/commits", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImageCommit, responses(
     (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
-    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
+    (status = 202, description = "The operation continues; `Location` is the path to ask for it.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
 ))]
 async fn commit_machine(
     State(app): State<ApiState>,
@@ -222,7 +222,7 @@ async fn delete_image_version(
 /// Begins to read a version again and compare it with its digests.
 #[utoipa::path(post, path = "/{name}/versions/{version}/verify", params(("name" = Name, Path), ("version" = u32, Path), Wait), responses(
     (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
-    (status = 202, description = "The operation goes on; `Location` says where it is asked for.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
+    (status = 202, description = "The operation continues; `Location` is the path to ask for it.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
 ))]
 async fn verify_image_version(
     State(app): State<ApiState>,

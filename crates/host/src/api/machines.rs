@@ -142,7 +142,7 @@ async fn run_machine_action(
     let until = tokio::time::Instant::now() + wait.at_most()?;
     note.verb(word(&action.action));
     if action.discard_data && caller.role < Role::Admin {
-        let message = "this throws away what machines keep: use a token with the role 'admin'";
+        let message = "this discards data that machines keep: use a token with the role 'admin'";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
     let key = key.of(&caller.name, "machine-actions", &action);

@@ -50,6 +50,6 @@ async fn cancel_operation(
 }
 
 fn none(id: u64) -> HostError {
-    let message = format!("there is no operation {id}: they are forgotten when spillwayd ends");
+    let message = format!("there is no operation {id}: spillwayd forgets operations when it ends");
     HostError::new(ErrorCode::NotFound, message)
 }

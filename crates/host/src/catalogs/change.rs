@@ -102,7 +102,7 @@ pub(super) fn check(before: &Catalog, after: &CatalogSpec, discard_data: bool) -
     if spec.keeps_writes() && !discard_data {
         let thrown_away = |by: &str| {
             refuse(&format!(
-                "its machines keep what is written, and another {by} throws that away: that needs discard_data (--discard-data)"
+                "its machines keep their data, and another {by} would discard it: to allow this, set discard_data (--discard-data)"
             ))
         };
         if spec.kind != after.kind {
@@ -143,9 +143,9 @@ mod tests {
     #[test]
     fn what_is_kept_is_thrown_away_only_on_demand() {
         for (before, after, why) in [
-            (r#""type": "dedicated""#, r#""type": "pooled""#, "another type throws that away"),
-            (r#""reset": "never""#, r#""reset": "never", "mode": "direct""#, "another mode throws that away"),
-            (r#""reset": "never""#, r#""reset": "power-cycle""#, "another reset throws that away"),
+            (r#""type": "dedicated""#, r#""type": "pooled""#, "another type would discard it"),
+            (r#""reset": "never""#, r#""reset": "never", "mode": "direct""#, "another mode would discard it"),
+            (r#""reset": "never""#, r#""reset": "power-cycle""#, "another reset would discard it"),
             (r#""data_disk_bytes": 1048576"#, r#""count": 1"#, "lose their data disks"),
         ] {
             let error = of(before, after, false).unwrap_err();

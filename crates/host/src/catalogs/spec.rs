@@ -30,7 +30,7 @@ pub fn naming(name: &Name, spec: &CatalogSpec) -> Result<NamePattern, HostError>
 /// matching takes linear time.
 pub fn serial_pattern(text: &str) -> Result<Regex, String> {
     if text.len() > MOST_PATTERN_BYTES {
-        return Err(format!("it has {} bytes: {MOST_PATTERN_BYTES} can be", text.len()));
+        return Err(format!("{} bytes; at most {MOST_PATTERN_BYTES} are allowed", text.len()));
     }
     let compiled = RegexBuilder::new(text).size_limit(MOST_PATTERN_MEMORY_BYTES).build();
     compiled.map_err(|e| e.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
@@ -117,7 +117,7 @@ fn guarantee(spec: &CatalogSpec) -> Objection {
 fn resets(spec: &CatalogSpec) -> Objection {
     if spec.kind == CatalogKind::Dedicated {
         let others = spec.reset.is_some_and(|reset| reset != ResetEvent::Never);
-        let why = "dedicated machines keep what is written until somebody asks for a reset: leave reset out";
+        let why = "dedicated machines are reset only on request: leave reset out";
         return others.then(|| why.into());
     }
     match (spec.mode(), spec.reset()) {
@@ -150,12 +150,12 @@ fn machines(spec: &CatalogSpec) -> Objection {
         return Some(format!("{} warm machines of {}: there are not so many", spec.warm, spec.count));
     }
     if spec.warm > 0 && spec.kind == CatalogKind::Dedicated {
-        return Some("dedicated machines are somebody's: warm ones, for anybody, are pooled".into());
+        return Some("warm: only pooled machines can be warm: leave warm out, or set type = pooled".into());
     }
     if let Network::Bridge(bridge) = &spec.network {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
         if bridge.is_empty() || bridge.len() > 15 || !bridge.bytes().all(plain) {
-            return Some(format!("'{}' is no name of a bridge", bridge.escape_debug()));
+            return Some(format!("'{}' is not a valid name of a bridge", bridge.escape_debug()));
         }
     }
     None
@@ -164,19 +164,19 @@ fn machines(spec: &CatalogSpec) -> Objection {
 fn boot(spec: &CatalogSpec) -> Objection {
     for (setting, value) in [("initrd", &spec.initrd), ("append", &spec.append)] {
         if value.is_some() && spec.kernel.is_none() {
-            return Some(format!("{setting} goes with a kernel: say kernel as well"));
+            return Some(format!("{setting} requires a kernel: set kernel too"));
         }
     }
     for (setting, value) in [("kernel", &spec.kernel), ("initrd", &spec.initrd)] {
         let path =
             |p: &String| p.starts_with('/') && p.len() <= MOST_PATH_BYTES && !p.contains(char::is_control);
         if value.as_ref().is_some_and(|p| !path(p)) {
-            return Some(format!("{setting}: an absolute path can be, of {MOST_PATH_BYTES} bytes at most"));
+            return Some(format!("{setting}: must be an absolute path of at most {MOST_PATH_BYTES} bytes"));
         }
     }
     let line = |text: &String| text.len() <= MOST_APPEND_BYTES && !text.contains(char::is_control);
     if spec.append.as_ref().is_some_and(|text| !line(text)) {
-        return Some(format!("append: one line can be, of {MOST_APPEND_BYTES} bytes at most"));
+        return Some(format!("append: must be one line of at most {MOST_APPEND_BYTES} bytes"));
     }
     None
 }
@@ -185,7 +185,7 @@ fn guest(spec: &CatalogSpec) -> Objection {
     if let Some(Ready::Serial(pattern)) = &spec.ready
         && let Err(why) = serial_pattern(pattern)
     {
-        return Some(format!("ready: the pattern cannot be: {why}"));
+        return Some(format!("ready: invalid regular expression: {why}"));
     }
     if let Some(Ready::Tcp(_)) = spec.ready
         && spec.network == Network::None
@@ -196,10 +196,13 @@ fn guest(spec: &CatalogSpec) -> Objection {
     }
     if let Some(text) = &spec.user_data {
         if text.len() > MOST_USER_DATA_BYTES {
-            return Some(format!("user_data: {} bytes: {MOST_USER_DATA_BYTES} can be", text.len()));
+            return Some(format!(
+                "user_data: {} bytes; at most {MOST_USER_DATA_BYTES} are allowed",
+                text.len()
+            ));
         }
         if text.contains(|c: char| c.is_control() && !"\n\r\t".contains(c)) {
-            return Some("user_data: text can be, without control characters".into());
+            return Some("user_data: control characters are not allowed, except tabs and line ends".into());
         }
     }
     let line = |key: &String| {
@@ -207,7 +210,7 @@ fn guest(spec: &CatalogSpec) -> Objection {
     };
     if spec.authorized_keys.len() > MOST_KEYS || !spec.authorized_keys.iter().all(line) {
         return Some(format!(
-            "authorized_keys: {MOST_KEYS} can be, each a line as ssh-keygen writes it, such as 'ssh-ed25519 AAAA... me@here'"
+            "authorized_keys: at most {MOST_KEYS} are allowed, each a line as ssh-keygen writes it, such as 'ssh-ed25519 AAAA... me@here'"
         ));
     }
     None
@@ -218,7 +221,7 @@ fn labels(spec: &CatalogSpec) -> Objection {
         |value: &String| value.chars().count() > MOST_LABEL_CHARS || value.chars().any(char::is_control);
     (spec.labels.len() > MOST_LABELS || spec.labels.values().any(long)).then(|| {
         format!(
-            "labels: {MOST_LABELS} can be, of {MOST_LABEL_CHARS} characters each, none of them for control"
+            "labels: at most {MOST_LABELS} are allowed, of at most {MOST_LABEL_CHARS} characters each and without control characters"
         )
     })
 }

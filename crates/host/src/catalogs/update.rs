@@ -60,7 +60,7 @@ impl Catalogs {
         let ((mut catalog, is_changed), written) = self.objects.change_at(|changes| {
             let mut catalog = self.found(changes, name, expected)?;
             let Some(rollout) = &mut catalog.rollout else {
-                let message = format!("catalog {name}: no rollout goes on");
+                let message = format!("catalog {name}: no rollout is in progress");
                 return Err(HostError::new(ErrorCode::Conflict, message));
             };
             let was_paused = std::mem::replace(&mut rollout.paused, action == RolloutAction::Pause);
@@ -179,7 +179,7 @@ pub(super) fn take(catalog: &mut Catalog, version: u32) -> Vec<String> {
     if let Some(rollout) = &mut catalog.rollout
         && (&rollout.image, rollout.version) != (&image, version)
     {
-        notes.push(format!("the rollout that goes on brings {image}:{version} from now on"));
+        notes.push(format!("the rollout in progress continues with {image}:{version}"));
         (rollout.image, rollout.version) = (image, version);
     }
     notes

@@ -54,7 +54,7 @@ impl Checks {
         let ended = timeout(PATIENCE, outcome.wait_for(Option::is_some)).await;
         let ended = ended.map_err(|_| {
             let message =
-                "other images are being checked before it: ask again in a minute, the check goes on";
+                "other images are being checked before it: ask again in a minute; the check continues";
             HostError::new(ErrorCode::Conflict, message)
         })?;
         // The task has ended without a result.

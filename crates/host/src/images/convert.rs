@@ -244,7 +244,7 @@ pub fn has_room(folder: &Path) -> Result<(), HostError> {
 
 fn no_room(folder: &Path) -> HostError {
     let message =
-        format!("{}: its file system is all but full: make room in the image store", folder.display());
+        format!("{}: its file system is all but full: make space in the image store", folder.display());
     HostError::new(ErrorCode::Exhausted, message)
 }
 

@@ -93,7 +93,7 @@ mod tests {
     const BLOCK: u64 = 4096;
 
     /// A disk of 16 blocks and a sector, over an image of 8 blocks and a sector: block 1 is written, 2 is zero, 3 is written
-    /// with zeroes that take no room, as are 4 and 9 with some; the last sector too.
+    /// with zeroes that take no space, as are 4 and 9 with some; the last sector too.
     fn disk(dir: &Path) -> (MergedDisk, Vec<u8>) {
         let [image, disk] = ["image", "disk"].map(|name| dir.join(name));
         let content: Vec<u8> = (0..8 * BLOCK + 512).map(|at| (at / 512) as u8 | 1).collect();
@@ -151,7 +151,7 @@ mod tests {
             (&disk, &disk, "golden:1", "made from another image"),
             (&none, &disk, "golden:1", "cannot be read"),
             (&image, &none, "golden:1", "is not there"),
-            (&image, &image, "golden:1", "is no disk of mode persistent"),
+            (&image, &image, "golden:1", "is not a disk of mode persistent"),
         ] {
             let error = MergedDisk::open(image, disk, id).map(drop).unwrap_err();
             assert!(error.message.contains(word), "{error}");

@@ -121,7 +121,7 @@ impl MachineActions {
             let keeps = catalogs.get(&machine.catalog).is_some_and(|c| c.spec.keeps_writes());
             if action.action == Action::Reset && keeps && !action.discard_data {
                 let message = format!(
-                    "{} keeps what is written: a reset throws that away: that needs discard_data",
+                    "{} keeps its data, and a reset would discard it: to allow this, set discard_data (--discard-data)",
                     machine.name
                 );
                 return Err(HostError::new(ErrorCode::Conflict, message));

@@ -102,7 +102,7 @@ impl Claims {
         check_claimable(catalog, &spec)?;
         if self.space.is_nearly_full(&spec)? {
             let message =
-                format!("the store of the overflow of '{catalog}' is nearly full: make room there first");
+                format!("the store of the overflow of '{catalog}' is nearly full: make space there first");
             return Err(HostError::new(ErrorCode::Exhausted, message));
         }
         let of = Selector { catalog: Some(catalog.clone()), ..Selector::default() };
@@ -250,7 +250,7 @@ fn claimed_state(
     let (wanted, claim) =
         claimed.ok_or_else(|| HostError::new(ErrorCode::Conflict, format!("nobody has claimed {name}")))?;
     if which.id.is_some_and(|id| claim.id != id) {
-        let message = format!("that claim of {name} is over: it is somebody else's now");
+        let message = format!("{name} has another claim now: the one with this id has ended");
         return Err(HostError::new(ErrorCode::Conflict, message));
     }
     Ok((wanted, claim))
@@ -298,10 +298,10 @@ fn check_claimable(catalog: &Name, spec: &CatalogSpec) -> Result<(), HostError> 
         Err(HostError::new(ErrorCode::Conflict, message))
     };
     if spec.keeps_writes() {
-        return refuse("keep what is written, and a claim ends with a machine that forgets");
+        return refuse("keep their data, and a claim ends with a reset");
     }
     if spec.data_disk_bytes.is_some() {
-        return refuse("have data disks, which keep what is written over every reset");
+        return refuse("have data disks, which keep their data at every reset");
     }
     Ok(())
 }

@@ -44,7 +44,7 @@ pub(super) fn require_open(changes: &mut Changes) -> Result<(), HostError> {
     match read_closed(changes)? {
         false => Ok(()),
         true => {
-            let message = "the host is closed, since it goes down or somebody has closed it: 'spillway host open' first";
+            let message = "the host is closed, by a shutdown or by request: run 'spillway host open' first";
             Err(HostError::new(ErrorCode::Conflict, message))
         }
     }

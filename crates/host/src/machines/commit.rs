@@ -80,7 +80,7 @@ impl DiskCommits {
         };
         if !disk.stays(&catalog.spec, view.wanted.resets) {
             return Err(refuse(
-                "its next start throws its disk away: a reset or another image was asked for".into(),
+                "its next start discards its disk, because a reset or another image was requested".into(),
             ));
         }
         Ok(disk)

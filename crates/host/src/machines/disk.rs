@@ -85,7 +85,7 @@ fn not_served(said: &str) -> HostError {
     let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
     let code = match () {
         () if says(&[OTHER_VERSION]) => ErrorCode::Unavailable,
-        () if says(&["memory", "make room"]) => ErrorCode::Exhausted,
+        () if says(&["memory", "make space"]) => ErrorCode::Exhausted,
         () => ErrorCode::Internal,
     };
     HostError::new(code, format!("its disk cannot be served: {said}"))

@@ -60,7 +60,7 @@ impl MemoryWatch {
         let (left, floor) = (bytes(available), bytes(self.floor_bytes));
         let told = match (before.is_on(), after.is_on()) {
             (false, true) => Some(format!("{left} are available, less than {floor}: caches shrink")),
-            (true, false) => Some(format!("{left} are available: caches have what they had")),
+            (true, false) => Some(format!("{left} are available: caches have their full limits again")),
             _ => None,
         };
         told.into_iter().for_each(|text| self.events.raise(EventKind::Memory, "host", text));

@@ -121,7 +121,7 @@ pub struct Machines {
 pub struct MachineHostConfig {
     /// Folder in which machines run.
     pub folder: PathBuf,
-    /// Path of the program `spillway`.
+    /// Path of the program `spillway-worker`.
     pub program: PathBuf,
     /// Hypervisor that runs the machines.
     pub hypervisor: Hypervisor,

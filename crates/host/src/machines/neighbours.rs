@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Returns an error with the reason unless the address belongs to the machine with this MAC on this bridge.
 pub async fn check_owner(address: Ipv4Addr, bridge: &str, mac: &str) -> Result<(), String> {
     if !is_unicast(address) {
-        return Err(format!("its guest names {address}, which is no address of one machine"));
+        return Err(format!("its guest reports {address}, which is not the address of one machine"));
     }
     // This refreshes an old entry too.
     let asked = ask(address, bridge).await;

@@ -65,7 +65,7 @@ impl Overseer {
                     pause
                 }
                 Err(e) => {
-                    let text = format!("catalogs are not looked after: {e}");
+                    let text = format!("catalogs cannot be reconciled: {e}");
                     self.shared.events.raise(EventKind::Failed, "host", text);
                     MOST
                 }
@@ -79,7 +79,7 @@ impl Overseer {
     /// Raises an event for each catalog that cannot be reconciled, once for each reason.
     fn report_failures(&self, told: &Failures, failures: &Failures) {
         for (catalog, why) in failures.iter().filter(|(catalog, why)| told.get(*catalog) != Some(why)) {
-            let text = format!("its machines are not looked after: {why}");
+            let text = format!("its machines cannot be reconciled: {why}");
             self.shared.events.raise(EventKind::Failed, &format!("catalog/{catalog}"), text);
         }
     }

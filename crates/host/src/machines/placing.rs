@@ -84,14 +84,14 @@ impl Placement {
                 if left > size_bytes {
                     return Ok(file(&store, machine));
                 }
-                seen.push(format!("{} has room for disks of less than {}", store.name, bytes(left)));
+                seen.push(format!("{} has space for disks of less than {}", store.name, bytes(left)));
             }
         }
         let why = match seen.is_empty() {
             true => "no store is of class cache or temp: add one ('spillway store add')".into(),
             false => seen.join(", "),
         };
-        let message = format!("no store has room for a private copy of {}: {why}", bytes(size_bytes));
+        let message = format!("no store has space for a private copy of {}: {why}", bytes(size_bytes));
         Err(HostError::new(ErrorCode::Exhausted, message))
     }
 

@@ -97,10 +97,8 @@ impl TrackedRollout {
             in_the_way.first().map(|one| format!(": {}: {}", one.machine, one.why)).unwrap_or_default();
         let reason = match state {
             RolloutState::Running => None,
-            RolloutState::Paused => Some("somebody has paused it".into()),
-            RolloutState::Waiting => {
-                Some(format!("{waiting} machines are claimed, and left alone until then"))
-            }
+            RolloutState::Paused => Some("paused by request".into()),
+            RolloutState::Waiting => Some(format!("waiting for the release of {waiting} claimed machines")),
             RolloutState::Stalled => Some(format!(
                 "no progress in {} s: {failed} machines have failed and {restarting} are not ready{first}",
                 rollout.deadline_seconds
@@ -114,7 +112,7 @@ impl TrackedRollout {
             (false, true, Some(reason)) => {
                 Some(format!("{what} is stalled, {done} of {of} machines are done: {reason}"))
             }
-            (true, false, _) => Some(format!("{what} goes on: {done} of {of} machines are done")),
+            (true, false, _) => Some(format!("{what} continues: {done} of {of} machines are done")),
             _ => None,
         }
     }

@@ -375,7 +375,7 @@ impl MachineFolder {
     fn damaged(&self, error: &serde_json::Error) -> HostError {
         let (path, name) = (self.0.join(FILE), self.name());
         let message = format!(
-            "{} is damaged: {error}: 'spillway machine stop {name}' ends what runs of it, 'start' goes on",
+            "{} is damaged: {error}: 'spillway machine stop {name}' ends its processes, and 'spillway machine start {name}' then starts it anew",
             path.display()
         );
         HostError::new(ErrorCode::Damaged, message)

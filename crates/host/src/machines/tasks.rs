@@ -85,7 +85,7 @@ impl TaskStarter {
         loop {
             let all = self.clone();
             let Err(e) = blocking(move || all.wake_all()).await else { return };
-            let text = format!("machines are not looked after: {e}");
+            let text = format!("machines cannot be reconciled: {e}");
             self.shared.events.raise(EventKind::Failed, "host", text);
             tokio::time::sleep(AGAIN).await;
         }

@@ -155,7 +155,8 @@ impl MachineReader {
         let names: BTreeSet<&Name> = selector.names.iter().collect();
         if names.len() > MOST_NAMES {
             let count = names.len();
-            let message = format!("{count} names: {MOST_NAMES} can be in a request: send more than one");
+            let message =
+                format!("{count} names; a request may have at most {MOST_NAMES}: send several requests");
             return Err(HostError::new(ErrorCode::TooLarge, message));
         }
         let machines = names.into_iter().filter(|name| name.as_str() > after);

@@ -88,7 +88,7 @@ pub fn words(space: &Space) -> String {
         _ => format!(", full in {} hours", seconds / 3600),
     });
     match space.level {
-        SpaceLevel::Normal => format!("there is room again: {left}"),
+        SpaceLevel::Normal => format!("there is space again: {left}"),
         SpaceLevel::Warning => format!("warning: {left}{}", when.unwrap_or_default()),
         SpaceLevel::Critical => {
             format!("critical: {left}{}: no machines are given away", when.unwrap_or_default())

@@ -87,7 +87,7 @@ pub struct Transaction {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A condition does not hold: read again and decide anew.
-    #[error("{0} was changed by somebody else meanwhile")]
+    #[error("{0} was changed meanwhile")]
     Conflict(String),
     /// A record cannot be read by this program. It is set aside and never changed.
     #[error(
@@ -143,7 +143,7 @@ pub enum StoreError {
     /// The file system is full. A reserve exists for transactions that free space; this is none of them, or the reserve
     /// is used up.
     #[error(
-        "the file system of the state has no room for another record: make room there. Machines can be stopped and reset, and \
+        "the file system of the state has no space for another record: make space there. Machines can be stopped and reset, and \
          images, machines and what they have left ('spillway leftover list') deleted"
     )]
     Full,

@@ -1,4 +1,4 @@
-//! A small memory of equal pieces, the least recently used of which makes room. Owns the pieces; never loads one
+//! A small memory of equal pieces, the least recently used of which makes space. Owns the pieces; never loads one
 //! by itself.
 //!
 //! Invariant: never more than `capacity` pieces, and a piece whose loading failed is not found again.

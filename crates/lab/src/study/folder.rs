@@ -27,7 +27,7 @@ impl Folder {
         let cannot = || format!("{}: cannot make a folder for results", dir.display());
         std::fs::create_dir_all(dir).with_context(cannot)?;
         if dir.join("study.json").exists() {
-            bail!("{}: has a study's results already: 'spillway lab resume' goes on with it", dir.display());
+            bail!("{}: has a study's results already: 'spillway lab resume' continues it", dir.display());
         }
         if std::fs::read_dir(dir).with_context(cannot)?.next().is_some() {
             bail!("{}: is not empty: results have a folder of their own", dir.display());

@@ -131,7 +131,7 @@ impl TryFrom<String> for Image {
         match text.split_once(':') {
             None if text == "golden" => Ok(Image::Golden),
             Some(("empty", size)) => {
-                bytes(size).map(Image::Empty).ok_or_else(|| format!("'{size}' is no size of an image"))
+                bytes(size).map(Image::Empty).ok_or_else(|| format!("'{size}' is not a size of an image"))
             }
             _ => Err(format!("'{text}' is no image: golden, or empty:SIZE such as empty:4G")),
         }

@@ -157,7 +157,7 @@ mod tests {
             matches!(&seen[..], [Line::Inside { inside, at: 4.5, begins: true }, Line::Fio { .. }] if inside["reads"] == 7.0)
         );
         assert!(
-            matches!(&say("{\"error\":\"no room\"}\n").unwrap()[..], [Line::Error { error }] if error == "no room")
+            matches!(&say("{\"error\":\"no space\"}\n").unwrap()[..], [Line::Error { error }] if error == "no space")
         );
         let error = format!("{:#}", say("Segmentation fault\n").unwrap_err());
         assert!(error.contains("not understood: 'Segmentation fault'"), "{error}");

@@ -1,4 +1,4 @@
-//! The folder of the results has no room.
+//! The folder of the results has no space.
 
 use crate::{HOST, World, object, run_record, until};
 use rustix::process::geteuid;

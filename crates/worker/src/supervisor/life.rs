@@ -407,7 +407,7 @@ impl Supervisor {
         self.life.start_at = Some(Instant::now() + backoff);
         self.announce(
             "worker-died",
-            &format!("the worker has died ({how}): another goes on with the disk{nbd}"),
+            &format!("the worker has died ({how}): another one continues with the disk{nbd}"),
         );
         self.keep_worker()
     }

@@ -141,7 +141,7 @@ fn check_dir(dir: &Path, limit_bytes: u64, log: &mut Log) -> Result<(), Supervis
         return Err(SupervisorError::new(
             ErrorKind::Create,
             format!(
-                "overflow directory {}: only {} are free: make room, or name another with --overflow-dir",
+                "overflow directory {}: only {} are free: make space, or name another with --overflow-dir",
                 dir.display(),
                 bytes(free)
             ),

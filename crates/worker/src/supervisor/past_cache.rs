@@ -42,7 +42,7 @@ pub(super) fn past_the_cache(file: File, path: &Path, mode: Mode) -> Result<File
         Ok(()) => Ok(file),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Err(missing()),
         Err(e) => {
-            let advice = "see that there is room, or name another with --disk";
+            let advice = "see that there is space, or name another with --disk";
             Err(SupervisorError::on_path(ErrorKind::Create, "cannot write disk", path, e, advice))
         }
     }

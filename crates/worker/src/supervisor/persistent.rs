@@ -113,16 +113,16 @@ fn reserve(file: &File, path: &Path, map_bytes: u64, log: &mut Log) -> Result<()
             Ok(()) => {}
             Err(Errno::OPNOTSUPP) => {
                 log(&format!(
-                    "the file system of {} cannot reserve room for the disk's map: keep some free",
+                    "the file system of {} cannot reserve space for the disk's map: keep some free",
                     path.display()
                 ));
                 break;
             }
             // XFS reserves new blocks before it checks whether it needs them.
             Err(Errno::NOSPC) => {
-                write_again(file, at, len).map_err(|e| cannot("reserve room in", path, e))?
+                write_again(file, at, len).map_err(|e| cannot("reserve space in", path, e))?
             }
-            Err(e) => return Err(cannot("reserve room in", path, e)),
+            Err(e) => return Err(cannot("reserve space in", path, e)),
         }
     }
     Ok(())

@@ -167,7 +167,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SupervisorE
     match rustix::net::connect(&probe, address) {
         Err(Errno::CONNREFUSED) => {}
         Err(e @ (Errno::ACCESS | Errno::PERM)) => {
-            let advice = "it belongs to somebody else: choose another path";
+            let advice = "another process uses it: choose another path";
             return Err(SupervisorError::on_path(ErrorKind::Create, "cannot make socket", path, e, advice));
         }
         _ => {

@@ -13,8 +13,8 @@ const EVENTS: [&[(&str, &str)]; 3] = [
         ("critical", "critical: most of the write cache is used"),
     ],
     &[
-        ("room", "the write cache has room again"),
-        ("full", "the write cache is full: writes that need room wait or fail"),
+        ("space-available", "the write cache has space again"),
+        ("full", "the write cache is full: writes that need space wait or fail"),
     ],
     &[
         ("recovered", "no longer degraded: the overflow file can be written again"),
@@ -60,7 +60,7 @@ mod tests {
         let mut reported = ReportedStates::default();
         let mut stats = Stats::default();
         assert_eq!(reported.outdated(&stats), []);
-        let kinds = ["critical", "full", "full", "notice", "room", "notice", "room"];
+        let kinds = ["critical", "full", "full", "notice", "space-available", "notice", "space-available"];
         assert_eq!(kinds.map(|kind| reported.update(kind)), [true, true, false, true, true, true, false]);
         (stats.level, stats.is_full, stats.degraded) = (2, 0, 1);
         assert_eq!(reported.outdated(&stats), [EVENTS[2][1]]);

@@ -136,12 +136,12 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
             let then = match start.settings.full() {
                 FullPolicy::Fail => "fail with ENOSPC",
                 FullPolicy::Pause => {
-                    "wait; discard, reset, or raise a limit with 'spillway set' to make room"
+                    "wait; discard, reset, or raise a limit with 'spillway set' to make space"
                 }
             };
-            ("full", format!("the write cache is full: writes that need room {then}"))
+            ("full", format!("the write cache is full: writes that need space {then}"))
         }
-        Event::SpaceAvailable => ("room", "the write cache has room again".into()),
+        Event::SpaceAvailable => ("space-available", "the write cache has space again".into()),
         Event::ChecksumMismatch => (
             "checksum-mismatch",
             "a block read back from the overflow does not match its checksum: the guest got an I/O error"
@@ -176,7 +176,7 @@ pub fn describe(event: Event, start: &Start) -> (&'static str, String) {
         }
         Event::SummaryUnusable => (
             "summary-unusable",
-            "a segment's summary cannot be read: its room comes back when its blocks are overwritten".into(),
+            "a segment's summary cannot be read: its space comes back when its blocks are overwritten".into(),
         ),
     }
 }

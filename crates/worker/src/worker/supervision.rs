@@ -304,7 +304,7 @@ impl Reactor {
                 client.end(too_slow("its handshake took more than 10 seconds").into());
             }
             if only_waits && client.hung_up && client.connection.is_disconnecting() {
-                // Nobody will ever make room for what it left behind.
+                // Nobody will ever make space for what it left behind.
                 client.end(ConnectionEnd::Left);
             }
             if client.ended.is_none() {
@@ -329,7 +329,7 @@ impl Reactor {
         self.send(&FromWorker::ClientGone { id, error }, &[]);
     }
 
-    /// Carries a reset on: what was accepted completes, what waits for room fails, clients are let go. True:
+    /// Carries a reset on: what was accepted completes, what waits for space fails, clients are let go. True:
     /// it is done, the loop goes on at once.
     pub(super) fn advance_reset(&mut self) -> bool {
         if !self.stage.resetting || !self.disk.only_waits_for_space_or_drain() {
@@ -360,7 +360,7 @@ impl Reactor {
         true
     }
 
-    /// Whether it is time to go: told to stop, or left alone, and nothing is unfinished but what waits for room,
+    /// Whether it is time to go: told to stop, or left alone, and nothing is unfinished but what waits for space,
     /// which goes unanswered.
     pub(super) fn is_over(&mut self) -> Result<bool, Error> {
         if !self.stage.stopping {
@@ -406,7 +406,7 @@ impl Reactor {
             if self.telling.pace.allows(now) {
                 let text = format!(
                     "the base image is not what its digest says, in the {CHUNK_BYTES} bytes from {at} on: reads there fail; \
-                     its store has damaged it, or somebody has written to it"
+                     its store has damaged it, or another program has written to it"
                 );
                 self.send(&FromWorker::Event { kind: "image-damaged".into(), text }, &[]);
             }

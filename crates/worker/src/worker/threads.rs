@@ -112,7 +112,7 @@ impl Threads {
         self.submit();
     }
 
-    /// Hands over what waited for room.
+    /// Hands over what waited for space.
     pub fn submit(&mut self) {
         let jobs = self.jobs.as_ref().expect("taken by drop only");
         while let Some(job) = self.backlog.pop_front() {

@@ -1,5 +1,5 @@
 //! The engine that does I/O by an io_uring: submits operations, reaps completions, sleeps. Owns the ring and what
-//! waits for room in it; never interprets results.
+//! waits for space in it; never interprets results.
 //!
 //! The ring can do what the worker does and nothing else: it is made disabled, restricted to a handful of
 //! operations on the three files that it was given, and enabled; no system call of the sandbox undoes that. Sockets and eventfds
@@ -219,7 +219,7 @@ impl Uring {
             match self.ring.submit() {
                 Ok(_) => {}
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
-                // The completion queue is full: what is reaped first makes room.
+                // The completion queue is full: what is reaped first makes space.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) => return Ok(()),
                 Err(e) => return Err(cannot_enter(e)),
             }

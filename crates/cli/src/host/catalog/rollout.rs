@@ -40,7 +40,7 @@ pub fn rollout(daemon: &super::Daemon, client: &Client, command: RolloutCommand)
     let image = format!("{}:{}", catalog.spec.image.name, catalog.version);
     daemon.show(&catalog, |_| match action {
         RolloutAction::Pause => format!("{name}: the rollout of {image} is paused\n"),
-        RolloutAction::Resume => format!("{name}: the rollout of {image} goes on\n"),
+        RolloutAction::Resume => format!("{name}: the rollout of {image} continues\n"),
         RolloutAction::Abort => format!(
             "{name}: the rollout has ended: machines that have {image} keep it, the others take it at their next start\n"
         ),
@@ -81,7 +81,7 @@ pub fn page(catalog: &Name, rollout: &Rollout) -> String {
     }
     if progress.state == RolloutState::Stalled {
         text += &format!(
-            "  mend what is in the way, and it goes on; or 'spillway catalog rollback {catalog}', or '... rollout abort {catalog}'\n"
+            "  remove the cause, and the rollout continues; or 'spillway catalog rollback {catalog}', or '... rollout abort {catalog}'\n"
         );
     }
     if !progress.in_the_way.is_empty() {

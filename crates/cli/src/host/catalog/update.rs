@@ -58,7 +58,7 @@ struct RolloutOptions {
     deadline: Option<u32>,
     #[arg(
         long, value_name = "N", value_parser = number(&bounds::MACHINES), default_value_t = 0,
-        help = bounds::MACHINES.help("Number of machines that may fail; with more, the rollout waits until they are mended")
+        help = bounds::MACHINES.help("Number of machines that may fail; with more, the rollout waits until they work again")
     )]
     max_failed: u32,
     /// Discard data that machines keep, where the change requires it

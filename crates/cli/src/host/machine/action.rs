@@ -113,7 +113,7 @@ fn runs_again(machine: &MachineDetails) -> Result<(), Failure> {
         Power::Off => Ok(()),
         Power::On => {
             let message = format!(
-                "{} runs again: somebody has started it since, or its catalog keeps so many warm ('machine drain' keeps one off)",
+                "{} runs again: it was started since, or its catalog keeps it warm ('machine drain' keeps a machine off)",
                 machine.machine.name
             );
             Err(Failure::new(Exit::Refused, message))

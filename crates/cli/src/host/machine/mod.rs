@@ -56,7 +56,7 @@ pub enum MachineCommand {
     /// Start machines
     #[command(after_help = START_EXAMPLES)]
     Start(MachineSelection),
-    /// Shut machines down; their data is discarded, unless their mode keeps it
+    /// Shut machines down and discard their data, unless the catalog has reset = never
     Stop {
         /// The machines to act on.
         #[command(flatten)]
@@ -65,7 +65,7 @@ pub enum MachineCommand {
         #[command(flatten)]
         how: EndOptions,
     },
-    /// Shut machines down and start them again; their disks are reset if the catalog resets at a power cycle
+    /// Shut machines down and start them again; their disks are reset, unless the catalog has reset = never
     Restart {
         /// The machines to act on.
         #[command(flatten)]
@@ -74,7 +74,7 @@ pub enum MachineCommand {
         #[command(flatten)]
         how: EndOptions,
     },
-    /// End machines at once and start them again on a fresh disk
+    /// End machines at once and discard their data; machines that ran start again, stopped ones stay off
     Reset {
         /// The machines to act on.
         #[command(flatten)]

@@ -39,9 +39,7 @@ impl DataMemory {
         spec.check().map_err(DiskError::Spec)?;
         if spec.slots() > self.slots() && spec.mode.has_ram() {
             let (limit, most) = (bytes_in_words(spec.ram_limit_bytes), bytes_in_words(self.bytes));
-            return Err(DiskError::Spec(format!(
-                "RAM limit {limit} is more than the {most} that there can be"
-            )));
+            return Err(DiskError::Spec(format!("RAM limit {limit} is more than the largest one, {most}")));
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ pub fn driver(reader: &Reader, path: &str) -> Result<DriverPresence, HostError> 
     let unknown = |why: &str| Ok(DriverPresence::Unknown(why.to_owned()));
     match compressed {
         _ if walk.found => Ok(DriverPresence::Conversion),
-        _ if walk.is_lost => unknown("it is no cpio archive"),
+        _ if walk.is_lost => unknown("it is not a cpio archive"),
         None if walk.archives == 0 => unknown("it is empty"),
         None => Ok(DriverPresence::Missing),
         Some((_, bytes)) if bytes >= MOST_COMPRESSED_BYTES => unknown("it is too large"),

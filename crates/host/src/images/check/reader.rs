@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
 
     fn ask(&self, verb: &str, path: &str, hear: impl FnMut(&[u8]) -> bool) -> Result<(), HostError> {
         if !path.split('/').all(|name| name.is_empty() || is_plain(name)) {
-            let message = format!("'{}' is no name for debugfs", path.escape_debug());
+            let message = format!("debugfs cannot be given the name '{}'", path.escape_debug());
             return Err(HostError::new(ErrorCode::Internal, message));
         }
         let debugfs = Confined::new("debugfs", self.until.saturating_duration_since(Instant::now()))

@@ -251,7 +251,7 @@ impl MachineReconciler {
         .await?;
         self.vmm.forget().await?;
         if forgets {
-            self.raise(EventKind::Reset, "it has forgotten what it had written");
+            self.raise(EventKind::Reset, "its disk has been reset");
         }
         Ok(StepOutcome::Again)
     }

@@ -222,7 +222,7 @@ impl Domain {
 
 fn not_ours(which: &str) -> HostError {
     let message = format!(
-        "libvirt has a domain {which} that is not this machine's, and is left alone: rename or remove it"
+        "libvirt has a domain {which} that is not this machine's, and is not changed: rename or remove it"
     );
     HostError::new(ErrorCode::Conflict, message)
 }

@@ -120,7 +120,7 @@ pub fn predict(args: &Predict) -> Result<ExitCode> {
     let say = |what: &str| eprintln!("predict: [{:>5.0} s] {what}", said.elapsed().as_secs_f64());
     let chosen = |s: &&Subject| args.only.is_empty() || args.only.iter().any(|name| name == s.name);
     for name in &args.only {
-        ensure!(SUBJECTS.iter().any(|s| s.name == name), "'{name}' is no kind of work of this table");
+        ensure!(SUBJECTS.iter().any(|s| s.name == name), "'{name}' is not a kind of work of this table");
     }
     let mut all = Vec::new();
     for subject in SUBJECTS.iter().filter(chosen) {

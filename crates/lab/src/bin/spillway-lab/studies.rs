@@ -208,7 +208,7 @@ fn keep_scenarios(study: &mut Study, only: &[String]) -> Result<()> {
     for name in only {
         ensure!(
             study.scenario(name).is_some(),
-            "'{name}' is no scenario of study '{}': {}",
+            "'{name}' is not a scenario of study '{}': {}",
             study.name,
             names(study).join(", ")
         );

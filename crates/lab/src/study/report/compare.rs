@@ -119,9 +119,8 @@ impl Comparison {
         if scores.iter().flatten().any(|score| score.carried.is_some()) {
             let [a, b] =
                 scores.map(|score| score.map_or_else(|| "not measured".into(), |score| score.words()));
-            self.notes.push(format!(
-                "'{name}': the score is no figure of all runs: {a} in the first, {b} in the second"
-            ));
+            self.notes
+                .push(format!("'{name}': not all runs have the score: {a} in the first, {b} in the second"));
         }
         let mut add = |key: &str, what: &str, unit: &str, pair: (Option<Spread>, Option<Spread>)| {
             let (Some(one), Some(other)) = pair else { return };

@@ -110,7 +110,7 @@ fn find_missing_figure(study: &Study, scenario: &Scenario, figure: &str) -> Resu
     Ok((!known.iter().any(|known| known == figure)).then(|| {
         let metrics: Vec<_> = METRICS.iter().chain(&SUMS).map(|metric| metric.key).collect();
         let (metrics, known) = (metrics.join(", "), known.join(", "));
-        format!("'{figure}' is no metric ({metrics}), and no figure of scenario '{name}' ({known})")
+        format!("'{figure}' is neither a metric ({metrics}) nor a figure of scenario '{name}' ({known})")
     }))
 }
 

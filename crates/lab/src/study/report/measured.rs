@@ -58,7 +58,7 @@ impl Measurements {
         let path = dir.join("study.json");
         let record: StudyRecord = read_record(&path)?;
         // Its names become names of files.
-        record.study.check().with_context(|| format!("{}: no study that can be", path.display()))?;
+        record.study.check().with_context(|| format!("{}: an invalid study", path.display()))?;
         let of = |scenario: &Scenario| Measured { scenario: scenario.clone(), runs: Vec::new() };
         let scenarios = record.study.scenarios.iter().map(of).collect();
         let file = study_file(dir)?;
@@ -126,21 +126,21 @@ impl Measurements {
         }
         let action =
             |a: &crate::study::Action| plausible(a.took_ms).is_some() && a.at_s.abs() <= LONGEST_SECONDS;
-        ensure!(record.actions.iter().all(action), wrong("an action took no time that can be"));
+        ensure!(record.actions.iter().all(action), wrong("an action took an impossible time"));
         for (figure, value) in &record.figures {
             ensure!(
                 plausible(*value).is_some(),
-                wrong(&format!("'{figure}' is no figure that can be: {value}"))
+                wrong(&format!("'{figure}' is an impossible figure: {value}"))
             );
         }
-        ensure!(plausible(record.facts.seconds).is_some(), wrong("it took no time that can be"));
+        ensure!(plausible(record.facts.seconds).is_some(), wrong("it took an impossible time"));
         let path = folder.join("samples.csv");
         check_file_size(&path, MOST_SAMPLES_BYTES)?;
         let samples = Samples::read(&path)?;
         for (i, row) in samples.rows.iter().enumerate() {
             let sane = row.time_s.is_finite() && row.time_s.abs() <= LONGEST_SECONDS;
             let line = i + 2;
-            ensure!(sane, "{}: line {line}: {} is no time of a run", path.display(), row.time_s);
+            ensure!(sane, "{}: line {line}: {} is not a time of a run", path.display(), row.time_s);
             ensure!(
                 row.machine < record.facts.machines,
                 "{}: line {line}: machine {} of {}",

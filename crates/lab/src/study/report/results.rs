@@ -238,7 +238,7 @@ impl ScenarioResults {
 }
 
 fn check_run(run: &RunFacts) -> Result<()> {
-    ensure!(plausible(run.seconds).is_some(), "run {} took no time that can be", run.run);
+    ensure!(plausible(run.seconds).is_some(), "run {} took an impossible time", run.run);
     Ok(())
 }
 
@@ -252,7 +252,7 @@ fn check_points(points: &[Option<Spread>]) -> Result<()> {
 fn check_spread(spread: &Spread) -> Result<()> {
     let Spread { mean, low, high, runs } = *spread;
     let known = [mean, low, high].iter().all(|value| plausible(*value).is_some());
-    ensure!(known && low <= mean && mean <= high, "no figure that can be: {mean}, from {low} to {high}");
+    ensure!(known && low <= mean && mean <= high, "an impossible figure: {mean}, from {low} to {high}");
     ensure!(runs > 0, "a figure of no run");
     Ok(())
 }

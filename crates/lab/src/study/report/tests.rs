@@ -429,7 +429,7 @@ fn broken_files_are_named() {
     };
     change(&|record| record.facts.run = 2, "not of this folder");
     change(&|record| record.facts.scenario = "../direct".into(), "not of this folder");
-    change(&|record| record.figures = [("x".to_string(), -1.0)].into(), "no figure that can be");
+    change(&|record| record.figures = [("x".to_string(), -1.0)].into(), "an impossible figure");
     change(&|record| record.actions[0].took_ms = -5.0, "an action took no time");
 }
 
@@ -485,11 +485,11 @@ fn kept_results_that_are_damaged_are_refused_with_what_and_where() {
         (
             "\"mean\": 1100.0",
             "\"mean\": -1100.0",
-            "scenario 'direct': metric 'host-writes': no figure that can be: -1100, from 1000 to 1200",
+            "scenario 'direct': metric 'host-writes': an impossible figure: -1100, from 1000 to 1200",
         ),
         ("\"mean\": 1100.0", "\"mean\": null", "invalid type: null"),
         ("[110.0,100.0,120.0,3]", "[110.0,100.0,120.0,0]", "point 0: a figure of no run"),
-        ("[110.0,100.0,120.0,3]", "[99.0,100.0,120.0,3]", "no figure that can be: 99, from 100 to 120"),
+        ("[110.0,100.0,120.0,3]", "[99.0,100.0,120.0,3]", "an impossible figure: 99, from 100 to 120"),
         ("[110.0,100.0,120.0,3]", "[110.0,100.0,120.0]", "invalid length 3"),
         ("[110.0,100.0,120.0,3]", "[110.0,100.0,1e999,3]", "number out of range"),
         (
@@ -507,7 +507,7 @@ fn kept_results_that_are_damaged_are_refused_with_what_and_where() {
             "\"scenario\": \"none\",\n    \"run\": 3",
             "dropped: no scenario 'none'",
         ),
-        ("\"seconds\": 10.0", "\"seconds\": -1", "run 1 took no time that can be"),
+        ("\"seconds\": 10.0", "\"seconds\": -1", "run 1 took an impossible time"),
         ("\"actions\": [\"<i>save\"]", "\"actions\": []", "action '<i>save' is not in the list"),
         ("\"baseline\": \"direct\"", "\"baseline\": \"../up\"", "study"),
     ] {
