@@ -8,7 +8,8 @@ mod common;
 use common::{Server, World, alive, finishes, qemu_io, refuses, spillway, until};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use spillway_testkit::{Ask, Driver, Shape, skip};
+use spillway_control::{Content, DiskAtRest, SupervisorError};
+use spillway_testkit::{Ask, Driver, Shape, has_program, skip};
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -413,12 +414,111 @@ fn an_end_that_does_not_flush_is_said() {
     stop(Server::start(&mut persistent(&world)));
 }
 
+fn strace_runs() -> bool {
+    finishes(Command::new("sh").args(["-c", "strace -o /dev/null true; echo $?"])).1.ends_with("0\n")
+}
+
+/// Runs `serve` with faults in the supervisor's system calls on the disk's file, each in strace's words. Stops it if it serves
+/// nevertheless. Returns whether the last of the faults happened.
+fn serve_with_faults(world: &World, serve: &Command, faults: &[&str]) -> bool {
+    let trace = world.path("trace");
+    let mut strace = Command::new("strace");
+    strace.arg("-o").arg(&trace).arg("-P").arg(world.path("disk"));
+    faults.iter().for_each(|fault| _ = strace.args(["-e", &format!("inject={fault}")]));
+    strace.arg(serve.get_program()).args(serve.get_args()).arg("--json");
+    let output = strace.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut started = output.spawn().unwrap();
+    let mut line = String::new();
+    let mut stdout = std::io::BufReader::new(started.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
+    if let Ok(report) = serde_json::from_str::<Value>(&line) {
+        let pid = Pid::from_raw(report["pid"].as_i64().unwrap() as i32).unwrap();
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    }
+    started.wait().unwrap();
+    let trace = std::fs::read_to_string(&trace).unwrap();
+    let call = format!("{}(", faults.last().unwrap().split(':').next().unwrap());
+    let failed = |line: &str| line.starts_with(&call) && line.contains("(INJECTED)");
+    trace.contains("+++ killed by SIGKILL") || trace.lines().any(failed)
+}
+
+/// Starts a disk in every state that an interrupted start can leave: each system call that changes the file is the last one, or
+/// fails. Flushed content must survive, although the header names the page cache and the live map is not to be used:
+/// - The file was overwritten with a snapshot whose live map is older than its durable map. Only its seal shows this.
+/// - The interrupted start could not read the seal of a file that was not overwritten.
+#[test]
+fn an_interrupted_start_keeps_what_was_flushed() {
+    const LEN: u64 = 4 * MIB;
+    const LIVE_AT: u64 = 2 << 20;
+    if !strace_runs() || !has_program("qemu-io") {
+        return skip("strace does not run here, or there is no qemu-io");
+    }
+    let world = World::new();
+    let serve = || {
+        let mut command = persistent(&world);
+        command.args(["--image-id", "golden:1"]);
+        command
+    };
+    let server = Server::start(&mut serve());
+    qemu_io(&world, &[&format!("write -P 0xaa 0 {LEN}"), "flush"]);
+    stop(server);
+    let (disk, snapshot) = (world.path("disk"), world.path("snapshot"));
+    let copy = |from: &Path, to: &Path| {
+        assert!(Command::new("cp").arg("--sparse=always").args([from, to]).status().unwrap().success());
+    };
+    copy(&disk, &snapshot);
+    let older = std::fs::File::options().write(true).open(&snapshot).unwrap();
+    older.write_all_at(&[0; 4096], LIVE_AT).unwrap();
+    let mut starts = 0;
+    for is_overwritten in [true, false] {
+        for (call, ways) in [
+            ("ioctl", &["signal=KILL", "error=EIO"][..]),
+            ("fallocate", &["signal=KILL", "error=EIO", "error=ENOSPC"]),
+            ("pwrite64", &["signal=KILL", "error=EIO", "error=ENOSPC"]),
+            ("fsync", &["signal=KILL", "error=EIO"]),
+            ("fdatasync", &["signal=KILL", "error=EIO"]),
+        ] {
+            for way in ways {
+                for nth in 1.. {
+                    let mut faults = vec![format!("{call}:{way}:when={nth}")];
+                    if is_overwritten {
+                        copy(&snapshot, &disk);
+                    } else if call == "ioctl" {
+                        break;
+                    } else {
+                        faults.insert(0, "ioctl:error=EIO".into());
+                    }
+                    let faults: Vec<&str> = faults.iter().map(String::as_str).collect();
+                    let happened = serve_with_faults(&world, &serve(), &faults);
+                    starts += 1;
+                    println!("overwritten: {is_overwritten}, {faults:?}, happened: {happened}");
+                    let mut own = 0;
+                    let at_rest = DiskAtRest::open(&disk, "golden:1", 16 * MIB).unwrap();
+                    let listed = at_rest.parts(|part| {
+                        own += if matches!(part.content, Content::Own { .. }) { part.len } else { 0 };
+                        Ok::<_, SupervisorError>(())
+                    });
+                    listed.unwrap();
+                    assert_eq!(own, LEN, "bytes of the disk's own, while nobody serves it");
+                    drop(at_rest);
+                    let server = Server::start(&mut serve());
+                    qemu_io(&world, &[&format!("read -P 0xaa 0 {LEN}")]);
+                    stop(server);
+                    if !happened {
+                        assert!(nth > 1 || call == "fdatasync", "{call} of the disk's file is not seen");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    println!("{starts} starts");
+}
+
 /// FLUSH reaches the medium: the calls are counted.
 #[test]
 fn a_flush_is_an_fdatasync() {
-    let strace_runs =
-        finishes(Command::new("sh").args(["-c", "strace -o /dev/null true; echo $?"])).1.ends_with("0\n");
-    if !strace_runs {
+    if !strace_runs() {
         return skip("strace does not run here");
     }
     let world = World::new();

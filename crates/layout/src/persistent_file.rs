@@ -43,7 +43,8 @@ pub struct Header {
     pub size_bytes: u64,
     /// Virtual size of the base image.
     pub base_bytes: u64,
-    /// The page cache that the live map is in; none where that has no name. All zero on the medium.
+    /// The page cache that the live map is in; none where that has no name, and while a start copies the durable map over the
+    /// live map. All zero on the medium.
     pub cache: Option<CacheId>,
     /// Which image it was made from.
     pub identity: String,

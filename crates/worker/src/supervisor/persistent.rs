@@ -1,8 +1,8 @@
 //! Prepares the file of a disk of mode `persistent` for a worker.
 //!
 //! Owns the steps before the disk is served: the file grows, an interrupted reset is finished, and the live map is copied from
-//! the durable map unless the page cache is the one in which the live map was written. Invariant: after an interruption at any
-//! point the next start finds the disk unchanged.
+//! the durable map unless the page cache is the one in which the live map was written. Invariants: the header names the page
+//! cache only while the live map is valid in it; after an interruption at any point the next start finds the disk unchanged.
 
 use super::Log;
 use super::overflow::OverflowFile;
@@ -54,7 +54,12 @@ pub(super) fn make_ready(
         found.file().set_len(len).map_err(failed)?;
     }
     let map = found.map_to_start_from();
-    let (file, header) = found.into_parts();
+    let (file, mut header) = found.into_parts();
+    if let Some(header) = &mut header
+        && map == FileMap::Durable
+    {
+        forget_cache(&file, path, header)?;
+    }
     page_cache::seal(&file, SEAL_AT);
     let cache = page_cache::cache_id(&file, SEAL_AT);
     if cache.is_none() {
@@ -87,13 +92,29 @@ pub(super) fn make_ready(
         identity: identity.to_owned(),
     };
     let is_new = header.sequence == 1;
-    file.write_all_at(&header.encode(), header.slot_at()).map_err(failed)?;
-    file.sync_all().map_err(failed)?;
+    write_header(&file, path, &header)?;
     let file = past_the_cache(file, path, spec.mode)?;
     if is_new {
         name(&file, path)?;
     }
     Ok(OverflowFile { fd: file.into(), direct: true })
+}
+
+/// Makes the header name no page cache, durably: until the next header is written, every start reads the durable map. This
+/// precedes each change of a live map that is not in use. The header may name this page cache, and only a broken seal, or one
+/// that could not be read this time, has shown that the live map is not valid.
+fn forget_cache(file: &File, path: &Path, header: &mut Header) -> Result<(), SupervisorError> {
+    if header.cache.take().is_none() {
+        return Ok(());
+    }
+    header.sequence += 1;
+    write_header(file, path, header)
+}
+
+/// Writes the header that counts from now on, durably.
+fn write_header(file: &File, path: &Path, header: &Header) -> Result<(), SupervisorError> {
+    let written = file.write_all_at(&header.encode(), header.slot_at()).and_then(|()| file.sync_all());
+    written.map_err(|e| cannot("write", path, e))
 }
 
 /// Gives a new file its name, durably.
