@@ -11,6 +11,7 @@ mod life;
 mod off;
 mod pool;
 mod power;
+mod restore;
 mod unrecorded;
 mod users;
 mod world;

@@ -1,6 +1,6 @@
 //! Machines that are kept warm, claimed, drained, and brought to another version while they run.
 
-use crate::world::{BOOT, World, is_alive};
+use crate::world::{BOOT, World, is_alive, reads, write};
 use serde_json::Value;
 use spillway_testkit::process::wait_until;
 use std::time::{Duration, Instant};
@@ -164,4 +164,48 @@ fn machines_are_brought_to_another_version_and_back() {
     assert!(most_away <= 1, "{most_away} were away at once");
     let image = world.spillway(&["image", "delete", "golden:2"]);
     assert!(image.0 == 75 && image.2.contains("history"), "{image:?}");
+}
+
+/// An administrator may change what a catalog's machines keep. What they keep until their next start is nobody else's.
+#[test]
+fn a_machine_that_still_keeps_data_is_claimed_by_nobody() {
+    let Some(world) = World::new("none") else { return };
+    world.import("golden", "version-1");
+    for (name, keeps) in [("alice", ["--type", "dedicated"]), ("stays", ["--reset", "never"])] {
+        let create = ["catalog", "create", name, "--image", "golden", "--count", "1"];
+        world.ok(&[&create[..], &keeps].concat());
+        let machine = format!("{name}-001");
+        world.ok(&["machine", "start", &machine, "--wait"]);
+        write(&world, &machine, 7);
+        let file = world.ok(&["catalog", "export", name]);
+        let file = file.replace("\"dedicated\"", "\"pooled\"").replace("\"persistent\"", "\"ram+overflow\"");
+        let file = file.replace("\"never\"", "\"power-cycle\"");
+        std::fs::write(world.path("changed.toml"), file).unwrap();
+        world.ok(&["catalog", "apply", "-f", world.path("changed.toml").to_str().unwrap(), "--discard-data"]);
+        assert!(reads(&world, &machine, 7), "it runs on");
+        for any in [&["--wait"][..], &[]] {
+            let (code, _, err) = world.spillway(&[&["machine", "claim", name], any].concat());
+            assert!(code == 73 && err.contains("1 keep their data"), "{name} {any:?}: {code} {err}");
+        }
+        world.ok(&["machine", "restart", &machine, "--wait"]);
+        world.ok(&["machine", "claim", name]);
+        assert!(reads(&world, &machine, 0), "{name}: what was kept is gone");
+    }
+}
+
+#[test]
+fn a_version_whose_guest_shuts_down_does_not_reach_all_machines() {
+    let Some(world) = World::new("qemu") else { return };
+    world.import("golden", "version-1");
+    world.catalog("desk", 2, &["--image", "golden", "--ready", "serial:^WORKS"]);
+    world.ok(&["machine", "start", "--catalog", "desk", "--wait", "--timeout", "400"]);
+    world.import("golden", "ends at once");
+    world.ok(&["catalog", "update", "desk", "--image", "golden:2", "--rollout", "batch=1"]);
+    until("its guest has shut down twice", || world.events("has shut down before it was ready") >= 2);
+    let of = |version: u64| count(&world, "desk", |m| m["status"]["run"]["version"] == version);
+    assert_eq!((of(1), count(&world, "desk", is_ready)), (1, 1), "the other one works on");
+    assert_eq!(world.events("has reached all machines"), 0);
+    // The catalog goes back, and with it the machine.
+    world.ok(&["catalog", "rollback", "desk", "--rollout", "now"]);
+    until("both work again", || of(1) == 2 && count(&world, "desk", is_ready) == 2);
 }

@@ -5,11 +5,12 @@
 //! overwrites nothing.
 
 use crate::state_folder::{DATABASE, LOCK_FILE, is_ours};
-use crate::store::{SqliteStore, Summary};
+use crate::store::{Objects, RecordKind, SqliteStore, StoreError, StoredRecord, Summary};
 use anyhow::{Context, Result, bail};
 use axum::http::HeaderValue;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use spillway_api::client::Client;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -17,6 +18,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// Kinds of records of this module.
+pub(crate) const RECORDS: [RecordKind; 1] = [RecordKind::of::<RestoreMark>()];
+
+/// Mark in records that were restored from a backup, until a daemon has processed it.
+#[derive(Serialize, Deserialize, ToSchema)]
+pub(crate) struct RestoreMark {}
+
+impl StoredRecord for RestoreMark {
+    const PREFIX: &'static str = "restored/";
+    const WORD: &'static str = "host";
+    const IS_A_MARK: bool = true;
+}
+
+/// Name of the mark of a restore.
+pub(crate) const RESTORED: &str = "records";
 
 /// Response header with the state folder of a backup.
 pub const STATE_HEADER: &str = "spillway-state";
@@ -118,6 +136,7 @@ pub fn restore(state: &Path, file: &Path) -> Result<Summary> {
             .with_context(|| format!("{}: cannot copy the backup", file.display()))?;
         let summary = SqliteStore::finish_copy(&partial, file)
             .with_context(|| format!("{}: the backup is not restored", file.display()))?;
+        mark(&partial).with_context(|| format!("{}: cannot be marked", partial.display()))?;
         to.sync_all()?;
         // Remove what is left of an earlier database.
         for rest in ["-wal", "-shm", "-journal"] {
@@ -136,6 +155,15 @@ pub fn restore(state: &Path, file: &Path) -> Result<Summary> {
         let _ = fs::remove_file(&partial);
     }
     done
+}
+
+/// Tells the next daemon that what runs may be newer than these records.
+fn mark(records: &Path) -> Result<()> {
+    let objects = Objects::new(Arc::new(SqliteStore::open(records)?));
+    Ok(objects.change(|changes| {
+        changes.put(RESTORED, &RestoreMark {});
+        Ok::<_, StoreError>(())
+    })?)
 }
 
 /// Creates a file that only its owner can read: it contains secrets.

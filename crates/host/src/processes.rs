@@ -218,7 +218,9 @@ pub fn last_words(folder: &Path, name: &str) -> String {
         io::Result::Ok(String::from_utf8_lossy(&end[..n]).into_owned())
     };
     let text = end().unwrap_or_default();
-    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned()
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim();
+    // A guest that has taken over its VMM chooses these words, and people read them on a terminal.
+    last.replace(char::is_control, "?")
 }
 
 /// Truncates the log of a process if it is large: a guest may cause output of its VMM.

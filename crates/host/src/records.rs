@@ -3,12 +3,12 @@
 //! Invariant: the version of the records changes whenever a stored type does.
 
 use crate::store::RecordKind;
-use crate::{catalogs, idempotency, images, machines, stores};
+use crate::{backup, catalogs, idempotency, images, machines, stores};
 
 /// Returns all kinds.
 pub fn kinds() -> Vec<RecordKind> {
     let all = catalogs::RECORDS.into_iter().chain(images::RECORDS).chain(machines::RECORDS);
-    all.chain(stores::RECORDS).chain(idempotency::RECORDS).collect()
+    all.chain(stores::RECORDS).chain(idempotency::RECORDS).chain(backup::RECORDS).collect()
 }
 
 #[cfg(test)]
@@ -20,9 +20,10 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     /// What the stored types of each version look like: the version moves with every change to one of them.
-    const DIGESTS: [(u32, &str); 2] = [
+    const DIGESTS: [(u32, &str); 3] = [
         (2, "4985c5293b2c53287bb6944638d3955c7b26bf4ada8f85188de572d38fc4462d"),
         (3, "c531c8a8e3a3976164b9057d61d9521ad24fbc344987ec52b4aa3cb7aa73736f"),
+        (4, "9a4f720f282c0fb65c668151cfce8b34baeb3704a6886b2791b073ea57677faa"),
     ];
 
     /// What is for people and changes nothing that is stored.

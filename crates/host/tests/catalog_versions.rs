@@ -79,7 +79,7 @@ fn a_claim_ends_by_its_own_id_and_never_with_what_is_kept() {
     };
     for catalog in ["own", "stays"] {
         let Err(ClientError::Refused(error)) = claim(catalog) else { panic!("{catalog} is claimed") };
-        assert!(error.code == ErrorCode::Conflict && error.detail.contains("keep what is written"));
+        assert!(error.code == ErrorCode::Conflict && error.detail.contains("keep their data"));
     }
     let release = |id: &str| client.delete::<MachineDetails>(&format!("/v1/machines/desk-001/claim{id}"));
     let first = claim("desk").unwrap().claim.unwrap().id;

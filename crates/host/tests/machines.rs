@@ -137,8 +137,8 @@ fn what_keeps_writes_is_given_to_nobody() {
     let client = world.client();
     let any = NewClaim { any: true, ..NewClaim::default() };
     for (name, more, why) in [
-        ("own", r#""type": "dedicated""#, "keep what is written"),
-        ("never", r#""reset": "never""#, "keep what is written"),
+        ("own", r#""type": "dedicated""#, "keep their data"),
+        ("never", r#""reset": "never""#, "keep their data"),
         ("data", r#""data_disk_bytes": 1048576"#, "have data disks"),
     ] {
         create(&client, name, &format!(r#"{{"image": "debian", "count": 1, {more}}}"#)).unwrap();
@@ -315,7 +315,7 @@ fn a_failure_that_no_retry_mends_is_final_until_something_changes() {
     }
     assert_eq!(failures(&client, "desk-001"), 1, "it was not tried again");
     act(&client, "start", "desk-001");
-    may_pass("somebody has started it");
+    may_pass("was started since");
 
     damage(&world, 1, 1000);
     act(&client, "start", "desk-001");

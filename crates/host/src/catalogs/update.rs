@@ -294,7 +294,7 @@ mod tests {
             progress: None,
         });
         assert_eq!(take(&mut catalog, 2), [""; 0]);
-        assert!(take(&mut catalog, 3)[0].contains("brings debian:3"));
+        assert!(take(&mut catalog, 3)[0].contains("continues with debian:3"));
         assert_eq!(catalog.rollout.unwrap().version, 3);
     }
 }

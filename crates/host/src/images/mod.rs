@@ -17,6 +17,7 @@ pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;
 pub(crate) use making::check_none_committed;
 
+use crate::backup::{RESTORED, RestoreMark};
 use crate::catalogs;
 use crate::error::HostError;
 use crate::machines::leftovers;
@@ -108,10 +109,15 @@ impl Images {
     ) -> Result<Images, HostError> {
         let checks = checks::Checks::default();
         let images = Images { objects, operations, stores, checks, beginning: Arc::default() };
+        // A backup may be older than the end of an import or a deletion that it names.
+        let is_restored = images.objects.get::<RestoreMark>(RESTORED).map_or(true, |mark| mark.is_some());
         for version in images.objects.list::<ImageVersion>()? {
-            if version.value.state != VersionState::Ready {
-                images.remove(&version.value).unwrap_or_else(|e| complain(&e.message));
-            }
+            let undone = match version.value.state {
+                VersionState::Ready => Ok(()),
+                _ if is_restored => images.forget(&version.value),
+                _ => images.remove(&version.value),
+            };
+            undone.unwrap_or_else(|e| complain(&e.message));
         }
         for store in images.stores.list()? {
             let swept = images.stores.check(&store).and_then(|()| {
@@ -338,6 +344,11 @@ impl Images {
     fn remove(&self, version: &ImageVersion) -> Result<(), HostError> {
         let store = self.store_of(version)?;
         VersionFiles::of(&store.path, &version.image, version.version).remove()?;
+        self.forget(version)
+    }
+
+    /// Removes the record of a version, and of an image without another one.
+    fn forget(&self, version: &ImageVersion) -> Result<(), HostError> {
         self.objects.change(|changes| {
             // Read the image first: an import writes it, so that no version can be added unnoticed before the list is
             // read.

@@ -263,13 +263,16 @@ pub fn remove(path: &Path) -> Result<(), HostError> {
     }
 }
 
-/// Creates a sparse file of this size. Replaces a file that exists, which no record may name.
+/// Creates a sparse file of at least this size, or takes the one that exists: records that were restored from a backup may not
+/// name it yet.
 fn make(path: &Path, bytes: u64) -> Result<(), HostError> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let make = || {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let file = File::options().create(true).truncate(true).write(true).mode(0o600).open(path)?;
-        file.set_len(bytes)?;
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        if file.metadata()?.len() < bytes {
+            file.set_len(bytes)?;
+        }
         file.sync_all()?;
         folder.ancestors().take(2).try_for_each(|folder| File::open(folder)?.sync_all())
     };

@@ -112,12 +112,10 @@ impl Claims {
         let starting =
             views.iter().filter(|view| free(view) && view.wanted.power == Power::On && !is_ready(view));
         let starting = starting.count();
-        // A machine that was started before its catalog dropped the data disk still has one.
-        let has_data = |view: &View| {
-            let mut pending = view.status.run.iter().flat_map(|run| &run.pending);
-            is_ready(view) && pending.any(|next| next.setting == "data_disk_bytes")
-        };
-        views.retain(|view| free(view) && (claim.any || is_ready(view)) && !has_data(view));
+        // A machine that was started under other settings of its catalog may have a disk that keeps what somebody wrote.
+        let keeps = |view: &View| view.disk.as_ref().is_some_and(|disk| disk.keeps_writes || disk.has_data);
+        let kept = views.iter().filter(|view| free(view) && keeps(view)).count();
+        views.retain(|view| free(view) && (claim.any || is_ready(view)) && !keeps(view));
         // Order: ready machines first, those with the newest version before others; then starting machines; last those
         // that failed to start.
         views.sort_by_key(|view| {
@@ -136,9 +134,12 @@ impl Claims {
                 ClaimAttempt::Repeated(made) => return Ok((self.repeated_claim(&made)?, true)),
             }
         }
-        let message = format!(
-            "no machine of '{catalog}' is free and ready: {claimed} are claimed, {starting} start: wait, or raise its warm"
-        );
+        let mut message =
+            format!("no machine of '{catalog}' is free and ready: {claimed} are claimed, {starting} start");
+        if kept > 0 {
+            message += &format!(", {kept} keep their data until they are restarted");
+        }
+        message += ": wait, or raise its warm";
         Err(HostError::new(ErrorCode::Exhausted, message))
     }
 

@@ -1,13 +1,16 @@
-//! Desired states after a start of the host: nothing runs, and all claims have ended. Owns the record of the last boot
-//! that was processed.
+//! Desired states after a start of the host, when nothing runs and all claims have ended, and after a restore of the records,
+//! which are older than what runs. Owns the record of the last boot that was processed, and the mark of a restore.
 //!
-//! Invariant: each boot is processed once, in one transaction with its changes.
+//! Invariant: each boot and each restore is processed once, in one transaction with its changes.
 
 use super::desired_state::{DesiredState, boot_id};
+use super::run::{MachineFolders, RunRecord};
+use crate::backup::{RESTORED, RestoreMark};
 use crate::error::HostError;
 use crate::store::{Objects, StoreError, StoredRecord};
 use serde::{Deserialize, Serialize};
-use spillway_api::{Catalog, Machine, Power};
+use spillway_api::{Catalog, Machine, Name, Power};
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// Id of one boot of the host.
@@ -32,9 +35,44 @@ impl StoredRecord for HostStart {
 /// Name of the record of the last boot that was processed.
 const NAME: &str = "boot";
 
-/// After a boot of the host, turns on the machines whose catalog starts them by itself, and turns off all others.
-pub fn look(objects: &Objects) -> Result<(), HostError> {
+/// After a restore of the records, ends all claims and resets what runs, unless it keeps its data. After a boot of the host,
+/// turns on the machines whose catalog starts them by itself, and turns off all others.
+pub fn look(objects: &Objects, folders: &MachineFolders) -> Result<(), HostError> {
+    after_restore(objects, folders)?;
     look_at(objects, &boot_id())
+}
+
+/// The machines' counters are older than those of the runs, and so are the claims: whoever has claimed a machine since is not
+/// in the records.
+fn after_restore(objects: &Objects, folders: &MachineFolders) -> Result<(), HostError> {
+    match objects.get::<RestoreMark>(RESTORED) {
+        Ok(None) => return Ok(()),
+        Ok(Some(_)) | Err(StoreError::Unreadable { .. }) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let runs: BTreeMap<Name, RunRecord> = folders.runs()?.into_iter().collect();
+    // From now on each run satisfies the counters that are in the records.
+    for (name, run) in &runs {
+        if let Ok(Some(wanted)) = objects.get::<DesiredState>(name.as_str()) {
+            let (restarts, resets) = (wanted.value.restarts, wanted.value.resets);
+            folders.of(name).save(&RunRecord { restarts, resets, ..run.clone() })?;
+        }
+    }
+    objects.change(|changes| {
+        changes.delete::<RestoreMark>(RESTORED);
+        for machine in changes.list_readable_below::<Machine>("")? {
+            let wanted = match changes.get::<DesiredState>(&machine.name) {
+                Ok(Some(wanted)) => wanted.value,
+                Ok(None) | Err(StoreError::Unreadable { .. }) => continue,
+                Err(e) => return Err(e.into()),
+            };
+            let run = runs.get(&machine.value.name);
+            let run = run.filter(|run| run.uuid == machine.value.identity.uuid);
+            let resets = wanted.resets + u64::from(run.is_some_and(|run| !run.spec.keeps_writes()));
+            changes.put(&machine.name, &DesiredState { claim: None, resets, ..wanted });
+        }
+        Ok(())
+    })
 }
 
 fn look_at(objects: &Objects, boot: &str) -> Result<(), HostError> {

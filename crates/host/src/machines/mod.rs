@@ -172,7 +172,7 @@ impl Machines {
             registry,
         );
         let shared = Arc::new(shared);
-        host_start::look(&objects)?;
+        host_start::look(&objects, &folders)?;
         take_over(&shared)?;
         // Subscribe first, so that no later change is missed.
         let changes = objects.watch();

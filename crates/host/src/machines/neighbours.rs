@@ -114,7 +114,7 @@ nonsense
             "255.255.255.255",
         ] {
             let why = check_owner(address.parse().unwrap(), "no-bridge", MAC).await.unwrap_err();
-            assert!(why.contains(address) && why.contains("no address of one machine"), "{why}");
+            assert!(why.contains(address) && why.contains("not the address of one machine"), "{why}");
         }
     }
 

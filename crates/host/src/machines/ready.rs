@@ -6,10 +6,10 @@
 
 use super::neighbours::{check_owner, is_unicast};
 use super::short_path::ShortPath;
+use crate::catalogs::serial_pattern;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
 use crate::json_lines::JsonLines;
-use regex::Regex;
 use serde_json::{Value, json};
 use spillway_api::Ready;
 use std::io;
@@ -185,7 +185,7 @@ async fn read_console(
     pattern: &str,
     connected: Option<UnixStream>,
 ) -> io::Result<Option<String>> {
-    let pattern = Regex::new(pattern).map_err(io::Error::other)?;
+    let pattern = serial_pattern(pattern).map_err(io::Error::other)?;
     let mut stream = match connected {
         Some(stream) => stream,
         None => connect_console(folder).await?,
@@ -203,7 +203,7 @@ async fn read_console(
             let piece_line = without_end(piece);
             line.extend_from_slice(&piece_line[..piece_line.len().min(space)]);
             // The last line may be a prompt without a line end.
-            if space > 0 && pattern.is_match(&plain(&line)) {
+            if space > 0 && pattern.is_match(plain(&line).as_bytes()) {
                 return Ok(None);
             }
             if piece.ends_with(b"\n") {

@@ -19,7 +19,7 @@ use super::placing::FinishedCopy;
 use super::run::{MachineFolder, RunRecord};
 use super::shared::MachineServices;
 use super::status::{ObservedMachine, Status};
-use super::vmm::{self, Vmm};
+use super::vmm::Vmm;
 use super::{blocking, disk};
 use crate::error::HostError;
 use crate::hypervisor::qmp::Event;
@@ -336,10 +336,8 @@ impl MachineReconciler {
         if wanted.restarts > run.restarts {
             self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
             if let Some(until) = self.vmm.shut_down(vmm, &mut run, wanted.grace()).await? {
-                return Ok(StepOutcome::Rest(WakeupConditions {
-                    until,
-                    ..WakeupConditions::for_end_of(Some(disk), Some(vmm))?
-                }));
+                let wait = WakeupConditions::for_end_of(Some(disk), Some(vmm))?;
+                return Ok(StepOutcome::Rest(WakeupConditions { until: until.min(wait.until), ..wait }));
             }
             self.vmm.end(vmm).await?;
             return Ok(StepOutcome::Again);
@@ -375,16 +373,10 @@ impl MachineReconciler {
             Some(_) => self.firmware.look(&self.folder, run).await,
             None => None,
         };
-        let status = status.but(run.pending(catalog), self.attempts.crashes()).hint(hint);
+        let status = status.with_pending(run.pending(catalog)).hint(hint);
         let is_crashing = self.attempts.is_crashing(Instant::now()).is_some();
         let status = status.unstable(is_crashing);
         self.publish(if run.ready { status.settled() } else { status });
-        let folder = self.folder.clone();
-        blocking(move || {
-            [disk::PROCESS, vmm::PROCESS].iter().for_each(|name| processes::bound_log(folder.path(), name));
-            Ok(())
-        })
-        .await?;
         WakeupConditions::for_end_of(Some(disk), vmm)
     }
 
@@ -451,6 +443,7 @@ impl MachineReconciler {
     }
 
     fn publish(&self, status: Status) {
+        let status = status.with_crashes(self.attempts.crashes());
         self.status.send_modify(|known| known.update(status, self.seen));
         self.shared.registry.notify_change();
     }
@@ -463,7 +456,11 @@ impl MachineReconciler {
         let why = self.attempts.fail(error, self.seen, self.catalog_seen);
         let seen = self.seen;
         self.status.send_modify(|known| known.record_failure(&why, seen));
-        self.raise(EventKind::Failed, if error.is_permanent { &why.message } else { &error.message });
+        let text = if error.is_permanent { &why.message } else { &error.message };
+        // A retry that fails like the one before is no event.
+        if self.attempts.is_new(text) {
+            self.raise(EventKind::Failed, text);
+        }
         match why.is_permanent {
             true => WakeupConditions::until(Instant::now() + TICK),
             false => WakeupConditions::until(Instant::now() + self.attempts.pause()),

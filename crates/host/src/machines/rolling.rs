@@ -318,7 +318,7 @@ mod tests {
             assert_eq!(rolling.look(&rollout, tally(done, 1), 0, failed(), at(seconds)), None);
         }
         let told = rolling.look(&rollout, tally(2, 0), 1, vec![], at(800)).unwrap();
-        assert_eq!(told, "the rollout of debian:3 goes on: 2 of 5 machines are done");
+        assert_eq!(told, "the rollout of debian:3 continues: 2 of 5 machines are done");
         assert_eq!(rolling.progress.state, RolloutState::Running);
         assert_eq!(rolling.look(&rollout, tally(2, 0), 0, vec![], at(1399)), None);
         assert!(rolling.look(&rollout, tally(2, 0), 0, vec![], at(1400)).unwrap().contains("stalled"));

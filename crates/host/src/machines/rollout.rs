@@ -196,6 +196,7 @@ mod tests {
             image: debian.clone(),
             mode: spec.mode(),
             keeps_writes: spec.keeps_writes(),
+            has_data: false,
         };
         let has = |disk, spec, image, version| {
             VersionMatch::beside(Some((&debian, 1)), Some(disk), &rollout(image, version), spec)

@@ -91,6 +91,8 @@ pub struct DiskKind {
     pub image: Name,
     pub mode: DiskMode,
     pub keeps_writes: bool,
+    /// Whether the run has a data disk beside it.
+    pub has_data: bool,
 }
 
 impl DiskKind {
@@ -141,7 +143,7 @@ impl RunRecord {
     /// Properties of the disk.
     pub fn disk_kind(&self) -> DiskKind {
         let (mode, keeps_writes) = (self.spec.mode(), self.spec.keeps_writes());
-        DiskKind { image: self.image.clone(), mode, keeps_writes }
+        DiskKind { image: self.image.clone(), mode, keeps_writes, has_data: self.data.is_some() }
     }
 
     /// Settings of the next start: a disk that is still served keeps its properties.

@@ -202,10 +202,18 @@ impl Status {
         self
     }
 
-    /// Adds what a restart would change, and the number of crashes.
-    pub fn but(mut self, pending: Vec<Difference>, crashes: u32) -> Status {
+    /// Adds what a restart would change.
+    pub fn with_pending(mut self, pending: Vec<Difference>) -> Status {
         if let Some(run) = &mut self.run {
-            (run.outdated, run.pending, run.crashes) = (!pending.is_empty(), pending, crashes);
+            (run.outdated, run.pending) = (!pending.is_empty(), pending);
+        }
+        self
+    }
+
+    /// Adds the number of crashes.
+    pub fn with_crashes(mut self, crashes: u32) -> Status {
+        if let Some(run) = &mut self.run {
+            run.crashes = crashes;
         }
         self
     }

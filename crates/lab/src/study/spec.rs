@@ -427,7 +427,7 @@ mod tests {
             ("name = \"small\"", "name = \"../up\"", "is no name"),
             ("name = \"ram\"", "name = \"direct\"", "two scenarios"),
             ("baseline = \"direct\"", "baseline = \"none\"", "is none of its scenarios"),
-            ("empty:1G", "empty:17", "is no size"),
+            ("empty:1G", "empty:17", "is not a size"),
             ("what = \"in RAM\"", "what = \"in RAM\"\nimage = \"full\"", "is no image"),
             (
                 "image = \"empty:1G\"",

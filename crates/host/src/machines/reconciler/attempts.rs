@@ -13,6 +13,8 @@ const RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// A VMM that has run this long has started successfully.
 const STABLE: Duration = Duration::from_secs(60);
+/// No guest has done its work within this time.
+const JUST_BEGUN: Duration = Duration::from_secs(2);
 /// A machine that has crashed this often within the time below has failed.
 const CRASHES: usize = 5;
 const CRASHES_WITHIN: Duration = Duration::from_secs(600);
@@ -31,6 +33,8 @@ pub struct Attempts {
     /// Earliest time of the next attempt.
     not_before: Option<Instant>,
     given_up: Option<PermanentFailure>,
+    /// The last failure that was reported.
+    reported: Option<String>,
 }
 
 /// A failure that no retry can fix.
@@ -46,7 +50,7 @@ struct PermanentFailure {
 impl Attempts {
     /// Forgets the delay, since a client wants something: the next attempt follows at once.
     pub fn begin_anew(&mut self) {
-        (self.not_before, self.failures) = (None, 0);
+        (self.not_before, self.failures, self.reported) = (None, 0, None);
         self.crashed.clear();
     }
 
@@ -63,8 +67,22 @@ impl Attempts {
     /// Notes that the VMM runs: after a while, its next failure counts as the first.
     pub fn vmm_runs(&mut self) {
         if self.begun.is_some_and(|begun| begun.elapsed() > STABLE) {
-            self.failures = 0;
+            (self.failures, self.reported) = (0, None);
         }
+    }
+
+    /// Whether the last report was not of this failure. It is from now on.
+    pub fn is_new(&mut self, failure: &str) -> bool {
+        let is_new = self.reported.as_deref() != Some(failure);
+        if is_new {
+            self.reported = Some(failure.to_owned());
+        }
+        is_new
+    }
+
+    /// Whether this daemon has just started the VMM.
+    pub fn has_just_begun(&self) -> bool {
+        self.begun.is_some_and(|begun| begun.elapsed() < JUST_BEGUN)
     }
 
     /// Number of unexpected ends of the VMM or the disk.

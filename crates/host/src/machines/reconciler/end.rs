@@ -49,10 +49,8 @@ impl MachineReconciler {
                     false => Duration::ZERO,
                 };
                 if let Some(until) = self.vmm.shut_down(&vmm, &mut run, grace).await? {
-                    return Ok(StepOutcome::Rest(WakeupConditions {
-                        until,
-                        ..WakeupConditions::for_end_of(None, Some(&vmm))?
-                    }));
+                    let wait = WakeupConditions::for_end_of(None, Some(&vmm))?;
+                    return Ok(StepOutcome::Rest(WakeupConditions { until: until.min(wait.until), ..wait }));
                 }
                 self.vmm.end(&vmm).await?;
             }
@@ -192,6 +190,13 @@ impl MachineReconciler {
         }
         match run.ending {
             _ if asked => {}
+            // Its catalog starts it again, or others wait for it: a guest that never becomes ready is no guest that is done.
+            Some(VmmEnding::GuestShutdown) if self.ended_early(&run) && is_needed(catalog) => {
+                if !self.vmm_end_reported {
+                    self.vmm_end_reported = true;
+                    self.record_crash("its guest has shut down before it was ready");
+                }
+            }
             Some(VmmEnding::GuestShutdown) if !catalog.spec.autostart => {
                 if self.want_off().await? {
                     return Ok(StepOutcome::Again);
@@ -210,6 +215,11 @@ impl MachineReconciler {
             self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         }
         self.power_cycle(machine, catalog, run, wanted, disk).await
+    }
+
+    /// Whether the guest has ended before it was ready; without a check of that, right after its start.
+    fn ended_early(&self, run: &RunRecord) -> bool {
+        !run.ready || run.spec.ready.is_none() && self.attempts.has_just_begun()
     }
 
     /// Prepares the disk between two starts of a VMM: resets it if it should forget, or ends it so that a disk of another
@@ -271,6 +281,12 @@ impl MachineReconciler {
         })
         .await
     }
+}
+
+/// Whether its catalog wants the machine on, whatever its guest does: it starts it by itself, keeps some ready, or brings
+/// machines to another version.
+fn is_needed(catalog: &Catalog) -> bool {
+    catalog.spec.autostart || catalog.spec.warm > 0 || catalog.rollout.is_some()
 }
 
 /// Ends the processes in a folder without a readable record, and removes the folder. Returns whether it existed.

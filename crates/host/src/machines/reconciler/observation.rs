@@ -8,6 +8,8 @@ use crate::machines::blocking;
 use crate::machines::desired_state::DesiredState;
 use crate::machines::run::{MachineFolder, RunRecord};
 use crate::machines::shared::MachineServices;
+use crate::machines::{disk, vmm};
+use crate::processes;
 use crate::store::{Object, Revision};
 use spillway_api::{ErrorCode, Machine, Name};
 use std::sync::Arc;
@@ -48,6 +50,7 @@ impl Observation {
         folder: MachineFolder,
     ) -> Result<Observation, HostError> {
         blocking(move || {
+            [disk::PROCESS, vmm::PROCESS].iter().for_each(|name| processes::bound_log(folder.path(), name));
             let (machine, wanted) = loop {
                 let machine = shared.objects.get::<Machine>(name.as_str())?;
                 let wanted = shared.objects.get::<DesiredState>(name.as_str())?;

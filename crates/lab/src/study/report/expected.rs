@@ -183,7 +183,7 @@ mod tests {
             ("knowledge-worker", "replay", "logon_s", full),
         ] {
             let found = why(workload, engine, figure, of_all).unwrap_or_default();
-            assert!(found.contains(&format!("'{figure}' is no")), "{workload} {figure}: {found}");
+            assert!(found.contains(&format!("'{figure}' is n")), "{workload} {figure}: {found}");
             assert!(found.contains("scenario 'better'"), "{found}");
         }
         // What it is divided by must be known, too.

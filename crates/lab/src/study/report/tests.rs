@@ -408,8 +408,8 @@ fn broken_files_are_named() {
     broken("runs/direct-1/run.json", "{\"schema\":1}", "no record");
     broken(samples, "", "empty");
     broken(samples, "machine,time_s,ram.used_bytes\n0,1.0,5\n0,2.", "line 3");
-    broken(samples, "machine,time_s,a\n0,NaN,5\n", "no time of a run");
-    broken(samples, "machine,time_s,a\n0,1e300,5\n", "no time of a run");
+    broken(samples, "machine,time_s,a\n0,NaN,5\n", "not a time of a run");
+    broken(samples, "machine,time_s,a\n0,1e300,5\n", "not a time of a run");
     broken(samples, "machine,time_s,a\n7,1,5\n", "machine 7 of 1");
     let whole = Folder::whole();
     let study = fs::read_to_string(whole.path().join("study.json")).unwrap();
