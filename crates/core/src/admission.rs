@@ -7,9 +7,10 @@
 
 use crate::error::Errno;
 use crate::request::{Operation, Request, Token};
+use crate::run_queue::RunQueue;
 use crate::table::{Active, Id, Table, Wait};
 use spillway_layout::{Counters, add, set};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Blocks that all requests together may touch before a turn's end, and again at its end: well below a
 /// millisecond of copying.
@@ -21,15 +22,13 @@ pub(crate) const MAX_PENDING: u32 = 64;
 
 pub(crate) struct Admission {
     table: Table,
-    /// Requests that wait behind another, by that other's row; with their sequence, as rows are reused.
-    overlap_waiters: HashMap<Id, Vec<(Id, u64)>>,
+    /// Requests that wait behind another, and those that may go on.
+    queue: RunQueue,
     space_waiters: VecDeque<Id>,
     part_waiters: VecDeque<Id>,
     turn_waiters: VecDeque<Id>,
     drain_waiters: Vec<Id>,
     flush_waiters: Vec<Id>,
-    /// Requests that may go on.
-    runnable: VecDeque<(Id, u64)>,
     /// Requests whose last operation has ended.
     finished: Vec<Id>,
     sequence: u64,
@@ -51,13 +50,12 @@ impl Admission {
     pub fn new(full_event_sent: bool) -> Admission {
         Admission {
             table: Table::new(),
-            overlap_waiters: HashMap::new(),
+            queue: RunQueue::new(),
             space_waiters: VecDeque::new(),
             part_waiters: VecDeque::new(),
             turn_waiters: VecDeque::new(),
             drain_waiters: Vec::new(),
             flush_waiters: Vec::new(),
-            runnable: VecDeque::new(),
             finished: Vec::new(),
             sequence: 0,
             now_ns: 0,
@@ -194,7 +192,7 @@ impl Admission {
     fn wait_behind(&mut self, mut a: Active, blocker: Id) {
         a.wait = Wait::Overlap;
         let id = self.keep(&mut a);
-        self.overlap_waiters.entry(blocker).or_default().push((id, a.sequence));
+        self.queue.wait_behind(id, blocker);
     }
 
     /// Records the end of one of a request's operations.
@@ -215,8 +213,7 @@ impl Admission {
         } else if !a.walked && a.errno.is_none() && a.wait == Wait::Operations && a.pending <= MAX_PENDING / 2
         {
             a.wait = Wait::Nothing;
-            let sequence = a.sequence;
-            self.runnable.push_back((id, sequence));
+            self.queue.push(id);
         }
     }
 
@@ -255,9 +252,7 @@ impl Admission {
     /// Removes a finished request. Those behind it may go on, if they overlap no other.
     pub fn remove(&mut self, id: Id) {
         self.table.remove(id);
-        if !self.overlap_waiters.is_empty() {
-            self.runnable.extend(self.overlap_waiters.remove(&id).into_iter().flatten());
-        }
+        self.queue.remove(id);
     }
 
     /// Fails a request that is on no list, at once or with its last operation.
@@ -275,30 +270,27 @@ impl Admission {
     /// Whether some request may go on, or is a FLUSH that waits for writes.
     #[inline]
     pub fn may_run_some(&self) -> bool {
-        !self.runnable.is_empty() || !self.flush_waiters.is_empty()
+        !self.queue.is_empty() || !self.flush_waiters.is_empty()
     }
 
     /// The next request that may go on, in this turn.
     pub fn next_runnable(&mut self) -> Option<Active> {
-        while let Some(&(id, sequence)) = self.runnable.front() {
-            // It may have been canceled meanwhile.
-            let a = self.table.find(id, sequence).copied();
-            match a.map(|a| a.wait) {
-                Some(Wait::Overlap) if self.retests == 0 => return None,
-                Some(Wait::Overlap) => {
+        while let Some(id) = self.queue.first() {
+            let a = *self.table.get(id);
+            if a.wait == Wait::Overlap && self.retests == 0 {
+                return None;
+            }
+            self.queue.unlink(id);
+            match a.wait {
+                Wait::Overlap => {
                     self.retests -= 1;
-                    self.runnable.pop_front();
-                    let a = a.expect("it has a wait");
                     match self.table.blocker_among_all(&a) {
                         Some(blocker) => self.wait_behind(a, blocker),
                         None => return Some(a),
                     }
                 }
-                Some(Wait::Nothing) => {
-                    self.runnable.pop_front();
-                    return a;
-                }
-                _ => _ = self.runnable.pop_front(),
+                Wait::Nothing => return Some(a),
+                wait => debug_assert!(false, "a request that waits for {wait:?} is on another list"),
             }
         }
         None
@@ -403,7 +395,7 @@ impl Admission {
 
     /// Whether no request can go on by itself.
     pub fn has_nothing_to_run(&self) -> bool {
-        self.runnable.is_empty() && self.turn_waiters.is_empty()
+        self.queue.is_empty() && self.turn_waiters.is_empty()
     }
 
     // Cancellation.
@@ -426,6 +418,7 @@ impl Admission {
             }
         }
         if !parked.is_empty() {
+            parked.iter().for_each(|&id| self.queue.unlink(id));
             self.prune_lists();
         }
         parked
@@ -487,5 +480,40 @@ impl Admission {
             set(&c.is_full, full.into());
         }
         new
+    }
+
+    /// Panics unless the rows that wait for overlap, or may go on, are the ones on the lists for that, each on one.
+    pub fn check(&self) {
+        let mut on_lists: Vec<Id> = self.queue.members().collect();
+        on_lists.sort_unstable();
+        let waiting = self.table.iter().filter(|(_, a)| matches!(a.wait, Wait::Overlap | Wait::Nothing));
+        assert_eq!(on_lists, waiting.map(|(id, _)| id).collect::<Vec<_>>(), "stored overlap waiters");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn canceled_requests_leave_the_list_of_their_blocker() {
+        let mut admission = Admission::new(false);
+        let request = |token, operation| Request { token: Token(token), operation, sector: 0, sectors: 8 };
+        let mut write = admission.arrived(request(0, Operation::Write { fua: false }));
+        assert!(admission.admits(&mut write));
+        admission.row(&mut write);
+        for token in 1..1000 {
+            let mut read = admission.arrived(request(token, Operation::Read));
+            assert!(!admission.admits(&mut read));
+            admission.check();
+            for id in admission.cancel(Errno::CANCELED, |t| t == Token(token)) {
+                admission.fail(id, Errno::CANCELED);
+            }
+            let finished = admission.take_finished();
+            assert_eq!(finished.len(), 1);
+            finished.iter().for_each(|&id| admission.remove(id));
+            admission.return_finished(finished);
+            admission.check();
+        }
     }
 }

@@ -38,6 +38,7 @@ impl Disk {
         }
         let bytes = (self.shared.map.pages() * BLOCK_BYTES) as u64;
         assert_eq!(get(&self.counters().map_bytes), bytes, "map bytes");
+        self.shared.admission.check();
         if self.unfinished() == 0 {
             self.check_counters();
         }

@@ -228,11 +228,6 @@ impl Table {
     pub fn exists(&self, id: Id) -> bool {
         self.rows.get(id as usize).is_some_and(Option::is_some)
     }
-
-    /// The row, if it is still this request's.
-    pub fn find(&self, id: Id, sequence: u64) -> Option<&Active> {
-        self.rows.get(id as usize)?.as_ref().filter(|a| a.sequence == sequence)
-    }
 }
 
 #[cfg(test)]
