@@ -430,7 +430,7 @@ fn broken_files_are_named() {
     change(&|record| record.facts.run = 2, "not of this folder");
     change(&|record| record.facts.scenario = "../direct".into(), "not of this folder");
     change(&|record| record.figures = [("x".to_string(), -1.0)].into(), "an impossible figure");
-    change(&|record| record.actions[0].took_ms = -5.0, "an action took no time");
+    change(&|record| record.actions[0].took_ms = -5.0, "an action took an impossible time");
 }
 
 #[test]
