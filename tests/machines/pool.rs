@@ -209,3 +209,24 @@ fn a_version_whose_guest_shuts_down_does_not_reach_all_machines() {
     world.ok(&["catalog", "rollback", "desk", "--rollout", "now"]);
     until("both work again", || of(1) == 2 && count(&world, "desk", is_ready) == 2);
 }
+
+#[test]
+fn a_claim_that_waits_gives_nobody_a_machine_that_was_stopped() {
+    let Some(world) = World::new("qemu") else { return };
+    world.import("golden", "version-1");
+    world.catalog("desk", 1, &["--image", "golden", "--ready", "serial:^NEVER"]);
+    let claim = |timeout: &str| world.spillway(&["machine", "claim", "desk", "--wait", "--timeout", timeout]);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| claim("300"));
+        world.until("desk-001", "claimed and running", |m| {
+            !m["claim"].is_null() && m["status"]["phase"] == "running"
+        });
+        world.ok(&["machine", "stop", "desk-001", "--force", "--wait"]);
+        let (code, out, err) = waits.join().unwrap();
+        assert!(code == 75 && out.is_empty() && err.contains("it was stopped"), "{code} {out} {err}");
+    });
+    world.until("desk-001", "free", |m| m["claim"].is_null());
+    let (code, out, err) = claim("1");
+    assert!(code == 75 && out.is_empty() && err.contains("--timeout"), "{code} {out} {err}");
+    world.until("desk-001", "free", |m| m["claim"].is_null());
+}

@@ -65,10 +65,11 @@ impl Claim {
     /// Claims a machine and prints its name.
     pub fn run(self, daemon: &Daemon, client: &mut Client) -> Result<(), Failure> {
         let mut machine = self.ask(client)?;
+        let claim = claim_of(&machine).map(str::to_owned);
         let told = self.wait(client, &mut machine).and_then(|()| tell(daemon, &machine));
         if told.is_err() {
-            // The user does not get the machine.
-            let _ = release(client, &machine.machine.name, claim_of(&machine));
+            // The user does not get the machine. It may have another claim by now.
+            let _ = release(client, &machine.machine.name, claim.as_deref());
         }
         told
     }
@@ -101,8 +102,20 @@ impl Claim {
         if !self.wait {
             return Ok(());
         }
-        wait(client, machine, Instant::now() + Duration::from_secs(self.timeout))?;
-        failed(machine)
+        let claim = claim_of(machine).map(str::to_owned);
+        wait(client, machine, Instant::now() + Duration::from_secs(self.timeout)).map_err(|late| {
+            let undone =
+                format!("after {} s (--timeout); its claim is undone, and it is reset", self.timeout);
+            Failure::new(late.exit, format!("{} {undone}", late.message))
+        })?;
+        failed(machine)?;
+        let name = &machine.machine.name;
+        let why = match () {
+            () if claim_of(machine) != claim.as_deref() => "its claim has ended while it was waited for",
+            () if !machine.status.ready => "it was stopped while it was waited for; its claim is undone",
+            () => return Ok(()),
+        };
+        Err(Failure::new(Exit::Refused, format!("{name}: {why}")))
     }
 }
 
