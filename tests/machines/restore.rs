@@ -16,8 +16,10 @@ fn after_a_restore_nobody_reads_what_another_has_written() {
     let common = ["--image", "golden", "--count", "1"];
     world.ok(&[&["catalog", "create", "desk"], &common[..]].concat());
     world.ok(&[&["catalog", "create", "own", "--type", "dedicated"], &common[..]].concat());
-    let is_free =
-        |machine: &serde_json::Value| machine["claim"].is_null() && machine["status"]["ready"] == true;
+    let is_free = |machine: &serde_json::Value| {
+        let status = &machine["status"];
+        machine["claim"].is_null() && status["settled"] == true && status["ready"] == true
+    };
     for name in ["desk-001", "own-001"] {
         world.ok(&["machine", "start", name, "--wait"]);
     }
