@@ -162,7 +162,7 @@ fn what_was_answered_is_in_the_figures() {
         }
         for image in &images {
             let all_is_in = |disk: &Disk, write: &mut dyn FnMut(u64)| {
-                for n in 0..100 {
+                for n in 0..250 {
                     write(n * (256 << 10) + 512);
                     let stats = disk.stats().unwrap();
                     let keys = ["planes.guest.written_bytes", "ram.used_bytes", "inflight"];

@@ -329,8 +329,8 @@ impl Reactor {
         self.send(&FromWorker::ClientGone { id, error }, &[]);
     }
 
-    /// Carries a reset on: what was accepted completes, what waits for space fails, clients are let go. True:
-    /// it is done, the loop goes on at once.
+    /// Takes the next step of a reset: accepted requests complete, requests that wait for space fail, and clients are
+    /// disconnected. Returns whether the reset is done; the loop then takes its next turn without sleeping.
     pub(super) fn advance_reset(&mut self) -> bool {
         if !self.stage.resetting || !self.disk.only_waits_for_space_or_drain() {
             return false;
