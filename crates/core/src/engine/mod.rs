@@ -124,11 +124,15 @@ impl Engine {
         }
     }
 
-    /// The work at the end of a turn: provides and releases memory in steps. True: there is more to do at once.
+    /// The work at the end of a turn: provides and releases memory in steps, and brings a reset to the medium. True: there is more
+    /// to do at once.
     pub fn tidy<I: Io>(&mut self, shared: &mut Shared, io: &mut I, idle: bool) -> bool {
         match self {
             Engine::Cached(e) => e.tidy(shared, io, idle),
-            Engine::InPlace(_) => false,
+            Engine::InPlace(e) => {
+                e.flush_reset(shared, io);
+                false
+            }
         }
     }
 

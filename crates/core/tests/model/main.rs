@@ -570,6 +570,30 @@ fn a_reset_of_a_persistent_disk_outlives_power_losses() {
     assert!(losses[&true] > 100 && losses[&false] > 100, "{losses:?}");
 }
 
+/// Once the mark of a reset is off the medium, which needs no FLUSH, writes that completed after it outlive the death of all
+/// processes; also if the process died just after the reset.
+#[test]
+fn writes_after_a_reset_outlive_all_processes_without_a_flush() {
+    for seed in 0..200 {
+        let base_bytes = 40 * 4096;
+        let spec = DiskSpec { overflow_limit_bytes: 0, base_bytes, ..run::full_spec(Mode::Persistent) };
+        let mut run = Run::with(spec, seed);
+        (0..60).for_each(|block| run.write_block(block));
+        run.settle();
+        run.reset_at_once();
+        if seed % 2 == 0 {
+            run.attach_again();
+        }
+        run.rest();
+        run.forget_mark();
+        (20..30).for_each(|block| run.write_block(block));
+        run.settle();
+        run.lose_all(false);
+        run.read_all();
+        run.check();
+    }
+}
+
 /// FUA zeroes over parts of blocks that were zero already, which the medium does not know yet.
 #[test]
 fn durable_zeroes_outlive_a_power_loss_where_there_was_nothing_to_write() {

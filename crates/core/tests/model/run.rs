@@ -887,6 +887,11 @@ impl Run {
         }
     }
 
+    /// No start finds the mark of a reset any more.
+    pub fn forget_mark(&mut self) {
+        self.may_be_marked = false;
+    }
+
     /// A reset of a disk without requests, during which no operation ends. Whether I/O of a dead process may land still.
     pub fn reset_meanwhile(&mut self) -> bool {
         (self.resetting, self.may_be_marked) = (true, true);

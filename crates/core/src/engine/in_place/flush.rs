@@ -222,12 +222,27 @@ impl InPlace {
         }
     }
 
-    /// Clears the live map after the reset. The next FLUSH brings that to the medium, where the mark of the reset is.
+    /// Begins a round after a reset, without a FLUSH: while the mark is on the medium, the next start clears both maps, and so loses
+    /// what was written after the reset. If the round fails, the next FLUSH begins another.
+    pub fn flush_reset<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
+        let is_waiting = shared.resetting || shared.drain.is_needed() || shared.overflow_is_backing_off();
+        if let Some(p) = &mut self.persistent
+            && p.is_reset_unflushed
+            && !is_waiting
+            && p.round.is_none()
+        {
+            p.start_round(shared.map.meta().is_marked(), false);
+            self.go_on_round(shared, io);
+        }
+    }
+
+    /// Clears the live map after the reset. The next round brings that to the medium, where the mark of the reset is.
     pub(super) fn forget_states(&mut self) {
         let Some(p) = &mut self.persistent else { return };
         p.live.clear();
         (0..p.live.pages()).for_each(|page| p.changed.insert(page));
         p.mark = Mark::Unwritten;
+        p.is_reset_unflushed = true;
     }
 }
 

@@ -54,6 +54,8 @@ pub(super) struct Persistent {
     pub make_durable: Option<Result<(), Errno>>,
     /// A reset has begun to write its mark, or the mark is on the medium.
     pub mark: Mark,
+    /// The mark may be on the medium and no round has begun since the reset, or since this process attached.
+    pub is_reset_unflushed: bool,
 }
 
 /// How far the mark of a reset is.
@@ -100,6 +102,7 @@ impl Persistent {
             round: None,
             make_durable: None,
             mark: Mark::Unwritten,
+            is_reset_unflushed: false,
         }
     }
 
@@ -216,12 +219,14 @@ pub(super) fn adopt_states(map: &BlockMap, mut live: StateMap) -> Persistent {
     if meta.is_marked() {
         // The map on the medium is outdated: all of it is written before the mark is removed.
         (0..persistent.live.pages()).for_each(|page| persistent.changed.insert(page));
+        persistent.is_reset_unflushed = true;
     }
     persistent
 }
 
 impl Persistent {
     pub fn start_round(&mut self, unmark: bool, last: bool) {
+        self.is_reset_unflushed = false;
         let pages = self.changed.take();
         let mut members = Pages::none(self.live.pages());
         pages.iter().for_each(|&page| members.insert(page));
