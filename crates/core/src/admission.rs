@@ -15,14 +15,17 @@ use std::collections::VecDeque;
 /// Blocks that all requests together may touch before a turn's end, and again at its end: well below a
 /// millisecond of copying.
 pub(crate) const TURN_BLOCKS: u32 = 256;
-/// The most requests that waited behind another and are checked again in one turn.
-const RETESTS: u32 = 64;
+/// Rows that may be visited before a turn's end, and again at its end, to find what requests must wait for: well below a
+/// millisecond. A search that exceeds it is carried to its end.
+const TURN_VISITS: usize = 32 << 10;
+/// What a request that is checked again counts at least, as it may go on then.
+const RECHECK_VISITS: usize = TURN_VISITS / 64;
 /// The most operations that one request may have in flight.
 pub(crate) const MAX_PENDING: u32 = 64;
 
 pub(crate) struct Admission {
     table: Table,
-    /// Requests that wait behind another, and those that may go on.
+    /// Requests that wait behind another, and those that may go on or are to be checked.
     queue: RunQueue,
     space_waiters: VecDeque<Id>,
     part_waiters: VecDeque<Id>,
@@ -35,7 +38,8 @@ pub(crate) struct Admission {
     now_ns: u64,
     /// Blocks that may still be touched in this half of the turn.
     budget: u32,
-    retests: u32,
+    /// Rows that may still be visited in this half of the turn.
+    visits: usize,
     /// Writes that waited for space when the last turn ended.
     waiting: u64,
     /// The time up to which stalls have been counted.
@@ -60,7 +64,7 @@ impl Admission {
             sequence: 0,
             now_ns: 0,
             budget: TURN_BLOCKS,
-            retests: RETESTS,
+            visits: TURN_VISITS,
             waiting: 0,
             stalls_until_ns: 0,
             full: full_event_sent,
@@ -86,6 +90,7 @@ impl Admission {
     pub fn begin_turn(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.budget = TURN_BLOCKS;
+        self.visits = TURN_VISITS;
     }
 
     /// Whether no block was touched in this half of the turn.
@@ -98,7 +103,7 @@ impl Admission {
         self.now_ns = now_ns;
         self.count_stalls(c);
         self.budget = TURN_BLOCKS;
-        self.retests = RETESTS;
+        self.visits = TURN_VISITS;
     }
 
     #[inline]
@@ -131,16 +136,31 @@ impl Admission {
         Active::new(request, self.now_ns, self.sequence)
     }
 
-    /// Whether the request may begin. If not, it waits behind an earlier one that it overlaps.
+    /// Whether the request may begin. If not, it waits behind an earlier one that it overlaps, or to be checked.
     #[inline]
     pub fn admits(&mut self, a: &mut Active) -> bool {
         if a.request.sectors == 0 && !a.is_flush() {
             a.walked = true;
-        } else if let Some(blocker) = self.table.blocker(a) {
-            self.wait_behind(*a, blocker);
+            return true;
+        }
+        !self.table.may_be_blocked(a) || self.is_free(*a)
+    }
+
+    /// Whether a new request overlaps no earlier one. If no more rows may be visited in this turn, it waits to be checked.
+    #[cold]
+    fn is_free(&mut self, mut a: Active) -> bool {
+        if self.visits == 0 {
+            a.wait = Wait::Overlap;
+            let id = self.keep(&mut a);
+            self.queue.push(id);
             return false;
         }
-        true
+        self.visits = self.visits.saturating_sub(self.table.rows());
+        let blocker = self.table.blocker(&a);
+        if let Some(blocker) = blocker {
+            self.wait_behind(a, blocker);
+        }
+        blocker.is_none()
     }
 
     /// The request's row in the table: operations name it.
@@ -277,14 +297,14 @@ impl Admission {
     pub fn next_runnable(&mut self) -> Option<Active> {
         while let Some(id) = self.queue.first() {
             let a = *self.table.get(id);
-            if a.wait == Wait::Overlap && self.retests == 0 {
+            if a.wait == Wait::Overlap && self.visits == 0 {
                 return None;
             }
             self.queue.unlink(id);
             match a.wait {
                 Wait::Overlap => {
-                    self.retests -= 1;
-                    match self.table.blocker_among_all(&a) {
+                    self.visits = self.visits.saturating_sub(self.table.rows().max(RECHECK_VISITS));
+                    match self.table.blocker(&a) {
                         Some(blocker) => self.wait_behind(a, blocker),
                         None => return Some(a),
                     }
@@ -514,6 +534,48 @@ mod tests {
             finished.iter().for_each(|&id| admission.remove(id));
             admission.return_finished(finished);
             admission.check();
+        }
+    }
+
+    #[test]
+    fn what_requests_wait_for_is_found_in_as_many_turns_as_it_takes() {
+        const ROWS: usize = 5_000;
+        const MORE: usize = 100;
+        let mut admission = Admission::new(false);
+        let request = |n: usize, block: usize| {
+            let operation = Operation::Write { fua: false };
+            Request { token: Token(n as u64), operation, sector: block as u64 * 8, sectors: 8 }
+        };
+        // The first is carried out, the others wait behind each other.
+        for n in 0..ROWS {
+            admission.begin_turn(0);
+            let mut a = admission.arrived(request(n, 0));
+            if admission.admits(&mut a) {
+                admission.row(&mut a);
+            }
+        }
+        // Each of these has to visit all those rows, which are near but of another block. The last one of a turn exceeds its budget.
+        let in_a_turn = TURN_VISITS.div_ceil(ROWS);
+        admission.begin_turn(0);
+        let mut admitted = 0;
+        for n in 0..MORE {
+            let mut a = admission.arrived(request(ROWS + n, 1 + n % 30));
+            admitted += usize::from(admission.admits(&mut a));
+        }
+        assert_eq!(admitted, in_a_turn);
+        admission.check();
+        while admitted < MORE {
+            admission.begin_turn(0);
+            let mut now = 0;
+            while let Some(a) = admission.next_runnable() {
+                assert_eq!(a.request.token, Token((ROWS + admitted + now) as u64));
+                admission.remove(a.id.expect("it has waited"));
+                now += 1;
+            }
+            admission.check();
+            admitted += now;
+            assert!(now == in_a_turn || now > 0 && admitted == MORE, "{now} in a turn");
+            assert_eq!(admission.may_run_some(), admitted < MORE);
         }
     }
 }

@@ -62,7 +62,7 @@ impl Disk {
             assert_eq!(a.pending as usize, staged, "operations of {a:?}");
             let waits = match a.wait {
                 Wait::Space => admission.waits_for_space(id),
-                Wait::Overlap => admission.table().blocker_among_all(a).is_some(),
+                Wait::Overlap => admission.table().blocker(a).is_some(),
                 Wait::Part => !self.engine.can_take_part(),
                 Wait::Writes => admission.table().earliest_writer().is_some_and(|writer| writer < a.sequence),
                 Wait::Drain => self.shared.drain.is_needed(),

@@ -198,19 +198,21 @@ impl Table {
         self.rows.iter_mut().enumerate().filter_map(|(i, a)| Some((i as Id, a.as_mut()?)))
     }
 
-    /// The latest of the earlier unfinished requests that a new one must wait for.
-    #[inline]
-    pub fn blocker(&self, a: &Active) -> Option<Id> {
-        if self.len == 0
-            || self.wide == 0 && buckets(a).is_some_and(|mut all| all.all(|b| self.buckets[b] == 0))
-        {
-            return None;
-        }
-        self.blocker_among_all(a)
+    /// The rows that [`Table::blocker`] visits.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
     }
 
-    /// The same for one that has a row itself.
-    pub fn blocker_among_all(&self, a: &Active) -> Option<Id> {
+    /// Whether a new request may have to wait for an earlier one. False: it overlaps none.
+    #[inline]
+    pub fn may_be_blocked(&self, a: &Active) -> bool {
+        self.len > 0
+            && !a.is_flush()
+            && (self.wide > 0 || buckets(a).is_none_or(|mut all| all.any(|b| self.buckets[b] > 0)))
+    }
+
+    /// The latest of the earlier unfinished requests that this one must wait for.
+    pub fn blocker(&self, a: &Active) -> Option<Id> {
         let earlier = self.iter().filter(|(_, other)| other.sequence < a.sequence && a.conflicts(other));
         earlier.max_by_key(|(_, other)| other.sequence).map(|(id, _)| id)
     }

@@ -594,6 +594,28 @@ fn writes_after_a_reset_outlive_all_processes_without_a_flush() {
     }
 }
 
+/// So many requests at once that it takes many turns to find which of them wait for which. Some are canceled meanwhile, or the
+/// process dies.
+#[test]
+fn a_thousand_requests_at_once_keep_their_order() {
+    for (seed, mode) in (0..24).zip(Mode::ALL.into_iter().cycle()) {
+        let mut run = Run::with(run::full_spec(mode), seed);
+        (0..1_500).for_each(|_| run.submit());
+        for _ in 0..seed {
+            run.turn();
+            run.end_operation();
+        }
+        match seed % 4 {
+            0 => run.crash(),
+            1 => run.cancel_some(),
+            _ => {}
+        }
+        run.settle();
+        run.read_all();
+        run.check();
+    }
+}
+
 /// FUA zeroes over parts of blocks that were zero already, which the medium does not know yet.
 #[test]
 fn durable_zeroes_outlive_a_power_loss_where_there_was_nothing_to_write() {

@@ -626,7 +626,7 @@ impl Run {
     }
 
     /// A client goes: its requests end without anyone else's help.
-    fn cancel_some(&mut self) {
+    pub fn cancel_some(&mut self) {
         let (disk, sim) = self.disk();
         disk.cancel(sim, Errno::CANCELED, |t| t.0 % 2 == 0);
         disk.publish_gauges();
