@@ -1,17 +1,20 @@
-//! The rate limit of a disk: how many requests, and how many bytes of reads and writes, may begin in a second. Owns what is
-//! owed, and whose turn it is; what waits stays where it is, in the guest's ring or the client's socket.
+//! The rate limit of a disk: how many requests, and how many bytes of reads and writes, may begin in a second; and how much may
+//! begin in a turn. Owns what is owed, and whose turn it is; what waits stays where it is, in the guest's ring or the client's
+//! socket.
 //!
 //! Invariant: in any stretch of time no more begins than its length allows, the burst, and one request over.
 
 use super::reactor::Reactor;
 use spillway_control::Rate;
-use spillway_core::{Operation, Request, SECTOR_BYTES, add};
+use spillway_core::{BLOCK_BYTES, Operation, Request, SECTOR_BYTES, add};
 
 /// Units of what is owed.
 const PS_PER_SECOND: u128 = 1_000_000_000_000;
 const PS_PER_NS: u64 = 1_000;
 /// A burst of which nothing is said: what a tenth of a second allows.
 const USUAL_BURSTS: u64 = 10;
+/// Blocks of all requests that may begin in a turn, and one request over: the live curve visits each of them, which takes 9 ns.
+const TURN_BLOCKS: u64 = 64 << 10;
 /// No burst is shorter than 2 ms of its rate: a sleep may be late by some of that, which would be lost for good.
 const LEAST_BURST_PS: u64 = 2_000_000_000;
 
@@ -87,10 +90,12 @@ impl Limiter {
     }
 }
 
-/// Who may begin requests: under a rate limit each in turn.
+/// Who may begin requests: each in turn.
 pub(super) struct Throttle {
     /// Of a disk that has one.
     limiter: Option<Limiter>,
+    /// Blocks of requests that may still begin in this turn.
+    blocks_left: u64,
     /// Who comes first.
     queue: u16,
     nbd: u16,
@@ -102,12 +107,30 @@ pub(super) struct Throttle {
 impl Throttle {
     /// For a limit, if there is one.
     pub fn new(rate: Rate) -> Throttle {
-        Throttle { limiter: Limiter::new(rate), queue: 0, nbd: 0, nbd_first: false, since_ns: None }
+        Throttle {
+            limiter: Limiter::new(rate),
+            blocks_left: TURN_BLOCKS,
+            queue: 0,
+            nbd: 0,
+            nbd_first: false,
+            since_ns: None,
+        }
     }
 
     /// Another limit holds from here on.
     pub fn set(&mut self, rate: Rate) {
         self.limiter = Limiter::new(rate);
+    }
+
+    /// To be called before the first request of a turn.
+    pub fn begin_turn(&mut self) {
+        self.blocks_left = TURN_BLOCKS;
+    }
+
+    /// Whether one more request may begin in this turn.
+    #[inline]
+    pub fn lets_begin(&mut self, now_ns: u64) -> bool {
+        self.blocks_left > 0 && self.wait_ns(now_ns) == 0
     }
 
     /// How long no request may begin.
@@ -129,17 +152,22 @@ impl Throttle {
     /// A request of this queue begins.
     #[inline]
     pub fn begins_of_queue(&mut self, request: &Request, queue: u16) {
-        if let Some(limiter) = &mut self.limiter {
-            limiter.begin(request);
-            (self.queue, self.nbd_first) = (queue + 1, true);
-        }
+        (self.queue, self.nbd_first) = (queue + 1, true);
+        self.begins(request);
     }
 
     /// A request of this NBD client begins.
     pub fn begins_of_nbd(&mut self, request: &Request, n: u16) {
+        (self.nbd, self.nbd_first) = (n + 1, false);
+        self.begins(request);
+    }
+
+    #[inline]
+    fn begins(&mut self, request: &Request) {
+        let blocks = u64::from(request.sectors) * SECTOR_BYTES / BLOCK_BYTES as u64 + 1;
+        self.blocks_left = self.blocks_left.saturating_sub(blocks);
         if let Some(limiter) = &mut self.limiter {
             limiter.begin(request);
-            (self.nbd, self.nbd_first) = (n + 1, false);
         }
     }
 }
@@ -240,5 +268,30 @@ mod tests {
         limiter.begin(&read(512));
         assert!(limiter.wait_ns(0) > 500 * SECOND_NS);
         assert!(Limiter::new(Rate::default()).is_none());
+    }
+
+    #[test]
+    fn a_turn_has_its_bound_and_the_next_one_begins_with_the_next_queue() {
+        let mut throttle = Throttle::new(Rate::default());
+        let long = read(1 << 30);
+        for turn in 0..3 {
+            throttle.begin_turn();
+            let begun = from(throttle.first().0, 3).find(|&queue| {
+                throttle.begins_of_queue(&long, queue);
+                !throttle.lets_begin(0)
+            });
+            assert_eq!(begun, Some(turn), "one of 1 GiB is all of a turn");
+        }
+        throttle.begin_turn();
+        let short = (0..).take_while(|_| {
+            throttle.begins_of_nbd(&read(4096), 0);
+            throttle.lets_begin(0)
+        });
+        assert_eq!(
+            short.count() as u64,
+            TURN_BLOCKS / 2 - 1,
+            "each may touch one block more than it is long"
+        );
+        assert_eq!((throttle.first(), throttle.is_nbd_first()), ((3, 1), false));
     }
 }

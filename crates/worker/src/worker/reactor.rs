@@ -275,6 +275,7 @@ impl Reactor {
         if !self.may_begin() {
             return self.shake_hands();
         }
+        self.throttle.begin_turn();
         let nbd_first = self.throttle.is_nbd_first();
         let mut worked = nbd_first && self.take_from_nbd();
         for i in 0..self.io.clients.vmms.len() {
@@ -305,7 +306,7 @@ impl Reactor {
             worked = true;
             frontend.disable_notifications(queue);
             while self.batch.len() < BATCH
-                && self.throttle.wait_ns(now) == 0
+                && self.throttle.lets_begin(now)
                 && let Some(request) = frontend.next(queue)
             {
                 self.throttle.begins_of_queue(&request, queue);
@@ -352,7 +353,7 @@ impl Reactor {
         // Bounded, so that one client does not keep others waiting; what is left comes in the next turn.
         for _ in 0..BATCH {
             // A handshake asks nothing of the disk.
-            if !shakes(&self.io.clients.nbd[n]) && self.throttle.wait_ns(self.io.now_ns()) > 0 {
+            if !shakes(&self.io.clients.nbd[n]) && !self.throttle.lets_begin(self.io.now_ns()) {
                 break;
             }
             let client = self.io.clients.nbd[n].as_mut().expect("looked at above");
