@@ -17,9 +17,9 @@ use std::collections::VecDeque;
 pub(crate) const TURN_BLOCKS: u32 = 256;
 /// Rows that may be visited before a turn's end, and again at its end, to find what requests must wait for: well below a
 /// millisecond. A search that exceeds it is carried to its end.
-const TURN_VISITS: usize = 32 << 10;
+const TURN_VISITS: u32 = 32 << 10;
 /// What a request that is checked again counts at least, as it may go on then.
-const RECHECK_VISITS: usize = TURN_VISITS / 64;
+const RECHECK_VISITS: u32 = TURN_VISITS / 64;
 /// The most operations that one request may have in flight.
 pub(crate) const MAX_PENDING: u32 = 64;
 
@@ -39,7 +39,7 @@ pub(crate) struct Admission {
     /// Blocks that may still be touched in this half of the turn.
     budget: u32,
     /// Rows that may still be visited in this half of the turn.
-    visits: usize,
+    visits: u32,
     /// Writes that waited for space when the last turn ended.
     waiting: u64,
     /// The time up to which stalls have been counted.
@@ -148,6 +148,7 @@ impl Admission {
 
     /// Whether a new request overlaps no earlier one. If no more rows may be visited in this turn, it waits to be checked.
     #[cold]
+    #[inline(never)]
     fn is_free(&mut self, mut a: Active) -> bool {
         if self.visits == 0 {
             a.wait = Wait::Overlap;
@@ -555,7 +556,7 @@ mod tests {
             }
         }
         // Each of these has to visit all those rows, which are near but of another block. The last one of a turn exceeds its budget.
-        let in_a_turn = TURN_VISITS.div_ceil(ROWS);
+        let in_a_turn = (TURN_VISITS as usize).div_ceil(ROWS);
         admission.begin_turn(0);
         let mut admitted = 0;
         for n in 0..MORE {

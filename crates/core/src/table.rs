@@ -199,8 +199,8 @@ impl Table {
     }
 
     /// The rows that [`Table::blocker`] visits.
-    pub fn rows(&self) -> usize {
-        self.rows.len()
+    pub fn rows(&self) -> u32 {
+        self.rows.len() as u32
     }
 
     /// Whether a new request may have to wait for an earlier one. False: it overlaps none.

@@ -224,6 +224,7 @@ impl InPlace {
 
     /// Begins a round after a reset, without a FLUSH: while the mark is on the medium, the next start clears both maps, and so loses
     /// what was written after the reset. If the round fails, the next FLUSH begins another.
+    #[inline(never)] // Every turn of every mode would carry it.
     pub fn flush_reset<I: Io>(&mut self, shared: &mut Shared, io: &mut I) {
         let is_waiting = shared.resetting || shared.drain.is_needed() || shared.overflow_is_backing_off();
         if let Some(p) = &mut self.persistent
