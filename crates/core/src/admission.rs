@@ -15,8 +15,8 @@ use std::collections::VecDeque;
 /// Blocks that all requests together may touch before a turn's end, and again at its end: well below a
 /// millisecond of copying.
 pub(crate) const TURN_BLOCKS: u32 = 256;
-/// Rows that may be visited before a turn's end, and again at its end, to find what requests must wait for: well below a
-/// millisecond. A search that exceeds it is carried to its end.
+/// Rows that may be visited from one turn's end to the next one's to find what requests must wait for: well below a millisecond.
+/// A search that exceeds it is carried to its end.
 const TURN_VISITS: u32 = 32 << 10;
 /// What a request that is checked again counts at least, as it may go on then.
 const RECHECK_VISITS: u32 = TURN_VISITS / 64;
@@ -38,7 +38,7 @@ pub(crate) struct Admission {
     now_ns: u64,
     /// Blocks that may still be touched in this half of the turn.
     budget: u32,
-    /// Rows that may still be visited in this half of the turn.
+    /// Rows that may still be visited until the turn's end.
     visits: u32,
     /// Writes that waited for space when the last turn ended.
     waiting: u64,
@@ -90,7 +90,6 @@ impl Admission {
     pub fn begin_turn(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.budget = TURN_BLOCKS;
-        self.visits = TURN_VISITS;
     }
 
     /// Whether no block was touched in this half of the turn.
@@ -150,6 +149,9 @@ impl Admission {
     #[cold]
     #[inline(never)]
     fn is_free(&mut self, mut a: Active) -> bool {
+        if a.is_flush() {
+            return true;
+        }
         if self.visits == 0 {
             a.wait = Wait::Overlap;
             let id = self.keep(&mut a);
@@ -549,7 +551,7 @@ mod tests {
         };
         // The first is carried out, the others wait behind each other.
         for n in 0..ROWS {
-            admission.begin_turn(0);
+            admission.visits = TURN_VISITS;
             let mut a = admission.arrived(request(n, 0));
             if admission.admits(&mut a) {
                 admission.row(&mut a);
@@ -557,7 +559,7 @@ mod tests {
         }
         // Each of these has to visit all those rows, which are near but of another block. The last one of a turn exceeds its budget.
         let in_a_turn = (TURN_VISITS as usize).div_ceil(ROWS);
-        admission.begin_turn(0);
+        admission.visits = TURN_VISITS;
         let mut admitted = 0;
         for n in 0..MORE {
             let mut a = admission.arrived(request(ROWS + n, 1 + n % 30));
@@ -566,7 +568,7 @@ mod tests {
         assert_eq!(admitted, in_a_turn);
         admission.check();
         while admitted < MORE {
-            admission.begin_turn(0);
+            admission.visits = TURN_VISITS;
             let mut now = 0;
             while let Some(a) = admission.next_runnable() {
                 assert_eq!(a.request.token, Token((ROWS + admitted + now) as u64));

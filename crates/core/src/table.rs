@@ -203,12 +203,10 @@ impl Table {
         self.rows.len() as u32
     }
 
-    /// Whether a new request may have to wait for an earlier one. False: it overlaps none.
+    /// Whether a new request, but a flush, may have to wait for an earlier one. False: it overlaps none.
     #[inline]
     pub fn may_be_blocked(&self, a: &Active) -> bool {
-        self.len > 0
-            && !a.is_flush()
-            && (self.wide > 0 || buckets(a).is_none_or(|mut all| all.any(|b| self.buckets[b] > 0)))
+        self.len > 0 && (self.wide > 0 || buckets(a).is_none_or(|mut all| all.any(|b| self.buckets[b] > 0)))
     }
 
     /// The latest of the earlier unfinished requests that this one must wait for.
