@@ -256,6 +256,11 @@ impl Admission {
         matches!(operation, Operation::Write { fua: true } | Operation::WriteZeroes { fua: true })
     }
 
+    /// Whether the request was canceled: its client does not hear of its result.
+    pub fn is_canceled(&self, id: Id) -> bool {
+        self.table.get(id).canceled.is_some()
+    }
+
     /// Takes the list of requests whose last operation has ended. The caller removes each of them and gives the list back.
     pub fn take_finished(&mut self) -> Vec<Id> {
         std::mem::take(&mut self.finished)
@@ -317,6 +322,15 @@ impl Admission {
             }
         }
         None
+    }
+
+    /// Whether a flush has to wait for earlier writes. If no more rows may be visited, [`Admission::take_flushes`] finds out.
+    pub fn awaits_writes(&mut self, a: &Active) -> bool {
+        if self.table.is_empty() || self.visits == 0 {
+            return !self.table.is_empty();
+        }
+        self.visits = self.visits.saturating_sub(self.table.rows());
+        self.table.earliest_writer().is_some_and(|writer| writer < a.sequence)
     }
 
     /// FLUSH requests that have no earlier unfinished write.

@@ -117,9 +117,22 @@ impl Disk {
                 Operation::Read => engine.read(shared, io, a),
                 Operation::Write { .. } => engine.write(shared, io, a),
                 Operation::Discard | Operation::WriteZeroes { .. } => engine.zero(shared, io, a),
+                Operation::Flush if shared.admission.awaits_writes(a) => a.wait = Wait::Writes,
                 Operation::Flush => engine.flush(shared, io, a),
             }
         }
+        self.finish_or_park(io, a);
+    }
+
+    /// Carries out a flush for which no write is waited for.
+    pub(crate) fn run_flush<I: Io>(&mut self, io: &mut I, a: &mut Active) {
+        a.wait = Wait::Operations;
+        self.engine.flush(&mut self.shared, io, a);
+        self.finish_or_park(io, a);
+    }
+
+    #[inline]
+    fn finish_or_park<I: Io>(&mut self, io: &mut I, a: &mut Active) {
         if a.pending == 0 && (a.walked || a.errno.is_some()) {
             self.finish(io, a);
         } else {

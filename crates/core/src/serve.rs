@@ -23,7 +23,7 @@ impl Disk {
             self.run(io, &mut a);
         }
         for mut a in self.shared.admission.take_flushes() {
-            self.run(io, &mut a);
+            self.run_flush(io, &mut a);
         }
     }
 

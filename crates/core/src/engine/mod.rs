@@ -22,7 +22,7 @@ use crate::map::BlockMap;
 use crate::meta::Meta;
 use crate::ops::{Merge, Op};
 use crate::shared::Shared;
-use crate::table::{Active, Id, Wait};
+use crate::table::{Active, Id};
 use spillway_layout::{Block, DiskSpec, Slot};
 
 #[derive(Debug)]
@@ -72,12 +72,9 @@ impl Engine {
         }
     }
 
-    /// FLUSH: promises nothing for a write cache; writes in place are on the medium when it completes.
+    /// FLUSH, of which no earlier write is being carried out: promises nothing for a write cache; writes in place are on the medium
+    /// when it completes.
     pub fn flush<I: Io>(&mut self, shared: &mut Shared, io: &mut I, a: &mut Active) {
-        if shared.admission.table().earliest_writer().is_some_and(|sequence| sequence < a.sequence) {
-            a.wait = Wait::Writes;
-            return;
-        }
         a.walked = true;
         if let Engine::InPlace(e) = self {
             let id = shared.admission.begin_operation(a);

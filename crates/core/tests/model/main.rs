@@ -616,6 +616,53 @@ fn a_thousand_requests_at_once_keep_their_order() {
     }
 }
 
+/// The kernel reports once that content could not be written. If the round after a reset hears it, or a FLUSH whose client has
+/// gone, or a barrier, the next FLUSH says so; or the stop.
+#[test]
+fn an_error_that_nobody_heard_is_that_of_the_next_flush() {
+    for (seed, mode) in (0..60).zip([Mode::Persistent, Mode::Direct, Mode::Ephemeral].into_iter().cycle()) {
+        let spec = DiskSpec { overflow_limit_bytes: 0, base_bytes: 40 * 4096, ..run::full_spec(mode) };
+        let base_bytes = if mode == Mode::Ephemeral { 0 } else { spec.base_bytes };
+        let mut run = Run::with(DiskSpec { base_bytes, ..spec }, seed);
+        run.write_block(3);
+        run.rest();
+        match seed % 4 {
+            0 if mode == Mode::Persistent => {
+                run.reset_at_once();
+                run.write_block(3);
+                while run.unfinished() > 0 {
+                    run.end_operation();
+                }
+                run.turn();
+                run.fail_all();
+            }
+            0 | 1 => {
+                run.flush();
+                run.cancel_all();
+                run.fail_all();
+            }
+            _ => {
+                run.attach_again();
+                run.turn();
+                run.fail_all();
+            }
+        }
+        run.settle();
+        let failed = get(&run.counters().failed);
+        if mode == Mode::Persistent && seed % 2 == 0 {
+            assert_eq!(run.try_make_durable(), Err(Errno::IO), "seed {seed}");
+        } else {
+            run.flush();
+            run.settle();
+            assert_eq!(get(&run.counters().failed), failed + 1, "seed {seed}");
+        }
+        run.flush();
+        run.settle();
+        assert!(get(&run.counters().failed) <= failed + 1, "it is told once");
+        run.check();
+    }
+}
+
 /// FUA zeroes over parts of blocks that were zero already, which the medium does not know yet.
 #[test]
 fn durable_zeroes_outlive_a_power_loss_where_there_was_nothing_to_write() {

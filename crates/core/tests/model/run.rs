@@ -553,18 +553,33 @@ impl Run {
 
     /// Brings everything to the medium, as whoever stops does.
     pub fn make_durable(&mut self) {
+        assert_eq!(self.try_make_durable(), Ok(()));
+        self.oracle.flushed(self.oracle.now);
+        self.may_be_marked = false;
+    }
+
+    /// The same, whatever its result.
+    pub fn try_make_durable(&mut self) -> Result<(), Errno> {
         for _ in 0..10_000 {
             let (disk, sim) = self.disk();
             if let Some(result) = disk.make_durable(sim) {
-                assert_eq!(result, Ok(()));
-                self.oracle.flushed(self.oracle.now);
-                self.may_be_marked = false;
-                return;
+                return result;
             }
             self.end_operation();
             self.turn();
         }
         panic!("it is not put away: {:?}", self.disk);
+    }
+
+    /// All operations in flight fail.
+    pub fn fail_all(&mut self) {
+        assert!(self.sim.has_pending(), "nothing is in flight");
+        self.faulty = true;
+        self.sim.faults = 65_536;
+        while self.sim.has_pending() {
+            self.end_operation();
+        }
+        self.sim.faults = 0;
     }
 
     /// Discards so many blocks from this one on.
@@ -654,7 +669,7 @@ impl Run {
         self.disk().0.publish_gauges();
     }
 
-    fn cancel_all(&mut self) {
+    pub fn cancel_all(&mut self) {
         let (disk, sim) = self.disk();
         disk.cancel(sim, Errno::CANCELED, |_| true);
         self.reap();

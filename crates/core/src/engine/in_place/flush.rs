@@ -29,6 +29,24 @@ impl InPlace {
         }
     }
 
+    /// Ends an fdatasync for these requests, and returns what they are told. The kernel reports an error once, and content that it
+    /// could not write is lost then: an error that no client was told of is that of the next fdatasync.
+    pub(super) fn end_sync(&mut self, shared: &mut Shared, ids: &[Id], result: Result<(), Errno>) {
+        let is_heard = ids.iter().any(|&id| !shared.admission.is_canceled(id));
+        let result = self.tell(is_heard, result);
+        ids.iter().for_each(|&id| shared.admission.operation_done(id, result));
+    }
+
+    /// The result of an fdatasync as somebody hears it, or nobody does.
+    fn tell(&mut self, is_heard: bool, result: Result<(), Errno>) -> Result<(), Errno> {
+        match (result, is_heard) {
+            (Err(errno), false) => _ = self.unreported.get_or_insert(errno),
+            (_, true) => return self.unreported.take().map_or(result, Err),
+            (Ok(()), false) => {}
+        }
+        result
+    }
+
     /// One of the request's operations: it ends when all that has completed so far is on the medium.
     pub(super) fn join_flush<I: Io>(&mut self, shared: &mut Shared, io: &mut I, id: Id) {
         self.persistent().waiters.push(id);
@@ -167,10 +185,10 @@ impl InPlace {
         let p = self.persistent();
         let Some(round) = p.round.take() else { return };
         if round.last {
-            p.make_durable = Some(result);
-        }
-        for id in round.waiters {
-            shared.admission.operation_done(id, result);
+            let result = self.tell(true, result);
+            self.persistent().make_durable = Some(result);
+        } else {
+            self.end_sync(shared, &round.waiters, result);
         }
         self.begin_round(shared, io);
     }

@@ -34,6 +34,8 @@ pub(crate) struct InPlace {
     file_emptied: bool,
     /// The file is being emptied.
     emptying: bool,
+    /// The error of an fdatasync of which no client was told.
+    unreported: Option<Errno>,
 }
 
 impl InPlace {
@@ -44,6 +46,7 @@ impl InPlace {
             persistent: None,
             file_emptied: false,
             emptying: false,
+            unreported: None,
         }
     }
 
@@ -79,7 +82,7 @@ impl InPlace {
             // A hole that could not be punched costs space, not correctness: the map already says zero.
             Op::DirectPunch { id, sync: false } => shared.admission.operation_done(id, Ok(())),
             Op::DirectPunch { id, sync: true } => self.sync(shared, io, id),
-            Op::Sync { id } => shared.admission.operation_done(id, result),
+            Op::Sync { id } => self.end_sync(shared, &[id], result),
             Op::EmptyFile => {
                 self.emptying = false;
                 if shared.drain.is_needed() {
@@ -96,7 +99,8 @@ impl InPlace {
 
     /// Handles the end of the barrier for I/O of a dead process.
     fn drained<I: Io>(&mut self, shared: &mut Shared, io: &mut I, result: Result<(), Errno>) {
-        if result.is_err() {
+        if let Err(errno) = result {
+            self.unreported.get_or_insert(errno);
             let now_ns = shared.now_ns();
             shared.drain.fail(now_ns);
         } else if self.file_blocks == 0 {

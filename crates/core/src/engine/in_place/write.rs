@@ -168,6 +168,9 @@ impl InPlace {
                 shared.write_failed(io, errno);
                 if is_fua {
                     self.stable_write_failed(errno);
+                    if shared.admission.is_canceled(id) {
+                        self.unreported.get_or_insert(errno);
+                    }
                 }
             }
         }
