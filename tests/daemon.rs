@@ -137,7 +137,7 @@ fn an_image_is_checked_for_what_breaks_clones() {
     world.ok(&["image", "import", "debian", &file, "--format", "raw"]);
     let report = world.ok(&["image", "check", "debian"]);
     for word in [
-        "debian:1: 3 things break clones",
+        "debian:1: 4 things break clones",
         "error: /etc/machine-id: the machine-id of systemd",
         "firmware finds: no partition table, no code for a BIOS",
         "why: ",
@@ -153,8 +153,15 @@ fn an_image_is_checked_for_what_breaks_clones() {
         .iter()
         .map(|finding| finding["kind"].as_str().unwrap())
         .collect();
-    assert_eq!(kinds, ["machine_id", "no_discard", "not_checked", "no_boot_loader"]);
-    assert_eq!((code, err.as_str()), (1, "spillway: error: debian:1: 3 things break clones\n"));
+    assert_eq!(kinds, ["machine_id", "no_boot_loader", "no_discard", "not_checked"]);
+    assert_eq!((code, err.as_str()), (1, "spillway: error: debian:1: 4 things break clones\n"));
+    // What the check has found is known when a catalog is created.
+    let create = ["catalog", "create", "desk", "--image", "debian"];
+    let (code, _, err) = world.spillway(&create);
+    assert!(code == 0 && err.contains("no boot loader") && err.contains("--kernel"), "{err}");
+    let (code, _, err) =
+        world.spillway(&["catalog", "create", "own", "--image", "debian", "--kernel", "/vmlinuz"]);
+    assert_eq!((code, err.as_str()), (0, ""));
 }
 
 /// A daemon with a catalog whose machines are on their way for ever: their disks are never served.

@@ -104,7 +104,8 @@ async fn create_catalog(
     let key = if dry_run { IdempotentRequest::default() } else { key.of(&caller.name, "catalogs", &new) };
     let made = ask_for(move || {
         note.name(new.name.as_str());
-        let (catalog, is_repeated) = app.catalogs.create(&new.name, &new.spec, dry_run, &key)?;
+        let (mut catalog, is_repeated) = app.catalogs.create(&new.name, &new.spec, dry_run, &key)?;
+        catalog.warnings.extend(app.images.boot_warning(&catalog));
         app.idempotency.note(&key);
         match is_repeated {
             true => note.repeated(),
@@ -160,7 +161,8 @@ async fn replace_catalog(
     let ChangeTerms { discard_data, with_data, force, dry_run } = terms;
     let terms = CatalogChangeTerms { expected, discard_data, with_data, force, dry_run };
     let changed = ask_for(move || {
-        let (catalog, before) = app.catalogs.change(&name, &spec, terms)?;
+        let (mut catalog, before) = app.catalogs.change(&name, &spec, terms)?;
+        catalog.warnings.extend(app.images.boot_warning(&catalog));
         if !dry_run {
             note_change(&note, &before, &catalog);
         }
@@ -210,7 +212,8 @@ async fn update_catalog(
 ) -> TaggedCatalog {
     let terms = CatalogChangeTerms { expected, dry_run, ..CatalogChangeTerms::default() };
     let updated = ask_for(move || {
-        let (catalog, before) = app.catalogs.update(&name, &update, terms)?;
+        let (mut catalog, before) = app.catalogs.update(&name, &update, terms)?;
+        catalog.warnings.extend(app.images.boot_warning(&catalog));
         if !dry_run {
             note_change(&note, &before, &catalog);
         }

@@ -8,7 +8,7 @@ use super::Images;
 use super::check::{self, CheckedVersion};
 use super::files::VersionFiles;
 use crate::error::HostError;
-use spillway_api::{ErrorCode, ImageCheck, ImageVersion, Name};
+use spillway_api::{Catalog, ErrorCode, Finding, FindingKind, ImageCheck, ImageVersion, Name};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -82,6 +82,16 @@ impl Checks {
         outcome
     }
 
+    /// Returns the result for this content if its check has ended well. Starts no check.
+    fn known(&self, digest: &str) -> Option<Arc<CheckedVersion>> {
+        let kept = self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (_, outcome) = kept.iter().find(|(of, _)| of == digest)?;
+        match &*outcome.borrow() {
+            Some((_, Ok(checked))) => Some(Arc::clone(checked)),
+            _ => None,
+        }
+    }
+
     /// Starts a task that waits for its turn, and runs whether a client waits for it or not.
     fn begin(
         &self,
@@ -124,6 +134,20 @@ impl Images {
             boot: checked.boot.clone(),
             findings: checked.findings.clone(),
         })
+    }
+
+    /// Returns a warning if the catalog has no kernel, and an earlier check has found that its version does not boot
+    /// without one. Starts no check. A record that cannot be read gives no warning: the catalog is changed already.
+    pub fn boot_warning(&self, catalog: &Catalog) -> Option<String> {
+        let (image, version) = (&catalog.spec.image.name, catalog.version);
+        if catalog.spec.kernel.is_some() {
+            return None;
+        }
+        let record = self.objects.get::<ImageVersion>(&super::key(image, version)).ok()??;
+        let checked = self.checks.known(record.value.digest.as_deref()?)?;
+        let missing = checked.findings.iter().find(|finding| finding.kind == FindingKind::NoBootLoader)?;
+        let Finding { what, remedy, .. } = missing;
+        Some(format!("its machines cannot boot {image}:{version}: {what}: {remedy}"))
     }
 
     fn to_check(&self, name: &Name, version: u32) -> Result<(ImageVersion, VersionFiles, String), HostError> {

@@ -51,7 +51,7 @@ pub fn finding(boot: &BootFacts, found: &[Volume]) -> Option<Finding> {
     // A file system without a partition table is meant for a kernel that is given by the host.
     let is_bare = boot.partition_table == PartitionTable::None
         && found.iter().any(|volume| volume.content != VolumeContent::Unknown);
-    let severity = if is_bare { Severity::Note } else { Severity::Error };
+    let severity = if is_bare { Severity::Warning } else { Severity::Error };
     let what = "the disk has no boot loader, neither for a BIOS nor for UEFI";
     missing(severity, "the first sector", what, stays)
 }

@@ -56,7 +56,7 @@ impl Tree {
         file
     }
 
-    /// But for notes: a bare file system has no boot loader.
+    /// Findings of its disk.
     pub fn faults(&self) -> Vec<Finding> {
         faults(checked(self.disk().as_file()))
     }
@@ -77,8 +77,12 @@ pub fn checked(disk: &File) -> CheckedVersion {
     check(disk, Instant::now() + Duration::from_secs(40)).unwrap()
 }
 
+/// Findings that are more than notes, except the missing boot loader of a bare file system.
 fn faults(mut checked: CheckedVersion) -> Vec<Finding> {
-    checked.findings.retain(|finding| finding.severity != Severity::Note);
+    let is_bare = |finding: &Finding| {
+        (finding.kind, finding.severity) == (FindingKind::NoBootLoader, Severity::Warning)
+    };
+    checked.findings.retain(|finding| finding.severity != Severity::Note && !is_bare(finding));
     checked.findings
 }
 
@@ -87,7 +91,7 @@ fn a_sound_image_has_no_findings() {
     let disk = Tree::sound().disk();
     let CheckedVersion { volumes, boot, findings } = checked(disk.as_file());
     let kinds: Vec<_> = findings.iter().map(|finding| (finding.kind, finding.severity)).collect();
-    assert_eq!(kinds, [(FindingKind::NoBootLoader, Severity::Note)], "for a kernel from outside");
+    assert_eq!(kinds, [(FindingKind::NoBootLoader, Severity::Warning)], "for a kernel from outside");
     assert_eq!(boot, BootFacts::default());
     assert_eq!((volumes[0].role, volumes[0].partition), (Some(VolumeRole::Root), None));
 }
