@@ -184,11 +184,16 @@ impl World {
         self.ok(&[&common[..], options].concat());
     }
 
-    /// Exit code, standard output, standard error.
-    pub fn spillway(&self, arguments: &[&str]) -> (i32, String, String) {
+    /// The command line that asks this daemon.
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(disk::program().unwrap());
         command.args(arguments).env("SPILLWAY_SOCKET", self.path("sock"));
-        let done = command.output().unwrap();
+        command
+    }
+
+    /// Exit code, standard output, standard error.
+    pub fn spillway(&self, arguments: &[&str]) -> (i32, String, String) {
+        let done = self.command(arguments).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (done.status.code().unwrap(), text(done.stdout), text(done.stderr))
     }
@@ -306,7 +311,7 @@ impl World {
         }
     }
 
-    fn console(&self, name: &str) -> Option<UnixStream> {
+    pub fn console(&self, name: &str) -> Option<UnixStream> {
         UnixStream::connect(self.machines().join(name).join("console.sock")).ok()
     }
 

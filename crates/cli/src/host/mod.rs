@@ -2,6 +2,7 @@
 //!
 //! Invariant: nothing is decided here; the daemon's response is shown.
 
+mod accepted;
 mod catalog;
 mod claim;
 mod console;
