@@ -15,6 +15,14 @@ pub fn word<T: Serialize>(value: &T) -> String {
     }
 }
 
+/// Shortens a text for a table to so many characters.
+pub fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
 /// Parser that accepts these words.
 pub fn words<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     all: &'static [&'static str],
@@ -68,6 +76,11 @@ mod tests {
     use crate::args::settings::{BASE_CACHES, FULL, MODES};
     use crate::host::catalog::settings::{KINDS, RESETS};
     use spillway_api::{BaseCache, CatalogKind, DiskMode, FullPolicy, ResetEvent};
+
+    #[test]
+    fn a_long_text_is_cut_at_a_character() {
+        assert_eq!(["", "éé", "ééé"].map(|text| shortened(text, 2)), ["", "éé", "éé..."]);
+    }
 
     #[test]
     fn every_word_is_one() {

@@ -1,5 +1,6 @@
 //! Formats settings and their differences. Decides nothing.
 
+use crate::host::words::shortened;
 use serde_json::Value;
 use spillway_api::{Difference, size_text};
 
@@ -28,10 +29,7 @@ pub fn value_text(name: &str, value: &Value) -> String {
         Value::Array(items) if items.is_empty() => "-".into(),
         other => other.to_string(),
     };
-    match text.char_indices().nth(MOST_SHOWN) {
-        Some((at, _)) => format!("{}...", &text[..at]),
-        None => text,
-    }
+    shortened(&text, MOST_SHOWN)
 }
 
 #[cfg(test)]

@@ -1,13 +1,16 @@
 //! How machines are printed: as rows of a list, and as a page.
 
 use crate::host::catalog::compare::change_text;
-use crate::host::words::word;
+use crate::host::words::{shortened, word};
 use crate::host::{claim, table};
 use spillway_api::{MachineDetails, Phase, Power, Rate, size_text};
 use std::path::PathBuf;
 
 /// The columns of a list of machines.
 pub(super) const COLUMNS: [&str; 4] = ["NAME", "CATALOG", "STATE", "IMAGE"];
+
+/// Longest part of a reason that fits into the table, in characters. 'machine show' shows all of it.
+const MOST_REASON: usize = 40;
 
 pub(super) fn rows(machines: &[MachineDetails]) -> String {
     table(COLUMNS, machines.iter().map(row))
@@ -21,7 +24,7 @@ pub(super) fn row(machine: &MachineDetails) -> [String; COLUMNS.len()] {
         format!("{}:{}{next}", run.image, run.version)
     });
     let mut state = match (&machine.status.message, machine.status.phase) {
-        (Some(message), _) => format!("{}: {message}", word(&machine.status.phase)),
+        (Some(message), phase) => format!("{}: {}", word(&phase), shortened(message, MOST_REASON)),
         (None, Phase::Stopped) if machine.power == Power::On => word(&Phase::Starting),
         (None, Phase::Running) if machine.status.ready => "ready".into(),
         (None, phase) => word(&phase),
@@ -82,4 +85,23 @@ pub(super) fn page(machine: &MachineDetails) -> String {
         lines.extend(pending.map(|next| ("next start", format!("{} {}", next.setting, change_text(next)))));
     }
     lines.iter().map(|(name, value)| format!("{name:<14}{value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_reason_is_cut_in_the_table_and_whole_on_the_page() {
+        let why = "its overflow cannot be created: no space left on the device of /var/lib/spillway/overflow";
+        let machine = serde_json::json!({
+            "name": "desk-001", "catalog": "desk", "number": 1, "created": "2026-01-01T00:00:00Z", "power": "on", "drained": false,
+            "identity": { "uuid": "u", "mac": "m" },
+            "status": { "phase": "failed", "ready": false, "settled": true, "permanent": false, "message": why },
+        });
+        let machine: MachineDetails = serde_json::from_value(machine).unwrap();
+        let [_, _, state, _] = row(&machine);
+        assert_eq!(state, "failed: its overflow cannot be created: no space...");
+        assert!(page(&machine).contains(why));
+    }
 }
