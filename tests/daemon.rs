@@ -205,8 +205,13 @@ fn a_claim_that_is_interrupted_or_not_read_is_given_up() {
         until("given up", || claimed(&world) == 0);
     }
     // In vain, and not read by anybody.
-    let (code, _, err) = world.spillway(&["machine", "claim", "runner", "--wait", "--timeout", "1"]);
+    let (code, _, err) = world.spillway(&["machine", "claim", "runner", "--wait", "--timeout", "2"]);
     assert!(code == 75 && err.contains("still"), "{code} {err}");
+    assert_eq!(
+        err.matches("no machine of runner is ready: waiting for one, at most 2 s").count(),
+        1,
+        "{err}"
+    );
     assert_eq!(claimed(&world), 0);
     world.ok(&["machine", "start", "runner-001"]);
     let (reader, writer) = std::io::pipe().unwrap();

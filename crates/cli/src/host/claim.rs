@@ -6,13 +6,17 @@ use super::Daemon;
 use super::machine::{failed, wait};
 use super::words::label;
 use crate::error::{Exit, Failure};
+use crate::output;
 use clap::Args;
 use spillway_api::client::{Client, ClientError, query};
 use spillway_api::{ClaimRenewal, MachineDetails, Name, NewClaim, parse_ttl};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 /// How long the daemon itself waits for the machine. While it waits it notices that a client has died.
 const HELD: u64 = 25;
+/// A wait that is shorter is not announced.
+const SOON: Duration = Duration::from_secs(1);
 
 pub const CLAIM_EXAMPLES: &str = "\
 Examples:
@@ -31,7 +35,7 @@ pub struct Claim {
     /// spillwayd's]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     ttl: Option<u32>,
-    /// Owner of the claim [default: the user, or the name of the token]
+    /// Owner of the claim [default: the name of the token, or the number of the user, such as 'uid 1000']
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
     /// A label of the claim; may be given more than once
@@ -64,14 +68,32 @@ pub struct Renew {
 impl Claim {
     /// Claims a machine and prints its name.
     pub fn run(self, daemon: &Daemon, client: &mut Client) -> Result<(), Failure> {
+        let waiting = self.wait.then(|| self.announce());
         let mut machine = self.ask(client)?;
         let claim = claim_of(&machine).map(str::to_owned);
-        let told = self.wait(client, &mut machine).and_then(|()| tell(daemon, &machine));
+        let waited = self.wait(client, &mut machine);
+        drop(waiting);
+        let told = waited.and_then(|()| tell(daemon, &machine));
         if told.is_err() {
             // The user does not get the machine. It may have another claim by now.
             let _ = release(client, &machine.machine.name, claim.as_deref());
         }
         told
+    }
+
+    /// Says once on standard error what is waited for, unless the result is dropped soon.
+    fn announce(&self) -> Sender<()> {
+        let (waiting, ended) = mpsc::channel();
+        let text = format!(
+            "no machine of {} is ready: waiting for one, at most {} s (--timeout); Ctrl-C undoes the claim",
+            self.catalog, self.timeout
+        );
+        std::thread::spawn(move || {
+            if ended.recv_timeout(SOON) == Err(RecvTimeoutError::Timeout) {
+                output::complain("notice", &text);
+            }
+        });
+        waiting
     }
 
     fn ask(&self, client: &mut Client) -> Result<MachineDetails, Failure> {
