@@ -108,7 +108,7 @@ fn machines_that_somebody_needs_are_not_deleted() {
     refuses("desk-007", ErrorCode::NotFound, "no machine 'desk-007'");
     act(&client, "drain", "pool-001");
     is_off(&client, "pool-001");
-    refuses("pool-001", ErrorCode::Invalid, "1 warm machines of 0");
+    refuses("pool-001", ErrorCode::Invalid, "1 of its machines are kept warm, and count would be 0");
     let error = refused(client.delete::<Empty>("/v1/machines/desk-003?with_daat=true"));
     assert_eq!(error.code, ErrorCode::Invalid, "{error:?}");
     assert_eq!(client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec.count, 3);

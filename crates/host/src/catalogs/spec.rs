@@ -147,7 +147,10 @@ fn disks(spec: &CatalogSpec) -> Objection {
 
 fn machines(spec: &CatalogSpec) -> Objection {
     if spec.warm > spec.count {
-        return Some(format!("{} warm machines of {}: there are not so many", spec.warm, spec.count));
+        return Some(format!(
+            "warm: {} of its machines are kept warm, and count would be {}: lower warm ('spillway catalog apply'), or raise count",
+            spec.warm, spec.count
+        ));
     }
     if spec.warm > 0 && spec.kind == CatalogKind::Dedicated {
         return Some("warm: only pooled machines can be warm: leave warm out, or set type = pooled".into());

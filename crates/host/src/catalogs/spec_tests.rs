@@ -74,7 +74,7 @@ fn what_cannot_be_is_refused_with_the_reason() {
         // Machines.
         (r#""count": 1000"#, "more digits"),
         (r#""count": 100001, "naming": "d######""#, "0 to 100000, not"),
-        (r#""count": 1, "warm": 2"#, "not so many"),
+        (r#""count": 1, "warm": 2"#, "2 of its machines are kept warm, and count would be 1"),
         (r#""type": "dedicated", "count": 1, "warm": 1"#, "only pooled machines can be warm"),
         (r#""vcpus": 0"#, "1 to 255"),
         (r#""memory_bytes": 1000"#, "whole MiB"),

@@ -139,7 +139,10 @@ impl Claims {
         if kept > 0 {
             message += &format!(", {kept} keep their data until they are restarted");
         }
-        message += ": wait, or raise its warm";
+        message += match claim.any {
+            true => ": wait for a release, or raise its count ('spillway catalog scale')",
+            false => ": take one that is not ready and wait for it (any; --wait), or raise its warm",
+        };
         Err(HostError::new(ErrorCode::Exhausted, message))
     }
 

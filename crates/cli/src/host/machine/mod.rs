@@ -38,7 +38,7 @@ pub enum MachineCommand {
         /// Only machines of this catalog
         #[arg(long, value_name = "NAME")]
         catalog: Option<Name>,
-        /// Only machines that this owner has claimed
+        /// Only machines that this owner has claimed, such as ci or 'uid 1000'
         #[arg(long, value_name = "NAME")]
         owner: Option<String>,
         /// Labels that the catalog of a machine must have.
