@@ -17,7 +17,8 @@ pub struct Operation {
     pub state: OperationState,
     /// Bytes of the operation's work that are done.
     pub done_bytes: u64,
-    /// Size of the whole work, in bytes; 0 while it is not known.
+    /// Size of the whole work, in bytes; 0 while it is not known. An import or commit writes the disk and reads it back:
+    /// twice the size of the image.
     pub total_bytes: u64,
 }
 

@@ -6,16 +6,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 use spillway_api::client::Client;
 use spillway_api::{Operation, OperationState};
 
-/// Waits for the end of an operation. Shows a bar if standard error is a terminal.
+/// Waits for the end of an operation. Shows a bar if standard error is a terminal. It shows no bytes: those of the work are
+/// not those of the image, which is written and read back.
 pub fn wait(client: &Client, begun: &Operation) -> Result<(), Failure> {
     let bar = ProgressBar::new(0);
-    let style = ProgressStyle::with_template("{msg} {bar:30} {bytes} of {total_bytes}, {eta} left");
+    let style = ProgressStyle::with_template("{msg} {bar:30} {percent}%, {eta} left");
     bar.set_style(style.expect("the template is right"));
     bar.set_message(begun.what.clone());
     loop {
         let path = format!("/v1/operations/{}?wait=1", begun.id);
         let now: Operation = client.get(&path)?;
-        bar.set_length(now.total_bytes);
+        // A bar without a length would be full.
+        bar.set_length(now.total_bytes.max(1));
         bar.set_position(now.done_bytes);
         match now.state {
             OperationState::Running => {}
