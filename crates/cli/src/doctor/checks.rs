@@ -34,8 +34,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// statfs(2).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// All of it.
-pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
+/// All of it, and whether spillwayd could be asked.
+pub fn all(daemon: &Daemon) -> Result<(Vec<Finding>, bool), Failure> {
     let root = Path::new("/");
     let mut found = Vec::new();
     let qemu = version("qemu", QEMU, "apt-get install qemu-system-x86", "machines cannot run");
@@ -60,6 +60,7 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
     found.push(cgroup(root));
     let (socket, client) = socket(daemon)?;
     found.push(socket);
+    let is_asked = client.is_some();
     let stores = client.as_ref().and_then(|client| client.list::<StoreDetails>("/v1/stores").ok());
     let folders: Vec<PathBuf> = match stores {
         Some(stores) => stores.items.into_iter().map(|store| store.path).collect(),
@@ -84,7 +85,7 @@ pub fn all(daemon: &Daemon) -> Result<Vec<Finding>, Failure> {
     if let Some(figures) = client.and_then(|client| client.get::<Figures>("/v1/figures").ok()) {
         found.push(machines(&figures));
     }
-    Ok(found)
+    Ok((found, is_asked))
 }
 
 fn kvm() -> Finding {
@@ -294,7 +295,9 @@ fn socket(daemon: &Daemon) -> Result<(Finding, Option<Client>), Failure> {
     let rights = fs::metadata(&path).ok().filter(|found| found.file_type().is_socket());
     let rights = rights.map(|found| found.permissions().mode() & 0o777);
     let path = path.display();
-    let finding = match client.list::<StoreDetails>("/v1/stores") {
+    let asked = client.list::<StoreDetails>("/v1/stores");
+    let has_answered = asked.is_ok();
+    let finding = match asked {
         Ok(_) if rights.is_some_and(|rights| rights & 0o002 != 0) => Finding::problem(
             "spillwayd",
             format!("{path} can be used by everybody on this host, and who can use it is root here"),
@@ -307,11 +310,11 @@ fn socket(daemon: &Daemon) -> Result<(Finding, Option<Client>), Failure> {
         }
         Err(ClientError::Connect { .. }) => {
             let advice = "systemctl start spillwayd, or say where it listens with --socket";
-            return Ok((Finding::notice("spillwayd", format!("nobody listens on {path}"), advice), None));
+            Finding::notice("spillwayd", format!("nobody listens on {path}"), advice)
         }
         Err(e) => Finding::problem("spillwayd", e.to_string(), "see journalctl -u spillwayd"),
     };
-    Ok((finding, Some(client)))
+    Ok((finding, has_answered.then_some(client)))
 }
 
 fn space(folder: &Path) -> Finding {

@@ -53,14 +53,14 @@ impl Finding {
 /// Looks at everything. The exit code says whether there is a problem.
 pub fn doctor(daemon: &Daemon) -> Result<ExitCode, Failure> {
     daemon.local("doctor")?;
-    let findings = checks::all(daemon)?;
+    let (findings, is_asked) = checks::all(daemon)?;
     let problems = number(&findings, State::Problem);
     let text = if daemon.json {
         let notices = number(&findings, State::Notice);
-        let value = serde_json::json!({ "problems": problems, "notices": notices, "checks": findings });
+        let value = serde_json::json!({ "problems": problems, "notices": notices, "spillwayd_asked": is_asked, "checks": findings });
         format!("{value:#}\n")
     } else {
-        lines(&findings)
+        lines(&findings, is_asked)
     };
     output::print(&text)?;
     Ok(if problems > 0 { ExitCode::from(Exit::Found as u8) } else { ExitCode::SUCCESS })
@@ -70,7 +70,7 @@ fn number(findings: &[Finding], state: State) -> usize {
     findings.iter().filter(|finding| finding.state == state).count()
 }
 
-fn lines(findings: &[Finding]) -> String {
+fn lines(findings: &[Finding], is_asked: bool) -> String {
     let mut out = String::new();
     for finding in findings {
         let state = match finding.state {
@@ -84,7 +84,11 @@ fn lines(findings: &[Finding]) -> String {
         }
     }
     let (problems, notices) = (number(findings, State::Problem), number(findings, State::Notice));
-    let _ = writeln!(out, "\n{problems} problems, {notices} notices");
+    let unasked = match is_asked {
+        true => "",
+        false => "; spillwayd did not answer: its stores, records and machines were not checked",
+    };
+    let _ = writeln!(out, "\n{problems} problems, {notices} notices{unasked}");
     out
 }
 
@@ -96,11 +100,15 @@ mod tests {
     fn every_finding_is_a_line_and_has_its_advice_below() {
         let findings =
             [Finding::ok("swap", "there is none"), Finding::problem("qemu", "it is not here", "install it")];
-        let text = lines(&findings);
+        let text = lines(&findings, true);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "ok       swap         there is none");
         assert_eq!(lines[1], "PROBLEM  qemu         it is not here");
         assert_eq!(lines[2].trim(), "do: install it");
         assert_eq!(lines[4], "1 problems, 0 notices");
+        let unasked = super::lines(&findings, false);
+        assert!(unasked.ends_with(
+            "notices; spillwayd did not answer: its stores, records and machines were not checked\n"
+        ));
     }
 }
