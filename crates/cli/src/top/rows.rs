@@ -227,6 +227,11 @@ pub const COLUMNS: [Column; 14] = [
         order: |a, b| a.seconds_to_full.unwrap_or(u64::MAX).cmp(&b.seconds_to_full.unwrap_or(u64::MAX)),
     },
     Column {
+        title: Title::Own("SPARED"),
+        text: |r| bytes(r.spared_bytes),
+        order: |a, b| b.spared_bytes.cmp(&a.spared_bytes),
+    },
+    Column {
         title: Title::Rate(shown("planes.guest.written_bytes")),
         text: |r| rate(r, |r| r.written_bytes),
         order: |a, b| more(a, b, |r| r.written_bytes),
@@ -260,11 +265,6 @@ pub const COLUMNS: [Column; 14] = [
         title: Title::Own("LATENCY"),
         text: |r| r.rates.map_or("-".into(), |r| format!("{:.0} us", r.latency_us)),
         order: |a, b| more(a, b, |r| r.latency_us),
-    },
-    Column {
-        title: Title::Own("SPARED"),
-        text: |r| bytes(r.spared_bytes),
-        order: |a, b| b.spared_bytes.cmp(&a.spared_bytes),
     },
     Column {
         title: Title::Level(RAM_USED),

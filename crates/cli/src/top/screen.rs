@@ -138,20 +138,23 @@ impl Screen {
         let Some(figures) = moments.last() else { return Vec::new() };
         let sum = |of: fn(&spillway_api::CatalogFigures) -> u64| figures.catalogs.iter().map(of).sum::<u64>();
         let first = format!(
-            "spillway  {}  {} running, {} failed, {} claimed  RAM {} of {}  overflow {}  never reached a disk: {}",
+            "{}  {} running, {} failed, {} claimed  never reached a disk: {}",
             figures.time.strftime("%H:%M:%S UTC"),
             sum(|c| c.machines.running),
             sum(|c| c.machines.failed),
             sum(|c| c.machines.claimed),
+            bytes(sum(|c| c.spared_bytes)),
+        );
+        let tiers = format!(
+            "RAM {} of {}  overflow {}",
             bytes(sum(|c| c.levels.ram_used_bytes)),
             bytes(sum(|c| c.levels.ram_limit_bytes)),
             bytes(sum(|c| c.levels.overflow_used_bytes)),
-            bytes(sum(|c| c.spared_bytes)),
         );
         let stores = figures.stores.iter().map(|store| format!("{} {}", store.name, bytes(store.free_bytes)));
         let second = match &self.trouble {
             Some(trouble) => Line::styled(trouble.clone(), Style::new().fg(Color::Red)),
-            None => Line::raw(format!("free: {}", stores.collect::<Vec<_>>().join(", "))),
+            None => Line::raw(format!("{tiers}  free: {}", stores.collect::<Vec<_>>().join(", "))),
         };
         vec![Line::raw(first), second]
     }
@@ -226,8 +229,7 @@ mod tests {
         assert!(seen[0].contains("never reached a disk: 7 B"), "{seen:#?}");
         assert!(seen[2].contains("FILL*") && seen[2].contains("SPARED"), "{seen:#?}");
         assert!(seen[3].starts_with("desk-1") && seen[3].contains("95.0%"), "{seen:#?}");
-        press(&mut screen, KeyCode::Right);
-        press(&mut screen, KeyCode::Right);
+        (0..3).for_each(|_| _ = press(&mut screen, KeyCode::Right));
         let seen = picture(&mut screen, 200, 10);
         assert!(seen[2].contains("WRITTEN/s*") && seen[3].starts_with("desk-2"), "{seen:#?}");
         press(&mut screen, KeyCode::Char('r'));
@@ -248,6 +250,16 @@ mod tests {
     }
 
     #[test]
+    fn what_matters_most_fits_into_80_columns() {
+        let mut screen = Screen::new(By::Machine, 2, "");
+        let seen = picture(&mut screen, 80, 10);
+        assert!(seen[0].contains("never reached a disk: 7 B"), "{seen:#?}");
+        for title in ["NAME", "STATE", "FILL", "FULL IN", "SPARED", "WRITTEN/s"] {
+            assert!(seen[2].contains(title), "{title}: {seen:#?}");
+        }
+    }
+
+    #[test]
     fn any_size_can_be_drawn() {
         let mut screen = Screen::new(By::Machine, 13, "");
         for (width, height) in [(1, 1), (5, 2), (20, 3), (80, 24), (300, 4)] {
@@ -257,6 +269,6 @@ mod tests {
             }
         }
         let narrow = picture(&mut screen, 40, 8);
-        assert!(narrow[2].contains("NAME") && !narrow[2].contains("SPARED"), "{narrow:#?}");
+        assert!(narrow[2].contains("NAME") && !narrow[2].contains("WRITTEN"), "{narrow:#?}");
     }
 }
