@@ -16,7 +16,7 @@ use crate::host::{
     MachineCommand, OperationCommand, StoreCommand,
 };
 use crate::lab::LabCommand;
-use crate::man::Man;
+use crate::man::ManOptions;
 use crate::storage_model::StorageModelCommand;
 use crate::token::TokenCommand;
 use crate::top::Top;
@@ -253,7 +253,7 @@ pub enum Command {
     },
     /// Write the man pages, one for each command, into a folder
     #[command(after_help = "Example:\n  spillway man /usr/local/share/man/man1")]
-    Man(Man),
+    Man(ManOptions),
 }
 
 /// Options of `serve`.

@@ -251,6 +251,7 @@ fn every_command_has_its_man_page() {
         let name = command.join("-");
         let page = std::fs::read_to_string(dir.path().join(format!("man1/{name}.1"))).expect(&name);
         assert!(page.contains(".SH NAME") && page.contains(".SH OPTIONS"), "{name}: {page}");
+        assert!(!page.contains(".SH EXTRA"), "{name}: {page}");
         pages += 1;
         let below = commands(&finishes(spillway().args(&command[1..]).arg("--help")).1);
         left.extend(below.into_iter().map(|name| [&command[..], &[name]].concat()));

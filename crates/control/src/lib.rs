@@ -12,6 +12,7 @@ mod error;
 mod exit;
 pub mod kvm;
 mod limits;
+pub mod man_page;
 mod messages;
 pub mod named;
 pub mod output;

@@ -6,6 +6,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use spillway_api::Hypervisor;
 use spillway_api::client::Address;
 use spillway_control::kvm::Accelerator;
+use spillway_control::man_page;
 use spillway_control::program::{LIBEXEC, WORKER, find_worker_program};
 use spillway_host::access::tls::Remote;
 use spillway_host::backup;
@@ -13,7 +14,7 @@ use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::guest_users::UserChoice;
 use spillway_host::systemd::ServiceManager;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -223,7 +224,10 @@ fn main() -> Result<()> {
     }
     if arguments.print_man {
         let page = clap_mangen::Man::new(Arguments::command()).section("8").manual("System administration");
-        return page.render(&mut io::stdout()).context("standard output");
+        let mut text = Vec::new();
+        page.render(&mut text)?;
+        let text = man_page::with_sections(&String::from_utf8(text)?);
+        return io::stdout().write_all(text.as_bytes()).context("standard output");
     }
     match &arguments.command {
         Some(Command::Backup { file }) => {
