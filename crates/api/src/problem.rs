@@ -3,6 +3,7 @@
 //! Invariant: a kind has one status, one title and one address; `docs/api.md` lists them all.
 
 use serde::{Deserialize, Serialize};
+use spillway_control::Exit;
 use std::fmt;
 use utoipa::ToSchema;
 
@@ -78,6 +79,29 @@ impl ErrorCode {
         ErrorCode::Internal,
         ErrorCode::Unavailable,
     ];
+
+    /// Exit code of a program that ends with such a refusal.
+    pub fn exit(self) -> Exit {
+        match self {
+            ErrorCode::Invalid
+            | ErrorCode::MethodNotAllowed
+            | ErrorCode::UnsupportedMediaType
+            | ErrorCode::TooLarge => Exit::Usage,
+            ErrorCode::Unauthenticated | ErrorCode::Forbidden => Exit::Permission,
+            ErrorCode::NotFound => Exit::Image,
+            ErrorCode::Exists
+            | ErrorCode::InUse
+            | ErrorCode::Conflict
+            | ErrorCode::PreconditionFailed
+            | ErrorCode::KeyReused
+            | ErrorCode::Timeout
+            | ErrorCode::Cancelled
+            | ErrorCode::Busy => Exit::Refused,
+            ErrorCode::Exhausted => Exit::Create,
+            ErrorCode::Unavailable => Exit::Unavailable,
+            ErrorCode::Internal | ErrorCode::Damaged => Exit::Internal,
+        }
+    }
 
     /// Returns the HTTP status, the title, and the advice for clients.
     fn facts(self) -> (u16, &'static str, &'static str) {

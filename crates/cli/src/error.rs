@@ -4,6 +4,7 @@
 
 pub use spillway_control::Exit;
 use spillway_control::SupervisorError;
+use spillway_control::output::in_one_line;
 use std::fmt;
 
 /// The table for `--help`.
@@ -53,15 +54,9 @@ impl From<SupervisorError> for Failure {
 }
 
 impl From<clap::Error> for Failure {
-    /// Folds clap's paragraphs into one line; the usage below them is left to `--help`.
+    /// In one line; the usage is left to `--help`.
     fn from(error: clap::Error) -> Failure {
-        let text = error.to_string();
-        let text = text.split("\n\nUsage:").next().unwrap_or(&text);
-        let text = text.split("\n\nFor more information").next().unwrap_or(text);
-        let paragraphs: Vec<String> =
-            text.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-        let line = paragraphs.join("; ");
-        Failure::usage(format!("{}: see --help", line.strip_prefix("error: ").unwrap_or(&line)))
+        Failure::usage(in_one_line(&error.to_string()))
     }
 }
 

@@ -19,6 +19,17 @@ pub fn print(text: &str) -> Result<bool, SupervisorError> {
     }
 }
 
+/// Folds the paragraphs of an error about arguments, as clap writes them, into one line; the usage below them is left to
+/// `--help`.
+pub fn in_one_line(text: &str) -> String {
+    let text = text.split("\n\nUsage:").next().unwrap_or(text);
+    let text = text.split("\n\nFor more information").next().unwrap_or(text);
+    let paragraphs: Vec<String> =
+        text.split("\n\n").map(|p| p.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let line = paragraphs.join("; ");
+    format!("{}: see --help", line.strip_prefix("error: ").unwrap_or(&line))
+}
+
 /// One line on standard error: `spillway: error: ...`.
 pub fn complain(severity: &str, message: &str) {
     let _ = writeln!(io::stderr(), "spillway: {severity}: {message}");

@@ -4,6 +4,7 @@
 //! Invariant: a backup is the state between two transactions, and gets its name only when it is complete; a restore
 //! overwrites nothing.
 
+use crate::failure::Failure;
 use crate::state_folder::{DATABASE, LOCK_FILE, is_ours};
 use crate::store::{Objects, RecordKind, SqliteStore, StoreError, StoredRecord, Summary};
 use anyhow::{Context, Result, bail};
@@ -62,7 +63,10 @@ pub fn backup(state: &Path, socket: &Path, file: &Path) -> Result<Summary> {
     let state = std::path::absolute(state).context("--state")?;
     let database = state.join(DATABASE);
     if !database.exists() {
-        bail!("{}: does not exist: give the state folder of the daemon with --state", database.display());
+        bail!(Failure::missing(format!(
+            "{}: does not exist: give the state folder of the daemon with --state",
+            database.display()
+        )));
     }
     let mut name = file
         .file_name()
@@ -92,11 +96,11 @@ fn copy_to(state: &Path, socket: &Path, to: &Path) -> Result<Summary> {
             let of = client.copy("/v1/host/backup", STATE_HEADER, &mut out)?;
             if of.as_deref() != Some(state.as_os_str().as_bytes()) {
                 let of = of.map(|of| String::from_utf8_lossy(&of).into_owned()).unwrap_or_default();
-                bail!(
+                bail!(Failure::usage(format!(
                     "the daemon on {} keeps its state in '{of}', not in {}: say the right --state and --socket",
                     socket.display(),
                     state.display()
-                );
+                )));
             }
         }
     }
@@ -117,14 +121,14 @@ pub fn restore(state: &Path, file: &Path) -> Result<Summary> {
         .with_context(|| format!("{}: cannot create the state folder", state.display()))?;
     is_ours(&state)?;
     let Some(_lock) = try_lock(&state)? else {
-        bail!("{}: a spillwayd uses this folder: stop it first", state.display());
+        bail!(Failure::refused(format!("{}: a spillwayd uses this folder: stop it first", state.display())));
     };
     let database = state.join(DATABASE);
     if database.exists() {
-        bail!(
+        bail!(Failure::refused(format!(
             "{}: exists, and a restore overwrites nothing: move it and {DATABASE}-wal away first, or give another --state",
             database.display()
-        );
+        )));
     }
     let partial = state.join("restored.partial");
     let put = || -> Result<Summary> {

@@ -15,6 +15,7 @@ use crate::backup::StateStore;
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
 use crate::events::{Events, log_line};
+use crate::failure::Failure;
 use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
@@ -129,7 +130,7 @@ impl DaemonSettings {
             (None, false) => None,
         };
         if files.next().is_some() {
-            bail!("--audit takes one file and 'journal': give each at most once");
+            bail!(Failure::usage("--audit takes one file and 'journal': give each at most once"));
         }
         let journal = self.audit.contains(&AuditTo::Journal);
         Ok(audit::AuditSettings { file, journal, keep: self.audit_keep, max_bytes: self.audit_max_bytes })
@@ -229,7 +230,7 @@ fn parts(
         scopes: Scopes::choose(complain),
         libvirt_uri: settings.libvirt_uri.clone(),
         claim_ttl_seconds: settings.claim_ttl_seconds,
-        guest_users: guest_users.map_err(anyhow::Error::msg)?,
+        guest_users: guest_users.map_err(Failure::usage)?,
     })
 }
 
@@ -433,13 +434,19 @@ fn listen(settings: &DaemonSettings) -> Result<std::os::unix::net::UnixListener>
     while std::os::unix::net::UnixStream::connect(path).is_ok() {
         // As with the lock: a process that the last daemon was starting may hold it.
         if Instant::now() > until {
-            bail!("{}: another process listens there: stop it, or give another --socket", path.display());
+            bail!(Failure::refused(format!(
+                "{}: another process listens there: stop it, or give another --socket",
+                path.display()
+            )));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     match fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            bail!("{}: exists and is not a socket: remove it, or give another --socket", path.display())
+            bail!(Failure::usage(format!(
+                "{}: exists and is not a socket: remove it, or give another --socket",
+                path.display()
+            )))
         }
         Ok(_) => fs::remove_file(path).with_context(|| {
             format!("{}: cannot remove the old socket: give another --socket", path.display())

@@ -9,6 +9,7 @@ mod copying;
 pub mod daemon;
 pub mod error;
 pub mod events;
+pub mod failure;
 pub mod guest_users;
 mod hypervisor;
 pub mod idempotency;

@@ -7,16 +7,20 @@ use spillway_api::Hypervisor;
 use spillway_api::client::Address;
 use spillway_control::kvm::Accelerator;
 use spillway_control::man_page;
+use spillway_control::output::in_one_line;
 use spillway_control::program::{LIBEXEC, WORKER, find_worker_program};
 use spillway_host::access::tls::Remote;
 use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
+use spillway_host::events::log_line;
+use spillway_host::failure::{self, Failure};
 use spillway_host::guest_users::UserChoice;
 use spillway_host::systemd::ServiceManager;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 /// Below its options.
@@ -214,10 +218,24 @@ fn report_ready(place: &str) {
 }
 
 #[expect(unsafe_code, reason = "before there are threads")]
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     // SAFETY: nothing has been opened or begun yet.
     let service_manager = unsafe { ServiceManager::take() };
-    let arguments = Arguments::parse();
+    let done = match Arguments::try_parse() {
+        Err(help) if !help.use_stderr() => help.print().context("standard output"),
+        Err(wrong) => Err(Failure::usage(in_one_line(&wrong.to_string())).into()),
+        Ok(arguments) => execute(arguments, service_manager),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log_line(&format!("error: {error:#}"));
+            ExitCode::from(failure::exit(&error) as u8)
+        }
+    }
+}
+
+fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> {
     if arguments.print_openapi {
         println!("{}", spillway_host::api::document());
         return Ok(());

@@ -3,6 +3,7 @@
 //!
 //! Invariant: one daemon at a time uses a folder, and no folder with other contents is changed.
 
+use crate::failure::Failure;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
@@ -68,11 +69,11 @@ pub fn is_ours(state: &Path) -> Result<()> {
         let name = entry?.file_name();
         // This folder exists in every new file system.
         if name != "lost+found" {
-            bail!(
+            bail!(Failure::usage(format!(
                 "{} is not a state folder of spillwayd, and has '{}' in it: give an empty or a new folder as --state",
                 state.display(),
                 name.display()
-            );
+            )));
         }
     }
     Ok(())
@@ -103,10 +104,10 @@ fn lock(path: &Path) -> Result<File> {
             // A process that the last daemon was starting holds it until it executes its program.
             Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
             Err(Errno::WOULDBLOCK) => {
-                bail!(
+                bail!(Failure::refused(format!(
                     "{}: another spillwayd has this folder: stop it, or give another --state",
                     path.display()
-                )
+                )))
             }
             Err(e) => return Err(e).with_context(|| path.display().to_string()),
         }

@@ -258,6 +258,18 @@ fn a_backup_is_restored_into_a_new_folder() {
     // Nothing is written over, and nothing is put where a daemon runs.
     let refused = spillwayd(&["restore", &running, "--state", &state]);
     assert!(text(&refused.stderr).contains("a spillwayd uses this folder"), "{}", text(&refused.stderr));
+    // As the command line does: one line, and a code for scripts.
+    assert!(text(&refused.stderr).starts_with("spillwayd: error: "), "{}", text(&refused.stderr));
+    assert_eq!(refused.status.code(), Some(75));
+    let missing = spillwayd(&["backup", &path("x"), "--state", &path("nothing")]);
+    assert_eq!(missing.status.code(), Some(66), "{}", text(&missing.stderr));
+    let wrong = spillwayd(&["--no-such-option"]);
+    assert_eq!(
+        (wrong.status.code(), text(&wrong.stderr).lines().count()),
+        (Some(2), 1),
+        "{}",
+        text(&wrong.stderr)
+    );
     world.end(Signal::TERM);
     let refused = spillwayd(&["restore", &running, "--state", &state]);
     assert!(text(&refused.stderr).contains("overwrites nothing"), "{}", text(&refused.stderr));

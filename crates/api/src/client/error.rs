@@ -1,6 +1,7 @@
 //! Errors of the client. Owns the messages.
 
 use crate::Problem;
+use spillway_control::Exit;
 use std::io;
 use std::path::PathBuf;
 
@@ -50,4 +51,22 @@ pub enum ClientError {
     /// The daemon refused the request, for this reason.
     #[error(transparent)]
     Refused(Problem),
+}
+
+impl ClientError {
+    /// Exit code of a program that ends with this error.
+    pub fn exit(&self) -> Exit {
+        match self {
+            ClientError::Connect { source, .. } | ClientError::File { source, .. }
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                Exit::Permission
+            }
+            ClientError::Untrusted { .. } => Exit::Permission,
+            ClientError::File { .. } => Exit::Usage,
+            ClientError::Connect { .. } | ClientError::Broken { .. } => Exit::Unavailable,
+            ClientError::Interrupted { .. } => Exit::Interrupted,
+            ClientError::Refused(refusal) => refusal.code.exit(),
+        }
+    }
 }

@@ -29,12 +29,11 @@ pub use machine::{MachineCommand, machine};
 pub use operation::{OperationCommand, operation};
 pub use store::{StoreCommand, store};
 
-use crate::error::{Exit, Failure};
+use crate::error::Failure;
 use clap::Args;
 use comfy_table::{Table, presets};
+use spillway_api::Name;
 use spillway_api::client::{self, ClientError};
-use spillway_api::{ErrorCode, Name};
-use std::io;
 
 /// Which objects of a list.
 #[derive(Debug, Args)]
@@ -62,41 +61,7 @@ impl Labels {
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {
-        let exit = match &error {
-            ClientError::Connect { source, .. } | ClientError::File { source, .. }
-                if source.kind() == io::ErrorKind::PermissionDenied =>
-            {
-                Exit::Permission
-            }
-            ClientError::Untrusted { .. } => Exit::Permission,
-            ClientError::File { .. } => Exit::Usage,
-            ClientError::Connect { .. } | ClientError::Broken { .. } => Exit::Unavailable,
-            ClientError::Interrupted { .. } => Exit::Interrupted,
-            ClientError::Refused(refusal) => exit(refusal.code),
-        };
-        Failure::new(exit, error.to_string())
-    }
-}
-
-fn exit(code: ErrorCode) -> Exit {
-    match code {
-        ErrorCode::Invalid
-        | ErrorCode::MethodNotAllowed
-        | ErrorCode::UnsupportedMediaType
-        | ErrorCode::TooLarge => Exit::Usage,
-        ErrorCode::Unauthenticated | ErrorCode::Forbidden => Exit::Permission,
-        ErrorCode::NotFound => Exit::Image,
-        ErrorCode::Exists
-        | ErrorCode::InUse
-        | ErrorCode::Conflict
-        | ErrorCode::PreconditionFailed
-        | ErrorCode::KeyReused
-        | ErrorCode::Timeout
-        | ErrorCode::Cancelled
-        | ErrorCode::Busy => Exit::Refused,
-        ErrorCode::Exhausted => Exit::Create,
-        ErrorCode::Unavailable => Exit::Unavailable,
-        ErrorCode::Internal | ErrorCode::Damaged => Exit::Internal,
+        Failure::new(error.exit(), error.to_string())
     }
 }
 

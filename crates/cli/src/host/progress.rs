@@ -1,6 +1,5 @@
 //! Waits for operations and shows their progress. Ctrl-C stops the waiting, not the operation.
 
-use super::exit;
 use crate::error::Failure;
 use indicatif::{ProgressBar, ProgressStyle};
 use spillway_api::client::Client;
@@ -27,7 +26,7 @@ pub fn wait(client: &Client, begun: &Operation) -> Result<(), Failure> {
             }
             OperationState::Failed { error } => {
                 bar.finish_and_clear();
-                return Err(Failure::new(exit(error.code), error.detail));
+                return Err(Failure::new(error.code.exit(), error.detail));
             }
         }
     }

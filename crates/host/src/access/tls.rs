@@ -3,6 +3,7 @@
 //! Invariant: plain text is never answered, and remote clients take no slots from local ones.
 
 use super::tokens::Tokens;
+use crate::failure::Failure;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::net::SocketAddr;
@@ -101,11 +102,14 @@ fn config(remote: &Remote) -> Result<ServerConfig> {
         .and_then(|certificates| certificates.collect::<Result<Vec<_>, _>>())
         .with_context(|| format!("--tls-cert {}", at(&remote.certificate)))?;
     if certificates.is_empty() {
-        bail!("--tls-cert {}: there is no certificate in it", at(&remote.certificate));
+        bail!(Failure::usage(format!(
+            "--tls-cert {}: there is no certificate in it",
+            at(&remote.certificate)
+        )));
     }
     let rights = fs::metadata(&remote.key).with_context(|| format!("--tls-key {}", at(&remote.key)))?.mode();
     if rights & 0o007 != 0 {
-        bail!("--tls-key {}: others may read it: chmod 0600", at(&remote.key));
+        bail!(Failure::usage(format!("--tls-key {}: others may read it: chmod 0600", at(&remote.key))));
     }
     let key = PrivateKeyDer::from_pem_file(&remote.key)
         .with_context(|| format!("--tls-key {}", at(&remote.key)))?;

@@ -4,6 +4,7 @@
 //! Invariant: the time to refuse a token reveals nothing about the known tokens.
 
 use super::Role;
+use crate::failure::Failure;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -32,11 +33,14 @@ impl Tokens {
         let file = File::open(path).with_context(|| path.display().to_string())?;
         let found = file.metadata().with_context(|| path.display().to_string())?;
         if found.mode() & 0o027 != 0 {
-            bail!("{}: others may read it, or its group write it: chmod 0600", path.display());
+            bail!(Failure::usage(format!(
+                "{}: others may read it, or its group write it: chmod 0600",
+                path.display()
+            )));
         }
         let mut text = String::new();
         file.take(MAX_FILE_BYTES).read_to_string(&mut text).with_context(|| path.display().to_string())?;
-        Tokens::parse(&text).with_context(|| path.display().to_string())
+        Tokens::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", path.display())).into())
     }
 
     fn parse(text: &str) -> Result<Tokens> {

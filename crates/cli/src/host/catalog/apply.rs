@@ -8,7 +8,7 @@ use super::file::{self, Format};
 use super::path;
 use super::update::settle;
 use crate::error::{Exit, Failure};
-use crate::host::{Daemon, exit, table};
+use crate::host::{Daemon, table};
 use crate::output;
 use clap::Args;
 use serde::Serialize;
@@ -140,7 +140,7 @@ impl CatalogFile {
                     0 => first.detail.clone(),
                     more => format!("{}; and {more} more of {} catalogs failed", first.detail, items.len()),
                 };
-                Err(Failure::new(exit(first.code), message))
+                Err(Failure::new(first.code.exit(), message))
             }
             None => Ok(items.iter().all(|report| report.outcome == Outcome::Unchanged)),
         }

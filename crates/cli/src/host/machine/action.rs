@@ -6,7 +6,7 @@ use super::get;
 use super::table::rows;
 use crate::error::{Exit, Failure};
 use crate::host::words::{label, number, word};
-use crate::host::{Daemon, exit, leftover};
+use crate::host::{Daemon, leftover};
 use clap::Args;
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError, query};
@@ -162,7 +162,7 @@ pub(super) fn delete(
         0 => first.detail.clone(),
         more => format!("{}; and {more} more of {} machines stay", first.detail, deleted.items.len()),
     };
-    Err(Failure::new(exit(first.code), message))
+    Err(Failure::new(first.code.exit(), message))
 }
 
 impl SelectorOptions {
@@ -226,7 +226,7 @@ pub fn failed(machine: &MachineDetails) -> Result<(), Failure> {
         Phase::Failed | Phase::Waiting => {
             let why = machine.status.message.as_deref().unwrap_or("it has failed");
             let code = machine.status.code.unwrap_or(ErrorCode::Internal);
-            Err(Failure::new(exit(code), format!("{}: {why}", machine.machine.name)))
+            Err(Failure::new(code.exit(), format!("{}: {why}", machine.machine.name)))
         }
         _ => Ok(()),
     }
