@@ -259,7 +259,7 @@ fn versions_are_updated_and_rolled_back() {
     world.ok(&["image", "publish", "debian:2"]);
     // One that is to run and cannot be started keeps a rollout from its end.
     world.ok(&["machine", "start", "desk-001"]);
-    let line = world.ok(&["catalog", "rollback", "desk", "--rollout", "batch=5", "--grace", "9"]);
+    let line = world.ok(&["catalog", "rollback", "desk", "--rollout", "batch=5", "--claim-grace", "9"]);
     assert_eq!(line, "desk: machines take debian:1 5 at a time, claimed ones after 9 s\n");
     // Once the overseer has seen the rollout its progress follows.
     let listed = world.ok(&["catalog", "list"]);

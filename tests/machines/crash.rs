@@ -33,51 +33,59 @@ struct Answered {
 fn script(world: &World, random: &mut Rng, stop: &AtomicBool, answered: &mut Answered) {
     while !stop.load(Ordering::Relaxed) {
         let name = ASKED[random.below(ASKED.len() as u64) as usize].to_owned();
-        let (arguments, power, claim): (Vec<&str>, Option<&'static str>, Option<bool>) = match random.below(9)
-        {
-            0 | 1 => (vec!["machine", "start", &name], Some("on"), None),
-            2 => (vec!["machine", "stop", &name, "--force"], Some("off"), None),
-            3 => (vec!["machine", "reset", &name], None, None),
-            4 => (vec!["machine", "restart", &name, "--force"], Some("on"), None),
-            5 => {
-                let version = format!("golden:{}", 1 + random.below(2));
-                // Claimed ones are not waited for: nobody here is certain to release them.
-                let update =
-                    ["catalog", "update", "work", "--image", &version, "--rollout", "now", "--grace", "0"];
-                let (code, _, err) = world.spillway(&update);
-                assert!([0, 69, 75].contains(&code), "{code} {err}");
-                continue;
-            }
-            6 => {
-                let (code, out, err) = world.spillway(&["machine", "claim", "work", "--json"]);
-                assert!([0, 69, 73].contains(&code), "{code} {err}");
-                match serde_json::from_str::<Value>(&out) {
-                    Ok(machine) => {
-                        let name = machine["name"].as_str().unwrap().to_owned();
-                        answered.power.insert(name.clone(), Some("on"));
-                        answered.claimed.insert(name, Some(true));
-                    }
-                    // Whose it may have become is not known.
-                    Err(_) if code == 69 => {
-                        answered.power.clear();
-                        answered.claimed.retain(|_, claimed| *claimed == Some(true));
-                    }
-                    Err(_) => {}
+        let (arguments, power, claim): (Vec<&str>, Option<&'static str>, Option<bool>) =
+            match random.below(9) {
+                0 | 1 => (vec!["machine", "start", &name], Some("on"), None),
+                2 => (vec!["machine", "stop", &name, "--force"], Some("off"), None),
+                3 => (vec!["machine", "reset", &name], None, None),
+                4 => (vec!["machine", "restart", &name, "--force"], Some("on"), None),
+                5 => {
+                    let version = format!("golden:{}", 1 + random.below(2));
+                    // Claimed ones are not waited for: nobody here is certain to release them.
+                    let update = [
+                        "catalog",
+                        "update",
+                        "work",
+                        "--image",
+                        &version,
+                        "--rollout",
+                        "now",
+                        "--claim-grace",
+                        "0",
+                    ];
+                    let (code, _, err) = world.spillway(&update);
+                    assert!([0, 69, 75].contains(&code), "{code} {err}");
+                    continue;
                 }
-                continue;
-            }
-            7 => (vec!["machine", "release", &name], None, Some(false)),
-            _ => {
-                let (code, _, err) = match random.below(2) {
-                    0 => world.spillway(&["catalog", "delete", "passing"]),
-                    _ => {
-                        world.spillway(&["catalog", "create", "passing", "--image", "golden", "--count", "3"])
+                6 => {
+                    let (code, out, err) = world.spillway(&["machine", "claim", "work", "--json"]);
+                    assert!([0, 69, 73].contains(&code), "{code} {err}");
+                    match serde_json::from_str::<Value>(&out) {
+                        Ok(machine) => {
+                            let name = machine["name"].as_str().unwrap().to_owned();
+                            answered.power.insert(name.clone(), Some("on"));
+                            answered.claimed.insert(name, Some(true));
+                        }
+                        // Whose it may have become is not known.
+                        Err(_) if code == 69 => {
+                            answered.power.clear();
+                            answered.claimed.retain(|_, claimed| *claimed == Some(true));
+                        }
+                        Err(_) => {}
                     }
-                };
-                assert!([0, 66, 69, 75].contains(&code), "{code} {err}");
-                continue;
-            }
-        };
+                    continue;
+                }
+                7 => (vec!["machine", "release", &name], None, Some(false)),
+                _ => {
+                    let (code, _, err) = match random.below(2) {
+                        0 => world.spillway(&["catalog", "delete", "passing"]),
+                        _ => world
+                            .spillway(&["catalog", "create", "passing", "--image", "golden", "--count", "3"]),
+                    };
+                    assert!([0, 66, 69, 75].contains(&code), "{code} {err}");
+                    continue;
+                }
+            };
         let (code, _, err) = world.spillway(&arguments);
         // Done, not reachable, or not now: a claim that is not there.
         assert!([0, 69, 75].contains(&code), "{arguments:?}: {code} {err}");

@@ -153,7 +153,7 @@ fn machines_are_brought_to_another_version_and_back() {
     until("the rollout has ended", || catalog(&world)["rollout"].is_null());
 
     // And back, one at a time.
-    world.ok(&["catalog", "rollback", "desk", "--rollout", "batch=1", "--grace", "0"]);
+    world.ok(&["catalog", "rollback", "desk", "--rollout", "batch=1", "--claim-grace", "0"]);
     let mut most_away = 0;
     until("it is rolled back", || {
         let away = count(&world, "desk", |m| m["status"]["ready"] == false);

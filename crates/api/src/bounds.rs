@@ -199,10 +199,10 @@ bounded! {
         grace_seconds: GRACE_SECONDS, claim_ttl_seconds: TTL_SECONDS; disk
     }
     CatalogUpdate {
-        rollout: BATCH, grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS, max_failed: MACHINES
+        rollout: BATCH, claim_grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS, max_failed: MACHINES
     }
     CatalogRollback {
-        to: VERSION, rollout: BATCH, grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS,
+        to: VERSION, rollout: BATCH, claim_grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS,
         max_failed: MACHINES
     }
     RolloutChange {}

@@ -105,16 +105,19 @@ fn an_update_is_recorded_and_another_one_replaces_it() {
     client.post::<_, serde_json::Value>("/v1/machine-actions", &start).unwrap();
     let updated = ask(&client, "desk/update", r#"{"image": "debian:2", "rollout": "now"}"#).unwrap();
     let rollout = updated.rollout.clone().unwrap();
-    assert_eq!((rollout.strategy, rollout.version, rollout.grace_seconds), (RolloutStrategy::Now, 2, None));
+    assert_eq!(
+        (rollout.strategy, rollout.version, rollout.claim_grace_seconds),
+        (RolloutStrategy::Now, 2, None)
+    );
     assert_eq!((updated.version, history(&updated)), (2, vec![1, 2]));
     assert_eq!(updated.spec.image.to_string(), "debian:2");
     assert_eq!(updated.warnings, [""; 0]);
     assert_eq!(machines(&client, "desk").len(), 4);
     // The same version by another strategy is another rollout and no other version.
-    let again = r#"{"image": "debian:2", "rollout": {"batch": 2}, "grace_seconds": 90}"#;
+    let again = r#"{"image": "debian:2", "rollout": {"batch": 2}, "claim_grace_seconds": 90}"#;
     let again = ask(&client, "desk/update", again).unwrap();
     let rollout = again.rollout.clone().unwrap();
-    assert_eq!((rollout.strategy, rollout.grace_seconds), (RolloutStrategy::Batch(2), Some(90)));
+    assert_eq!((rollout.strategy, rollout.claim_grace_seconds), (RolloutStrategy::Batch(2), Some(90)));
     assert_eq!(history(&again), [1, 2]);
     assert!(again.warnings[0].contains("replaces the rollout of debian:2 (now)"), "{:?}", again.warnings);
     // It is said once, and the catalog's own patience is as it was.

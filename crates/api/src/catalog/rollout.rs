@@ -54,8 +54,8 @@ impl FromStr for RolloutStrategy {
 pub struct Rollout {
     /// How machines that run now get the new version.
     pub strategy: RolloutStrategy,
-    /// Seconds for which claimed machines are spared; by default until they are released.
-    pub grace_seconds: Option<u32>,
+    /// Seconds after which claimed machines are restarted too; by default when they are released.
+    pub claim_grace_seconds: Option<u32>,
     /// Seconds without progress after which the rollout counts as stalled. It continues when it can.
     pub deadline_seconds: u32,
     /// Number of failed machines that are ignored. Each further one occupies a place of the batch until it is ready.
@@ -152,9 +152,9 @@ pub struct CatalogUpdate {
     /// When running machines take the version.
     #[serde(default)]
     pub rollout: RolloutStrategy,
-    /// Seconds for which claimed machines are spared; by default until they are released.
+    /// Seconds after which claimed machines are restarted too; by default when they are released.
     #[serde(default)]
-    pub grace_seconds: Option<u32>,
+    pub claim_grace_seconds: Option<u32>,
     /// Seconds without progress after which the rollout counts as stalled. By default 600.
     #[serde(default)]
     pub deadline_seconds: Option<u32>,
@@ -177,9 +177,9 @@ pub struct CatalogRollback {
     /// When running machines take the version.
     #[serde(default)]
     pub rollout: RolloutStrategy,
-    /// Seconds for which claimed machines are spared; by default until they are released.
+    /// Seconds after which claimed machines are restarted too; by default when they are released.
     #[serde(default)]
-    pub grace_seconds: Option<u32>,
+    pub claim_grace_seconds: Option<u32>,
     /// Seconds without progress after which the rollout counts as stalled. By default 600.
     #[serde(default)]
     pub deadline_seconds: Option<u32>,

@@ -42,7 +42,7 @@ impl Catalogs {
         let update = CatalogUpdate {
             image: ImageRef { name: name.clone(), version: None },
             rollout: rollback.rollout,
-            grace_seconds: rollback.grace_seconds,
+            claim_grace_seconds: rollback.claim_grace_seconds,
             deadline_seconds: rollback.deadline_seconds,
             max_failed: rollback.max_failed,
             discard_data: rollback.discard_data,
@@ -105,7 +105,7 @@ impl Catalogs {
             self.check(name, &spec)?;
             check(&catalog, &spec, update.discard_data)?;
             let stays = spec.keeps_writes() && spec.image.name == catalog.spec.image.name;
-            let grace_seconds = update.grace_seconds;
+            let claim_grace_seconds = update.claim_grace_seconds;
             catalog.spec.image = spec.image;
             let replaced = catalog.rollout.take();
             let version = self.version(changes, &catalog.spec.image)?;
@@ -120,7 +120,7 @@ impl Catalogs {
                     let image = catalog.spec.image.name.clone();
                     Some(Rollout {
                         strategy,
-                        grace_seconds,
+                        claim_grace_seconds,
                         deadline_seconds: update.deadline_seconds.unwrap_or(DEADLINE_SECONDS_DEFAULT),
                         max_failed: update.max_failed,
                         paused: false,
@@ -284,7 +284,7 @@ mod tests {
         let image = catalog.spec.image.name.clone();
         catalog.rollout = Some(Rollout {
             strategy: RolloutStrategy::Now,
-            grace_seconds: None,
+            claim_grace_seconds: None,
             deadline_seconds: 600,
             max_failed: 0,
             paused: false,

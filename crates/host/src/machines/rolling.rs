@@ -48,7 +48,7 @@ impl TrackedRollout {
         let left = |grace: u32| Duration::from_secs(u64::from(grace).saturating_sub(passed));
         TrackedRollout {
             of: identity(rollout),
-            spares_until: rollout.grace_seconds.map(|grace| now + left(grace)),
+            spares_until: rollout.claim_grace_seconds.map(|grace| now + left(grace)),
             best: 0,
             moved: now,
             progress: RolloutProgress {
@@ -284,7 +284,7 @@ mod tests {
 
     fn rollout(deadline_seconds: u32, max_failed: u32) -> Rollout {
         let rollout = serde_json::json!({
-            "strategy": { "batch": 1 }, "grace_seconds": null, "deadline_seconds": deadline_seconds,
+            "strategy": { "batch": 1 }, "claim_grace_seconds": null, "deadline_seconds": deadline_seconds,
             "max_failed": max_failed, "paused": false, "since": Timestamp::now(), "image": "debian", "version": 3,
         });
         serde_json::from_value(rollout).unwrap()

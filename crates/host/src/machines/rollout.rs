@@ -182,7 +182,7 @@ mod tests {
             version,
             strategy: RolloutStrategy::Now,
             since: jiff::Timestamp::UNIX_EPOCH,
-            grace_seconds: None,
+            claim_grace_seconds: None,
             deadline_seconds: 600,
             max_failed: 0,
             paused: false,

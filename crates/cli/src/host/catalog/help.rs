@@ -58,7 +58,7 @@ Examples:
   Version 3, which each machine takes at its next start:
     spillway catalog update desk --image debian:3
   The published version, five machines at a time, claimed machines after two hours:
-    spillway catalog update desk --image debian --rollout batch=5 --grace 7200
+    spillway catalog update desk --image debian --rollout batch=5 --claim-grace 7200
   Five at a time; up to two machines may fail, and the rollout counts as stalled after five minutes without progress:
     spillway catalog update desk --image debian --rollout batch=5 --max-failed 2 --deadline 300";
 

@@ -174,7 +174,7 @@ fn versions(catalog: &Catalog) -> String {
                 RolloutStrategy::Now => "now".into(),
                 RolloutStrategy::Batch(machines) => format!("{machines} at a time"),
             };
-            let grace = match rollout.grace_seconds {
+            let grace = match rollout.claim_grace_seconds {
                 Some(seconds) => format!("claimed ones after {seconds} s"),
                 None => "claimed ones when they are released".into(),
             };

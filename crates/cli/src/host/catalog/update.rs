@@ -48,9 +48,9 @@ struct RolloutOptions {
     rollout: RolloutStrategy,
     #[arg(
         long, value_name = "SECONDS", value_parser = number(&bounds::CLAIM_GRACE_SECONDS),
-        help = bounds::CLAIM_GRACE_SECONDS.help("How long claimed machines are not restarted [default: until they are released]")
+        help = bounds::CLAIM_GRACE_SECONDS.help("After how long claimed machines are restarted too [default: when they are released]")
     )]
-    grace: Option<u32>,
+    claim_grace: Option<u32>,
     #[arg(
         long, value_name = "SECONDS", value_parser = number(&bounds::DEADLINE_SECONDS),
         help = bounds::DEADLINE_SECONDS.help("How long the rollout may make no progress before it counts as stalled [default: 600]")
@@ -72,11 +72,11 @@ struct RolloutOptions {
 impl Update {
     /// Asks for it: what it is decided on, the daemon looks at itself.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
-        let RolloutOptions { rollout, grace, deadline, max_failed, discard_data, dry_run } = self.how;
+        let RolloutOptions { rollout, claim_grace, deadline, max_failed, discard_data, dry_run } = self.how;
         let update = CatalogUpdate {
             image: self.image,
             rollout,
-            grace_seconds: grace,
+            claim_grace_seconds: claim_grace,
             deadline_seconds: deadline,
             max_failed,
             discard_data,
@@ -89,11 +89,11 @@ impl Update {
 impl Rollback {
     /// Asks for it.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
-        let RolloutOptions { rollout, grace, deadline, max_failed, discard_data, dry_run } = self.how;
+        let RolloutOptions { rollout, claim_grace, deadline, max_failed, discard_data, dry_run } = self.how;
         let rollback = CatalogRollback {
             to: self.to,
             rollout,
-            grace_seconds: grace,
+            claim_grace_seconds: claim_grace,
             deadline_seconds: deadline,
             max_failed,
             discard_data,
