@@ -78,7 +78,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// A directory that only this user can enter; it goes with the value.
+/// A folder that only this user can enter; it goes with the value.
 fn private_dir() -> Result<tempfile::TempDir, Failure> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("spillway-");
@@ -89,7 +89,7 @@ fn private_dir() -> Result<tempfile::TempDir, Failure> {
         None => builder.tempdir_in("/tmp").map_err(|e| {
             Failure::new(
                 Exit::Create,
-                format!("cannot make a private directory in /tmp: {e}: make space there"),
+                format!("cannot make a private folder in /tmp: {e}: make space there"),
             )
         }),
     }

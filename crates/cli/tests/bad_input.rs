@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Asserts a refusal that leaves the directory as it was.
+/// Asserts a refusal that leaves the folder as it was.
 #[track_caller]
 fn refused(world: &World, command: &mut Command, code: i32, words: &[&str]) {
     let before = world.left();
@@ -33,7 +33,7 @@ fn an_image_that_is_missing_or_wrong() {
     refused(&world, &mut image("none.raw"), 66, &["none.raw", "does not exist", "--image"]);
 
     std::fs::create_dir(world.path("dir.raw")).unwrap();
-    refused(&world, &mut image("dir.raw"), 66, &["is a directory"]);
+    refused(&world, &mut image("dir.raw"), 66, &["is a folder"]);
 
     std::fs::write(world.path("disk.img"), [0; 4096]).unwrap();
     refused(&world, &mut image("disk.img"), 66, &["disk.img", "--format raw"]);
@@ -114,7 +114,7 @@ fn an_overflow_directory_that_cannot_be_used() {
             &["/dev/shm", "tmpfs", "--mode ram"],
         );
         let file = world.path("base.raw");
-        refused(&world, at(&file).args(["--mode", mode]), 73, &["not a directory"]);
+        refused(&world, at(&file).args(["--mode", mode]), 73, &["not a folder"]);
     }
 }
 
@@ -211,7 +211,7 @@ fn a_socket_that_cannot_be_made() {
     let long = world.path(&"x".repeat(120));
     refused(&world, world.serve().arg("--control").arg(long), 73, &["the most is 107"]);
     let nowhere = world.path("no/such/dir/c");
-    refused(&world, world.serve().arg("--control").arg(nowhere), 73, &["make its directory"]);
+    refused(&world, world.serve().arg("--control").arg(nowhere), 73, &["make its folder"]);
     refused(&world, world.serve().args(["--socket-group", "no-such-group"]), 2, &["no-such-group"]);
 }
 

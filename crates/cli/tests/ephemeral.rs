@@ -16,7 +16,7 @@ fn sector(offset: u64) -> u64 {
     offset / 512 % 251
 }
 
-/// `serve` of a new copy of the image in this directory.
+/// `serve` of a new copy of the image in this folder.
 fn ephemeral(world: &World) -> Command {
     std::fs::copy(world.path("base.raw"), world.path("copy")).unwrap();
     on(world, "copy")

@@ -22,7 +22,7 @@ fn sector(offset: u64) -> u64 {
     offset / 512 % 251
 }
 
-/// `serve` of the disk in this directory.
+/// `serve` of the disk in this folder.
 fn persistent(world: &World) -> Command {
     let mut command = spillway();
     command.args(["serve", "--mode", "persistent"]);

@@ -127,7 +127,7 @@ fn a_machine_boots_writes_gets_ctrl_c_and_passes_on_its_exit_code() {
     let words: Vec<_> = guest.split_whitespace().collect();
     assert!(words[2] == "1" && words[5..7] == ["512", "B"], "one write of 512 bytes: {guest}");
     assert_eq!(terminal.settings(), settings, "the terminal is as it was");
-    assert_eq!(std::fs::read_dir(world.path("run")).unwrap().count(), 0, "no private directory stays");
+    assert_eq!(std::fs::read_dir(world.path("run")).unwrap().count(), 0, "no private folder stays");
     assert_eq!(world.left(), ["base.raw", "run"]);
     assert!(std::fs::read(world.path("base.raw")).unwrap() == before, "the image is never written");
 }

@@ -514,7 +514,7 @@ fn the_identities_of_the_counters_hold_under_eviction() {
     assert_eq!(server.end(Signal::TERM).0, 0);
 }
 
-/// `serve` under strace, which makes the first opens of the overflow directory fail as another file system would.
+/// `serve` under strace, which makes the first opens of the overflow folder fail as another file system would.
 fn where_opens_fail(world: &World, serve: &Command, how: &str) -> Command {
     let call = if cfg!(target_arch = "x86_64") { "open" } else { "openat" };
     let mut strace = Command::new("strace");
@@ -540,7 +540,7 @@ fn mode_direct_needs_o_direct_and_not_o_tmpfile() {
     let mut direct = world.serve();
     direct.args(["--mode", "direct"]);
     let mut command = where_opens_fail(&world, &direct, "error=EINVAL:when=1");
-    refuses(&mut command, 73, &["overflow directory", "has no O_DIRECT", "--mode direct", "--overflow-dir"]);
+    refuses(&mut command, 73, &["overflow folder", "has no O_DIRECT", "--mode direct", "--overflow-dir"]);
     assert_eq!(world.left(), ["base.raw"]);
     let server = Server::start(&mut where_opens_fail(&world, &direct, "error=EOPNOTSUPP:when=1..2"));
     assert_eq!(server.report["overflow_direct"], true, "without O_TMPFILE it is what it says");

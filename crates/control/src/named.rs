@@ -55,11 +55,11 @@ fn check_kind(path: &Path, mode: u32) -> Result<(), SupervisorError> {
     }
 }
 
-/// The directory of a file that is to be made, if there is one that can hold it.
+/// The folder of a file that is to be made, if there is one that can hold it.
 pub fn directory(path: &Path) -> Result<&Path, SupervisorError> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let shape = rustix::fs::statfs(dir).map_err(|e| {
-        let advice = "make its directory first, or name another with --disk";
+        let advice = "make its folder first, or name another with --disk";
         SupervisorError::on_path(ErrorKind::Create, "cannot make disk", path, e, advice)
     })?;
     check_store(path, &shape)?;

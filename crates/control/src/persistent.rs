@@ -69,7 +69,7 @@ impl PersistentFile {
                         return Err(SupervisorError::new(
                             ErrorKind::Create,
                             format!(
-                                "disk {}: the file system of its directory has no O_TMPFILE: name a directory on \
+                                "disk {}: the file system of its folder has no O_TMPFILE: name a folder on \
                                  ext4 or XFS with --disk",
                                 path.display()
                             ),

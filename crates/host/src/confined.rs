@@ -1,7 +1,7 @@
 //! Runs other programs on untrusted files so that they can do no harm. Owns the confinement of the child; knows nothing
 //! of the program's purpose.
 //!
-//! Invariant: the child can open nothing but the files that were passed as descriptors, the directories that it may
+//! Invariant: the child can open nothing but the files that were passed as descriptors, the folders that it may
 //! change, and the system's programs and libraries; it creates no socket and no device; it outlives neither this process
 //! nor its deadline, and its output is bounded.
 
@@ -136,7 +136,7 @@ impl<'a> Confined<'a> {
         self
     }
 
-    /// Adds a directory whose files the program may change.
+    /// Adds a folder whose files the program may change.
     pub fn may_write(mut self, path: &Path) -> Confined<'a> {
         self.writes.push(path.to_owned());
         self

@@ -150,7 +150,7 @@ fn open_file(path: &Path, direct: bool) -> Result<(File, bool), ImageError> {
 fn check_kind(mode: u32) -> Result<(), ImageError> {
     let what = match FileType::from_raw_mode(mode) {
         FileType::RegularFile | FileType::BlockDevice => return Ok(()),
-        FileType::Directory => "is a directory",
+        FileType::Directory => "is a folder",
         FileType::Fifo => "is a pipe",
         FileType::Socket => "is a socket",
         FileType::CharacterDevice => "is a character device",
@@ -168,7 +168,7 @@ fn open_error(error: Errno, direct: bool) -> ImageError {
         Errno::ACCESS | Errno::PERM => ImageError::new(
             ImageErrorKind::Permission,
             "may not be read by this user",
-            "give read permission on the file, and search permission on the directories above it",
+            "give read permission on the file, and search permission on the folders above it",
         ),
         Errno::INVAL | Errno::OPNOTSUPP if direct => direct_error(),
         error => ImageError::io("cannot be opened", &error.into()),

@@ -63,7 +63,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A temporary directory on a real disk: O_DIRECT and the page cache are part of what is tested.
+/// A temporary folder on a real disk: O_DIRECT and the page cache are part of what is tested.
 fn dir() -> TempDir {
     tempfile::Builder::new().prefix("spillway-base-").tempdir_in("/var/tmp").unwrap()
 }
@@ -639,7 +639,7 @@ fn bad_paths_formats_and_sizes_say_what_to_do() {
     refused(&at("none.raw").join("below.raw"), None, Missing, &["does not exist"]);
 
     fs::create_dir(at("dir.raw")).unwrap();
-    refused(&at("dir.raw"), None, NotAFile, &["directory"]);
+    refused(&at("dir.raw"), None, NotAFile, &["folder"]);
     run("mkfifo", &[text(&at("pipe.raw"))]);
     refused(&at("pipe.raw"), None, NotAFile, &["pipe"]);
     refused(Path::new("/dev/null"), Some(ImageFormat::Raw), NotAFile, &["character device"]);

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// What is asked of the disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe<'a> {
-    /// A directory on the disk.
+    /// A folder on the disk.
     pub dir: &'a Path,
     /// Size of the file.
     pub file_bytes: u64,
@@ -110,7 +110,7 @@ impl Probe<'_> {
     }
 }
 
-/// Runs fio in a directory: its command line, and what it found.
+/// Runs fio in a folder: its command line, and what it found.
 fn fio(dir: &Path, name: &str, arguments: &[String]) -> Result<(String, Value)> {
     let output = dir.join(format!("{name}.json"));
     let mut all = vec![format!("--directory={}", dir.display())];

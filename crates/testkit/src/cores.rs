@@ -206,7 +206,7 @@ pub struct Hardware {
     pub ram_bytes: u64,
     /// Kernel release.
     pub kernel: String,
-    /// Where the disk files lay: directory, file system and device.
+    /// Where the disk files lay: folder, file system and device.
     pub disk: String,
     /// The setting of transparent huge pages for shared memory.
     pub shmem_huge_pages: String,
@@ -235,7 +235,7 @@ impl Hardware {
     }
 }
 
-/// The mount that a directory lies on, as `ext4 (/dev/vda)`.
+/// The mount that a folder lies on, as `ext4 (/dev/vda)`.
 fn mount_of(dir: &std::path::Path) -> Option<String> {
     let dir = dir.canonicalize().ok()?;
     let table = std::fs::read_to_string("/proc/self/mounts").ok()?;

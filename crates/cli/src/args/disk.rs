@@ -46,7 +46,7 @@ pub struct Disk {
     /// With --digests: digest of the image, sha256:..., which that file must match
     #[arg(long, value_name = "DIGEST", requires = "digests")]
     pub digest: Option<String>,
-    /// Directory on a local disk for the overflow file (modes ram+overflow, overflow, direct) [default: /var/tmp]
+    /// Folder on a local disk for the overflow file (modes ram+overflow, overflow, direct) [default: /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub overflow_dir: Option<PathBuf>,
     /// For measurements: make the overflow file, or the disk's own file, as slow as this storage model (all modes but ram;

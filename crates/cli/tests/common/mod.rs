@@ -1,4 +1,4 @@
-//! What the tests of the program share: the real binary, servers that are ended by their process id, a directory
+//! What the tests of the program share: the real binary, servers that are ended by their process id, a folder
 //! on a disk that shows what was left behind.
 
 #![allow(dead_code, reason = "each test program uses its part")]
@@ -83,7 +83,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     done.unwrap_or_else(|| panic!("not in {PATIENCE:?}: {what}"));
 }
 
-/// A directory on a disk, with an image.
+/// A folder on a disk, with an image.
 pub struct World {
     pub dir: tempfile::TempDir,
 }
@@ -111,7 +111,7 @@ impl World {
         self.path("spillway")
     }
 
-    /// `serve` with image, overflow directory and an NBD socket, all in this directory.
+    /// `serve` with image, overflow folder and an NBD socket, all in this folder.
     pub fn serve(&self) -> Command {
         let mut command = spillway();
         command.arg("serve").arg("--image").arg(self.path("base.raw"));

@@ -273,7 +273,7 @@ fn image_error(error: ImageError) -> SupervisorError {
 
 /// Derives the serial number from the disk's path: it is the same at every start, so that /dev/disk/by-id does not change.
 fn serial(identity: &Path) -> String {
-    // A relative path names another disk in another directory.
+    // A relative path names another disk in another folder.
     let path = std::path::absolute(identity).unwrap_or_else(|_| identity.to_owned());
     let mut hash = 0xcbf2_9ce4_8422_2325_u64; // FNV-1a
     for byte in path.as_os_str().as_encoded_bytes() {

@@ -77,7 +77,7 @@ pub(super) fn make_ready(
 /// The copy is the disk's from here on: nobody else finds it.
 pub(super) fn take_name(path: &Path, file: &OverflowFile) -> Result<(), SupervisorError> {
     let cannot = |e| {
-        let advice = "let this user change its directory";
+        let advice = "let this user change its folder";
         SupervisorError::on_path(ErrorKind::Create, "cannot remove the name of disk", path, e, advice)
     };
     let (here, ours) =

@@ -1,7 +1,7 @@
 //! Creates the overflow (or difference) file, which the worker reads and writes. The file has no name: no other process can
 //! open it, and its space is freed when the last fd is closed.
 //!
-//! Invariant: when `create` returns an error, nothing is left in the directory.
+//! Invariant: when `create` returns an error, nothing is left in the folder.
 
 use super::Log;
 use super::past_cache::{ALIGNMENT, Block};
@@ -12,7 +12,7 @@ use spillway_control::{ErrorKind, SupervisorError, bytes};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// Smallest free space that the directory must have: a few segments.
+/// Smallest free space that the folder must have: a few segments.
 const LEAST_FREE_BYTES: u64 = 8 << 20;
 
 /// The file, and how it was opened.
@@ -53,8 +53,8 @@ impl Direct {
                 return Err(SupervisorError::new(
                     ErrorKind::Create,
                     format!(
-                        "overflow directory {dir} {what}, and --mode direct writes past the page cache: name a \
-                         directory on ext4 or XFS with --overflow-dir, or choose another mode"
+                        "overflow folder {dir} {what}, and --mode direct writes past the page cache: name a \
+                         folder on ext4 or XFS with --overflow-dir, or choose another mode"
                     ),
                 ));
             }
@@ -75,7 +75,7 @@ pub(super) fn create(
     check_dir(dir, limit_bytes, log)?;
     let (fd, direct) = open_unlinked(dir, setting, log)?;
     let cannot = |what: &str, error: Errno| {
-        let advice = "choose another directory with --overflow-dir or a smaller --overflow";
+        let advice = "choose another folder with --overflow-dir or a smaller --overflow";
         SupervisorError::on_path(ErrorKind::Create, what, dir, error, advice)
     };
     rustix::fs::ftruncate(&fd, file_bytes)
@@ -89,10 +89,10 @@ pub(super) fn create(
             let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| cannot("cannot use a file in", e))?;
             rustix::fs::fcntl_setfl(&fd, flags - OFlags::DIRECT)
                 .map_err(|e| cannot("cannot use a file in", e))?;
-            write_block(&fd, &mut block).map_err(|e| cannot("cannot write in overflow directory", e))?;
+            write_block(&fd, &mut block).map_err(|e| cannot("cannot write in overflow folder", e))?;
             (fd, false)
         }
-        Err(e) => return Err(cannot("cannot write in overflow directory", e)),
+        Err(e) => return Err(cannot("cannot write in overflow folder", e)),
         Ok(()) => (fd, direct),
     };
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -116,21 +116,21 @@ fn write_block(fd: &OwnedFd, block: &mut Block) -> Result<(), Errno> {
 fn check_dir(dir: &Path, limit_bytes: u64, log: &mut Log) -> Result<(), SupervisorError> {
     let advice = "make it, or name another with --overflow-dir";
     let metadata = std::fs::metadata(dir)
-        .map_err(|e| SupervisorError::on_path(ErrorKind::Create, "overflow directory", dir, e, advice))?;
+        .map_err(|e| SupervisorError::on_path(ErrorKind::Create, "overflow folder", dir, e, advice))?;
     if !metadata.is_dir() {
         return Err(SupervisorError::new(
             ErrorKind::Create,
-            format!("overflow directory {}: not a directory: name one with --overflow-dir", dir.display()),
+            format!("overflow folder {}: not a folder: name one with --overflow-dir", dir.display()),
         ));
     }
     let shape = rustix::fs::statfs(dir).map_err(|e| {
-        SupervisorError::on_path(ErrorKind::Create, "cannot look at overflow directory", dir, e, advice)
+        SupervisorError::on_path(ErrorKind::Create, "cannot look at overflow folder", dir, e, advice)
     })?;
     if let Some(name) = in_memory(&shape) {
         return Err(SupervisorError::new(
             ErrorKind::Create,
             format!(
-                "overflow directory {}: it is {name}, which is memory: name a directory on a disk with \
+                "overflow folder {}: it is {name}, which is memory: name a folder on a disk with \
                  --overflow-dir, or use --mode ram",
                 dir.display()
             ),
@@ -141,7 +141,7 @@ fn check_dir(dir: &Path, limit_bytes: u64, log: &mut Log) -> Result<(), Supervis
         return Err(SupervisorError::new(
             ErrorKind::Create,
             format!(
-                "overflow directory {}: only {} are free: make space, or name another with --overflow-dir",
+                "overflow folder {}: only {} are free: make space, or name another with --overflow-dir",
                 dir.display(),
                 bytes(free)
             ),
@@ -149,7 +149,7 @@ fn check_dir(dir: &Path, limit_bytes: u64, log: &mut Log) -> Result<(), Supervis
     }
     if free < limit_bytes {
         log(&format!(
-            "overflow directory {} has {} free, less than the {} that this disk may come to use",
+            "overflow folder {} has {} free, less than the {} that this disk may come to use",
             dir.display(),
             bytes(free),
             bytes(limit_bytes)
@@ -166,7 +166,7 @@ fn open_unlinked(dir: &Path, setting: Direct, log: &mut Log) -> Result<(OwnedFd,
         let advice = "let this user write there, or name another with --overflow-dir";
         SupervisorError::on_path(
             ErrorKind::Create,
-            "cannot make a file in overflow directory",
+            "cannot make a file in overflow folder",
             dir,
             error,
             advice,
@@ -255,7 +255,7 @@ mod tests {
         let file = dir.path().join("file");
         std::fs::File::create(&file).unwrap();
         let error = create(&file, 1 << 20, 1 << 20, Direct::Wanted, &mut log).unwrap_err();
-        assert!(error.to_string().contains("not a directory"), "{error}");
+        assert!(error.to_string().contains("not a folder"), "{error}");
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Listener {
         }
         let cannot = |error: Errno| {
             let advice = match error {
-                Errno::NOENT => "make its directory first, or choose another path",
+                Errno::NOENT => "make its folder first, or choose another path",
                 Errno::ACCESS | Errno::PERM => "let this user write there, or choose another path",
                 _ => "choose another path",
             };
@@ -286,8 +286,8 @@ mod tests {
     fn a_path_that_cannot_be_is_an_error() {
         let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
         assert!(Listener::bind(&long, &rights()).unwrap_err().to_string().contains("the most is 107"));
-        let missing = Path::new("/nonexistent-directory/s");
-        assert!(Listener::bind(missing, &rights()).unwrap_err().to_string().contains("make its directory"));
+        let missing = Path::new("/nonexistent-folder/s");
+        assert!(Listener::bind(missing, &rights()).unwrap_err().to_string().contains("make its folder"));
     }
 
     #[test]

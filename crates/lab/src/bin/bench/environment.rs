@@ -1,6 +1,6 @@
-//! Where a bench takes place: cores, directories, programs, and what the machine is.
+//! Where a bench takes place: cores, folders, programs, and what the machine is.
 //!
-//! Owns the directories that all files lie in; they go when it does, or when the bench is interrupted. Invariant:
+//! Owns the folders that all files lie in; they go when it does, or when the bench is interrupted. Invariant:
 //! what a part needs is there before it starts anything.
 
 use crate::{Options, Part, cliff};
@@ -56,7 +56,7 @@ pub struct HostLatency {
 }
 
 impl Environment {
-    /// Looks at the machine and makes the directories.
+    /// Looks at the machine and makes the folders.
     pub fn prepare(options: &Options) -> Result<Environment> {
         let cores = two_cores(options)?;
         let cliff = if options.part.includes(Part::Cliff) { cliff::tmpfs_bytes(options) } else { 0 };
@@ -100,12 +100,12 @@ impl Environment {
         cores::pin(self.cores[0])
     }
 
-    /// A directory on the disk.
+    /// A folder on the disk.
     pub fn disk(&self) -> &Path {
         self.disk.path()
     }
 
-    /// A directory on tmpfs.
+    /// A folder on tmpfs.
     pub fn tmpfs(&self) -> &Path {
         self.tmpfs.path()
     }
@@ -181,7 +181,7 @@ fn ensure_space(dir: &Path, bytes: u64) -> Result<()> {
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     ensure!(
         free >= bytes,
-        "{}: bench needs {} GiB there, {:.1} are free: give another directory with --dir or --tmpfs",
+        "{}: bench needs {} GiB there, {:.1} are free: give another folder with --dir or --tmpfs",
         dir.display(),
         bytes.div_ceil(1 << 30),
         free as f64 / f64::from(1 << 30)

@@ -79,10 +79,10 @@ struct Options {
     /// Queue depths of the peers' part.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64])]
     depths: Vec<usize>,
-    /// A directory on the disk: 14 GiB for overlays and overflows.
+    /// A folder on the disk: 14 GiB for overlays and overflows.
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
-    /// A directory on tmpfs: 3 GiB, for the cliff 5.
+    /// A folder on tmpfs: 3 GiB, for the cliff 5.
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: PathBuf,
     /// The spillway program [default: beside this program].
@@ -97,7 +97,7 @@ struct Options {
     /// Without Spillway: to try the peers.
     #[arg(long, conflicts_with = "check")]
     peers_only: bool,
-    /// The directory for bench.json, cliff.json, cliff.svg, scale.json, first-minute.json and overhead.json.
+    /// The folder for bench.json, cliff.json, cliff.svg, scale.json, first-minute.json and overhead.json.
     #[arg(long, default_value = "docs/benchmarks")]
     out: PathBuf,
     /// Exit with 1 when a target of the parts 'peers', 'scale', 'first-minute' and 'overhead' is missed, after a list of all that are.

@@ -24,7 +24,7 @@ use std::time::Instant;
 #[derive(Parser)]
 #[command(name = "demo")]
 struct Options {
-    /// A directory on the disk, for difference file and overflow.
+    /// A folder on the disk, for difference file and overflow.
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
     /// The spillway program [default: beside this program].

@@ -254,7 +254,7 @@ pub fn run(scenario: &Scenario, host: &Host, progress: &mut Progress) -> Result<
     let pid = |name: &str| run[name].as_u64().with_context(|| format!("the machine has no {name}"));
     ensure!(
         is_direct(Path::new(text("control_socket")?))?,
-        "the overflow has no O_DIRECT, so the host's page cache would take part: name another directory with --dir"
+        "the overflow has no O_DIRECT, so the host's page cache would take part: name another folder with --dir"
     );
     let (disk, vmm) = (pid("disk_pid")? as u32, pid("vmm_pid")? as u32);
     let mut console = Console::connect(Path::new(text("console_socket")?))?;
