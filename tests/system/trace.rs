@@ -98,8 +98,8 @@ fn what_is_recorded_is_what_was_asked_and_says_what_the_disk_did() {
     let evicted = figure(&stats, "evictions.blocks").unwrap() as f64 * 4096.0;
     assert!(evicted > written / 10.0, "it was evicted: {stats}");
     let live = json(spillway(&["stats", "--curve", "--json"]).arg(disk.control()));
-    let by = |engine: &str| {
-        let all = json(spillway(&["advise", "--json", "--engine", engine]).arg(&trace));
+    let by = |method: &str| {
+        let all = json(spillway(&["advise", "--json", "--method", method]).arg(&trace));
         assert_eq!((&all["traces"][0]["curve"], all["traces"].as_array().unwrap().len()), (&all["curve"], 1));
         all
     };

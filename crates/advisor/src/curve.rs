@@ -1,6 +1,6 @@
 //! The result: the overflow at every RAM limit, and the limits that stand out.
 //!
-//! Owns no engine; what an engine has found is a [`Profile`]. Invariant: along a curve nothing grows with the RAM.
+//! Owns no method; what a method has found is a [`Profile`]. Invariant: along a curve nothing grows with the RAM.
 
 use crate::event::BLOCK_BYTES;
 use crate::limit::{limit_bytes, spread, staying_blocks};

@@ -1,6 +1,6 @@
 //! How much RAM a write cache needs: from a trace of a disk's requests to its overflow at every size, in one pass.
 //!
-//! Owns the trace's format, its importers and the engines that count; serves no disk and starts nothing.
+//! Owns the trace's format, its importers and the methods that count; serves no disk and starts nothing.
 //!
 //! ```
 //! use spillway_advisor::{curve, import, lru};

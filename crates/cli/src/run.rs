@@ -87,10 +87,7 @@ fn private_dir() -> Result<tempfile::TempDir, Failure> {
     match made {
         Some(dir) => Ok(dir),
         None => builder.tempdir_in("/tmp").map_err(|e| {
-            Failure::new(
-                Exit::Create,
-                format!("cannot make a private folder in /tmp: {e}: make space there"),
-            )
+            Failure::new(Exit::Create, format!("cannot make a private folder in /tmp: {e}: make space there"))
         }),
     }
 }

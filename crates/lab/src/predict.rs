@@ -16,8 +16,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The engines of the advisor, and how far each may be off.
-pub const ENGINES: [(&str, f64); 3] = [("policy", 0.05), ("lru", 0.05), ("sampled", 0.10)];
+/// The methods of the advisor, and how far each may be off.
+pub const METHODS: [(&str, f64); 3] = [("policy", 0.05), ("lru", 0.05), ("sampled", 0.10)];
 /// Sizes that are compared, as shares of the one from which on nothing overflows.
 pub const SHARES: [f64; 4] = [0.2, 0.4, 0.6, 0.8];
 const MIB: u64 = 1 << 20;
@@ -58,9 +58,9 @@ pub struct Curve {
 
 impl Curve {
     /// What `spillway advise` says of a trace.
-    pub fn of(spillway: &Path, trace: &Path, engine: &str) -> Result<Curve> {
+    pub fn of(spillway: &Path, trace: &Path, method: &str) -> Result<Curve> {
         let output =
-            Command::new(spillway).args(["advise", "--json", "--engine", engine]).arg(trace).output()?;
+            Command::new(spillway).args(["advise", "--json", "--method", method]).arg(trace).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "spillway advise {}: {said}", trace.display());
         let all: Value = serde_json::from_slice(&output.stdout).context("spillway advise printed no JSON")?;

@@ -42,10 +42,10 @@ Examples:
   spillway advise vm1.trace --goal 99% --json | jq .recommended_bytes
   spillway advise desk-*.trace --json | jq '.traces[] | [.trace, .zero_overflow_bytes]'
   spillway advise desk-*.trace --budget 16G --svg desk.svg
-  spillway advise hm_0.csv.gz --format msr --engine policy
+  spillway advise hm_0.csv.gz --format msr --method policy
   spillway advise --live desk
 
-One pass over the trace gives the result for every size of the RAM tier. Engines: 'lru' counts exactly, for a cache with LRU
+One pass over the trace gives the result for every size of the RAM tier. Methods: 'lru' counts exactly, for a cache with LRU
 eviction; 'sampled' does the same on a sample of the blocks, as every served disk does ('spillway stats --curve'); 'policy'
 runs Spillway's own eviction on a sample, at 24 sizes, and at 24 more around the recommended one. The columns 'collector'
 and 'waits' are estimates, for an overflow file of --overflow on a disk that writes --overflow-bandwidth per second.";
@@ -57,7 +57,7 @@ pub struct Advise {
     #[arg(value_name = "TRACE", required_unless_present = "live")]
     traces: Vec<PathBuf>,
     /// Instead of traces, use the live curves of this catalog's machines
-    #[arg(long, value_name = "CATALOG", conflicts_with_all = ["traces", "format", "budget", "svg", "engine", "overflow", "overflow_bandwidth"])]
+    #[arg(long, value_name = "CATALOG", conflicts_with_all = ["traces", "format", "budget", "svg", "method", "overflow", "overflow_bandwidth"])]
     live: Option<Name>,
     /// Where spillwayd is.
     #[command(flatten)]
@@ -74,8 +74,8 @@ pub struct Advise {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// How to compute the curve (see below)
-    #[arg(long, value_enum, default_value_t = Engine::Lru)]
-    engine: Engine,
+    #[arg(long, value_enum, default_value_t = Method::Lru)]
+    method: Method,
     /// For the estimates: limit of the overflow file
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = OVERFLOW_DEFAULT)]
     overflow: u64,
@@ -84,10 +84,10 @@ pub struct Advise {
     overflow_bandwidth: u64,
 }
 
-/// Who counts.
+/// How the curve is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
+pub enum Method {
     /// Exact, for a cache with LRU eviction
     Lru,
     /// The same on a sample of at most 4,096 blocks
@@ -108,7 +108,7 @@ struct Advice {
     trace: String,
     requests: u64,
     seconds: f64,
-    engine: Engine,
+    method: Method,
     written_bytes: u64,
     #[serde(flatten)]
     curve: Curve,
@@ -130,10 +130,10 @@ pub fn advise(args: &Advise) -> Result<(), Failure> {
     if let Some(catalog) = &args.live {
         return live::live(&args.daemon, catalog, args.goal);
     }
-    if args.engine == Engine::Policy
+    if args.method == Method::Policy
         && let Some(once) = args.traces.iter().find(|path| !path.is_file())
     {
-        let why = "--engine policy reads a trace more than once: this is no file";
+        let why = "--method policy reads a trace more than once: this is no file";
         return Err(Failure::usage(format!("{}: {why}", once.display())));
     }
     let mut all = args.traces.iter().map(|path| one(args, path)).collect::<Result<Vec<_>, _>>()?;
@@ -194,7 +194,7 @@ fn draw(path: &Path, all: &[Advice]) -> Result<(), Failure> {
     std::fs::write(path, svg).map_err(|e| cannot(&e))
 }
 
-/// The engine, as it goes through a trace.
+/// The method, as it goes through a trace.
 enum Counter {
     Lru(Lru),
     Sampled(Shards),
@@ -226,9 +226,9 @@ impl Counter {
 fn one(args: &Advise, path: &Path) -> Result<Advice, Failure> {
     let mut source = Source::open(path, &args.format)?;
     let disk_bytes = Some(source.head().disk_bytes).filter(|bytes| *bytes > 0).unwrap_or(u64::MAX);
-    let mut counter = match args.engine {
-        Engine::Sampled => Counter::Sampled(Shards::new(disk_bytes, Sample::default())),
-        Engine::Lru | Engine::Policy => Counter::Lru(Lru::new(disk_bytes)),
+    let mut counter = match args.method {
+        Method::Sampled => Counter::Sampled(Shards::new(disk_bytes, Sample::default())),
+        Method::Lru | Method::Policy => Counter::Lru(Lru::new(disk_bytes)),
     };
     let (mut bursts, mut requests, mut last_us) = (Bursts::default(), 0, 0);
     while let Some(event) = source.next()? {
@@ -237,7 +237,7 @@ fn one(args: &Advise, path: &Path) -> Result<Advice, Failure> {
         requests += 1;
         if requests % 64 == 0 && counter.memory_bytes() > MOST_MEMORY {
             let message = format!(
-                "{}: more blocks live than {} of memory can count exactly: use --engine sampled",
+                "{}: more blocks live than {} of memory can count exactly: use --method sampled",
                 path.display(),
                 bytes(MOST_MEMORY as u64)
             );
@@ -262,7 +262,7 @@ fn one(args: &Advise, path: &Path) -> Result<Advice, Failure> {
     let points = curve.curve.iter().map(|point| point.ram_bytes);
     let limits: Vec<u64> = points.chain([curve.recommended_bytes]).chain(curve.knee_bytes).collect();
     curve = Curve::at(&profile, args.goal, &limits);
-    if args.engine == Engine::Policy {
+    if args.method == Method::Policy {
         by_policy(args, path, (disk_bytes, requests), &profile, &mut curve)?;
     }
     let estimates = curve.curve.iter().map(|point| Estimates {
@@ -274,7 +274,7 @@ fn one(args: &Advise, path: &Path) -> Result<Advice, Failure> {
         trace: source.path().display().to_string(),
         requests,
         seconds: last_us as f64 / 1e6,
-        engine: args.engine,
+        method: args.method,
         written_bytes: profile.written_bytes(),
         estimates: estimates.collect(),
         curve,

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::json;
 use spillway_advisor::{Event, Operation};
-use spillway_lab::predict::{Curve, ENGINES, Moved, replayed, settled, sizes};
+use spillway_lab::predict::{Curve, METHODS, Moved, replayed, settled, sizes};
 use spillway_lab::replay::{Speed, replay};
 use spillway_lab::stamp;
 use spillway_lab::study::{Engine, Lab, watch::Source, watch::Watch};
@@ -91,7 +91,7 @@ struct SizePrediction {
     seconds: f64,
     /// Its requests that began more than a millisecond late.
     late: u64,
-    /// By engine: what it said, and how far off that is, as shares of the written bytes.
+    /// By method: what it said, and how far off that is, as shares of the written bytes.
     predicted: BTreeMap<&'static str, (Moved, (f64, f64))>,
     /// Fresh runs: what they moved and wrote.
     fresh: Vec<(Moved, u64)>,
@@ -134,8 +134,8 @@ pub fn predict(args: &Predict) -> Result<ExitCode> {
     put("predictions.json", &(serde_json::to_string_pretty(&whole)? + "\n"))?;
     put("predictions.md", &text)?;
     // An LRU cache is not what the product is.
-    let held = |engine: &str| engine != "lru";
-    let off = ENGINES.iter().filter(|(engine, most)| held(engine) && worst(&all, engine).0 > *most);
+    let held = |method: &str| method != "lru";
+    let off = METHODS.iter().filter(|(method, most)| held(method) && worst(&all, method).0 > *most);
     Ok(if off.count() > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
@@ -156,10 +156,10 @@ fn predict_subject(
         Kind::Machine(_) => lab.kit.golden(),
     };
     let trace = record(subject, lab, dir.path(), &image)?;
-    let curves = ENGINES.map(|(engine, _)| Curve::of(&lab.spillway, &trace, engine).map(|c| (engine, c)));
+    let curves = METHODS.map(|(method, _)| Curve::of(&lab.spillway, &trace, method).map(|c| (method, c)));
     let curves = curves.into_iter().collect::<Result<Vec<_>>>()?;
     let zero_overflow_bytes =
-        curves.iter().find(|(engine, _)| *engine == "lru").map_or(0, |c| c.1.zero_overflow_bytes);
+        curves.iter().find(|(method, _)| *method == "lru").map_or(0, |c| c.1.zero_overflow_bytes);
     let (mut lines, mut requests) = (Vec::new(), 0);
     // Eviction is behind a load that no machine would ask so fast.
     let speed = if matches!(subject.work, Kind::Pattern(_)) { Speed::Full } else { Speed::Times(1.0) };
@@ -168,9 +168,9 @@ fn predict_subject(
         let (measured, written_bytes, done) =
             replayed(&lab.spillway, &trace, &image, ram_bytes, speed, dir.path())?;
         requests = done.requests;
-        let predicted = curves.iter().map(|(engine, curve)| {
+        let predicted = curves.iter().map(|(method, curve)| {
             let said = curve.at(ram_bytes);
-            (*engine, (said, said.off(measured, written_bytes as f64)))
+            (*method, (said, said.off(measured, written_bytes as f64)))
         });
         let predicted = predicted.collect();
         let fresh = (0..fresh).map(|n| fresh_run(subject, lab, dir.path(), &image, ram_bytes, n));
@@ -281,19 +281,19 @@ fn fresh_run(
 
 /// One sentence on the worst: beside replays, and beside machines that did the work again.
 fn farthest(all: &[SubjectPredictions]) -> String {
-    let of = |(engine, _): (&str, f64)| {
-        let (replays, fresh) = worst(all, engine);
+    let of = |(method, _): (&str, f64)| {
+        let (replays, fresh) = worst(all, method);
         let fresh = fresh.map_or(String::new(), |fresh| format!(" and {fresh:.3} from fresh runs"));
-        format!("`{engine}` {replays:.3} from replays{fresh}")
+        format!("`{method}` {replays:.3} from replays{fresh}")
     };
-    format!("Greatest differences: {}.", ENGINES.map(of).join("; "))
+    format!("Greatest differences: {}.", METHODS.map(of).join("; "))
 }
 
-/// How far off an engine was at worst: beside replays, and beside fresh runs, if there were any.
-fn worst(all: &[SubjectPredictions], engine: &str) -> (f64, Option<f64>) {
+/// How far off a method was at worst: beside replays, and beside fresh runs, if there were any.
+fn worst(all: &[SubjectPredictions], method: &str) -> (f64, Option<f64>) {
     let (mut replays, mut fresh) = (0.0_f64, None);
     for line in all.iter().flat_map(|found| &found.lines) {
-        let Some((said, off)) = line.predicted.get(engine) else { continue };
+        let Some((said, off)) = line.predicted.get(method) else { continue };
         replays = replays.max(off.0).max(off.1);
         let said = said.shares(line.written_bytes);
         for (moved, written) in &line.fresh {
@@ -331,14 +331,14 @@ fn of_what_is_read(all: &[SubjectPredictions]) -> String {
 /// Head of the page.
 const HEAD: &str = r#"# Predictions of the advisor, compared with measurements
 
-The lab records one run of each workload on a disk that holds everything in RAM. From this recording, `spillway advise` computes a curve with each of its engines. Then
+The lab records one run of each workload on a disk that holds everything in RAM. From this recording, `spillway advise` computes a curve with each of its methods. Then
 the recording is replayed on fresh disks of four smaller RAM sizes. Each disk counts what it evicts, until eviction is at rest, and what it reads back for requests.
 
 | column | meaning |
 | --- | --- |
 | measured | what the replay evicted or read back, as a percentage of the bytes that the guest wrote |
 | fresh | least and greatest value of runs of the same work at that size on new machines, whose requests come at other times |
-| policy, lru, sampled | predictions of the engines: `policy` simulates the eviction policy of Spillway on a scale model; `lru` simulates a cache that evicts the least recently used block; `sampled` is LRU on a sample of the blocks |
+| policy, lru, sampled | predictions of the methods: `policy` simulates the eviction policy of Spillway on a scale model; `lru` simulates a cache that evicts the least recently used block; `sampled` is LRU on a sample of the blocks |
 | off | \|predicted - measured\| as a share of the bytes written. The target is at most 0.05, for `sampled` at most 0.10. Greater values are bold |
 
 Spillway keeps blocks that are written repeatedly, so that it evicts less than LRU. This is the difference between `policy` and `lru`.
@@ -392,8 +392,8 @@ fn table(
                     if evicted { "evicted" } else { "read back" },
                     percent(part(&line.measured), line.written_bytes),
                 );
-                for (engine, most) in ENGINES {
-                    let Some((said, off)) = line.predicted.get(engine) else { continue };
+                for (method, most) in METHODS {
+                    let Some((said, off)) = line.predicted.get(method) else { continue };
                     let off = if evicted { off.0 } else { off.1 };
                     let mark = if off > most { "**" } else { "" };
                     let _ = write!(
