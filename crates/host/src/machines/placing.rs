@@ -214,7 +214,7 @@ mod tests {
         assert!(fs::read(&image).unwrap() == fs::read(&to).unwrap());
         assert!(fs::metadata(&to).unwrap().blocks() * 512 < 1 << 20);
         let (unwanted, nowhere) = (dir.path().join("copies/b.raw"), dir.path().join("image/c.raw"));
-        // Where files can be shared it is there at once, wanted or not.
+        // Where files can be shared it is there at once, requested or not.
         if copy(&image, &unwanted, &AtomicBool::new(true)).unwrap().is_none() {
             assert_eq!(fs::read_dir(dir.path().join("copies")).unwrap().count(), 1);
         }

@@ -160,7 +160,7 @@ impl Rollouts {
         let on: Vec<&View> = views.iter().filter(|view| view.wanted.power == Power::On).collect();
         // The observed state may be older than the catalog.
         let has = |view: &View| VersionMatch::of(view, rollout, &catalog.spec);
-        // A machine that has not stopped yet may be wanted again, and continue with its old version.
+        // A machine that has not stopped yet may be started again, and continue with its old version.
         let is_stopping = |view: &&View| {
             let has_stopped = view.status.settled && view.status.phase == Phase::Stopped;
             view.wanted.power == Power::Off && !has_stopped && has(view) == VersionMatch::Outdated
