@@ -194,6 +194,14 @@ impl Leftovers {
         Ok(left.is_some_and(|left| left.value.to_be_removed))
     }
 
+    /// Files that `remove_marked` may look at or remove.
+    pub fn files_to_remove(&self, name: &Name, but: Option<&str>) -> Result<Vec<PathBuf>, HostError> {
+        let mut all = self.objects.list_below::<LeftoverFiles>(&format!("{name}/"))?;
+        all.retain(|left| but != Some(left.value.machine.identity.uuid.as_str()));
+        let touched = all.iter().filter(|left| left.value.to_be_removed || left.value.data.is_none());
+        Ok(touched.flat_map(|left| left.value.files().cloned()).collect())
+    }
+
     /// Removes the marked leftovers of machines of this name, except the one with UUID `but`. No process of them may run.
     pub fn remove_marked(&self, name: &Name, but: Option<&str>) -> Result<(), HostError> {
         let mut all = self.objects.list_below::<LeftoverFiles>(&format!("{name}/"))?;

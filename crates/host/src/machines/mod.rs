@@ -34,6 +34,7 @@ mod tag;
 mod tasks;
 #[cfg(test)]
 pub(crate) mod testing;
+mod turns;
 mod views;
 mod vmm;
 

@@ -7,6 +7,7 @@
 use super::belongings;
 use super::disk;
 use super::run::{MachineFolders, RunRecord};
+use super::turns::{StoreSet, StoreTurns, Turn};
 use crate::copying;
 use crate::error::HostError;
 use crate::stores::Stores;
@@ -18,12 +19,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
+use std::time::Duration;
 
 /// Folder for the copies in a store.
 pub(super) const FOLDER: &str = "copies";
 
-/// Number of copies that are made at the same time: more would only compete for the same disks.
+/// Number of copies that are made at the same time in the same stores: more would only compete for the same disks.
 const COPIES: usize = 2;
 
 /// Places private copies in stores.
@@ -32,18 +33,20 @@ pub struct Placement {
     folders: MachineFolders,
     /// Held while a store is chosen for a copy.
     choosing: Mutex<()>,
-    turns: Semaphore,
+    turns: StoreTurns,
 }
 
 impl Placement {
     /// Creates the placement in these stores, beside the copies of the runs in these folders.
     pub fn new(stores: Stores, folders: MachineFolders) -> Placement {
-        Placement { stores, folders, choosing: Mutex::default(), turns: Semaphore::new(COPIES) }
+        // A copy takes as long as it takes.
+        let turns = StoreTurns::new(COPIES, Duration::MAX);
+        Placement { stores, folders, choosing: Mutex::default(), turns }
     }
 
-    /// Waits for a turn to make a copy.
-    pub async fn turn(&self) -> Result<SemaphorePermit<'_>, AcquireError> {
-        self.turns.acquire().await
+    /// Waits for a turn to make a copy that is read and written in these stores.
+    pub async fn turn(&self, stores: &StoreSet) -> Result<Turn, HostError> {
+        self.turns.take(stores).await
     }
 
     /// Chooses a store for a machine's copy and records the choice before the next one is made, so that each sees what

@@ -413,9 +413,7 @@ impl MachineReconciler {
     /// Removes the leftover files of earlier machines of this name. The machine starts whether that succeeds or not. The
     /// machine's own files are kept if it is deleted now: it may still run.
     pub(super) async fn remove_leftovers(&mut self, uuid: Option<&str>) {
-        let (left, name, uuid) =
-            (Arc::clone(&self.shared.leftovers), self.name.clone(), uuid.map(str::to_owned));
-        let disposed = blocking(move || left.remove_marked(&name, uuid.as_deref())).await;
+        let disposed = self.remove_marked_leftovers(uuid.map(str::to_owned)).await;
         if let (Err(e), false) = (&disposed, self.leftovers_reported) {
             self.raise(
                 EventKind::Failed,
@@ -423,6 +421,18 @@ impl MachineReconciler {
             );
         }
         self.leftovers_reported = disposed.is_err();
+    }
+
+    async fn remove_marked_leftovers(&self, but: Option<String>) -> Result<(), HostError> {
+        let (left, name, uuid) = (Arc::clone(&self.shared.leftovers), self.name.clone(), but.clone());
+        let files = blocking(move || left.files_to_remove(&name, uuid.as_deref())).await?;
+        let turn = self.shared.turn_at(files).await?;
+        let (left, name) = (Arc::clone(&self.shared.leftovers), self.name.clone());
+        blocking(move || {
+            let _turn = turn;
+            left.remove_marked(&name, but.as_deref())
+        })
+        .await
     }
 
     async fn catalog(&self, machine: &Machine) -> Result<Option<Catalog>, HostError> {

@@ -1,11 +1,11 @@
-//! Services of the host that the tasks of machines share. Owns what was probed of QEMU, and the number of disks and VMMs
-//! that start at the same time.
+//! Services of the host that the tasks of machines share. Owns what was probed of QEMU, and the turns of what
+//! starts.
 //!
 //! Invariant: each service guards its own state; a task holds none of their locks while it waits.
 
 use super::MachineHostConfig;
 use super::admission::Admission;
-use super::belongings::MachineFiles;
+use super::belongings::{Belongings, MachineFiles};
 use super::blocking::blocking;
 use super::disk;
 use super::figures::FigureCollector;
@@ -14,25 +14,30 @@ use super::leftovers::Leftovers;
 use super::placing::Placement;
 use super::registry::MachineRegistry;
 use super::run::{MachineFolders, RunRecord};
+use super::turns::{StoreSet, StoreTurns, Turn};
 use crate::error::HostError;
 use crate::events::Events;
 use crate::guest_users::GuestUsers;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
-use crate::images::Images;
+use crate::images::{self, Images};
 use crate::store::Objects;
 use crate::stores::Stores;
-use spillway_api::{ErrorCode, Name};
+use spillway_api::{CatalogSpec, DiskMode, ErrorCode, ImageVersion, Name, StoreClass};
 use spillway_control::kvm::{self, Accelerator};
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use tokio::sync::{OnceCell, Semaphore};
+use std::time::Duration;
+use tokio::sync::OnceCell;
 
-/// Number of disks or VMMs that start at the same time.
+/// Number of machines with the same stores that start at the same time, or remove what they leave.
 const STARTS: usize = 4;
+/// How long none of them may end before the others are refused. A start takes less, whatever hangs but a store: a disk may
+/// need 60 s until it serves, and 10 s to end if it does not.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Services of the host that the tasks of machines share.
 pub struct MachineServices {
@@ -50,7 +55,7 @@ pub struct MachineServices {
     pub(super) leftovers: Arc<Leftovers>,
     pub(super) placement: Placement,
     pub(super) figures: Arc<FigureCollector>,
-    pub(super) starts: Semaphore,
+    turns: StoreTurns,
     users: Mutex<GuestUsers>,
     accelerator: OnceCell<Accelerator>,
 }
@@ -79,7 +84,7 @@ impl MachineServices {
             placement: Placement::new(stores.clone(), folders.clone()),
             libvirt: Arc::new(Libvirt::new(parts.libvirt_uri.clone())),
             users: Mutex::new(GuestUsers::new(parts.guest_users)),
-            starts: Semaphore::new(STARTS),
+            turns: StoreTurns::new(STARTS, PATIENCE),
             accelerator: OnceCell::new_with(parts.accelerator.clone()),
             events,
             objects,
@@ -127,6 +132,86 @@ impl MachineServices {
             false => None,
         };
         Ok(disk::DiskSource { program: self.parts.program.clone(), image, image_id, digests, overflow })
+    }
+
+    /// Waits for a turn in the stores that the start of a machine with these settings uses.
+    pub(super) async fn turn_to_start(
+        self: &Arc<Self>,
+        name: &Name,
+        spec: &CatalogSpec,
+        version: u32,
+    ) -> Result<Turn, HostError> {
+        let (shared, name, spec) = (Arc::clone(self), name.clone(), spec.clone());
+        let stores = blocking(move || shared.stores_of(&name, &spec, version)).await?;
+        self.turns.take(&stores).await
+    }
+
+    /// Waits for a turn to copy an image's version to this file.
+    pub(super) async fn turn_to_copy(
+        self: &Arc<Self>,
+        image: &Name,
+        version: u32,
+        to: &Path,
+    ) -> Result<Turn, HostError> {
+        let (shared, image, to) = (Arc::clone(self), image.clone(), to.to_owned());
+        let stores = blocking(move || {
+            let mut stores = shared.stores_at(&[to])?;
+            stores.extend(shared.image_stores(&image, version)?);
+            Ok(stores)
+        });
+        self.placement.turn(&stores.await?).await
+    }
+
+    /// Waits for a turn in the stores that hold these files; `None`: there are no files.
+    pub(super) async fn turn_at(self: &Arc<Self>, files: Vec<PathBuf>) -> Result<Option<Turn>, HostError> {
+        if files.is_empty() {
+            return Ok(None);
+        }
+        let shared = Arc::clone(self);
+        let stores = blocking(move || shared.stores_at(&files)).await?;
+        self.turns.take(&stores).await.map(Some)
+    }
+
+    /// Returns the stores that the start of a machine with these settings uses. What is wrong with them the start says.
+    fn stores_of(&self, name: &Name, spec: &CatalogSpec, version: u32) -> Result<StoreSet, HostError> {
+        let all = self.stores.list()?;
+        // A copy is placed in any of them, and an earlier one may be in another.
+        if spec.mode() == DiskMode::Ephemeral {
+            return Ok(all.into_iter().map(|store| store.name).collect());
+        }
+        let has = self.objects.get::<Belongings>(name.as_str())?.map(|found| found.value);
+        let (disk, data) = has.map_or((None, None), |has| (has.disk, has.data));
+        let mut stores = self.image_stores(&spec.image.name, version)?;
+        if let Some(disk) = &disk {
+            stores.extend(self.image_stores(&disk.image, disk.version)?);
+        }
+        let named =
+            [Some(&spec.overflow_store), spec.data_disk_bytes.is_some().then_some(&spec.data_disk_store)];
+        let named =
+            named.into_iter().flatten().filter_map(|named| self.stores.for_disks(named.as_ref()).ok());
+        stores.extend(named.map(|store| store.name));
+        if spec.scratch_disk_bytes.is_some() {
+            let temp = all.into_iter().find(|store| store.class == StoreClass::Temp);
+            stores.extend(temp.map(|store| store.name));
+        }
+        let files: Vec<PathBuf> = disk.map(|disk| disk.path).into_iter().chain(data).collect();
+        stores.extend(self.stores_at(&files)?);
+        Ok(stores)
+    }
+
+    /// Returns the store of an image's version, if there is one.
+    fn image_stores(&self, image: &Name, version: u32) -> Result<StoreSet, HostError> {
+        let found = self.objects.get::<ImageVersion>(&images::key(image, version))?;
+        Ok(found.map(|found| found.value.store).into_iter().collect())
+    }
+
+    /// Returns the stores that hold these files.
+    fn stores_at(&self, files: &[PathBuf]) -> Result<StoreSet, HostError> {
+        let mut stores = StoreSet::new();
+        for file in files {
+            stores.extend(self.stores.holding(file)?.map(|store| store.name));
+        }
+        Ok(stores)
     }
 
     /// Returns how QEMU runs guests on this host: as the settings say, or as a probe finds once.

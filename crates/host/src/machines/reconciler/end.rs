@@ -135,11 +135,13 @@ impl MachineReconciler {
     /// removed before the machine's next run, or when the next daemon starts.
     pub(super) async fn forget(&mut self, run: RunRecord) -> Result<(), HostError> {
         self.vmm.forget().await?;
+        let files: Vec<_> = run.copy.map(|copy| copy.path).into_iter().chain(run.scratch).collect();
+        let turn = self.shared.turn_at(files.clone()).await?;
         let folder = self.folder.clone();
         blocking(move || {
+            let _turn = turn;
             folder.remove()?;
-            let copy = run.copy.as_ref().map(|copy| &copy.path);
-            copy.into_iter().chain(&run.scratch).try_for_each(|path| belongings::remove(path))
+            files.iter().try_for_each(|path| belongings::remove(path))
         })
         .await
     }

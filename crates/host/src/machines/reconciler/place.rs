@@ -37,12 +37,16 @@ impl MachineReconciler {
             let (shared, told) = (Arc::clone(&self.shared), Arc::clone(&unwanted));
             let (image, version) = (run.image.clone(), run.version);
             let work = tokio::spawn(async move {
-                let _turn = tokio::select! {
-                    turn = shared.placement.turn() => turn,
+                let turn = tokio::select! {
+                    turn = shared.turn_to_copy(&image, version, &copy.path) => turn?,
                     () = told.told.notified() => return Ok(None),
                 };
                 let (images, told) = (shared.images.clone(), Arc::clone(&told));
-                blocking(move || placing::copy(&images.disk(&image, version)?, &copy.path, &told.is)).await
+                blocking(move || {
+                    let _turn = turn;
+                    placing::copy(&images.disk(&image, version)?, &copy.path, &told.is)
+                })
+                .await
             });
             self.placing = Some(CopyInProgress { work, unwanted });
         }

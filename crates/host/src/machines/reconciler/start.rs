@@ -48,6 +48,7 @@ impl MachineReconciler {
             self.forget(run).await?;
             return Ok(StepOutcome::Again);
         }
+        let turn = self.shared.turn_to_start(&self.name, &run.spec, run.version).await?;
         if let Some(copy) = run.copy.clone() {
             let path = copy.path.clone();
             if !blocking(move || Ok(path.exists())).await? {
@@ -55,8 +56,6 @@ impl MachineReconciler {
             }
         }
         let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), machine.name.clone());
-        let turns = Arc::clone(&self.shared);
-        let turn = turns.starts.acquire().await;
         let begun = run.clone();
         let started = blocking(move || {
             let source = shared.source(&run)?;
@@ -81,6 +80,7 @@ impl MachineReconciler {
         catalog: &Catalog,
         wanted: &DesiredState,
     ) -> Result<(), HostError> {
+        let _turn = self.shared.turn_to_start(&self.name, &catalog.spec, catalog.version).await?;
         let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
         let (machine, catalog, wanted) = (machine.clone(), catalog.clone(), wanted.clone());
         let run = blocking(move || {
@@ -145,6 +145,7 @@ impl MachineReconciler {
         wanted: &DesiredState,
         mut run: RunRecord,
     ) -> Result<RunRecord, HostError> {
+        let _turn = self.shared.turn_to_start(&self.name, &catalog.spec, catalog.version).await?;
         let (shared, folder, resets) = (Arc::clone(&self.shared), self.folder.clone(), wanted.resets);
         let (machine, catalog) = (machine.clone(), catalog.clone());
         blocking(move || {
@@ -166,7 +167,7 @@ impl MachineReconciler {
     pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &RunRecord) -> Result<(), HostError> {
         self.probe.stop();
         let accelerator = self.shared.accelerator().await?;
-        let _turn = self.shared.starts.acquire().await;
+        let _turn = self.shared.turn_to_start(&self.name, &run.spec, run.version).await?;
         let forward = match (run.port, &run.spec.ready) {
             (Some(here), Some(Ready::Tcp(there))) => Some((here, there.get())),
             _ => None,

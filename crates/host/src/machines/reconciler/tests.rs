@@ -20,8 +20,12 @@ fn name(text: &str) -> Name {
 }
 
 fn reconciler(host: &TestHost) -> MachineReconciler {
-    let NewTask { wakeup, status } = host.shared.registry.wake_or_begin(&name(NAME)).unwrap();
-    MachineReconciler::new(Arc::clone(&host.shared), name(NAME), wakeup, status)
+    reconciler_of(host, NAME)
+}
+
+fn reconciler_of(host: &TestHost, machine: &str) -> MachineReconciler {
+    let NewTask { wakeup, status } = host.shared.registry.wake_or_begin(&name(machine)).unwrap();
+    MachineReconciler::new(Arc::clone(&host.shared), name(machine), wakeup, status)
 }
 
 fn caches(bytes: u64) -> Capacity {
@@ -186,7 +190,9 @@ async fn a_copy_that_is_queued_is_of_the_version_that_its_catalog_has_when_it_is
     host.catalog("desk", json!({ "mode": "ephemeral" }));
     host.want(NAME, Power::On);
     let mut reconciler = reconciler(&host);
-    let turns = [host.shared.placement.turn().await.unwrap(), host.shared.placement.turn().await.unwrap()];
+    let stores = ["default", "fast"].map(name).into();
+    let placement = &host.shared.placement;
+    let turns = [placement.turn(&stores).await.unwrap(), placement.turn(&stores).await.unwrap()];
     reconciler.rest().await.unwrap();
     assert_eq!(reconciler.phase(), Phase::Placing);
     host.version(2, MIB);
@@ -237,4 +243,58 @@ async fn one_whose_disk_ends_again_and_again_has_failed_and_is_tried_again() {
     reconciler.rest().await.unwrap();
     assert_eq!((reconciler.phase(), disk.ram()), (Phase::Running, vec![]));
     assert!(reconciler.status.borrow().failure().is_none());
+}
+
+/// A store whose file system hangs, until this is dropped: its mark is a pipe, and to open that waits for a writer.
+struct HungStore(std::path::PathBuf);
+
+impl HungStore {
+    const MARKS: [&str; 3] = [".spillway-store", "mark", "pipe"];
+
+    fn new(path: std::path::PathBuf) -> HungStore {
+        let [mark, real, _] = HungStore::MARKS.map(|file| path.join(file));
+        std::fs::rename(&mark, real).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(mark).status().unwrap().success());
+        HungStore(path)
+    }
+}
+
+impl Drop for HungStore {
+    fn drop(&mut self) {
+        let [mark, real, pipe] = HungStore::MARKS.map(|file| self.0.join(file));
+        std::fs::rename(&mark, &pipe).unwrap();
+        std::fs::rename(real, mark).unwrap();
+        std::fs::File::options().read(true).write(true).open(pipe).unwrap();
+    }
+}
+
+/// With as few threads as a daemon has for many more machines.
+#[test]
+fn machines_in_a_store_that_hangs_stop_no_start_of_others() {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).max_blocking_threads(16).enable_all().build().unwrap();
+    let host = TestHost::new(NO_LIMITS);
+    let path = host.path("nas");
+    host.stores.add(StoreFolder { name: name("nas"), path, class: StoreClass::Local }, false).unwrap();
+    host.catalog("there", json!({ "count": 10, "overflow_store": "nas" }));
+    host.catalog("kept", json!({ "count": 20, "overflow_store": "nas", "type": "dedicated" }));
+    host.catalog("desk", json!({}));
+    let _hung = HungStore::new(host.path("nas"));
+    let begin = |machine: &str| {
+        host.want(machine, Power::On);
+        let mut reconciler = reconciler_of(&host, machine);
+        let status = reconciler.status.subscribe();
+        (runtime.spawn(async move { reconciler.rest().await }), status)
+    };
+    let (there, kept) = ((1..=10).map(|n| format!("there-{n:03}")), (1..=20).map(|n| format!("kept-{n:03}")));
+    let begun: Vec<_> = there.chain(kept).map(|machine| begin(&machine)).collect();
+    let other = async {
+        for (_, mut status) in begun {
+            status.wait_for(|status| status.phase() == Phase::Starting).await.unwrap();
+        }
+        begin(NAME).0.await.unwrap()
+    };
+    let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), other).await });
+    let error = ended.expect("no other waits for them").unwrap_err();
+    assert!(error.message.contains("/nonexistent/spillway"), "its disk is started: {error}");
 }
