@@ -466,3 +466,74 @@ fn check_tag(details: &ImageDetails, expected: Option<Tag>) -> Result<Tag, HostE
     tag.check(&format!("image {}", details.image.name), expected)?;
     Ok(tag)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::idempotency::IdempotentRequest;
+    use crate::store::SqliteStore;
+    use spillway_api::{ImageImport, SourceFormat};
+    use std::path::Path;
+    use std::time::Duration;
+
+    fn open(objects: &Objects, dir: &Path) -> Images {
+        let stores = Stores::open(objects.clone(), &dir.join("store")).unwrap();
+        let mut complain = |why: &str| panic!("{why}");
+        Images::open(objects.clone(), Operations::default(), stores, &mut complain).unwrap()
+    }
+
+    async fn import(images: &Images, dir: &Path) -> u32 {
+        let (name, path) = ("debian".parse().unwrap(), dir.join("disk").display().to_string());
+        let import = ImageImport { path, format: SourceFormat::Raw, store: None };
+        let begun = images.import(&name, import, &IdempotentRequest::default()).unwrap().0;
+        images.operations.wait(begun.id, Duration::from_secs(30)).await.unwrap();
+        let version = images.list().unwrap()[0].newest;
+        images.disk(&name, version).unwrap();
+        version
+    }
+
+    /// Writes the records of a time at which the import of version 1 or its deletion had not ended.
+    fn turn_back(objects: &Objects, state: VersionState, is_restored: bool) {
+        objects
+            .change(|changes| {
+                let name = key(&"debian".parse().unwrap(), 1);
+                let version = changes.get::<ImageVersion>(&name)?.unwrap().value;
+                changes.put(&name, &ImageVersion { state, ..version });
+                if is_restored {
+                    changes.put(RESTORED, &RestoreMark {});
+                }
+                Ok::<_, HostError>(())
+            })
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_restore_keeps_the_files_of_versions_that_its_backup_calls_unfinished() {
+        for state in [VersionState::Importing, VersionState::Deleting] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("disk"), [7; 4096]).unwrap();
+            let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
+            assert_eq!(import(&open(&objects, dir.path()), dir.path()).await, 1);
+            let disk = dir.path().join("store/images/debian/1/disk.raw");
+            turn_back(&objects, state, true);
+            assert_eq!(open(&objects, dir.path()).list().unwrap(), [], "{state:?}: it has no record");
+            assert_eq!(std::fs::read(&disk).unwrap(), [7; 4096], "{state:?}");
+            // Whoever comes later does not touch it, and takes another number.
+            objects.change(|changes| Ok::<_, HostError>(changes.delete::<RestoreMark>(RESTORED))).unwrap();
+            assert_eq!(import(&open(&objects, dir.path()), dir.path()).await, 2, "{state:?}");
+            assert_eq!(std::fs::read(&disk).unwrap(), [7; 4096], "{state:?}");
+        }
+    }
+
+    /// Of the daemon's own records, which no restore has replaced.
+    #[tokio::test]
+    async fn an_unfinished_version_is_removed_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("disk"), [7; 4096]).unwrap();
+        let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
+        import(&open(&objects, dir.path()), dir.path()).await;
+        turn_back(&objects, VersionState::Importing, false);
+        assert_eq!(open(&objects, dir.path()).list().unwrap(), []);
+        assert!(!dir.path().join("store/images/debian").exists());
+    }
+}

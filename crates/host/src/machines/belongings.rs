@@ -299,3 +299,27 @@ fn failed(path: &Path, what: &str, error: io::Error) -> HostError {
     };
     HostError::new(code, format!("{} {what}: {error}", path.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::testing::TestHost;
+    use crate::resources::budget::NO_LIMITS;
+    use serde_json::json;
+
+    /// The backup was made before the machine's first start, and restored when its guest had written.
+    #[test]
+    fn a_data_disk_that_restored_records_do_not_know_is_taken_as_it_is() {
+        let host = TestHost::new(NO_LIMITS);
+        let catalog = host.catalog("desk", json!({ "data_disk_bytes": 1 << 20 }));
+        let machine = host.objects.get::<Machine>("desk-001").unwrap().unwrap().value;
+        let files = &host.shared.files;
+        let before = files.belongings(&machine, &catalog, 0).unwrap().data.unwrap();
+        let written = vec![7; 2 << 20];
+        fs::write(&before, &written).unwrap();
+        host.objects.change(|changes| Ok::<_, HostError>(changes.delete::<Belongings>("desk-001"))).unwrap();
+        let after = files.belongings(&machine, &catalog, 0).unwrap().data.unwrap();
+        assert_eq!(after, before);
+        assert!(fs::read(&after).unwrap() == written, "it has what was written, to its end");
+    }
+}
