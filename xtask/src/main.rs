@@ -5,6 +5,7 @@
 mod book;
 mod house;
 mod licences;
+mod programs;
 mod rooms;
 mod texts;
 mod walls;
@@ -16,7 +17,7 @@ use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo run -p xtask -- walls|house|licences|book PROGRAMS OUT|links FOLDER
   walls               imports between crates
-  house               habits of files, owners, texts, links between pages
+  house               habits of files, owners, texts, test programs, links between pages
   licences            licences and sources of dependencies
   book PROGRAMS OUT   put together what mdBook builds from, with the help of the programs in the folder PROGRAMS
   links FOLDER        links of a finished book";
@@ -59,6 +60,8 @@ fn house(root: &Path, files: &str) -> Result<Vec<String>> {
     let code = || files.lines().filter(|file| file.ends_with(".rs"));
     let mut found = house::breaches(root, code())?;
     found.extend(rooms::breaches(root, code())?);
+    let script = std::fs::read_to_string(root.join("scripts/test")).context("scripts/test")?;
+    found.extend(programs::breaches(root, code(), &metadata()?, &script));
     let text =
         std::fs::read_to_string(root.join("docs/api/openapi.json")).context("docs/api/openapi.json")?;
     found.extend(texts::breaches(&serde_json::from_str(&text).context("docs/api/openapi.json")?));
