@@ -519,7 +519,12 @@ mod tests {
             assert_eq!(open(&objects, dir.path()).list().unwrap(), [], "{state:?}: it has no record");
             assert_eq!(std::fs::read(&disk).unwrap(), [7; 4096], "{state:?}");
             // Whoever comes later does not touch it, and takes another number.
-            objects.change(|changes| Ok::<_, HostError>(changes.delete::<RestoreMark>(RESTORED))).unwrap();
+            objects
+                .change(|changes| {
+                    changes.delete::<RestoreMark>(RESTORED);
+                    Ok::<_, HostError>(())
+                })
+                .unwrap();
             assert_eq!(import(&open(&objects, dir.path()), dir.path()).await, 2, "{state:?}");
             assert_eq!(std::fs::read(&disk).unwrap(), [7; 4096], "{state:?}");
         }

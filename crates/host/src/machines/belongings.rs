@@ -317,7 +317,12 @@ mod tests {
         let before = files.belongings(&machine, &catalog, 0).unwrap().data.unwrap();
         let written = vec![7; 2 << 20];
         fs::write(&before, &written).unwrap();
-        host.objects.change(|changes| Ok::<_, HostError>(changes.delete::<Belongings>("desk-001"))).unwrap();
+        host.objects
+            .change(|changes| {
+                changes.delete::<Belongings>("desk-001");
+                Ok::<_, HostError>(())
+            })
+            .unwrap();
         let after = files.belongings(&machine, &catalog, 0).unwrap().data.unwrap();
         assert_eq!(after, before);
         assert!(fs::read(&after).unwrap() == written, "it has what was written, to its end");
