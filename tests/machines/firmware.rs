@@ -1,8 +1,6 @@
-//! A machine whose disk has nothing that firmware starts: it runs, says why it is not ready, and has a console.
+//! A machine whose disk has nothing that firmware starts: it runs, and says why it is not ready.
 
 use crate::world::World;
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
 
 #[test]
 fn a_machine_that_stays_at_its_firmware_says_so() {
@@ -23,25 +21,4 @@ fn a_machine_that_stays_at_its_firmware_says_so() {
     assert!(found["status"]["phase"] == "running" && found["status"]["ready"] == false, "{found}");
     let (_, shown, _) = world.spillway(&["machine", "show", "blank-001"]);
     assert!(shown.contains("image check"), "{shown}");
-}
-
-#[test]
-fn a_second_client_of_a_console_waits_and_says_so() {
-    let Some(world) = World::new("qemu") else { return };
-    world.import("blank", "version-1");
-    let create = ["catalog", "create", "blank", "--image", "blank", "--count", "1", "--network", "none"];
-    world.ok(&[&create[..], &["--memory", "128M"]].concat());
-    world.ok(&["machine", "start", "blank-001", "--wait"]);
-    let first = world.console("blank-001").unwrap();
-    let mut command = world.command(&["machine", "console", "blank-001"]);
-    let command = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut second = command.spawn().unwrap();
-    let mut lines = BufReader::new(second.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let waits = lines.next().unwrap();
-    assert!(waits.contains("another client is connected"), "{waits}");
-    drop(first);
-    let connected = lines.next().unwrap();
-    assert!(connected.contains("Ctrl-] leaves the console"), "{connected}");
-    world.ok(&["machine", "stop", "blank-001", "--force", "--wait"]);
-    assert!(second.wait().unwrap().success());
 }

@@ -184,16 +184,11 @@ impl World {
         self.ok(&[&common[..], options].concat());
     }
 
-    /// The command line that asks this daemon.
-    pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(disk::program().unwrap());
-        command.args(arguments).env("SPILLWAY_SOCKET", self.path("sock"));
-        command
-    }
-
     /// Exit code, standard output, standard error.
     pub fn spillway(&self, arguments: &[&str]) -> (i32, String, String) {
-        let done = self.command(arguments).output().unwrap();
+        let mut command = Command::new(disk::program().unwrap());
+        command.args(arguments).env("SPILLWAY_SOCKET", self.path("sock"));
+        let done = command.output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (done.status.code().unwrap(), text(done.stdout), text(done.stderr))
     }
@@ -311,7 +306,7 @@ impl World {
         }
     }
 
-    pub fn console(&self, name: &str) -> Option<UnixStream> {
+    fn console(&self, name: &str) -> Option<UnixStream> {
         UnixStream::connect(self.machines().join(name).join("console.sock")).ok()
     }
 

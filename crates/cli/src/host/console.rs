@@ -2,7 +2,6 @@
 //!
 //! Invariant: at the end the terminal's settings are restored.
 
-use super::accepted::is_pending;
 use crate::error::{Exit, Failure};
 use crate::output;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,15 +12,9 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 /// The escape character Ctrl-], as in telnet and virsh.
 const LEAVE: u8 = 0x1d;
-/// How soon a free console accepts a client.
-const AT_ONCE: Duration = Duration::from_secs(1);
-/// Pause between two looks at a connection that is not accepted.
-const LOOK: Duration = Duration::from_millis(300);
 
 /// Runs until the user leaves, or the machine ends.
 pub fn console(socket: &Path) -> Result<(), Failure> {
@@ -31,9 +24,11 @@ pub fn console(socket: &Path) -> Result<(), Failure> {
     let name = socket.file_name().unwrap_or_default();
     let short = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name);
     let mut machine = UnixStream::connect(short).map_err(failed)?;
-    wait_for_turn(&machine);
     let _terminal = Terminal::raw();
-    output::complain("notice", "Ctrl-] leaves the console\r");
+    output::complain(
+        "notice",
+        "Ctrl-] leaves the console, which serves one client at a time: if nothing appears, another is connected\r",
+    );
     let (mut keys, mut screen) = (io::stdin(), io::stdout());
     let mut keyboard = true;
     let mut buffer = [0; 4096];
@@ -65,27 +60,6 @@ pub fn console(socket: &Path) -> Result<(), Failure> {
             // The piped input has ended; output of the machine is still shown.
             keyboard = n > 0;
         }
-    }
-}
-
-/// Waits until the machine has accepted the connection, and says so: a console serves one client at a time. The terminal
-/// is as usual still, so that Ctrl-C ends the waiting.
-fn wait_for_turn(machine: &UnixStream) {
-    let is_pending = || is_pending(machine) == Some(true);
-    let begun = Instant::now();
-    while begun.elapsed() < AT_ONCE {
-        if !is_pending() {
-            return;
-        }
-        sleep(AT_ONCE / 50);
-    }
-    output::complain(
-        "notice",
-        "another client is connected to this console, or spillwayd until the machine is ready: \
-         waiting for it to leave (Ctrl-C ends the waiting)",
-    );
-    while is_pending() {
-        sleep(LOOK);
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Invariant: nothing is decided here; the daemon's response is shown.
 
-mod accepted;
 mod catalog;
 mod claim;
 mod console;
