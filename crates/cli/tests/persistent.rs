@@ -8,6 +8,7 @@ mod common;
 use common::{Server, World, alive, finishes, qemu_io, refuses, spillway, until};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
+use spillway_control::persistent_file::DURABLE_AT;
 use spillway_control::{Content, DiskAtRest, SupervisorError};
 use spillway_testkit::{Ask, Driver, Shape, has_program, skip};
 use std::collections::HashMap;
@@ -16,6 +17,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 const MIB: u64 = 1 << 20;
+/// What the page before the durable map begins with while a reset is not in that map.
+const MARK: &[u8] = b"SPILLWAY: RESET\n";
 
 /// What the image's bytes at an offset are.
 fn sector(offset: u64) -> u64 {
@@ -192,25 +195,41 @@ fn a_reset_is_meant_or_refused() {
     let image = format!("read -P {} 0 512", 0);
     qemu_io(&world, &[&image, &format!("read -P {} 4M 512", sector(4 * MIB)), "write -P 5 1M 64k"]);
     assert_eq!(server.end(Signal::TERM).0, 0);
-    let server = Server::start(&mut persistent(&world));
+    let mut server = Server::start(&mut persistent(&world));
     qemu_io(&world, &[&image, &format!("read -P {} 4M 512", sector(4 * MIB)), "read -P 5 1M 64k"]);
-    // Everything dies before anything was flushed: the mark of the reset is on the medium, and whoever opens it finishes it.
-    qemu_io(&world, &["write -P 7 0 8M", "flush"]);
-    assert_eq!(finishes(&mut reset(&["--discard-data"])).0, 0);
-    kill_both(server);
-    let begun = persistent(&world).arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut begun = begun.unwrap();
-    let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(begun.stdout.take().unwrap()), &mut line)
-        .unwrap();
-    qemu_io(
-        &world,
-        &[&image, &format!("read -P {} 4M 512", sector(4 * MIB)), &format!("read -P {} 1M 512", sector(MIB))],
-    );
-    rustix::process::kill_process(Pid::from_child(&begun), Signal::TERM).unwrap();
-    let end = begun.wait_with_output().unwrap();
-    let stderr = String::from_utf8(end.stderr).unwrap();
-    assert!(end.status.success() && stderr.contains("a reset that had begun is finished"), "{stderr}");
+    // Everything dies after a reset, whether its mark is on the medium still or not, or before it has changed more than the mark:
+    // whoever opens the disk finishes it.
+    for is_marked_alone in [false, true] {
+        qemu_io(&world, &["write -P 7 0 8M", "flush"]);
+        if !is_marked_alone {
+            assert_eq!(finishes(&mut reset(&["--discard-data"])).0, 0);
+        }
+        kill_both(server);
+        if is_marked_alone {
+            let disk = std::fs::File::options().write(true).open(world.path("disk")).unwrap();
+            disk.write_all_at(MARK, DURABLE_AT).unwrap();
+        }
+        let begun = persistent(&world).arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut begun = begun.unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(begun.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        qemu_io(
+            &world,
+            &[
+                &image,
+                &format!("read -P {} 4M 512", sector(4 * MIB)),
+                &format!("read -P {} 1M 512", sector(MIB)),
+            ],
+        );
+        rustix::process::kill_process(Pid::from_child(&begun), Signal::TERM).unwrap();
+        let end = begun.wait_with_output().unwrap();
+        let stderr = String::from_utf8(end.stderr).unwrap();
+        let is_finished = stderr.contains("a reset that had begun is finished");
+        assert!(end.status.success() && (is_finished || !is_marked_alone), "{stderr}");
+        server = Server::start(&mut persistent(&world));
+    }
+    stop(server);
 }
 
 /// Supervisor and worker at once.
