@@ -256,9 +256,14 @@ impl Admission {
         matches!(operation, Operation::Write { fua: true } | Operation::WriteZeroes { fua: true })
     }
 
-    /// Whether the request was canceled: its client does not hear of its result.
+    /// Whether the request was canceled: its client may not hear of its result.
     pub fn is_canceled(&self, id: Id) -> bool {
         self.table.get(id).canceled.is_some()
+    }
+
+    /// Whether it is a flush of which a client hears the result.
+    pub fn is_heard_flush(&self, id: Id) -> bool {
+        self.table.get(id).is_flush() && !self.is_canceled(id)
     }
 
     /// Takes the list of requests whose last operation has ended. The caller removes each of them and gives the list back.

@@ -6,7 +6,7 @@
 
 use crate::crash_points;
 use crate::entry::Entry;
-use crate::error::DiskError;
+use crate::error::{DiskError, Errno};
 use spillway_layout::{
     Block, Counters, DiskSpec, Header, LAYOUT_VERSION, Layout, MAGIC, RegionState, SegmentMark, is_sealed,
     seal,
@@ -153,6 +153,29 @@ impl Meta {
         let generation = self.generation() + 1;
         self.directory_at = self.layout.directory(generation).start;
         put(&self.header().generation, seal(generation), Ordering::SeqCst);
+        // What was lost is of the earlier generation.
+        self.clear_unreported();
+    }
+
+    /// The error of an fdatasync of which no FLUSH was told, by this process or an earlier one.
+    pub(crate) fn unreported(&self) -> Option<Errno> {
+        match self.header().unreported.load(Ordering::Acquire) {
+            0 => None,
+            errno => Some(i32::try_from(errno).map_or(Errno::IO, Errno)),
+        }
+    }
+
+    /// Keeps an error until a FLUSH has told it: the first one.
+    pub(crate) fn record_unreported(&self, errno: Errno) {
+        if self.unreported().is_none() {
+            put(&self.header().unreported, errno.0.unsigned_abs().into(), Ordering::Release);
+        }
+    }
+
+    pub(crate) fn clear_unreported(&self) {
+        if self.unreported().is_some() {
+            put(&self.header().unreported, 0, Ordering::Release);
+        }
     }
 
     /// Whether a reset of this generation had begun when its process died.

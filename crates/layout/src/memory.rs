@@ -84,6 +84,8 @@ pub struct Header {
     pub marked: AtomicU64,
     /// In mode `persistent`: not 0 once the map has all that the file's live map said when the disk was started.
     pub has_states: AtomicU64,
+    /// The errno of an fdatasync of which no FLUSH was told; 0: there is none.
+    pub unreported: AtomicU64,
 }
 
 /// Where each piece lies, from the spec alone.

@@ -29,22 +29,17 @@ impl InPlace {
         }
     }
 
-    /// Ends an fdatasync for these requests, and returns what they are told. The kernel reports an error once, and content that it
-    /// could not write is lost then: an error that no client was told of is that of the next fdatasync.
+    /// Ends an fdatasync for these requests. The kernel reports an error once, and what it could not write is lost then: all are told
+    /// of one until a FLUSH has heard it.
     pub(super) fn end_sync(&mut self, shared: &mut Shared, ids: &[Id], result: Result<(), Errno>) {
-        let is_heard = ids.iter().any(|&id| !shared.admission.is_canceled(id));
-        let result = self.tell(is_heard, result);
-        ids.iter().for_each(|&id| shared.admission.operation_done(id, result));
-    }
-
-    /// The result of an fdatasync as somebody hears it, or nobody does.
-    fn tell(&mut self, is_heard: bool, result: Result<(), Errno>) -> Result<(), Errno> {
-        match (result, is_heard) {
-            (Err(errno), false) => _ = self.unreported.get_or_insert(errno),
-            (_, true) => return self.unreported.take().map_or(result, Err),
-            (Ok(()), false) => {}
+        if let Err(errno) = result {
+            shared.map.meta().record_unreported(errno);
         }
-        result
+        let unreported = shared.map.meta().unreported();
+        if ids.iter().any(|&id| shared.admission.is_heard_flush(id)) {
+            shared.map.meta().clear_unreported();
+        }
+        ids.iter().for_each(|&id| shared.admission.operation_done(id, unreported.map_or(Ok(()), Err)));
     }
 
     /// One of the request's operations: it ends when all that has completed so far is on the medium.
@@ -185,8 +180,12 @@ impl InPlace {
         let p = self.persistent();
         let Some(round) = p.round.take() else { return };
         if round.last {
-            let result = self.tell(true, result);
-            self.persistent().make_durable = Some(result);
+            if let Err(errno) = result {
+                shared.map.meta().record_unreported(errno);
+            }
+            // After an upgrade the next worker tells it too.
+            let unreported = shared.map.meta().unreported();
+            self.persistent().make_durable = Some(unreported.map_or(Ok(()), Err));
         } else {
             self.end_sync(shared, &round.waiters, result);
         }
@@ -228,6 +227,7 @@ impl InPlace {
             // A mark whose write failed is written again.
             (true, _) => {
                 if let Err(errno) = result {
+                    shared.map.meta().record_unreported(errno);
                     self.stable_write_failed(errno);
                 }
                 self.persistent().mark = if result.is_ok() { Mark::Written } else { Mark::Unwritten };

@@ -34,8 +34,6 @@ pub(crate) struct InPlace {
     file_emptied: bool,
     /// The file is being emptied.
     emptying: bool,
-    /// The error of an fdatasync of which no client was told.
-    unreported: Option<Errno>,
 }
 
 impl InPlace {
@@ -46,7 +44,6 @@ impl InPlace {
             persistent: None,
             file_emptied: false,
             emptying: false,
-            unreported: None,
         }
     }
 
@@ -100,7 +97,8 @@ impl InPlace {
     /// Handles the end of the barrier for I/O of a dead process.
     fn drained<I: Io>(&mut self, shared: &mut Shared, io: &mut I, result: Result<(), Errno>) {
         if let Err(errno) = result {
-            self.unreported.get_or_insert(errno);
+            shared.map.meta().record_unreported(errno);
+            self.stable_write_failed(errno);
             let now_ns = shared.now_ns();
             shared.drain.fail(now_ns);
         } else if self.file_blocks == 0 {

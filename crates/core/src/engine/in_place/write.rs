@@ -169,7 +169,7 @@ impl InPlace {
                 if is_fua {
                     self.stable_write_failed(errno);
                     if shared.admission.is_canceled(id) {
-                        self.unreported.get_or_insert(errno);
+                        shared.map.meta().record_unreported(errno);
                     }
                 }
             }
