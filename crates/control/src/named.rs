@@ -55,7 +55,7 @@ fn check_kind(path: &Path, mode: u32) -> Result<(), SupervisorError> {
     }
 }
 
-/// The folder of a file that is to be made, if there is one that can hold it.
+/// The folder in which a new file will be created. Fails if there is none, or if its file system keeps files in memory.
 pub fn directory(path: &Path) -> Result<&Path, SupervisorError> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let shape = rustix::fs::statfs(dir).map_err(|e| {

@@ -25,7 +25,7 @@ pub(crate) const MAX_PENDING: u32 = 64;
 
 pub(crate) struct Admission {
     table: Table,
-    /// Requests that wait behind another, and those that may go on or are to be checked.
+    /// Requests that wait behind another one, that have yet to be compared with the others, or that may go on.
     queue: RunQueue,
     space_waiters: VecDeque<Id>,
     part_waiters: VecDeque<Id>,

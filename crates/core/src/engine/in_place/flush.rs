@@ -29,17 +29,21 @@ impl InPlace {
         }
     }
 
-    /// Ends an fdatasync for these requests. The kernel reports an error once, and what it could not write is lost then: all are told
-    /// of one until a FLUSH has heard it.
+    /// Ends an fdatasync for these requests. The kernel reports an error once, and what it could not write is lost then. So it is kept
+    /// until a FLUSH has told a client. A request with FUA promises its own bytes alone: it has the result of this fdatasync. A guest
+    /// that writes through sends no FLUSH, and would fail for ever.
     pub(super) fn end_sync(&mut self, shared: &mut Shared, ids: &[Id], result: Result<(), Errno>) {
         if let Err(errno) = result {
             shared.map.meta().record_unreported(errno);
         }
-        let unreported = shared.map.meta().unreported();
+        let unreported = shared.map.meta().unreported().map_or(Ok(()), Err);
         if ids.iter().any(|&id| shared.admission.is_heard_flush(id)) {
             shared.map.meta().clear_unreported();
         }
-        ids.iter().for_each(|&id| shared.admission.operation_done(id, unreported.map_or(Ok(()), Err)));
+        for &id in ids {
+            let is_flush = shared.admission.table().get(id).is_flush();
+            shared.admission.operation_done(id, if is_flush { unreported } else { result });
+        }
     }
 
     /// One of the request's operations: it ends when all that has completed so far is on the medium.
