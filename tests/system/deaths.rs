@@ -263,8 +263,7 @@ fn a_machine_boots_and_works_while_its_workers_are_killed() {
     let overflow = format!("{}M", 55 + kills() / 25);
     let disk = world.serve(&kit.golden(), &["--ram", "16M", "--overflow", &overflow]);
     // Six kills or more in each round, as fast as the host is, and ten and more in the boot.
-    let patience = Duration::from_secs(600 + 3 * u64::from(kills()));
-    let work = Work { rounds: kills().saturating_sub(10).div_ceil(5), file_mib: 48, patience };
+    let work = Work { rounds: kills().saturating_sub(10).div_ceil(5), file_mib: 48 };
     let seed = seed();
     let before = disk.stats().unwrap();
     let mut machine = Machine::boot(&kit, &world, &disk, &work);

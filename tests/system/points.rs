@@ -12,7 +12,7 @@ use spillway_testkit::disk::figure;
 use spillway_testkit::process::wait_until;
 use spillway_testkit::{Ask, Disk, Rng};
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const BLOCK: usize = 4096;
 const SPAN: u64 = 44 * MIB;
@@ -117,14 +117,14 @@ fn a_machine_works_on_wherever_eviction_or_collection_ended() {
     let disk = world.serve_by("threads", &kit.golden(), &options);
     let before = disk.stats().unwrap();
     let rounds = if step == 1 { 10 } else { 3 };
-    let work = Work { rounds, file_mib: 48, patience: Duration::from_secs(100 * u64::from(rounds)) };
+    let work = Work { rounds, file_mib: 48 };
     let mut machine = Machine::boot(&kit, &world, &disk, &work);
     let mut died = 0;
     // The boot writes little; the first waits until something is evicted.
     for (call, n) in points.iter().cycle() {
         let pid = worker(&disk);
         let fault = Fault::in_threads(&world, &disk, 4, call, &death(*n));
-        let ended = wait_until(work.patience, || match worker(&disk) == pid {
+        let ended = wait_until(machine::PATIENCE, || match worker(&disk) == pid {
             true => (!machine.works()).then_some(true),
             false => Some(false),
         });

@@ -106,7 +106,7 @@ fn a_machine_works_while_its_workers_are_killed_and_the_overflow_takes_half_a_se
     slow.hide();
     let mut rng = Rng::new(seed());
     let rounds = deaths() / 4;
-    let work = Work { rounds, file_mib: 18, patience: Duration::from_secs(120 + 180 * u64::from(rounds)) };
+    let work = Work { rounds, file_mib: 18 };
     let mut machine = Machine::boot(&kit, &world, &disk, &work);
     machine.has_booted();
     let before = disk.stats().unwrap();
