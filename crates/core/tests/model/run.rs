@@ -738,7 +738,8 @@ impl Run {
         let live = self.memory.live(&self.spec);
         let reset = self.sim.open_again(live, power);
         assert!(!reset || self.may_be_marked, "there was no reset, or it is done");
-        self.may_be_marked = false;
+        // If power was not lost, a mark may be off in memory alone: its removal was under way, and nobody has waited for it.
+        self.may_be_marked &= !reset && !power;
         (self.sent, self.cut_off) = (HashMap::new(), VecDeque::new());
         match power {
             true => self.oracle.lose_power(),
