@@ -206,7 +206,9 @@ fn a_daemon_that_is_killed_at_any_instant_goes_on() {
     let mut answered = Answered::default();
     let mut on: Vec<String> = Vec::new();
     let (mut marked, mut forgotten) = (Vec::new(), 0);
-    for round in 0..kills {
+    let mut round = 0;
+    // On a slow host little is answered within a daemon's life: then more of them.
+    while round < kills || (kills >= KILLS && forgotten == 0 && round < 4 * kills) {
         if round % MARKED == 0 {
             marked = std::mem::take(&mut on);
             for name in &marked {
@@ -246,9 +248,10 @@ fn a_daemon_that_is_killed_at_any_instant_goes_on() {
             assert!(!state.contains("mark=of-"), "round {round}: {name} was told to forget: {state}");
             forgotten += 1;
         }
+        round += 1;
     }
     println!("{forgotten} machines had been told to forget, and had");
-    assert!(forgotten > 0 || kills < 20, "none that was marked was told to forget");
+    assert!(forgotten > 0 || kills < KILLS, "none that was marked was told to forget");
     assert!(world.tell("stay-001", "state", "STATE").contains("mark=mine "));
     // What its guest had flushed is there after all its ends.
     world.ok(&["machine", "start", "own-001", "--wait"]);

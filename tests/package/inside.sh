@@ -133,7 +133,7 @@ lives_on
 [ "$(of NFileDescriptorStore)" = 1 ]
 say restarted
 
-setting watchdog WatchdogSec=10s
+setting watchdog WatchdogSec=30s
 systemctl restart spillwayd
 daemon=$(of MainPID)
 kill -STOP "$daemon"

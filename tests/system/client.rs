@@ -38,7 +38,7 @@ impl NbdClient {
         }
         // Should it hang, its end is what the test hears of.
         let mut qemu_io = Command::new("timeout")
-            .args(["100", "qemu-io", "--image-opts", &target])
+            .args(["900", "qemu-io", "--image-opts", &target])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

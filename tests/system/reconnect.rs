@@ -5,7 +5,8 @@
 //! The death of a worker alone closes no VMM's connection (`deaths.rs`), nor does an upgrade; NBD clients lose theirs.
 
 use crate::client::{Lost, NbdClient};
-use crate::deaths::seed;
+use crate::deaths::{Enough, seed};
+use crate::machine;
 use crate::world::{MIB, PATIENCE, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use sha2::{Digest, Sha256};
@@ -15,7 +16,6 @@ use spillway_testkit::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
 use spillway_testkit::{Disk, Driver, End, Mixed, Oracle, Shape, skip};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 
 const PIECE: u64 = 64 << 10;
 /// Pieces that the guest writes at last, one at a time: more than fit where it begins.
@@ -78,7 +78,7 @@ fn qemu_connects_again_after_a_reset_a_stop_and_a_death_of_all() {
     // What the image holds, wherever the guest found itself, and that it could write.
     let mut works = |disk: &Disk, number: u32| {
         let written = format!("written {number}");
-        guest.wait_report(&written, 2 * PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
+        guest.wait_report(&written, machine::PATIENCE).unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
         let read = format!("image {number} {sum}");
         assert!(guest.reports().iter().any(|line| line.starts_with(&read)), "{:?}: {sum}", guest.reports());
     };
@@ -102,10 +102,10 @@ fn qemu_connects_again_after_a_reset_a_stop_and_a_death_of_all() {
     }
     drop(disk);
     let disk = world.serve(&image, &["--size", "32M", "--ram", "64M", "--overflow", "64M"]);
-    let right = guest.wait_report("right", 2 * PATIENCE);
+    let right = guest.wait_report("right", machine::PATIENCE);
     let right = right.unwrap_or_else(|e| panic!("{e:#}\n{}", disk.log()));
     assert_eq!(right, format!("right {}", MUCH - before), "but for the {before} that were done before");
-    guest.wait(PATIENCE).unwrap();
+    guest.wait(machine::PATIENCE).unwrap();
     assert!(guest.console().iter().any(|l| l.starts_with("GUEST-EXIT 0")), "{}", guest.tail());
     assert_eq!(disk.figure("failed.requests").unwrap(), 0);
     disk.stop().unwrap();
@@ -125,9 +125,10 @@ fn upgrades_under_a_vmm_and_an_nbd_client_lose_nothing() {
     let mut driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
     let mut nbd = NbdClient::connect(&disk, 96..128, Lost::Reconnect);
     let (rounds, steps) = (AtomicU64::new(0), AtomicU64::new(0));
-    let (begun, enough) = (Instant::now(), AtomicBool::new(false));
-    let goes_on = || !enough.load(Ordering::Relaxed) && begun.elapsed() < 2 * PATIENCE;
+    let enough = AtomicBool::new(false);
+    let goes_on = || !enough.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
+        let _enough = Enough(&enough);
         scope.spawn(|| {
             while goes_on() {
                 let (span_bytes, end) = (VMM, End::Count(500));
@@ -154,7 +155,6 @@ fn upgrades_under_a_vmm_and_an_nbd_client_lose_nothing() {
                 succeeds(Command::new(&program).arg("upgrade").arg(disk.control()));
             }
         }
-        enough.store(true, Ordering::Relaxed);
     });
     println!("{rounds:?} rounds of the VMM, {steps:?} steps of the NBD client");
     nbd.verify();

@@ -20,6 +20,8 @@ const SPAN: u64 = 16 * MIB;
 const SHARE: f64 = 0.1;
 /// How often a busy host may make a device too slow.
 const TRIES: usize = 8;
+/// And for how long.
+const TRIED: Duration = Duration::from_secs(30);
 /// How much faster than a model the host's own disk must be for it to be shown there: fio and the worker share its processors.
 const ROOM: f64 = 3.0;
 
@@ -133,7 +135,7 @@ fn ratio(found: Rate, expected: Rate) -> f64 {
 /// Another test on the same processors and store may keep fio from asking for a while: then it is measured again.
 fn holds(world: &World, disk: &Disk, model: &str, load: &Load, seconds: u32) {
     let (begun, mut ratios) = (Instant::now(), Vec::new());
-    while begun.elapsed() < PATIENCE && ratios.len() < TRIES {
+    while begun.elapsed() < TRIED && ratios.len() < TRIES {
         let (found, iops) = measure(world, disk, load, seconds);
         let Load { rw, bs, depth, expected, .. } = load;
         println!("{model}: {rw} {bs}, {depth} at once: {found:.0?}, of {expected:.0?}; {iops:.1} a second");

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 pub const MIB: u64 = 1 << 20;
 /// How long anything may take that is not a load.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a load of fio's may take, whose every byte goes through a busy host's disk.
+const LOAD: Duration = Duration::from_secs(600);
 
 /// A folder on a disk that has O_DIRECT, removed with the value.
 pub struct World {
@@ -111,7 +113,7 @@ impl World {
 
 /// Waits until fio has ended well.
 pub fn fio_ends(mut fio: Server) {
-    let status = fio.wait(Duration::from_secs(120)).unwrap();
+    let status = fio.wait(LOAD).unwrap();
     assert!(status.success(), "{}\n{}", fio.command, fio.tail());
 }
 

@@ -4,9 +4,8 @@
 
 mod common;
 
-use common::{Server, World, alive, finishes, qemu_io, refuses, spillway, until};
+use common::{Server, World, alive, qemu_io, refuses, spillway, stats, until};
 use rustix::process::{Pid, Signal};
-use serde_json::Value;
 use std::process::Command;
 
 const MIB: u64 = 1 << 20;
@@ -27,12 +26,6 @@ fn on(world: &World, disk: &str) -> Command {
     command.args(["serve", "--mode", "ephemeral", "--disk"]).arg(world.path(disk));
     command.arg("--nbd").arg(world.path("nbd")).arg("--control").arg(world.path("control"));
     command
-}
-
-fn stats(world: &World) -> Value {
-    let (code, out, err) = finishes(spillway().arg("stats").arg(world.path("control")).arg("--json"));
-    assert_eq!((code, err.as_str()), (0, ""));
-    serde_json::from_str(&out).unwrap()
 }
 
 #[test]

@@ -5,13 +5,12 @@
 
 mod common;
 
-use common::{Server, World, finishes, qemu_io};
+use common::{Server, World, finishes, qemu_io, stats};
 use rustix::process::Signal;
 use spillway_image::digests::{CHUNK_BYTES, Root, of_chunk};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 const UNIT: u64 = 64 << 10;
 const UNITS: u64 = 512;
@@ -166,9 +165,9 @@ fn holes_and_unused_clusters_of_the_image_are_zero_until_they_are_written() {
     }
 }
 
-/// Read byte for byte it took more than a minute.
+/// By the disk's own figures: whoever copies asks for little more than what was written.
 #[test]
-fn a_tebibyte_of_nothing_is_copied_in_seconds() {
+fn of_a_tebibyte_of_nothing_almost_nothing_is_read() {
     let world = World::new();
     let (raw, qcow2) = (world.path("large.raw"), world.path("large.qcow2"));
     std::fs::File::create(&raw).unwrap().set_len(1 << 40).unwrap();
@@ -177,10 +176,12 @@ fn a_tebibyte_of_nothing_is_copied_in_seconds() {
         succeeds(Command::new("qemu-io").args(["-f", format, "-c", "write -P 8 700G 3M"]).arg(&image));
         let mut serve = common::spillway();
         serve.args(["serve", "--mode", "ram", "--format", format, "--image"]).arg(&image);
-        let server = Server::start(serve.arg("--nbd").arg(world.path("nbd")));
-        let begun = Instant::now();
+        let server = Server::start(
+            serve.arg("--nbd").arg(world.path("nbd")).arg("--control").arg(world.path("control")),
+        );
         succeeds(Command::new("nbdcopy").arg(world.nbd_uri()).arg("null:"));
-        assert!(begun.elapsed() < Duration::from_secs(20), "{format}: {:?}", begun.elapsed());
+        let read = stats(&world)["planes"]["guest"]["read_bytes"].as_u64().unwrap();
+        assert!((3 << 20..16 << 20).contains(&read), "{format}: {read}");
         qemu_io(&world, &["read -P 8 700G 3M", "read -P 0 600G 1M"]);
         assert_eq!(server.end(Signal::TERM).0, 0);
     }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Server, World, alive, finishes, qemu_io, refuses, spillway, until};
+use common::{Server, World, alive, finishes, qemu_io, refuses, spillway, stats, until};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use spillway_control::persistent_file::DURABLE_AT;
@@ -32,12 +32,6 @@ fn persistent(world: &World) -> Command {
     command.arg("--image").arg(world.path("base.raw")).arg("--disk").arg(world.path("disk"));
     command.arg("--nbd").arg(world.path("nbd")).arg("--control").arg(world.path("control"));
     command
-}
-
-fn stats(world: &World) -> Value {
-    let (code, out, err) = finishes(spillway().arg("stats").arg(world.path("control")).arg("--json"));
-    assert_eq!((code, err.as_str()), (0, ""));
-    serde_json::from_str(&out).unwrap()
 }
 
 fn stop(server: Server) {

@@ -5,7 +5,8 @@
 mod common;
 
 use common::{
-    PATIENCE, Server, World, alive, finishes, is_root, is_socket, qemu_io, refuses, spillway, ticks, until,
+    PATIENCE, Server, World, alive, finishes, is_root, is_socket, qemu_io, refuses, spillway, stats, ticks,
+    until,
 };
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -20,12 +21,6 @@ fn controlled(world: &World) -> Command {
     let mut command = world.serve();
     command.arg("--control").arg(world.path("control")).args(["--ram", "4M", "--overflow", "64M"]);
     command
-}
-
-fn stats(world: &World) -> Value {
-    let (code, out, err) = finishes(spillway().arg("stats").arg(world.path("control")).arg("--json"));
-    assert_eq!((code, err.as_str()), (0, ""));
-    serde_json::from_str(&out).unwrap()
 }
 
 #[test]

@@ -72,6 +72,13 @@ pub fn qemu_io(world: &World, commands: &[&str]) {
     assert!(code == 0 && !out.contains("failed") && !out.contains("error"), "{commands:?}: {out}{err}");
 }
 
+/// The figures of the disk whose control socket is `control` there.
+pub fn stats(world: &World) -> Value {
+    let (code, out, err) = finishes(spillway().arg("stats").arg(world.path("control")).arg("--json"));
+    assert_eq!((code, err.as_str()), (0, ""));
+    serde_json::from_str(&out).unwrap()
+}
+
 /// Ticks of processor time in a `stat` of a process or a thread.
 pub fn ticks(stat: &str) -> u64 {
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();

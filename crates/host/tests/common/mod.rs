@@ -179,7 +179,7 @@ pub fn until<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = question() {
             return answer;
         }
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
+        assert!(begun.elapsed() < Duration::from_secs(120), "{what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
