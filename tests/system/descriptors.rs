@@ -2,7 +2,7 @@
 //! closed, because the program of their file system, its own, does not answer.
 
 use crate::fuse::Fuse;
-use crate::world::{MIB, PATIENCE, World, qemu_io, until};
+use crate::world::{DEADLINE, MIB, PATIENCE, World, qemu_io, until};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use spillway_testkit::{Disk, Driver, End, Mixed, Oracle, Shape, skip};
 use std::io::{IoSlice, Read};
@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-const SHAPE: Shape = Shape { queues: 1, depth: 16, request_bytes: 1 << 20, deadline: PATIENCE };
+const SHAPE: Shape = Shape { queues: 1, depth: 16, request_bytes: 1 << 20, deadline: DEADLINE };
 /// Where a driver writes.
 const SPAN: u64 = 16 * MIB;
 const REFUSED: &str = "neither an eventfd nor shared memory";

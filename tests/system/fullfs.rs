@@ -4,7 +4,7 @@
 //! instead (`faults.rs`) cannot fall short in the middle of a write, or take its time until freed space can be used.
 
 use crate::scene::Events;
-use crate::world::{MIB, PATIENCE, World, succeeds, until};
+use crate::world::{DEADLINE, MIB, PATIENCE, World, succeeds, until};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::process::geteuid;
 use spillway_testkit::process::wait_until;
@@ -97,7 +97,7 @@ impl Scene<'_> {
         let image = world.image(8 * MIB);
         let place = ["--size", "96M", "--overflow-dir", small.dir.to_str().unwrap()];
         let disk = world.serve(&image, &[options, &place].concat());
-        let shape = Shape { queues: 2, depth: 8, request_bytes: PIECE, deadline: PATIENCE };
+        let shape = Shape { queues: 2, depth: 8, request_bytes: PIECE, deadline: DEADLINE };
         let driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
         let oracle = Oracle::with_base(DISK, 91, &image).unwrap();
         let events = Events::follow(&disk);

@@ -5,7 +5,7 @@
 
 use crate::client::{Lost, NbdClient};
 use crate::deaths::{Enough, seed};
-use crate::world::{MIB, PATIENCE, World, until};
+use crate::world::{DEADLINE, MIB, World, until};
 use rustix::fs::{major, minor};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_testkit::{Driver, End, Mixed, Oracle, Shape};
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Below, the VMM's; above, the NBD client's.
 const VMM: u64 = 48 * MIB;
-const SHAPE: Shape = Shape { queues: 2, depth: 32, request_bytes: 1 << 20, deadline: PATIENCE };
+const SHAPE: Shape = Shape { queues: 2, depth: 32, request_bytes: 1 << 20, deadline: DEADLINE };
 
 /// A file that has no name: device and inode.
 type Nameless = (u64, u64);

@@ -1,7 +1,7 @@
 //! A disk's rate limit: what its guest gets, live and over deaths of the worker, and that all who ask get their turn.
 
 use crate::client::{Lost, NbdClient};
-use crate::world::{MIB, PATIENCE, World, succeeds, until};
+use crate::world::{DEADLINE, MIB, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_testkit::disk::program;
 use spillway_testkit::{Ask, Disk, Driver, End, Load, Measured, Shape};
@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const SHAPE: Shape = Shape { queues: 2, depth: 16, request_bytes: 64 << 10, deadline: PATIENCE };
+const SHAPE: Shape = Shape { queues: 2, depth: 16, request_bytes: 64 << 10, deadline: DEADLINE };
 const SPAN: u64 = 64 * MIB;
 
 /// Reads and writes that always wait, for so long.

@@ -7,7 +7,7 @@
 use crate::client::{Lost, NbdClient};
 use crate::deaths::{Enough, seed};
 use crate::machine;
-use crate::world::{MIB, PATIENCE, World, succeeds, until};
+use crate::world::{DEADLINE, MIB, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use sha2::{Digest, Sha256};
 use spillway_testkit::cpio::Entry;
@@ -121,7 +121,7 @@ fn upgrades_under_a_vmm_and_an_nbd_client_lose_nothing() {
     let disk = world.serve(&image, &["--size", "128M", "--ram", "16M", "--overflow", "300M"]);
     let seed = seed();
     let mut oracle = Oracle::with_base(128 * MIB, seed, &image).unwrap();
-    let shape = Shape { queues: 2, depth: 32, request_bytes: 1 << 20, deadline: PATIENCE };
+    let shape = Shape { queues: 2, depth: 32, request_bytes: 1 << 20, deadline: DEADLINE };
     let mut driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
     let mut nbd = NbdClient::connect(&disk, 96..128, Lost::Reconnect);
     let (rounds, steps) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -6,7 +6,7 @@
 
 use crate::below::Below;
 use crate::deaths::seed;
-use crate::world::{MIB, PATIENCE, World, until};
+use crate::world::{DEADLINE, MIB, PATIENCE, World, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spillway_testkit::{Disk, Driver, End, Mixed, Oracle, Server, Shape};
@@ -25,7 +25,7 @@ const THREADS: usize = 4;
 pub const PIECE: usize = 256 << 10;
 pub const BLOCK: usize = 4096;
 
-const SHAPE: Shape = Shape { queues: 2, depth: 32, request_bytes: PIECE, deadline: PATIENCE };
+const SHAPE: Shape = Shape { queues: 2, depth: 32, request_bytes: PIECE, deadline: DEADLINE };
 
 /// A fault, from its beginning until its end.
 pub struct Fault {

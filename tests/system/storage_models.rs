@@ -4,7 +4,7 @@
 //! second, on those that any host is fast enough for.
 
 use crate::deaths::{kill_worker, nothing_failed, seed};
-use crate::world::{MIB, PATIENCE, World, succeeds, until};
+use crate::world::{DEADLINE, MIB, World, succeeds, until};
 use serde_json::Value;
 use spillway_testkit::disk::program;
 use spillway_testkit::process::cpu_seconds_of;
@@ -294,7 +294,7 @@ fn reads_of_a_base_image_are_held_if_they_reach_its_store() {
     let raw = world.image(8 * MIB);
     let images = [raw.clone(), world.qcow2(&raw, "packed.qcow2", &["-c"])];
     let model = create(&world, "latency=30ms");
-    let shape = Shape { queues: 1, depth: 4, request_bytes: 64 << 10, deadline: PATIENCE };
+    let shape = Shape { queues: 1, depth: 4, request_bytes: 64 << 10, deadline: DEADLINE };
     for image in &images {
         for (cache, held) in [("none", true), ("host", false)] {
             // From now on it is in the host's memory.
@@ -337,7 +337,7 @@ fn a_worker_that_is_killed_while_completions_are_held_loses_nothing() {
         let options = [&["--mode", mode, "--size", "32M"][..], &both].concat();
         let disk = world.serve_by(engine, &image, &options);
         let mut oracle = Oracle::with_base(32 * MIB, rng.next_u64(), &image).unwrap();
-        let shape = Shape { queues: 2, depth: 32, request_bytes: 128 << 10, deadline: PATIENCE };
+        let shape = Shape { queues: 2, depth: 32, request_bytes: 128 << 10, deadline: DEADLINE };
         let mut driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
         let enough = AtomicBool::new(false);
         std::thread::scope(|scope| {

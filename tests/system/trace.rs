@@ -1,7 +1,7 @@
 //! What a disk is asked is recorded as it was asked, its curve goes along, and both say what the disk has done.
 
 use crate::deaths::Enough;
-use crate::world::{MIB, PATIENCE, World, succeeds, until};
+use crate::world::{DEADLINE, MIB, World, succeeds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spillway_testkit::disk::{figure, program};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SPAN: u64 = 64 * MIB;
-const SHAPE: Shape = Shape { queues: 2, depth: 32, request_bytes: 256 << 10, deadline: PATIENCE };
+const SHAPE: Shape = Shape { queues: 2, depth: 32, request_bytes: 256 << 10, deadline: DEADLINE };
 
 fn spillway(words: &[&str]) -> Command {
     let mut command = Command::new(program().unwrap());

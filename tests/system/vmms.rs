@@ -3,7 +3,7 @@
 //!
 //! Its firmware is the guest: SeaBIOS reads the first sector of each disk. Owns the command lines of these machines.
 
-use crate::world::{MIB, PATIENCE, World, until, until_left};
+use crate::world::{DEADLINE, MIB, PATIENCE, World, until, until_left};
 use serde_json::Value;
 use spillway_testkit::{Disk, Driver, Rng, Server, Shape};
 use std::io::{BufRead, BufReader, Write};
@@ -135,7 +135,7 @@ fn a_descriptor_may_be_as_long_as_the_driver_likes() {
         let mut options = vec!["--size", "2G"];
         options.extend_from_slice(mode);
         let disk = world.serve(&world.image(40 * MIB), &options);
-        let shape = Shape { depth: 2, request_bytes: LONG, deadline: PATIENCE, ..Shape::default() };
+        let shape = Shape { depth: 2, request_bytes: LONG, deadline: DEADLINE, ..Shape::default() };
         let mut driver = Driver::connect_with(&disk.vhost(), shape).unwrap();
         // The image and what is beyond its end, in one.
         let mut content = vec![0xee; LONG];

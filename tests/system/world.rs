@@ -9,6 +9,8 @@ use std::time::Duration;
 pub const MIB: u64 = 1 << 20;
 /// How long anything may take that is not a load.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Within it a disk answers each request.
+pub const DEADLINE: Duration = Duration::from_secs(30);
 /// How long a load of fio's may take, whose every byte goes through a busy host's disk.
 const LOAD: Duration = Duration::from_secs(600);
 

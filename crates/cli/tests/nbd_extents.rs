@@ -11,6 +11,7 @@ use spillway_image::digests::{CHUNK_BYTES, Root, of_chunk};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const UNIT: u64 = 64 << 10;
 const UNITS: u64 = 512;
@@ -165,9 +166,9 @@ fn holes_and_unused_clusters_of_the_image_are_zero_until_they_are_written() {
     }
 }
 
-/// By the disk's own figures: whoever copies asks for little more than what was written.
+/// Read byte for byte it took more than a minute.
 #[test]
-fn of_a_tebibyte_of_nothing_almost_nothing_is_read() {
+fn a_tebibyte_of_nothing_is_copied_in_seconds() {
     let world = World::new();
     let (raw, qcow2) = (world.path("large.raw"), world.path("large.qcow2"));
     std::fs::File::create(&raw).unwrap().set_len(1 << 40).unwrap();
@@ -179,7 +180,9 @@ fn of_a_tebibyte_of_nothing_almost_nothing_is_read() {
         let server = Server::start(
             serve.arg("--nbd").arg(world.path("nbd")).arg("--control").arg(world.path("control")),
         );
+        let begun = Instant::now();
         succeeds(Command::new("nbdcopy").arg(world.nbd_uri()).arg("null:"));
+        assert!(begun.elapsed() < Duration::from_secs(20), "{format}: {:?}", begun.elapsed());
         let read = stats(&world)["planes"]["guest"]["read_bytes"].as_u64().unwrap();
         assert!((3 << 20..16 << 20).contains(&read), "{format}: {read}");
         qemu_io(&world, &["read -P 8 700G 3M", "read -P 0 600G 1M"]);
