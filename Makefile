@@ -6,8 +6,8 @@ CARGO ?= cargo
 help: ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-build: ## The programs, optimised, and their man pages: target/release/spillway, spillwayd, spillway-worker, spillway-lab, man1/ and man8/
-	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-lab --bin spillway --bin spillway-worker --bin spillwayd --bin spillway-lab
+build: ## The programs, optimised, and their man pages: target/release/spillway, spillwayd, spillway-worker, spillway-streamd, spillway-lab, man1/ and man8/
+	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-streamd -p spillway-lab --bin spillway --bin spillway-worker --bin spillwayd --bin spillway-streamd --bin spillway-lab
 	target/release/spillway man target/release/man1
 	mkdir -p target/release/man8 && target/release/spillwayd --print-man >target/release/man8/spillwayd.8
 
@@ -18,12 +18,12 @@ docs: ## The book as web pages, target/book/html, its links checked. The first t
 	scripts/book
 
 demo: install-deps image ## A machine of each of three catalogs, and where its I/O goes (DEMO_ARGS="--out FILE" keeps the figures)
-	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-lab
+	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-streamd -p spillway-lab
 	target/release/demo $(DEMO_ARGS)
 
 BENCH_PART ?= all
 bench: install-deps ## Spillway beside its peers (BENCH_PART=first-minute|peers|cliff|scale|all BENCH_ARGS="--quick --check --out DIR")
-	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-lab
+	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-streamd -p spillway-lab
 	target/release/bench $(BENCH_PART) $(BENCH_ARGS)
 
 STUDIES ?= seed-000 seed-001 seed-001-desktops seed-002 seed-002-iometer seed-003 seed-004 seed-004-boot

@@ -17,7 +17,7 @@ struct Wall {
 }
 
 const DATA_PATH: &[&str] =
-    &["tokio", "async-std", "hyper", "axum", "reqwest", "clap", "clap_builder", "minijinja", "plotters*"];
+    &["tokio", "async-std", "hyper", "axum", "reqwest", "object_store", "clap", "clap_builder", "minijinja", "plotters*"];
 
 /// What tests may import of ours beside that: of any crate the test kit, of the advisor the disk that its model is held against, of
 /// the command line the digests of an image.
@@ -81,10 +81,22 @@ const WALLS: &[Wall] = &[
         others: Some(&["crc32c", "miniz_oxide", "serde", "serde_json", "thiserror"]),
         never: DATA_PATH,
     },
+    Wall {
+        name: "spillway-registry",
+        ours: &["spillway-image"],
+        others: None,
+        never: &["tokio", "hyper", "reqwest", "object_store", "clap"],
+    },
+    Wall {
+        name: "spillway-streamd",
+        ours: &["spillway-image", "spillway-registry"],
+        others: None,
+        never: &["spillway-core", "spillway-export", "spillway-host", "spillway-worker", "io-uring", "axum"],
+    },
     Wall { name: "spillway-api", ours: &["spillway-control"], others: None, never: SERVES },
     Wall {
         name: "spillway-host",
-        ours: &["spillway-api", "spillway-control", "spillway-image"],
+        ours: &["spillway-api", "spillway-control", "spillway-image", "spillway-registry"],
         others: None,
         never: &[
             "spillway",
@@ -92,8 +104,11 @@ const WALLS: &[Wall] = &[
             "spillway-testkit",
             "spillway-core",
             "spillway-export",
+            "spillway-streamd",
             "spillway-worker",
             "io-uring",
+            "object_store",
+            "reqwest",
         ],
     },
     Wall {

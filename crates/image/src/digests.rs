@@ -43,7 +43,12 @@ impl Root {
 
     /// `sha256:` and 64 hexadecimal digits.
     pub fn finish(self) -> String {
-        let hexadecimal: String = self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let hexadecimal: String = self.finish_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         format!("sha256:{hexadecimal}")
+    }
+
+    /// The same as bytes.
+    pub fn finish_bytes(self) -> ChunkDigest {
+        self.0.finalize().into()
     }
 }

@@ -1,0 +1,23 @@
+//! `spillway-streamd`: brings images from registries. The daemon `spillwayd` starts it; nobody else needs to.
+//!
+//! Owns all traffic with stores of images. It has no other rights than those that its starter left it.
+
+mod job;
+mod store;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["job"] => job::run(),
+        ["--version"] => {
+            println!("spillway-streamd {}", env!("CARGO_PKG_VERSION"));
+            ExitCode::SUCCESS
+        }
+        _ => {
+            eprintln!("spillway-streamd is started by spillwayd: see 'spillway registry --help'");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Addresses of registries. Owns which are accepted, and the settings of each kind of client.
+
+use super::RemoteStore;
+use super::credentials::Credentials;
+use object_store::aws::AmazonS3Builder;
+use object_store::http::HttpBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ClientOptions, RetryConfig};
+use spillway_registry::job::Place;
+use spillway_registry::{RegistryError, RegistryErrorKind};
+use std::sync::Arc;
+use std::time::Duration;
+
+const CONNECT: Duration = Duration::from_secs(10);
+/// Longest time without a byte of an answer.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long a request is repeated while the store says that it cannot now.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn refused(place: &Place, why: &str) -> RegistryError {
+    RegistryError::new(RegistryErrorKind::Unsupported, format!("{}: {why}", place.url))
+}
+
+/// Opens the store of an address.
+pub fn open(place: &Place) -> Result<RemoteStore, RegistryError> {
+    let (scheme, rest) = place.url.split_once("://").ok_or_else(|| {
+        refused(place, "it is no address: give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER")
+    })?;
+    if scheme != "s3" && (place.endpoint.is_some() || place.region.is_some() || place.credentials.is_some()) {
+        return Err(refused(place, "endpoint, region and credentials are for s3:// only"));
+    }
+    match scheme {
+        "s3" => s3(place, rest),
+        "https" | "http" => web(place),
+        "file" => folder(place, rest),
+        _ => Err(refused(place, "give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER")),
+    }
+}
+
+fn client(may_be_plain: bool) -> (ClientOptions, RetryConfig) {
+    // No limit for a whole body: one that makes progress is not ended.
+    let options = ClientOptions::new()
+        .with_connect_timeout(CONNECT)
+        .with_read_timeout(SILENCE)
+        .with_timeout_disabled()
+        .with_allow_http(may_be_plain)
+        .with_http1_only();
+    (options, RetryConfig { retry_timeout: PATIENCE, ..RetryConfig::default() })
+}
+
+fn s3(place: &Place, rest: &str) -> Result<RemoteStore, RegistryError> {
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if bucket.is_empty() {
+        return Err(refused(place, "it names no bucket: give s3://BUCKET/PREFIX"));
+    }
+    let is_plain = place.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let (options, retry) = client(is_plain);
+    let mut builder = AmazonS3Builder::new()
+        .with_bucket_name(bucket)
+        .with_region(place.region.as_deref().unwrap_or("us-east-1"))
+        .with_client_options(options)
+        .with_retry(retry);
+    if let Some(endpoint) = &place.endpoint {
+        builder = builder.with_endpoint(endpoint.trim_end_matches('/'));
+    }
+    builder = match &place.credentials {
+        None => builder.with_skip_signature(true),
+        Some(path) => {
+            let read = Credentials::read(path).map_err(|why| {
+                let message = format!("{}: the file of the credentials {why}", place.url);
+                RegistryError::new(RegistryErrorKind::Local, message)
+            })?;
+            let builder =
+                builder.with_access_key_id(read.access_key).with_secret_access_key(read.secret_key);
+            match read.session_token {
+                Some(token) => builder.with_token(token),
+                None => builder,
+            }
+        }
+    };
+    let store = builder.build().map_err(|e| refused(place, &e.to_string()))?;
+    let prefix = prefix_of(place, prefix)?;
+    Ok(RemoteStore {
+        store: Arc::new(store),
+        url: place.url.clone(),
+        prefix,
+        is_read_only: false,
+        creates: !place.single_writer,
+    })
+}
+
+fn web(place: &Place) -> Result<RemoteStore, RegistryError> {
+    let (options, retry) = client(place.url.starts_with("http://"));
+    let builder = HttpBuilder::new().with_url(&place.url).with_client_options(options).with_retry(retry);
+    let store = builder.build().map_err(|e| refused(place, &e.to_string()))?;
+    Ok(RemoteStore {
+        store: Arc::new(store),
+        url: place.url.clone(),
+        prefix: Path::default(),
+        is_read_only: true,
+        creates: false,
+    })
+}
+
+fn folder(place: &Place, path: &str) -> Result<RemoteStore, RegistryError> {
+    if !path.starts_with('/') {
+        return Err(refused(place, "a folder is given as file:///FOLDER, with three slashes"));
+    }
+    let store = LocalFileSystem::new_with_prefix(path).map_err(|e| super::understood(&place.url, "", &e))?;
+    Ok(RemoteStore {
+        store: Arc::new(store.with_fsync(true)),
+        url: place.url.clone(),
+        prefix: Path::default(),
+        is_read_only: false,
+        creates: true,
+    })
+}
+
+fn prefix_of(place: &Place, prefix: &str) -> Result<Path, RegistryError> {
+    Path::parse(prefix.trim_matches('/')).map_err(|e| refused(place, &format!("its prefix is no path: {e}")))
+}
