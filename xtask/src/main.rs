@@ -80,7 +80,9 @@ fn files() -> Result<String> {
 }
 
 fn metadata<T: serde::de::DeserializeOwned>() -> Result<T> {
-    let text = output("cargo", &["metadata", "--format-version=1", "--locked"])?;
+    // What is built for other systems is not part of the programs.
+    let linux = "--filter-platform=x86_64-unknown-linux-gnu";
+    let text = output("cargo", &["metadata", "--format-version=1", "--locked", linux])?;
     serde_json::from_str(&text).context("cargo metadata")
 }
 

@@ -16,8 +16,18 @@ struct Wall {
     never: &'static [&'static str],
 }
 
-const DATA_PATH: &[&str] =
-    &["tokio", "async-std", "hyper", "axum", "reqwest", "object_store", "clap", "clap_builder", "minijinja", "plotters*"];
+const DATA_PATH: &[&str] = &[
+    "tokio",
+    "async-std",
+    "hyper",
+    "axum",
+    "reqwest",
+    "object_store",
+    "clap",
+    "clap_builder",
+    "minijinja",
+    "plotters*",
+];
 
 /// What tests may import of ours beside that: of any crate the test kit, of the advisor the disk that its model is held against, of
 /// the command line the digests of an image.

@@ -9,6 +9,7 @@ use crate::catalog::{
 use crate::host::NewHostAction;
 use crate::image::{ImageCommit, ImageImport, VersionChoice};
 use crate::machine::{ClaimRenewal, MachineAction, NewClaim};
+use crate::registry::{ImagePull, ImagePush, Registry, RegistryCollection};
 use crate::size_text;
 use crate::stores::StoreFolder;
 use spillway_control::DiskSettings;
@@ -69,6 +70,9 @@ pub const VERSION: Bounds = Bounds::count(1, u32::MAX as u64);
 pub const LIMIT: Bounds = Bounds::count(1, crate::MOST_ON_A_PAGE as u64);
 /// Bounds of the time for which a response is delayed, in seconds.
 pub const WAIT_SECONDS: Bounds = Bounds::count(0, 30);
+/// Bounds of the grace and the gap of a collection of garbage, in seconds: below an hour a push in progress could be taken for an
+/// interrupted one.
+pub const COLLECTION_SECONDS: Bounds = Bounds::count(3600, 366 * DAY);
 /// Bounds of numbers of operations and events.
 const NUMBER: Bounds = Bounds::count(0, i64::MAX as u64);
 /// Bounds of a share of a whole.
@@ -212,7 +216,11 @@ bounded! {
     VersionChoice { version: VERSION }
     ImageImport {}
     ImageCommit {}
+    ImagePull {}
+    ImagePush {}
     NewHostAction {}
+    Registry {}
+    RegistryCollection { grace_seconds: COLLECTION_SECONDS, gap_seconds: COLLECTION_SECONDS }
     StoreFolder {}
 }
 

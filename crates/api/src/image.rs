@@ -87,6 +87,13 @@ pub enum Origin {
         /// Format that the request named.
         format: SourceFormat,
     },
+    /// The version was copied from a registry.
+    Registry {
+        /// Name of the registry on this host.
+        registry: Name,
+        /// Image in the registry, such as `debian:3`.
+        image: ImageRef,
+    },
     /// The version was committed from the disk of a machine.
     Commit {
         /// Name of the machine whose disk was committed.

@@ -20,6 +20,7 @@ mod name;
 mod nearest;
 mod operation;
 mod problem;
+mod registry;
 mod size;
 mod stores;
 mod ttl;
@@ -50,8 +51,12 @@ pub use machine::{
 };
 pub use name::{Name, NameError};
 pub use nearest::nearest;
-pub use operation::{Operation, OperationState};
+pub use operation::{Operation, OperationOutcome, OperationState};
 pub use problem::{ErrorCode, PROBLEM_JSON, PROBLEM_TYPES, Problem, ProblemType};
+pub use registry::{
+    CollectionOutcome, ImageManifest, ImagePull, ImagePush, PushOutcome, Registry, RegistryCheck,
+    RegistryCollection,
+};
 pub use size::{SizeError, parse_size, size_text};
 pub use spillway_control::{BaseCache, DiskSettings, FullPolicy, Mode as DiskMode, Rate};
 pub use stores::{Space, SpaceLevel, StoreClass, StoreDetails, StoreFolder};

@@ -13,7 +13,7 @@ use crate::examples::{
 };
 use crate::host::{
     self, CatalogCommand, Daemon, GlobalDaemonOptions, HostCommand, ImageCommand, LeftoverCommand,
-    MachineCommand, OperationCommand, StoreCommand,
+    MachineCommand, OperationCommand, RegistryCommand, StoreCommand,
 };
 use crate::lab::LabCommand;
 use crate::man::ManOptions;
@@ -62,6 +62,7 @@ impl Cli {
             | Command::Leftover { daemon, .. }
             | Command::Image { daemon, .. }
             | Command::Operation { daemon, .. }
+            | Command::Registry { daemon, .. }
             | Command::Event { daemon, .. }
             | Command::Store { daemon, .. }
             | Command::Top { daemon, .. }
@@ -161,7 +162,7 @@ pub enum Command {
         #[command(subcommand)]
         command: LeftoverCommand,
     },
-    /// Manage images and their versions: import, publish, check, delete
+    /// Manage images and their versions: import, publish, check, push, pull, delete
     Image {
         /// Where it is.
         #[command(flatten)]
@@ -170,7 +171,7 @@ pub enum Command {
         #[command(subcommand)]
         command: ImageCommand,
     },
-    /// List, await and cancel long operations: imports, commits, verifications
+    /// List, await and cancel long operations: imports, commits, pushes, verifications
     Operation {
         /// Where it is.
         #[command(flatten)]
@@ -188,6 +189,15 @@ pub enum Command {
         /// Which.
         #[command(flatten)]
         events: host::Events,
+    },
+    /// Manage registries: stores of images that hosts share
+    Registry {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: RegistryCommand,
     },
     /// Manage stores: the folders in which spillwayd keeps images and disks
     Store {

@@ -64,6 +64,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Event { daemon, events } => host::event(&daemon, &events)?,
         Command::Host { daemon, command } => host::host(&daemon, command)?,
         Command::Leftover { daemon, command } => host::leftover(&daemon, command)?,
+        Command::Registry { daemon, command } => host::registry(&daemon, command)?,
         Command::Store { daemon, command } => host::store(&daemon, command)?,
         Command::Top { daemon, top } => top::top(&daemon, &top)?,
         Command::Lab { .. } => return Err(lab::lab()),

@@ -14,8 +14,11 @@ use landlock::{
 };
 use rustix::process::{Resource, Rlimit, Signal};
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 use spillway_api::ErrorCode;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
@@ -26,6 +29,16 @@ use std::time::{Duration, Instant};
 
 /// Parts of the system that every program may read and execute.
 const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache"];
+/// What else a program reads that looks up names of hosts and checks certificates.
+const LOOKUPS: [&str; 7] = [
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/etc/services",
+    "/etc/ssl/certs",
+];
 /// Largest output of a program.
 const MOST_SAID_BYTES: usize = 1 << 20;
 /// Largest address space of a program.
@@ -74,6 +87,8 @@ pub struct Confined<'a> {
     program: String,
     reads: Vec<&'a File>,
     writes: Vec<PathBuf>,
+    changes: Vec<PathBuf>,
+    has_network: bool,
     stdin: Option<File>,
     deadline: Duration,
 }
@@ -113,6 +128,8 @@ impl<'a> Confined<'a> {
             program: program.to_owned(),
             reads: vec![],
             writes: vec![],
+            changes: vec![],
+            has_network: false,
             stdin: None,
             deadline,
         }
@@ -142,6 +159,18 @@ impl<'a> Confined<'a> {
         self
     }
 
+    /// Adds a folder in which the program may also create and remove files and folders.
+    pub fn may_change(mut self, path: &Path) -> Confined<'a> {
+        self.changes.push(path.to_owned());
+        self
+    }
+
+    /// Allows connections to other hosts, over IP and nothing else, and what looks up their names.
+    pub fn with_network(mut self) -> Confined<'a> {
+        self.has_network = true;
+        self
+    }
+
     /// Sets the standard input; there is none by default.
     pub fn stdin(mut self, file: File) -> Confined<'a> {
         self.stdin = Some(file);
@@ -155,7 +184,7 @@ impl<'a> Confined<'a> {
         mut hear: impl FnMut(&[u8]) -> Result<(), HostError>,
     ) -> Result<ConfinedOutput, HostError> {
         let mut ruleset = Some(self.ruleset()?);
-        let filter = filter().map_err(|e| self.cannot(&e))?;
+        let filter = filter(self.has_network).map_err(|e| self.cannot(&e))?;
         let given: Vec<i32> = self.reads.iter().map(|file| file.as_raw_fd()).collect();
         let parent = rustix::process::getpid();
         let confine = move || -> io::Result<()> {
@@ -215,6 +244,17 @@ impl<'a> Confined<'a> {
                 let access = if path.is_dir() { read } else { AccessFs::ReadFile.into() };
                 ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, access))?;
             }
+            // The program itself may be elsewhere.
+            let program = Path::new(&self.program);
+            if program.is_absolute() {
+                let access = AccessFs::ReadFile | AccessFs::Execute;
+                ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(program)?, access))?;
+            }
+            let names = LOOKUPS.iter().map(Path::new).filter(|path| self.has_network && path.exists());
+            for path in names {
+                let access = if path.is_dir() { read } else { AccessFs::ReadFile.into() };
+                ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, access))?;
+            }
             for file in &self.reads {
                 let access: BitFlags<AccessFs> = AccessFs::ReadFile.into();
                 ruleset = ruleset.add_rule(PathBeneath::new(*file, access))?;
@@ -222,6 +262,16 @@ impl<'a> Confined<'a> {
             let write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
             for path in &self.writes {
                 ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, write))?;
+            }
+            let change = write
+                | AccessFs::ReadDir
+                | AccessFs::MakeReg
+                | AccessFs::MakeDir
+                | AccessFs::RemoveFile
+                | AccessFs::RemoveDir
+                | AccessFs::Refer;
+            for path in &self.changes {
+                ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, change))?;
             }
             let null = AccessFs::ReadFile | AccessFs::WriteFile;
             Ok::<_, anyhow::Error>(ruleset.add_rule(PathBeneath::new(PathFd::new("/dev/null")?, null))?)
@@ -240,10 +290,24 @@ fn package(program: &str) -> &str {
     }
 }
 
-/// Builds a filter that makes these calls fail with an error.
-fn filter() -> Result<BpfProgram, String> {
+/// Calls that a program with a network may make. A pair of sockets reaches nobody else.
+const OF_NETWORK: [libc::c_long; 3] = [libc::SYS_socket, libc::SYS_socketpair, libc::SYS_connect];
+
+/// Builds a filter that makes these calls fail with an error. With a network, sockets of IP can be made, and no others: a
+/// socket of this host would reach what trusts this user.
+fn filter(has_network: bool) -> Result<BpfProgram, String> {
     let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("{e}"))?;
-    let rules = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
+    let refused = REFUSED.iter().filter(|call| !has_network || !OF_NETWORK.contains(call));
+    let mut rules: BTreeMap<libc::c_long, Vec<SeccompRule>> =
+        refused.map(|&call| (call, Vec::new())).collect();
+    if has_network {
+        let differs = |family: libc::c_int| {
+            SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, family as u64)
+        };
+        let of_ip = [libc::AF_INET, libc::AF_INET6].map(differs);
+        let of_ip = of_ip.into_iter().collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+        rules.insert(libc::SYS_socket, vec![SeccompRule::new(of_ip).map_err(|e| e.to_string())?]);
+    }
     let refuse = SeccompAction::Errno(libc::EPERM as u32);
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).map_err(|e| e.to_string())?;
     filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())
@@ -368,6 +432,25 @@ mod tests {
             "import os; os.chroot('/usr')",
             "import os; os.setuid(12345)",
             &node,
+        ] {
+            let done = python(code);
+            assert!(!done.success && done.complaint.contains("not permitted"), "{code}: {}", done.complaint);
+        }
+    }
+
+    #[test]
+    fn with_a_network_it_reaches_hosts_and_no_socket_of_this_one() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let python = |code: &str| confined("python3").arg("-c").arg(code).with_network().run(on).unwrap();
+        let done = python(&format!(
+            "import socket; socket.create_connection(('localhost', {port})); print('there')"
+        ));
+        assert!(done.success && done.said == b"there\n", "{}", done.complaint);
+        for code in [
+            "import socket; socket.socket(socket.AF_UNIX)",
+            "import socket; socket.socket(socket.AF_NETLINK)",
+            "import socket; socket.socket(socket.AF_INET).bind(('127.0.0.1', 0))",
         ] {
             let done = python(code);
             assert!(!done.success && done.complaint.contains("not permitted"), "{code}: {}", done.complaint);

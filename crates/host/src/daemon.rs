@@ -22,6 +22,7 @@ use crate::images::Images;
 use crate::machines::{MachineHostConfig, Machines};
 use crate::operations::Operations;
 use crate::records;
+use crate::registries::Registries;
 use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
@@ -62,6 +63,8 @@ const UNREAD: Duration = Duration::from_secs(2);
 /// Pause before the next connection is accepted after descriptors ran out.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 
+/// The program that does all traffic with registries, beside the one that serves disks.
+const STREAMD: &str = "spillway-streamd";
 /// URI of the system's libvirt.
 pub const LIBVIRT_URI_DEFAULT: &str = "qemu:///system";
 /// Interval at which the reserve of the database is checked.
@@ -158,6 +161,7 @@ struct Records {
     objects: Objects,
     events: Events,
     operations: Operations,
+    registries: Registries,
     stores: Stores,
     images: Images,
     catalogs: Catalogs,
@@ -174,6 +178,8 @@ impl Records {
         }
         let operations = Operations::default();
         let stores = Stores::open(objects.clone(), &state.join("store"))?;
+        let streamd = settings.program.with_file_name(STREAMD);
+        let registries = Registries::new(objects.clone(), operations.clone(), streamd);
         let images = Images::open(objects.clone(), operations.clone(), stores.clone(), complain)?;
         let host = HostSettings {
             capacity: settings.capacity(),
@@ -181,12 +187,12 @@ impl Records {
             machines: machine_folder(state),
         };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, complain)?;
-        Ok(Records { store, objects, events, operations, stores, images, catalogs })
+        Ok(Records { store, objects, events, operations, registries, stores, images, catalogs })
     }
 
     /// Adopts the machines. Returns the state of the API's routes.
     fn app(self, parts: MachineHostConfig, audit: Audit, state: &Path) -> Result<ApiState> {
-        let Records { store, objects, events, operations, stores, images, catalogs } = self;
+        let Records { store, objects, events, operations, registries, stores, images, catalogs } = self;
         let idempotency = Idempotency::new(objects.clone());
         let machines =
             Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
@@ -199,6 +205,7 @@ impl Records {
             images,
             machines,
             operations,
+            registries,
             state: StateStore { folder: state.to_owned(), store },
             stores,
         })

@@ -20,6 +20,7 @@ pub mod operations;
 pub mod paging;
 mod processes;
 pub mod records;
+pub mod registries;
 pub mod resources;
 mod scopes;
 pub mod seed;

@@ -4,7 +4,7 @@
 //! Invariant: an operation ends once, and is listed for a while after it has ended.
 
 use crate::error::HostError;
-use spillway_api::{ErrorCode, ImageRef, Operation, OperationState};
+use spillway_api::{ErrorCode, ImageRef, Operation, OperationOutcome, OperationState};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -35,7 +35,7 @@ struct OperationTable {
 struct TrackedOperation {
     id: u64,
     what: String,
-    image: ImageRef,
+    image: Option<ImageRef>,
     progress: Arc<Progress>,
     state: watch::Sender<OperationState>,
 }
@@ -46,6 +46,7 @@ pub struct Progress {
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
     cancelled: AtomicBool,
+    outcome: Mutex<Option<OperationOutcome>>,
 }
 
 impl Progress {
@@ -64,6 +65,15 @@ impl Progress {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Sets the result, before the end.
+    pub fn set_outcome(&self, outcome: OperationOutcome) {
+        *self.outcome() = Some(outcome);
+    }
+
+    fn outcome(&self) -> MutexGuard<'_, Option<OperationOutcome>> {
+        self.outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     /// Returns an error if the operation was cancelled.
     pub fn goes_on(&self) -> Result<(), HostError> {
         match self.cancelled.load(Ordering::Relaxed) {
@@ -74,8 +84,8 @@ impl Progress {
 }
 
 impl Operations {
-    /// Describes a new operation on an image's version. It starts with `begin`.
-    pub fn describe(&self, what: String, image: ImageRef) -> Operation {
+    /// Describes a new operation. It starts with `begin`.
+    pub fn describe(&self, what: String, image: Option<ImageRef>) -> Operation {
         let mut table = self.table();
         table.last += 1;
         Operation {
@@ -85,6 +95,7 @@ impl Operations {
             state: OperationState::Running,
             done_bytes: 0,
             total_bytes: 0,
+            outcome: None,
         }
     }
 
@@ -183,6 +194,7 @@ impl TrackedOperation {
             state: self.state.borrow().clone(),
             done_bytes: self.progress.done_bytes.load(Ordering::Relaxed),
             total_bytes: self.progress.total_bytes.load(Ordering::Relaxed),
+            outcome: self.progress.outcome().clone(),
         }
     }
 }

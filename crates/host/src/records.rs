@@ -3,12 +3,16 @@
 //! Invariant: the version of the records changes whenever a stored type does.
 
 use crate::store::RecordKind;
-use crate::{backup, catalogs, idempotency, images, machines, stores};
+use crate::{backup, catalogs, idempotency, images, machines, registries, stores};
 
 /// Returns all kinds.
 pub fn kinds() -> Vec<RecordKind> {
     let all = catalogs::RECORDS.into_iter().chain(images::RECORDS).chain(machines::RECORDS);
-    all.chain(stores::RECORDS).chain(idempotency::RECORDS).chain(backup::RECORDS).collect()
+    all.chain(registries::RECORDS)
+        .chain(stores::RECORDS)
+        .chain(idempotency::RECORDS)
+        .chain(backup::RECORDS)
+        .collect()
 }
 
 #[cfg(test)]
@@ -20,11 +24,12 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     /// What the stored types of each version look like: the version moves with every change to one of them.
-    const DIGESTS: [(u32, &str); 4] = [
+    const DIGESTS: [(u32, &str); 5] = [
         (2, "4985c5293b2c53287bb6944638d3955c7b26bf4ada8f85188de572d38fc4462d"),
         (3, "c531c8a8e3a3976164b9057d61d9521ad24fbc344987ec52b4aa3cb7aa73736f"),
         (4, "9a4f720f282c0fb65c668151cfce8b34baeb3704a6886b2791b073ea57677faa"),
         (5, "fafdabe2ec72f60148408aa5feecdefb65fbf7f2eaf4c03038459153e3e74e8b"),
+        (6, "4ae7b68b0d9d026d72909143f284204f150b77ef5f5997f706e45e117b39199f"),
     ];
 
     /// What is for people and changes nothing that is stored.

@@ -10,16 +10,16 @@
 use crate::error::{RegistryError, RegistryErrorKind};
 use crate::index::{Index, hex};
 use crate::keys::{
-    CHUNKS, GC, IMAGES, NAMES, UPLOADS, candidates_key, candidates_of, chunk_key, chunk_of, deleting_key, image_of,
-    index_key, is_deleting, manifest_key, name_of, unhex,
+    CHUNKS, GC, IMAGES, NAMES, UPLOADS, candidates_key, candidates_of, chunk_key, chunk_of, deleting_key,
+    image_of, index_key, is_deleting, manifest_key, name_of, unhex,
 };
 use crate::objects::{ListedObject, Objects};
 use crate::probe::check_format;
 use crate::resolve::{NamedImage, index_of};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
-use spillway_image::digests::ChunkDigest;
 use spillway_image::MAX_DISK_BYTES;
+use spillway_image::digests::ChunkDigest;
 use std::collections::{BTreeSet, HashSet};
 
 const WIDTH: usize = 16;
@@ -188,10 +188,7 @@ impl References {
 }
 
 /// The index of an intent; `None` if its push has ended meanwhile.
-async fn intent_index(
-    objects: &impl Objects,
-    listed: &ListedObject,
-) -> Result<Option<Index>, RegistryError> {
+async fn intent_index(objects: &impl Objects, listed: &ListedObject) -> Result<Option<Index>, RegistryError> {
     let most = Index::file_bytes(MAX_DISK_BYTES, spillway_image::digests::CHUNK_BYTES);
     let Some(bytes) = objects.get(&listed.key, most).await? else { return Ok(None) };
     let index = Index::parse(&bytes).map_err(|why| RegistryError::damaged(&listed.key, why))?;
@@ -222,16 +219,15 @@ async fn image_index(
     Index::parse(&bytes).map(Some).map_err(|why| RegistryError::damaged(&key, why))
 }
 
-/// Makes one pass.
-pub async fn collect<Clock: Fn() -> i64>(
+/// Finds what is garbage now.
+async fn find(
     objects: &impl Objects,
-    order: &CollectOrder<'_, Clock>,
-) -> Result<CollectReport, RegistryError> {
-    check_format(objects).await?;
-    let begun = (order.clock)();
+    grace_seconds: i64,
+    now_seconds: i64,
+) -> Result<(Doomed, CollectReport), RegistryError> {
     let references = References::read(objects).await?;
     let chunks = objects.list(CHUNKS).await?;
-    let is_old = |object: &ListedObject| object.modified_seconds < begun - order.grace_seconds;
+    let is_old = |object: &ListedObject| object.modified_seconds < now_seconds - grace_seconds;
     let mut garbage = Doomed::default();
     let mut report = CollectReport {
         names: references.names,
@@ -260,15 +256,24 @@ pub async fn collect<Clock: Fn() -> i64>(
         }
     }
     report.images = images.len() as u64;
-    garbage.images =
-        images.into_iter().filter(|root| !references.images.contains(root) && !young.contains(root)).collect();
-    garbage.intents =
-        references.intents.iter().filter(|object| is_old(object)).map(|object| object.key.clone()).collect();
+    let is_garbage = |root: &ChunkDigest| !references.images.contains(root) && !young.contains(root);
+    garbage.images = images.into_iter().filter(is_garbage).collect();
+    let dead = references.intents.iter().filter(|object| is_old(object));
+    garbage.intents = dead.map(|object| object.key.clone()).collect();
     report.garbage_chunks = garbage.chunks.len() as u64;
     report.garbage_images = garbage.images.len() as u64;
     report.dead_pushes = garbage.intents.len() as u64;
-    let garbage = garbage.shorten();
+    Ok((garbage.shorten(), report))
+}
 
+/// Makes one pass.
+pub async fn collect<Clock: Fn() -> i64>(
+    objects: &impl Objects,
+    order: &CollectOrder<'_, Clock>,
+) -> Result<CollectReport, RegistryError> {
+    check_format(objects).await?;
+    let begun = (order.clock)();
+    let (garbage, mut report) = find(objects, order.grace_seconds, begun).await?;
     let lists = objects.list(GC).await?;
     let mut recorded = Doomed::default();
     let mut used = Vec::new();
@@ -285,9 +290,9 @@ pub async fn collect<Clock: Fn() -> i64>(
     if !order.deletes {
         return Ok(report);
     }
-    let interrupted = lists.iter().filter(|listed| {
-        is_deleting(&listed.key) && listed.modified_seconds < begun - INTERRUPTED_SECONDS
-    });
+    let interrupted = lists
+        .iter()
+        .filter(|listed| is_deleting(&listed.key) && listed.modified_seconds < begun - INTERRUPTED_SECONDS);
     let interrupted: Vec<String> = interrupted.map(|listed| listed.key.clone()).collect();
     if !interrupted.is_empty() {
         objects.delete(interrupted).await?;

@@ -96,8 +96,10 @@ impl Index {
         let (items, tail) = table.split_at(end);
         let (items, rest) = items.as_chunks::<{ ITEM_BYTES as usize }>();
         let length = TABLE_HEADER_BYTES + table.len() as u64;
-        let expected: Vec<u8> =
-            [0, 0, HEADER_BYTES, length, TAIL_MARK].iter().flat_map(|number: &u64| number.to_le_bytes()).collect();
+        let expected: Vec<u8> = [0, 0, HEADER_BYTES, length, TAIL_MARK]
+            .iter()
+            .flat_map(|number: &u64| number.to_le_bytes())
+            .collect();
         if !rest.is_empty() || tail != expected {
             return Err("it is cut off".into());
         }

@@ -45,7 +45,8 @@ async fn is_registry(objects: &impl Objects) -> Result<bool, RegistryError> {
     match format.format {
         1 => Ok(true),
         other => {
-            let message = format!("the registry has format {other}; this version reads 1: use a newer Spillway");
+            let message =
+                format!("the registry has format {other}; this version reads 1: use a newer Spillway");
             Err(RegistryError::new(RegistryErrorKind::Unsupported, message))
         }
     }

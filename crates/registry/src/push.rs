@@ -92,7 +92,8 @@ pub async fn push(
             return pushed.map(|()| PushReport { was_there, ..report });
         }
     }
-    let message = "collections of garbage took this push for dead several times: is the clock of the store right?";
+    let message =
+        "collections of garbage took this push for dead several times: is the clock of the store right?";
     Err(RegistryError::new(RegistryErrorKind::Busy, message))
 }
 

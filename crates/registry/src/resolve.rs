@@ -4,7 +4,9 @@
 use crate::chunk::MOST_FRAME_BYTES;
 use crate::error::{RegistryError, RegistryErrorKind};
 use crate::index::Index;
-use crate::keys::{NAMES, chunk_key, index_key, is_name, manifest_key, name_key, name_of, root_of, signature_key};
+use crate::keys::{
+    NAMES, chunk_key, index_key, is_name, manifest_key, name_key, name_of, root_of, signature_key,
+};
 use crate::manifest::{MOST_MANIFEST_BYTES, Manifest};
 use crate::objects::Objects;
 use crate::probe::check_format;
@@ -46,8 +48,12 @@ pub struct RemoteImage {
 /// Versions of a name, the lowest first.
 pub async fn versions(objects: &impl Objects, name: &str) -> Result<Vec<u32>, RegistryError> {
     let listed = objects.list(&format!("{NAMES}/{name}")).await?;
-    let mut versions: Vec<u32> =
-        listed.iter().filter_map(|object| name_of(&object.key)).filter(|(n, _)| *n == name).map(|(_, v)| v).collect();
+    let mut versions: Vec<u32> = listed
+        .iter()
+        .filter_map(|object| name_of(&object.key))
+        .filter(|(n, _)| *n == name)
+        .map(|(_, v)| v)
+        .collect();
     versions.sort_unstable();
     Ok(versions)
 }
@@ -79,7 +85,8 @@ pub async fn resolve(
     };
     let key = name_key(name, version);
     let named = objects.get(&key, MOST_NAME_BYTES).await?;
-    let named = named.ok_or_else(|| RegistryError::absent(format!("the registry has no {name}:{version}")))?;
+    let named =
+        named.ok_or_else(|| RegistryError::absent(format!("the registry has no {name}:{version}")))?;
     let root = NamedImage::root(&named, &key)?;
     let bytes = required(objects, &manifest_key(&root), MOST_MANIFEST_BYTES).await?;
     let signature = match keys {
@@ -96,13 +103,17 @@ pub async fn resolve(
 async fn read_index(
     objects: &impl Objects,
     root: &ChunkDigest,
-    manifest: &[u8],
+    manifest_bytes: &[u8],
 ) -> Result<(Manifest, Index), RegistryError> {
-    let manifest =
-        Manifest::parse(manifest, root).map_err(|why| RegistryError::damaged(&manifest_key(root), why))?;
+    let of_manifest = |why: String| RegistryError::damaged(&manifest_key(root), why);
+    let manifest = Manifest::parse(manifest_bytes, root).map_err(of_manifest)?;
     let key = index_key(root);
     let bytes = required(objects, &key, manifest.index_bytes()).await?;
     let index = manifest.index(&bytes).map_err(|why| RegistryError::damaged(&key, why))?;
+    // It follows from the image, to the last byte.
+    if manifest_bytes != Manifest::of(&index).to_bytes() {
+        return Err(of_manifest("it is not written as a push writes it".into()));
+    }
     Ok((manifest, index))
 }
 

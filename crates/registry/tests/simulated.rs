@@ -5,8 +5,8 @@
 //! `SPILLWAY_SCHEDULES=N` sets the number of schedules, `SPILLWAY_SEED=N` runs one.
 
 use spillway_registry::{
-    ChunkSource, CollectOrder, Index, ListedObject, Objects, PushOrder, RegistryError, RegistryErrorKind, chunk_key, collect,
-    push,
+    ChunkSource, CollectOrder, Index, ListedObject, Objects, PushOrder, RegistryError, RegistryErrorKind,
+    chunk_key, collect, push,
 };
 use spillway_testkit::Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -123,7 +123,8 @@ impl World {
             }
             Op::List(folder) => {
                 let prefix = format!("{folder}/");
-                let below = self.objects.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
+                let below =
+                    self.objects.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
                 let listed = below.map(|(key, (bytes, modified))| ListedObject {
                     key: key.clone(),
                     modified_seconds: *modified,
@@ -237,19 +238,29 @@ async fn push_one(store: Store, days: u64, name: String, version: u32, index: In
             }
         }
         Err(e) => {
-            assert!(matches!(e.kind, RegistryErrorKind::Exists | RegistryErrorKind::Busy | RegistryErrorKind::Damaged), "{e}");
+            assert!(
+                matches!(
+                    e.kind,
+                    RegistryErrorKind::Exists | RegistryErrorKind::Busy | RegistryErrorKind::Damaged
+                ),
+                "{e}"
+            );
         }
     }
 }
 
 async fn collect_often(store: Store, passes: u32, id: String) {
     for pass in 0..passes {
-        let clock = { let store = store.clone(); move || store.world().seconds };
+        let clock = {
+            let store = store.clone();
+            move || store.world().seconds
+        };
         let id = format!("{id}-{pass}");
         let order = CollectOrder { clock, grace_seconds: 7 * DAY, gap_seconds: DAY, deletes: true, id: &id };
         if let Err(e) = collect(&store, &order).await {
             // A store without any push, a name that a dead push has left, or a stop of hours in a deletion.
-            let known = [RegistryErrorKind::Absent, RegistryErrorKind::Unreachable, RegistryErrorKind::Damaged];
+            let known =
+                [RegistryErrorKind::Absent, RegistryErrorKind::Unreachable, RegistryErrorKind::Damaged];
             assert!(known.contains(&e.kind), "{e}");
         }
         // A second more than the least time between two passes.
@@ -292,7 +303,8 @@ fn run(seed: u64, seen: &mut Seen) {
     let names = ["a", "b"];
     for n in 0..1 + random.below(3) {
         let (name, version) = (names[random.below(2) as usize].to_owned(), 1 + random.below(2) as u32);
-        let pushes = push_one(store.clone(), random.below(4), name, version, image(random), format!("push-{n}"));
+        let pushes =
+            push_one(store.clone(), random.below(4), name, version, image(random), format!("push-{n}"));
         tasks.push(Some(Box::pin(pushes)));
     }
     for n in 0..1 + random.below(2) {
@@ -306,7 +318,8 @@ fn run(seed: u64, seen: &mut Seen) {
     }
     // One process dies, one stands still for weeks; which one is fastest changes now and then.
     let dies = (random.below(4) == 0).then(|| random.below(60));
-    let stands = (random.below(2) == 0).then(|| (random.below(60), random.below(tasks.len() as u64) as usize));
+    let stands =
+        (random.below(2) == 0).then(|| (random.below(60), random.below(tasks.len() as u64) as usize));
     let mut still: Option<(usize, i64)> = None;
     let mut fastest = 0;
     let poll = |tasks: &mut Vec<Option<Task>>, n: usize| {
@@ -363,7 +376,8 @@ fn run(seed: u64, seen: &mut Seen) {
             all().filter(|(_, issued)| !is_pause(issued) || ends(issued) <= now).map(|(id, _)| *id).collect();
         let due = all().find(|(_, issued)| !is_pause(issued) && ends(issued) <= now).map(|(id, _)| *id);
         let may_go = |task: usize| tasks[task].is_some() && still.is_none_or(|(stands, _)| stands != task);
-        let answered = world.issued.iter().filter(|(_, issued)| issued.answer.is_some() && may_go(issued.task));
+        let answered =
+            world.issued.iter().filter(|(_, issued)| issued.answer.is_some() && may_go(issued.task));
         let mut done: Vec<u64> = answered.map(|(id, _)| *id).collect();
         if undone.is_empty() && done.is_empty() {
             // Nothing can happen before the next pause is over, or who stands still goes on.
@@ -422,5 +436,7 @@ fn no_schedule_loses_a_chunk_that_a_name_needs() {
         "{schedules} schedules: {} names, {} chunks deleted, {} processes died",
         seen.pushed, seen.chunks_deleted, seen.died
     );
-    assert!(seen.pushed > schedules / 4 && seen.chunks_deleted > schedules / 20 && seen.died > schedules / 20);
+    assert!(
+        seen.pushed > schedules / 4 && seen.chunks_deleted > schedules / 20 && seen.died > schedules / 20
+    );
 }

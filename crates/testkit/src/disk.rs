@@ -26,7 +26,7 @@ pub fn program() -> Result<PathBuf> {
     // cargo puts tests one folder deeper than programs.
     let dir = me.parent().context("this program lies in no folder")?;
     let dir = if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir };
-    for name in ["spillway", "spillway-worker"] {
+    for name in ["spillway", "spillway-worker", "spillway-streamd"] {
         check_built(&dir.join(name))?;
     }
     Ok(dir.join("spillway"))

@@ -1,5 +1,7 @@
 //! `spillway image`.
 
+use super::registry::RemoteRef;
+use super::sign::sign;
 use super::{Daemon, Limit, progress, table};
 use crate::error::{Exit, Failure};
 use crate::output;
@@ -7,36 +9,79 @@ use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_api::client::Client;
 use spillway_api::{
-    BootFacts, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, ImageRef,
-    ImageVersion, MachineDetails, Name, Operation, Origin, PartitionTable, SourceFormat, VersionChoice,
-    VersionState,
+    BootFacts, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport,
+    ImageManifest, ImagePull, ImagePush, ImageRef, ImageVersion, MachineDetails, Name, Operation,
+    OperationOutcome, Origin, PartitionTable, PushOutcome, SourceFormat, VersionChoice, VersionState,
 };
 use spillway_control::bytes;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const COMMIT_EXAMPLES: &str = "\
 Example:
   spillway machine stop golden-001 --wait
   spillway image commit golden-001 --publish";
 
+const IMPORT_EXAMPLES: &str = "\
+Examples:
+  spillway image import debian debian-12.qcow2 --format qcow2
+  spillway image import desktop --from hub/debian:3";
+
+const PUSH_EXAMPLES: &str = "\
+Only chunks that the registry lacks are sent. An interrupted push goes on when it is repeated.
+The key of --sign is one that 'minisign -G' has made; minisign asks for its password.
+
+Examples:
+  spillway image push debian hub
+  spillway image push debian:3 hub --sign ~/.minisign/minisign.key";
+
 /// What to do with images.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Import a new version of an image from a file; the first one creates the image and is published
+    /// Import a new version of an image from a file or a registry; the first one creates the image and is published
+    #[command(after_help = IMPORT_EXAMPLES)]
     Import {
         /// The image
         name: Name,
         /// A disk image on spillwayd's host, which it must be able to read
-        file: PathBuf,
+        #[arg(required_unless_present = "from", conflicts_with = "from")]
+        file: Option<PathBuf>,
         /// Format of the file; it is never guessed
-        #[arg(long, value_parser = format())]
-        format: SourceFormat,
+        #[arg(long, value_parser = format(), required_unless_present = "from", conflicts_with = "from")]
+        format: Option<SourceFormat>,
+        /// A version in a registry, such as hub/debian:3, instead of a file. It has the same number here
+        #[arg(long, value_name = "REGISTRY/IMAGE[:VERSION]")]
+        from: Option<RemoteRef>,
         /// Store for the version [default: the first of class shared, then local]
         #[arg(long)]
         store: Option<Name>,
         /// Idempotency key: repeating the import with it within a day imports nothing more
         #[arg(long, value_name = "KEY")]
         key: Option<String>,
+        /// Do not wait for the end
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Copy a version to a registry
+    #[command(after_help = PUSH_EXAMPLES)]
+    Push {
+        /// The version [default: the published one]
+        image: ImageRef,
+        /// The registry
+        registry: Name,
+        /// Sign the version with this secret key of minisign
+        #[arg(long, value_name = "KEY")]
+        sign: Option<PathBuf>,
+        /// Do not wait for the end
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Copy a version from a registry: 'image import' under the same name
+    Pull {
+        /// The version in the registry, such as hub/debian:3 [default: the highest one]
+        image: RemoteRef,
+        /// Store for the version [default: the first of class shared, then local]
+        #[arg(long)]
+        store: Option<Name>,
         /// Do not wait for the end
         #[arg(long)]
         no_wait: bool,
@@ -115,16 +160,25 @@ fn format() -> impl TypedValueParser<Value = SourceFormat> {
 pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     match command {
-        ImageCommand::Import { name, file, format, store, key, no_wait } => {
-            if file.is_relative() {
-                let elsewhere = "over TCP it is a file of spillwayd's host: give its whole path";
-                daemon.local("").map_err(|_| Failure::usage(format!("{}: {elsewhere}", file.display())))?;
-            }
-            let path = std::path::absolute(&file)
-                .map_err(|e| Failure::usage(format!("{}: {e}: give a path", file.display())))?;
-            let path = path.into_os_string().into_string();
-            let path = path.map_err(|path| Failure::usage(format!("{path:?}: the path is not UTF-8")))?;
-            let import = ImageImport { path, format, store };
+        ImageCommand::Import {
+            name, from: Some(RemoteRef { registry, image }), store, key, no_wait, ..
+        } => {
+            let pull = ImagePull { registry, image, store };
+            let at = format!("/v1/images/{name}/pulls");
+            let begun: Operation = client.post_once(&at, key.as_deref(), &pull)?;
+            attend(daemon, &client, &name, &begun, no_wait)
+        }
+        ImageCommand::Pull { image: RemoteRef { registry, image }, store, no_wait } => {
+            let name = image.name.clone();
+            let begun: Operation =
+                client.post(&format!("/v1/images/{name}/pulls"), &ImagePull { registry, image, store })?;
+            attend(daemon, &client, &name, &begun, no_wait)
+        }
+        ImageCommand::Push { image, registry, sign, no_wait } => {
+            push(daemon, &client, &image, &registry, sign.as_deref(), no_wait)
+        }
+        ImageCommand::Import { name, file, format, store, key, no_wait, .. } => {
+            let import = file_import(daemon, file, format, store)?;
             let at = format!("/v1/images/{name}/versions");
             let begun: Operation = client.post_once(&at, key.as_deref(), &import)?;
             attend(daemon, &client, &name, &begun, no_wait)
@@ -169,17 +223,7 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
             progress::wait(&client, &begun)?;
             output::print(&format!("{}:{version} is as it was imported\n", image.name)).map(drop)
         }
-        ImageCommand::Check { image, strict } => {
-            let version = chosen(&client, &image)?;
-            let path = format!("/v1/images/{}/versions/{version}/check", image.name);
-            let check: ImageCheck = client.get(&path)?;
-            daemon.show(&check, told)?;
-            let sound = check.faults() == 0 && check.has_system();
-            match strict && !sound {
-                true => Err(Failure::new(Exit::Found, verdict(&check))),
-                false => Ok(()),
-            }
-        }
+        ImageCommand::Check { image, strict } => check(daemon, &client, &image, strict),
         ImageCommand::Delete { image } => {
             let path = match image.version {
                 Some(version) => format!("/v1/images/{}/versions/{version}", image.name),
@@ -189,6 +233,80 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
             output::print(&format!("{image} is deleted\n")).map(drop)
         }
     }
+}
+
+/// Checks a version.
+fn check(daemon: &Daemon, client: &Client, image: &ImageRef, strict: bool) -> Result<(), Failure> {
+    let version = chosen(client, image)?;
+    let path = format!("/v1/images/{}/versions/{version}/check", image.name);
+    let check: ImageCheck = client.get(&path)?;
+    daemon.show(&check, told)?;
+    let sound = check.faults() == 0 && check.has_system();
+    match strict && !sound {
+        true => Err(Failure::new(Exit::Found, verdict(&check))),
+        false => Ok(()),
+    }
+}
+
+/// What to import of a file.
+fn file_import(
+    daemon: &Daemon,
+    file: Option<PathBuf>,
+    format: Option<SourceFormat>,
+    store: Option<Name>,
+) -> Result<ImageImport, Failure> {
+    let (Some(file), Some(format)) = (file, format) else {
+        return Err(Failure::usage("give a file and its --format, or --from"));
+    };
+    if file.is_relative() {
+        let elsewhere = "over TCP it is a file of spillwayd's host: give its whole path";
+        daemon.local("").map_err(|_| Failure::usage(format!("{}: {elsewhere}", file.display())))?;
+    }
+    let path = std::path::absolute(&file)
+        .map_err(|e| Failure::usage(format!("{}: {e}: give a path", file.display())))?;
+    let path = path.into_os_string().into_string();
+    let path = path.map_err(|path| Failure::usage(format!("{path:?}: the path is not UTF-8")))?;
+    Ok(ImageImport { path, format, store })
+}
+
+/// Signs a version, if there is a key, and copies it to a registry.
+fn push(
+    daemon: &Daemon,
+    client: &Client,
+    image: &ImageRef,
+    registry: &Name,
+    key: Option<&Path>,
+    no_wait: bool,
+) -> Result<(), Failure> {
+    let version = chosen(client, image)?;
+    let at = format!("/v1/images/{}/versions/{version}", image.name);
+    let manifest = key.map(|_| client.get::<ImageManifest>(&format!("{at}/manifest"))).transpose()?;
+    let signature = manifest.zip(key).map(|(manifest, key)| sign(&manifest, key)).transpose()?;
+    let push = ImagePush { registry: registry.clone(), signature };
+    let begun: Operation = client.post(&format!("{at}/pushes"), &push)?;
+    if no_wait {
+        return daemon.show(&begun, |begun| format!("operation {}: {}\n", begun.id, begun.what));
+    }
+    match progress::wait(client, &begun)?.outcome {
+        Some(OperationOutcome::Pushed(done)) => {
+            let name = format!("{}:{version}", image.name);
+            daemon.show(&done, |done| pushed(&name, registry, done))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a push has sent.
+fn pushed(name: &str, registry: &Name, done: &PushOutcome) -> String {
+    let was_there = if done.was_there { ", which had it already" } else { "" };
+    format!(
+        "{name} is in {registry}{was_there}: {} chunks, {} shared with other versions of it, {} found there, {} sent ({})\n",
+        done.chunks,
+        done.shared_chunks,
+        done.found_chunks,
+        done.sent_chunks,
+        bytes(done.sent_bytes)
+    )
 }
 
 /// Waits for the version, if requested, and shows its image.
@@ -301,6 +419,7 @@ fn row(image: &Image, version: &ImageVersion) -> [String; 7] {
     let digest = version.digest.as_ref().map_or("-", |digest| &digest[..digest.len().min(19)]);
     let from = match &version.origin {
         Origin::Import { path, .. } => path.clone(),
+        Origin::Registry { registry, image } => format!("{registry}/{image}"),
         Origin::Commit { machine, from } => format!("machine {machine}, over {from}"),
     };
     [

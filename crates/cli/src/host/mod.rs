@@ -13,6 +13,8 @@ mod leftover;
 mod machine;
 mod operation;
 mod progress;
+mod registry;
+mod sign;
 mod store;
 pub mod words;
 
@@ -26,6 +28,7 @@ pub use itself::{HostCommand, host};
 pub use leftover::{LeftoverCommand, leftover};
 pub use machine::{MachineCommand, machine};
 pub use operation::{OperationCommand, operation};
+pub use registry::{RegistryCommand, registry};
 pub use store::{StoreCommand, store};
 
 use crate::error::Failure;

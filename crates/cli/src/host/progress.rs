@@ -6,8 +6,8 @@ use spillway_api::client::Client;
 use spillway_api::{Operation, OperationState};
 
 /// Waits for the end of an operation. Shows a bar if standard error is a terminal. It shows no bytes: those of the work are
-/// not those of the image, which is written and read back.
-pub fn wait(client: &Client, begun: &Operation) -> Result<(), Failure> {
+/// not those of the image, which is written and read back. Returns the operation as it has ended.
+pub fn wait(client: &Client, begun: &Operation) -> Result<Operation, Failure> {
     let bar = ProgressBar::new(0);
     let style = ProgressStyle::with_template("{msg} {bar:30} {percent}%, {eta} left");
     bar.set_style(style.expect("the template is right"));
@@ -22,7 +22,7 @@ pub fn wait(client: &Client, begun: &Operation) -> Result<(), Failure> {
             OperationState::Running => {}
             OperationState::Done => {
                 bar.finish_and_clear();
-                return Ok(());
+                return Ok(Operation { state: OperationState::Done, ..now });
             }
             OperationState::Failed { error } => {
                 bar.finish_and_clear();

@@ -41,7 +41,10 @@ impl RequestAction {
         let [_, collection, ..] = parts.as_slice() else {
             return act(Role::Admin, method.as_str(), "path", path);
         };
-        let kind = collection.strip_suffix('s').unwrap_or(collection);
+        let kind = match *collection {
+            "registries" => "registry",
+            other => other.strip_suffix('s').unwrap_or(other),
+        };
         match (method, &parts[1..]) {
             (&Method::GET | &Method::HEAD, [_, rest @ ..]) => act(Role::Read, "read", kind, &rest.join("/")),
             // The body says which action it is.
@@ -51,6 +54,17 @@ impl RequestAction {
             (&Method::DELETE, ["machines", name, "claim"]) => act(Role::Operate, "release", "machine", name),
             (&Method::POST, ["images", name, "versions"]) => act(Role::Admin, "import", "image", name),
             (&Method::POST, ["images", name, "commits"]) => act(Role::Admin, "commit", "image", name),
+            (&Method::POST, ["images", name, "pulls"]) => act(Role::Admin, "pull", "image", name),
+            (&Method::POST, ["images", name, "versions", version, "pushes"]) => {
+                act(Role::Admin, "push", "image", &format!("{name}:{version}"))
+            }
+            (&Method::POST, ["registries", name, "check"]) => act(Role::Admin, "check", "registry", name),
+            (&Method::POST, ["registries", name, "collections"]) => {
+                act(Role::Admin, "collect garbage of", "registry", name)
+            }
+            (&Method::DELETE, ["registries", name, "images", image, version]) => {
+                act(Role::Admin, &format!("delete {image}:{version} from"), "registry", name)
+            }
             (&Method::PUT, ["images", name, "published"]) => act(Role::Admin, "publish", "image", name),
             (&Method::PUT, ["images", name, "tags", tag]) => {
                 act(Role::Admin, &format!("tag {tag}"), "image", name)

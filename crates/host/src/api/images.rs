@@ -16,8 +16,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use spillway_api::{
-    Empty, ErrorCode, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, Name, Operation,
-    OperationState, Page, VersionChoice,
+    Empty, ErrorCode, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, ImageManifest, ImagePull,
+    ImagePush, Name, Operation, OperationState, Page, VersionChoice,
 };
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 type JsonResult<T> = Result<Json<T>, HostError>;
-type OperationResponse = Result<Response, HostError>;
+pub(super) type OperationResponse = Result<Response, HostError>;
 type TaggedImage = Result<Tagged<Image>, HostError>;
 
 pub fn routes() -> OpenApiRouter<ApiState> {
@@ -38,6 +38,9 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(verify_image_version))
         .routes(routes!(check_image_version))
         .routes(routes!(publish_image_version))
+        .routes(routes!(pull_image))
+        .routes(routes!(push_image_version))
+        .routes(routes!(get_image_manifest))
         .routes(routes!(tag_image_version, untag_image_version))
 }
 
@@ -144,7 +147,8 @@ impl OperationStart {
             return attend(&app, known, wait).await;
         }
         // If the operation succeeded before it was forgotten, its version exists.
-        let (images, image) = (app.images.clone(), begun.image.clone());
+        let image = begun.image.clone().ok_or_else(|| forgotten(&begun))?;
+        let images = app.images.clone();
         let version = image.version.map_or(0, NonZeroU32::get);
         let made = ask_for(move || images.size(&image.name, version)).await.map_err(|e| match e.code {
             ErrorCode::NotFound | ErrorCode::Conflict => forgotten(&begun),
@@ -158,6 +162,7 @@ impl OperationStart {
 
 fn forgotten(begun: &Operation) -> HostError {
     let Operation { id, image, what, .. } = begun;
+    let image = image.as_ref().map_or_else(|| "its result".to_owned(), ToString::to_string);
     let message = format!(
         "operation {id} ({what}), which this Idempotency-Key has begun, is forgotten, and {image} is not there: take a new key to begin again"
     );
@@ -165,7 +170,7 @@ fn forgotten(begun: &Operation) -> HostError {
 }
 
 /// Responds with a started operation: when it has ended, if it does so within `wait`.
-async fn attend(app: &ApiState, begun: Operation, wait: Wait) -> OperationResponse {
+pub(super) async fn attend(app: &ApiState, begun: Operation, wait: Wait) -> OperationResponse {
     let at_most = wait.at_most()?;
     let now = app.operations.wait(begun.id, Duration::ZERO).await.unwrap_or(begun);
     if now.state.has_ended() || at_most.is_zero() {
@@ -245,6 +250,54 @@ async fn check_image_version(
     Path((name, version)): Path<(Name, u32)>,
 ) -> JsonResult<ImageCheck> {
     Ok(Json(app.images.check(&name, version).await?))
+}
+
+/// Begins to copy a version from a registry. It has the same number and digest as there; if the host has it already,
+/// nothing is done.
+#[utoipa::path(post, path = "/{name}/pulls", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImagePull, responses(
+    (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
+    (status = 202, description = "The operation continues; `Location` is the path to ask for it.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
+))]
+async fn pull_image(
+    State(app): State<ApiState>,
+    Extension(caller): Extension<Caller>,
+    note: RequestNote,
+    Path(name): Path<Name>,
+    key: IdempotencyKey,
+    Query(wait): Query<Wait>,
+    Body(pull): Body<ImagePull>,
+) -> OperationResponse {
+    let key = key.of(&caller.name, &format!("pulls/{name}"), &pull);
+    let (images, registries) = (app.images.clone(), app.registries.clone());
+    let once = OperationStart { note, key, wait };
+    once.begin(app, move |key| images.pull(&registries, &name, pull, key)).await
+}
+
+/// Begins to copy a version to a registry, under the same name and number. A version that the registry has already is sent
+/// as far as it is incomplete there.
+#[utoipa::path(post, path = "/{name}/versions/{version}/pushes", params(("name" = Name, Path), ("version" = u32, Path), Wait), request_body = ImagePush, responses(
+    (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
+    (status = 202, description = "The operation continues; `Location` is the path to ask for it.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
+))]
+async fn push_image_version(
+    State(app): State<ApiState>,
+    Path((name, version)): Path<(Name, u32)>,
+    Query(wait): Query<Wait>,
+    Body(push): Body<ImagePush>,
+) -> OperationResponse {
+    wait.at_most()?;
+    let (images, registries) = (app.images.clone(), app.registries.clone());
+    let begun = ask_for(move || images.push(&registries, &name, version, push)).await?;
+    attend(&app, begun, wait).await
+}
+
+/// Returns the manifest that a version has in registries, which a signature signs.
+#[utoipa::path(get, path = "/{name}/versions/{version}/manifest", params(("name" = Name, Path), ("version" = u32, Path)), responses((status = 200, body = ImageManifest), ProblemResponse))]
+async fn get_image_manifest(
+    State(app): State<ApiState>,
+    Path((name, version)): Path<(Name, u32)>,
+) -> JsonResult<ImageManifest> {
+    ask(move || app.images.manifest(&name, version)).await
 }
 
 /// Publishes a version: requests without a version use this one.

@@ -19,6 +19,7 @@ mod machines;
 mod metrics;
 mod operations;
 mod problem;
+mod registries;
 mod stores;
 
 pub use metrics::ResponseCounters;
@@ -33,6 +34,7 @@ use crate::idempotency::Idempotency;
 use crate::images::Images;
 use crate::machines::Machines;
 use crate::operations::Operations;
+use crate::registries::Registries;
 use crate::stores::Stores;
 use axum::extract::DefaultBodyLimit;
 use axum::http::Uri;
@@ -66,6 +68,8 @@ pub struct ApiState {
     pub machines: Machines,
     /// The operations.
     pub operations: Operations,
+    /// The registries.
+    pub registries: Registries,
     /// The records, for backups.
     pub state: StateStore,
     /// The store folders.
@@ -89,6 +93,7 @@ pub struct ApiState {
         (name = "machines", description = "Machines of the catalogs: their state, actions and claims."),
         (name = "operations", description = "Work that continues after the request that began it."),
         (name = "problem-types", description = "Kinds of problems that error responses can have."),
+        (name = "registries", description = "Stores of images that hosts share."),
         (name = "stores", description = "Folders that hold images and disks."),
     ),
     security((), ("bearerToken" = [])),
@@ -120,6 +125,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/metrics", metrics::metric_routes())
         .nest("/v1/operations", operations::routes())
         .nest(PROBLEM_TYPES, problem::routes())
+        .nest("/v1/registries", registries::routes())
         .nest("/v1/stores", stores::routes())
 }
 

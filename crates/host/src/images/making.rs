@@ -63,7 +63,15 @@ impl Images {
             key,
             false,
             |changes| {
-                let version = record(changes, name, &origin, &store, size_bytes, &found.notes)?;
+                let new = NewVersion {
+                    name,
+                    origin: &origin,
+                    store: &store,
+                    size_bytes,
+                    notes: &found.notes,
+                    pulled: None,
+                };
+                let version = new.record(changes)?;
                 Ok((what(version.version), version))
             },
             move |files, _, progress| source.convert(&files.partial_disk(), size_bytes, progress),
@@ -98,7 +106,9 @@ impl Images {
             // Write the image unchanged, so that a concurrent deletion of the version conflicts with this commit.
             let written_over = self.image(changes, image)?.value;
             changes.put(image.as_str(), &written_over);
-            let version = record(changes, name, &origin, &store, size_bytes, &[])?;
+            let new =
+                NewVersion { name, origin: &origin, store: &store, size_bytes, notes: &[], pulled: None };
+            let version = new.record(changes)?;
             Ok((format!("commit {machine} as {name}:{}", version.version), version))
         };
         self.begin(key, commit.publish, record, move |files, to, progress| merged.fill(files, to, progress))
@@ -118,7 +128,7 @@ impl Images {
     }
 
     /// Records a version with `record`, which also says in words what is done, and begins the operation that makes it.
-    fn begin(
+    pub(super) fn begin(
         &self,
         key: &IdempotentRequest,
         publish: bool,
@@ -131,7 +141,7 @@ impl Images {
                 return Ok(Err(begun));
             }
             let (what, version) = record(changes)?;
-            let operation = self.operations.describe(what, reference(&version.image, version.version));
+            let operation = self.operations.describe(what, Some(reference(&version.image, version.version)));
             key.record(changes, &operation);
             Ok::<_, HostError>(Ok((operation, version)))
         })?;
@@ -180,6 +190,9 @@ impl Images {
         let keep =
             |digest: ChunkDigest| list.write_all(&digest).map_err(|e| files.failed("cannot be written", e));
         let digest = digest::read(&disk, progress, keep, failed)?;
+        if version.digest.as_ref().is_some_and(|expected| *expected != digest) {
+            return Err(files.damaged("it is not the image that the registry has: pull it again".into()));
+        }
         let stored_bytes = files.finish(&disk, list)?;
         self.objects.change(|changes| {
             let mut image = self.image(changes, &version.image)?;
@@ -200,46 +213,67 @@ impl Images {
     }
 }
 
-/// Records an unfinished version, and the image if it is the first one.
-fn record(
-    changes: &mut Changes,
-    name: &Name,
-    origin: &Origin,
-    store: &StoreFolder,
-    size_bytes: u64,
-    notes: &[String],
-) -> Result<ImageVersion, HostError> {
-    if let Some(fault) = size_fault(size_bytes) {
-        return Err(HostError::invalid(format!("{name}: its disk {fault}")));
+/// A version that is to be made.
+pub(super) struct NewVersion<'a> {
+    pub name: &'a Name,
+    pub origin: &'a Origin,
+    pub store: &'a StoreFolder,
+    pub size_bytes: u64,
+    pub notes: &'a [String],
+    /// Number and digest of a version that is pulled from a registry. Others get the next number.
+    pub pulled: Option<(u32, &'a str)>,
+}
+
+impl NewVersion<'_> {
+    /// Records the unfinished version, and the image if it is the first one.
+    pub fn record(&self, changes: &mut Changes) -> Result<ImageVersion, HostError> {
+        let NewVersion { name, origin, store, size_bytes, notes, pulled } = *self;
+        if let Some(fault) = size_fault(size_bytes) {
+            return Err(HostError::invalid(format!("{name}: its disk {fault}")));
+        }
+        let image = changes.get::<Image>(name.as_str())?.map(|image| image.value);
+        // Numbers are never reused, even after a deletion or a failure; only what is pulled is the same image each time.
+        let last = changes.get::<LastVersion>(name.as_str())?.map_or(0, |last| last.value.version);
+        let last = last.max(highest(&store.path, name));
+        let number = match pulled {
+            None => last.checked_add(1).ok_or_else(|| {
+                HostError::new(
+                    ErrorCode::Exhausted,
+                    format!("{name} has the highest version that there can be"),
+                )
+            })?,
+            Some((number, _)) if changes.get::<ImageVersion>(&key(name, number))?.is_some() => {
+                let message = format!("{name}:{number} is being pulled by another request: wait for it");
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+            Some((number, _)) => number,
+        };
+        let newest = last.max(number);
+        let mut image = image.unwrap_or_else(|| Image {
+            name: name.clone(),
+            published: None,
+            tags: BTreeMap::new(),
+            newest,
+            created: Timestamp::now(),
+        });
+        image.newest = newest;
+        let version = ImageVersion {
+            image: name.clone(),
+            version: number,
+            state: VersionState::Importing,
+            origin: origin.clone(),
+            store: store.name.clone(),
+            size_bytes,
+            stored_bytes: 0,
+            digest: pulled.map(|(_, digest)| digest.to_owned()),
+            notes: notes.to_vec(),
+            created: Timestamp::now(),
+        };
+        changes.put(name.as_str(), &LastVersion { version: newest });
+        changes.put(name.as_str(), &image);
+        changes.put(&key(name, number), &version);
+        Ok(version)
     }
-    let image = changes.get::<Image>(name.as_str())?.map(|image| image.value);
-    // Numbers are never reused, even after a deletion or a failure.
-    let last = changes.get::<LastVersion>(name.as_str())?.map_or(0, |last| last.value.version);
-    let number = last.max(highest(&store.path, name)) + 1;
-    let mut image = image.unwrap_or_else(|| Image {
-        name: name.clone(),
-        published: None,
-        tags: BTreeMap::new(),
-        newest: number,
-        created: Timestamp::now(),
-    });
-    image.newest = number;
-    let version = ImageVersion {
-        image: name.clone(),
-        version: number,
-        state: VersionState::Importing,
-        origin: origin.clone(),
-        store: store.name.clone(),
-        size_bytes,
-        stored_bytes: 0,
-        digest: None,
-        notes: notes.to_vec(),
-        created: Timestamp::now(),
-    };
-    changes.put(name.as_str(), &LastVersion { version: number });
-    changes.put(name.as_str(), &image);
-    changes.put(&key(name, number), &version);
-    Ok(version)
 }
 
 /// Returns the commits in progress: the version, the machine, and the base of its disk.
@@ -249,7 +283,7 @@ fn commits(changes: &mut Changes) -> Result<Vec<(ImageVersion, Name, ImageRef)>,
     let under_way = all.filter(|version| version.state == VersionState::Importing);
     let commit = |version: ImageVersion| match version.origin.clone() {
         Origin::Commit { machine, from } => Some((version, machine, from)),
-        Origin::Import { .. } => None,
+        Origin::Import { .. } | Origin::Registry { .. } => None,
     };
     Ok(under_way.filter_map(commit).collect())
 }
@@ -352,7 +386,7 @@ mod tests {
         let (ends, end) = std::sync::mpsc::channel::<()>();
         let end = Arc::new(std::sync::Mutex::new(end));
         let busy = std::iter::from_fn(|| {
-            let operation = images.operations.describe("busy".into(), reference(&name, 1));
+            let operation = images.operations.describe("busy".into(), None);
             let end = Arc::clone(&end);
             let waits = move |_: &Progress| {
                 let _ = end.lock().map(|end| end.recv());

@@ -11,8 +11,10 @@ mod digest;
 mod files;
 mod making;
 mod merged;
+mod sharing;
 mod source;
 
+pub(crate) use convert::has_room;
 pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;
 pub(crate) use making::check_none_committed;
@@ -228,7 +230,7 @@ impl Images {
         let store = self.stores.get(&version.store)?;
         let files = VersionFiles::of(&store.path, name, version.version);
         let what = format!("verify {name}:{}", version.version);
-        let operation = self.operations.describe(what, reference(name, version.version));
+        let operation = self.operations.describe(what, Some(reference(name, version.version)));
         self.operations.begin(operation, move |progress| {
             progress.set_total(version.size_bytes);
             let (disk, mut list) = files.open()?;
@@ -406,6 +408,7 @@ impl Images {
             VersionState::Importing => match version.origin {
                 Origin::Import { .. } => "its import has not ended",
                 Origin::Commit { .. } => "its commit has not ended",
+                Origin::Registry { .. } => "its pull has not ended",
             },
             VersionState::Deleting => "it is being deleted",
         };

@@ -13,8 +13,25 @@ use std::sync::Arc;
 
 /// Requests at a time.
 const WIDTH: usize = 16;
+/// Blocks of zeroes of this size are left as holes.
+const BLOCK_BYTES: usize = 4096;
 /// Bytes between two lines of progress.
 const STEP_BYTES: u64 = 16 << 20;
+
+/// Writes a chunk, but for blocks of zeroes, which the file has already.
+fn write(disk: &File, at: u64, plain: &[u8]) -> std::io::Result<()> {
+    let is_zero = |block: &[u8]| block.iter().all(|byte| *byte == 0);
+    let mut from = 0;
+    while from < plain.len() {
+        let blocks = plain[from..].chunks(BLOCK_BYTES);
+        let data: usize = blocks.take_while(|block| !is_zero(block)).map(<[u8]>::len).sum();
+        if data > 0 {
+            disk.write_all_at(&plain[from..from + data], at + from as u64)?;
+        }
+        from += data + BLOCK_BYTES;
+    }
+    Ok(())
+}
 
 /// Fetches the image with this digest. Returns the bytes that were received, compressed.
 pub async fn fetch(store: &RemoteStore, digest: &str, to: &Path) -> Result<u64, RegistryError> {
@@ -41,7 +58,7 @@ pub async fn fetch(store: &RemoteStore, digest: &str, to: &Path) -> Result<u64, 
             let written = tokio::task::spawn_blocking(move || {
                 let plain = open_frame(&frame, &digest, index.len_of(chunks[0]))?;
                 for chunk in &chunks {
-                    disk.write_all_at(&plain, *chunk as u64 * index.chunk_bytes).map_err(cannot)?;
+                    write(&disk, *chunk as u64 * index.chunk_bytes, &plain).map_err(cannot)?;
                 }
                 Ok::<_, RegistryError>(plain.len() as u64 * chunks.len() as u64)
             });

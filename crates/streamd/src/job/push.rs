@@ -50,7 +50,8 @@ impl LocalImage {
 
 impl ChunkSource for LocalImage {
     async fn frame(&self, chunk: usize) -> Result<Vec<u8>, RegistryError> {
-        let (disk, digest, len) = (Arc::clone(&self.disk), self.index.digests[chunk], self.index.len_of(chunk));
+        let (disk, digest, len) =
+            (Arc::clone(&self.disk), self.index.digests[chunk], self.index.len_of(chunk));
         let at = chunk as u64 * self.index.chunk_bytes;
         let read = tokio::task::spawn_blocking(move || frame(&disk, at, len, &digest)).await;
         read.map_err(local)?
@@ -67,7 +68,8 @@ impl ChunkSource for LocalImage {
 
 fn frame(disk: &File, at: u64, len: u64, digest: &ChunkDigest) -> Result<Vec<u8>, RegistryError> {
     let mut plain = vec![0; len as usize];
-    disk.read_exact_at(&mut plain, at).map_err(|e| local(format!("the image cannot be read at byte {at}: {e}")))?;
+    disk.read_exact_at(&mut plain, at)
+        .map_err(|e| local(format!("the image cannot be read at byte {at}: {e}")))?;
     if of_chunk(&plain) != *digest {
         let message = format!(
             "the image on this host is damaged: the {len} bytes from byte {at} are not what their digest says. Import it again"

@@ -71,8 +71,7 @@ fn s3(place: &Place, rest: &str) -> Result<RemoteStore, RegistryError> {
                 let message = format!("{}: the file of the credentials {why}", place.url);
                 RegistryError::new(RegistryErrorKind::Local, message)
             })?;
-            let builder =
-                builder.with_access_key_id(read.access_key).with_secret_access_key(read.secret_key);
+            let builder = builder.with_access_key_id(read.access_key).with_secret_access_key(read.secret_key);
             match read.session_token {
                 Some(token) => builder.with_token(token),
                 None => builder,

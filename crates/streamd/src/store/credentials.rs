@@ -29,7 +29,9 @@ impl Credentials {
     fn parse(text: &str) -> Result<Credentials, String> {
         let (mut access_key, mut secret_key, mut session_token) = (None, None, None);
         let mut is_ours = true;
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(['#', ';'])) {
+        for line in
+            text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(['#', ';']))
+        {
             if let Some(section) = line.strip_prefix('[') {
                 is_ours = section.trim_end_matches(']').trim() == "default";
                 continue;
@@ -44,7 +46,9 @@ impl Credentials {
             }
         }
         let missing = |name: &str| {
-            format!("has no '{name} = ...' in its section [default]: it must be as AWS's tools write ~/.aws/credentials")
+            format!(
+                "has no '{name} = ...' in its section [default]: it must be as AWS's tools write ~/.aws/credentials"
+            )
         };
         Ok(Credentials {
             access_key: access_key.ok_or_else(|| missing("aws_access_key_id"))?,
@@ -64,9 +68,14 @@ mod tests {
         let read = Credentials::parse(text).ok().unwrap();
         assert_eq!((read.access_key.as_str(), read.secret_key.as_str()), ("AK", "S=K"));
         assert!(read.session_token.is_none());
-        for text in ["", "secret", "[default]\naws_access_key_id = AKIA", "[other]\naws_access_key_id = AKIA\n"] {
+        for text in
+            ["", "secret", "[default]\naws_access_key_id = AKIA", "[other]\naws_access_key_id = AKIA\n"]
+        {
             let why = Credentials::parse(text).err().unwrap();
-            assert!(why.contains("section [default]") && !why.contains("AKIA") && !why.contains("secret\n"), "{why}");
+            assert!(
+                why.contains("section [default]") && !why.contains("AKIA") && !why.contains("secret\n"),
+                "{why}"
+            );
         }
     }
 }

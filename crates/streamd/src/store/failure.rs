@@ -22,22 +22,26 @@ pub fn understood(url: &str, key: &str, error: &Error) -> RegistryError {
     } else if has(&["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"]) {
         (RegistryErrorKind::Denied, "the store refuses the credentials: correct their file".to_owned())
     } else if has(&["RequestTimeTooSkewed"]) {
-        (RegistryErrorKind::Denied, "the clock of this host differs from the store's: set the clock".to_owned())
+        (
+            RegistryErrorKind::Denied,
+            "the clock of this host differs from the store's: set the clock".to_owned(),
+        )
     } else {
         match error {
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (
                 RegistryErrorKind::Denied,
-                "the store refuses it: are there credentials (--credentials), and may they do this?".to_owned(),
+                "the store refuses it: are there credentials (--credentials), and may they do this?"
+                    .to_owned(),
             ),
             Error::NotFound { .. } => (RegistryErrorKind::Absent, "it does not exist".to_owned()),
-            Error::NotSupported { .. } | Error::NotImplemented { .. } => (
-                RegistryErrorKind::Unsupported,
-                format!("the store cannot do it ({})", shortened(&said)),
-            ),
-            Error::Generic { store: "LocalFileSystem", .. } => {
-                (RegistryErrorKind::Local, shortened(&said))
+            Error::NotSupported { .. } | Error::NotImplemented { .. } => {
+                (RegistryErrorKind::Unsupported, format!("the store cannot do it ({})", shortened(&said)))
             }
-            _ => (RegistryErrorKind::Unreachable, format!("the store does not answer as it should: {}", shortened(&said))),
+            Error::Generic { store: "LocalFileSystem", .. } => (RegistryErrorKind::Local, shortened(&said)),
+            _ => (
+                RegistryErrorKind::Unreachable,
+                format!("the store does not answer as it should: {}", shortened(&root_cause(error))),
+            ),
         }
     };
     RegistryError::new(kind, format!("{what}: {why}"))
@@ -55,6 +59,15 @@ fn chain(error: &Error) -> String {
         cause = error.source();
     }
     said
+}
+
+/// What the innermost cause says: the others repeat it, with much that people do not ask for.
+fn root_cause(error: &Error) -> String {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(cause) = innermost.source() {
+        innermost = cause;
+    }
+    innermost.to_string()
 }
 
 /// Words of a store, which may be anything, for a message.
