@@ -11,6 +11,7 @@ use crate::io::{Io, OpId};
 use crate::level::Thresholds;
 use crate::level_watch::LevelWatch;
 use crate::map::ExtentSource;
+use crate::ops::Op;
 use crate::request::{Operation, Request};
 use crate::shared::Shared;
 use crate::table::{Active, Wait};
@@ -155,6 +156,7 @@ impl Disk {
             Some(id) => {
                 let ns = self.shared.now_ns().saturating_sub(a.start_ns);
                 match a.request.operation {
+                    _ if result == Err(Errno::CANCELED) => {}
                     Operation::Read => c.read_latency.record(ns, 1),
                     Operation::Write { .. } => c.write_latency.record(ns, 1),
                     _ => {}
@@ -180,11 +182,13 @@ impl Disk {
             }
             (Operation::Read, Err(_)) => add(&c.failed_read_bytes, a.moved_bytes),
             (Operation::Write { .. }, Err(_)) => add(&c.failed_written_bytes, a.moved_bytes),
+            // If its client comes back, it is counted when it is carried out again.
+            (_, Err(Errno::CANCELED)) => {}
             (Operation::Flush, _) => add(&c.flushes, 1),
             (Operation::Discard, _) => add(&c.discards, 1),
             (Operation::WriteZeroes { .. }, _) => add(&c.write_zeroes, 1),
         }
-        if result.is_err() {
+        if result.is_err_and(|errno| errno != Errno::CANCELED) {
             add(&self.shared.map.counters().failed, 1);
         }
     }
@@ -192,6 +196,9 @@ impl Disk {
     /// To be called when a read has ended: `bytes` is its data, or why it failed.
     pub fn read_done<I: Io>(&mut self, io: &mut I, op: OpId, bytes: Result<&[u8], Errno>) {
         let op = self.shared.ops.end(op);
+        if matches!(op, Op::Abandoned) {
+            return;
+        }
         self.engine.read_done(&mut self.shared, io, op, bytes);
         self.finish_all(io);
     }

@@ -10,6 +10,8 @@ use spillway_layout::{Block, Location, Slot};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
     Free,
+    /// A read whose request did not wait for its end ([`Operations::abandon`]).
+    Abandoned,
     /// Base content for a guest read.
     BaseRead {
         id: Id,
@@ -120,11 +122,13 @@ pub(crate) enum MergeTo {
 pub(crate) struct Operations {
     all: Vec<Op>,
     free: Vec<u32>,
+    /// How many of them are [`Op::Abandoned`].
+    abandoned: usize,
 }
 
 impl Operations {
     pub fn new() -> Operations {
-        Operations { all: Vec::new(), free: Vec::new() }
+        Operations { all: Vec::new(), free: Vec::new(), abandoned: 0 }
     }
 
     /// Registers an operation. Returns the number by which it is answered.
@@ -142,12 +146,36 @@ impl Operations {
         let taken = std::mem::replace(&mut self.all[op.0 as usize], Op::Free);
         assert!(!matches!(taken, Op::Free), "operation {} was done twice", op.0);
         self.free.push(op.0);
+        self.abandoned -= usize::from(matches!(taken, Op::Abandoned));
         taken
     }
 
+    /// Takes what a read was for from it. Its number stays in use until it has ended.
+    pub fn abandon(&mut self, op: OpId) -> Op {
+        self.abandoned += 1;
+        std::mem::replace(&mut self.all[op.0 as usize], Op::Abandoned)
+    }
+
+    /// The number of those that have not ended.
+    pub fn abandoned(&self) -> usize {
+        self.abandoned
+    }
+
+    /// The reads of the base image for requests: whose, and their numbers, those of a request together.
+    pub fn base_reads(&self) -> Vec<(Id, OpId)> {
+        let of = |op: &Op| match *op {
+            Op::BaseRead { id, .. } | Op::Merge(Merge { id, location: None, .. }) => Some(id),
+            _ => None,
+        };
+        let mut reads: Vec<_> = (0..).zip(&self.all).filter_map(|(n, op)| Some((of(op)?, OpId(n)))).collect();
+        reads.sort_unstable_by_key(|&(id, op)| (id, op.0));
+        reads
+    }
+
+    /// The number of those whose end is waited for.
     #[inline]
     pub fn in_flight(&self) -> usize {
-        self.all.len() - self.free.len()
+        self.all.len() - self.free.len() - self.abandoned
     }
 
     /// All of them, and [`Op::Free`] for numbers that are not in use.

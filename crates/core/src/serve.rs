@@ -9,6 +9,10 @@ use crate::io::{Event, Io};
 use crate::request::Token;
 use spillway_layout::FullPolicy;
 
+/// The most reads that may be abandoned at a time: it bounds the memory of a worker whose guest resets its device again and
+/// again while the image cannot be read.
+const MAX_ABANDONED: usize = 16 << 10;
+
 impl Disk {
     /// Continues the requests that wait for nothing any more, in their order.
     #[inline]
@@ -128,5 +132,38 @@ impl Disk {
         self.finish_all(io);
         self.shared.admission.count_stalls(self.shared.map.counters());
         self.count_waiting();
+    }
+
+    /// Completes canceled requests that wait for nothing but reads of the base image, with `CANCELED`: those for which `which` is
+    /// true, and which came at `came_by_ns` or before. What these reads bring is dropped. Returns when the earliest of the others
+    /// came that will wait for nothing else either.
+    pub fn abandon_base_reads<I: Io>(
+        &mut self,
+        io: &mut I,
+        came_by_ns: u64,
+        which: impl Fn(Token) -> bool,
+    ) -> Option<u64> {
+        let mut next_ns: Option<u64> = None;
+        for reads in self.shared.ops.base_reads().chunk_by(|a, b| a.0 == b.0) {
+            let a = self.shared.admission.table().get(reads[0].0);
+            let waits_for_no_more = a.pending as usize == reads.len();
+            if a.canceled.is_none()
+                || !waits_for_no_more
+                || !which(a.request.token)
+                || self.shared.ops.abandoned() + reads.len() > MAX_ABANDONED
+            {
+                continue;
+            }
+            if a.start_ns > came_by_ns {
+                next_ns = Some(next_ns.map_or(a.start_ns, |ns| ns.min(a.start_ns)));
+                continue;
+            }
+            for &(_, op) in reads {
+                let op = self.shared.ops.abandon(op);
+                self.engine.read_done(&mut self.shared, io, op, Err(Errno::CANCELED));
+            }
+        }
+        self.finish_all(io);
+        next_ns
     }
 }

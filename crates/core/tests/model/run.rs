@@ -155,6 +155,7 @@ fn is_roomy(spec: &DiskSpec) -> bool {
 }
 
 /// A submitted request.
+#[derive(Clone)]
 struct Sent {
     operation: Operation,
     sector: u64,
@@ -660,6 +661,35 @@ impl Run {
         }
     }
 
+    /// A client stops its queue, and does not wait for the base image.
+    pub fn stop(&mut self) {
+        let is_its = |id: &u64| id.is_multiple_of(2);
+        let its = self.sent.iter().filter(|(id, _)| is_its(id));
+        let mut its: Vec<_> = its.map(|(&id, sent)| (id, sent.clone())).collect();
+        its.sort_by_key(|&(id, _)| id);
+        let (disk, sim) = self.disk();
+        disk.cancel(sim, Errno::CANCELED, |t| is_its(&t.0));
+        let next = disk.abandon_base_reads(sim, u64::MAX, |t| is_its(&t.0));
+        assert_eq!(next, None, "none came later than at the end of time");
+        self.reap();
+        // Those that wait for something else end by themselves.
+        its.retain(|(id, _)| !self.sent.contains_key(id));
+        self.sim.count("stops of a queue");
+        self.cut_off.extend(its.into_iter().map(|(_, sent)| sent));
+    }
+
+    /// The same; and the queue starts again, with what was not done, or anew.
+    fn stop_and_start(&mut self) {
+        self.stop();
+        for _ in 0..self.rng.below(8) {
+            self.end_operation();
+        }
+        if self.rng.chance(4) {
+            self.cut_off.clear();
+        }
+        self.redo();
+    }
+
     /// All clients go, with which a later turn begins.
     pub fn cancel_all_after(&mut self, ns: u64) {
         self.now_ns += ns;
@@ -1049,6 +1079,7 @@ impl Run {
             1 if self.rng.chance(3) => self.reset(),
             2 if self.rng.chance(5) => self.read_all(),
             3 if self.rng.chance(3) => self.cancel_all(),
+            3 if self.rng.chance(2) => self.stop_and_start(),
             3 => self.cancel_some(),
             4 if self.rng.chance(2) => self.change(),
             4 => self.stuck = 500,

@@ -102,6 +102,8 @@ pub struct Sim {
     pub damaged_reads: u32,
     /// Writes that touch this range of the file fail.
     pub bad_spot: std::ops::Range<u64>,
+    /// Reads of the base image do not end.
+    pub base_is_away: bool,
     /// The file system is full: writes fail.
     pub no_space: bool,
     /// It is full, but what a file holds already can be written over.
@@ -182,6 +184,7 @@ impl Sim {
             failing_reads: 0,
             damaged_reads: 0,
             bad_spot: 0..0,
+            base_is_away: false,
             no_space: false,
             no_new_space: false,
             backed: HashSet::new(),
@@ -208,6 +211,11 @@ impl Sim {
         !self.pending.is_empty()
     }
 
+    /// Whether nothing but reads of the base image is under way.
+    pub fn reads_only_base(&self) -> bool {
+        self.pending.iter().all(|one| matches!(one.pending, Pending::ReadBase { .. }))
+    }
+
     /// Notes that this has happened.
     pub fn count(&mut self, what: &'static str) {
         *self.tally.entry(what).or_default() += 1;
@@ -227,7 +235,8 @@ impl Sim {
             return None;
         }
         let i = self.rng.below(self.pending.len() as u64) as usize;
-        if self.pending[i].slow && !self.rng.chance(32) {
+        let is_held = self.base_is_away && matches!(self.pending[i].pending, Pending::ReadBase { .. });
+        if is_held || self.pending[i].slow && !self.rng.chance(32) {
             return None;
         }
         let UnderWay { op, pending, slow } = self.pending.swap_remove(i);

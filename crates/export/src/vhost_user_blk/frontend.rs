@@ -210,6 +210,22 @@ impl Frontend {
         }
     }
 
+    /// Whether the front end waits, by a stop or a reset, for requests of which it can do without the end, and if so, which
+    /// ones. Those of a stop stay in its in-flight table. Without a table of its own it expects a stop to complete all of them.
+    pub fn may_abandon(&self) -> Option<impl Fn(Token) -> bool + use<>> {
+        let queue = match self.pending? {
+            PendingReply::Base(index) if self.queues[usize::from(index)].is_in_front_ends_table() => {
+                Some(index)
+            }
+            PendingReply::Base(_) => return None,
+            PendingReply::Reset { .. } => None,
+        };
+        let session = self.session;
+        Some(move |token| {
+            owns(session, token) && queue.is_none_or(|queue| Frontend::queue_of(token) == queue)
+        })
+    }
+
     /// The pending answer, once nothing of its queue is unfinished any more. `Some(None)`: none was asked for.
     ///
     /// # Errors
@@ -296,7 +312,7 @@ impl Frontend {
     /// Whether this token is of this session.
     #[inline]
     pub fn owns(&self, token: Token) -> bool {
-        (token.0 >> 48) as u16 == u16::from(TOKEN_TAG) << 8 | u16::from(self.session)
+        owns(self.session, token)
     }
 
     /// The queue of a token of this export.
@@ -448,6 +464,11 @@ impl GuestBuffers for Frontend {
             queue.complete(token.0 as u16, result, &mut self.memory, &mut self.budget);
         }
     }
+}
+
+#[inline]
+fn owns(session: u8, token: Token) -> bool {
+    (token.0 >> 48) as u16 == u16::from(TOKEN_TAG) << 8 | u16::from(session)
 }
 
 fn check_queues(queues: u16) -> Result<(), Error> {

@@ -14,7 +14,9 @@
 //!    published with [`Frontend::publish`] too, once per batch;
 //! 4. before it sleeps, calls [`Frontend::enable_notifications`] for each live queue, and looks again at those
 //!    that say so;
-//! 5. after a round with completions calls [`Frontend::finish_stops`]; it is nearly free;
+//! 5. after a round with completions calls [`Frontend::finish_stops`]; it is nearly free. While a front end waits for such a
+//!    stop ([`Frontend::may_abandon`]), it may complete requests that take too long with `CANCELED`: they are not answered, and
+//!    their buffers are not touched from then on;
 //! 6. looks at [`Frontend::poisoned`] after a round, and treats it as a [`Disconnect`];
 //! 7. ends a connection on which no message has come in time ([`Frontend::has_received`]), or that it has to end
 //!    for other reasons, with [`Frontend::disconnect`].
@@ -92,7 +94,8 @@ pub enum Change {
         /// The queue.
         queue: u16,
     },
-    /// Cancel the waiting requests of this queue: the front end waits until none is unfinished.
+    /// Cancel the waiting requests of this queue: the front end waits until none is unfinished. See also
+    /// [`Frontend::may_abandon`].
     Stop {
         /// The queue.
         queue: u16,

@@ -468,6 +468,11 @@ impl Queue {
         }
     }
 
+    /// Whether its requests are in a table that the front end has handed over.
+    pub(super) fn is_in_front_ends_table(&self) -> bool {
+        self.inflight.as_ref().is_some_and(|inflight| !inflight.is_own())
+    }
+
     /// Whether the queue is live, and nothing was ever on its ring.
     pub(super) fn is_untouched(&self) -> bool {
         self.live && self.indices.next_available == 0 && self.ring.as_ref().is_some_and(Ring::is_untouched)

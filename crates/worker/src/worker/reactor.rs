@@ -80,6 +80,8 @@ pub struct Reactor {
     pub(super) tap: Tap,
     /// What NBD clients want to know of the base image, and wait for.
     pub(super) questions: Questions,
+    /// When a VMM that waits for a stop has waited long enough for a read of the base image.
+    pub(super) abandon_at_ns: Option<u64>,
 }
 
 impl Reactor {
@@ -134,6 +136,7 @@ impl Reactor {
             throttle: Throttle::new(start.settings.rate()),
             tap,
             questions: Questions::default(),
+            abandon_at_ns: None,
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
         for fd in reactor.io.barrier.predecessors() {
@@ -164,6 +167,7 @@ impl Reactor {
             let mut worked = self.take_completions()?;
             worked |= self.answer_block_status();
             worked |= self.take_requests();
+            self.abandon_base_reads();
             let end = if worked { now_ns() } else { begin };
             // What is done is told, and what is asked of the disk begins, before eviction takes its step.
             worked |= self.publish();
@@ -224,7 +228,7 @@ impl Reactor {
         let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
         let others =
             self.disk.deadline_ns().into_iter().chain(spare).chain(self.telling.states.deadline_ns());
-        let others = others.chain(self.io.transfers.wake_ns());
+        let others = others.chain(self.io.transfers.wake_ns()).chain(self.abandon_at_ns);
         let deadline = handshakes.chain(others).min();
         let limit = Some(self.throttle.wait_ns(now)).filter(|wait| *wait > 0).map(|wait| now + wait);
         let deadline = deadline.into_iter().chain(limit).min();

@@ -21,6 +21,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// How long a VMM may say nothing at first.
 const SILENCE_NS: u64 = 10_000_000_000;
+/// How long a request may have waited for the base image before a stop of its queue no longer waits for it. A store in good health
+/// answers sooner.
+const STOP_PATIENCE_NS: u64 = 200_000_000;
 /// NBD clients at a time.
 const MAX_NBD: usize = 16;
 /// VMMs that have left and still have requests at the store, beside the one that serves: each may hold what one may.
@@ -158,6 +161,18 @@ impl Reactor {
         }
     }
 
+    /// A VMM that stops a queue or resets its device does not wait long for the base image, whose store may be away: QEMU answers
+    /// nobody meanwhile. Its requests stay undone, and what is read for them reaches nobody.
+    pub(super) fn abandon_base_reads(&mut self) {
+        self.abandon_at_ns = None;
+        for i in 0..self.io.clients.vmms.len() {
+            let Some(which) = self.io.clients.vmms[i].frontend.may_abandon() else { continue };
+            let came_by_ns = self.io.now_ns().saturating_sub(STOP_PATIENCE_NS);
+            let next_ns = self.disk.abandon_base_reads(&mut self.io, came_by_ns, which);
+            self.abandon_at_ns = next_ns.map(|ns| ns + STOP_PATIENCE_NS);
+        }
+    }
+
     fn add_client(&mut self, id: u64, kind: ClientKind, mut fds: Vec<OwnedFd>) -> Result<(), Error> {
         if self.stage.takes_none() {
             return Err(refused("the disk is being reset or stopped").advice("connect again later"));
@@ -288,7 +303,7 @@ impl Reactor {
             };
             let session = vmm.session;
             watches.into_iter().for_each(|w| self.unwatch(w));
-            self.disk.cancel(&mut self.io, Errno::CANCELED, |t| t.0 >> 48 == session);
+            self.withdraw(|t| t.0 >> 48 == session);
             if self.io.clients.vmms[i].frontend.unfinished() == 0 {
                 self.tell_notices(i);
                 let vmm = self.io.clients.vmms.remove(i);
@@ -313,9 +328,7 @@ impl Reactor {
             if let Some((watch, _)) = client.watch.take() {
                 self.unwatch(watch);
             }
-            self.disk.cancel(&mut self.io, Errno::CANCELED, |t| {
-                nbd_token(t) && usize::from(nbd::token_connection(t)) == n
-            });
+            self.withdraw(|t| nbd_token(t) && usize::from(nbd::token_connection(t)) == n);
             self.give_up_questions(n);
             let client = self.io.clients.nbd[n].as_ref().expect("looked at above");
             if client.connection.unfinished() == 0 {
@@ -323,6 +336,12 @@ impl Reactor {
                 self.client_gone(client.id, client.ended.and_then(|why| why.report()));
             }
         }
+    }
+
+    /// Cancels the requests of a client that has gone. What reads the base image for them need not be waited for.
+    fn withdraw(&mut self, which: impl Fn(Token) -> bool) {
+        self.disk.cancel(&mut self.io, Errno::CANCELED, &which);
+        self.disk.abandon_base_reads(&mut self.io, u64::MAX, which);
     }
 
     fn client_gone(&mut self, id: u64, error: Option<ReportedError>) {
