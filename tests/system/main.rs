@@ -30,6 +30,7 @@ mod scene;
 mod shared;
 mod signals;
 mod slow;
+mod stops;
 mod storage_models;
 mod trace;
 mod under_load;

@@ -10,10 +10,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-const MEMFD: &str = "-object memory-backend-memfd,id=memory,size=128M,share=";
+pub const MEMFD: &str = "-object memory-backend-memfd,id=memory,size=128M,share=";
 
 /// A machine with SeaBIOS and this disk, of which no kernel ever runs.
-fn qemu(world: &World, disk: &Disk, memory: &str, more: &str) -> Server {
+pub fn qemu(world: &World, disk: &Disk, memory: &str, more: &str) -> Server {
     let line = format!(
         "-machine pc,accel=tcg{} -m 128M -nodefaults -no-user-config -display none {memory} \
          -chardev socket,id=disk,path={} {more}",
@@ -25,10 +25,10 @@ fn qemu(world: &World, disk: &Disk, memory: &str, more: &str) -> Server {
 }
 
 /// QEMU's monitor.
-struct Monitor(BufReader<UnixStream>);
+pub struct Monitor(BufReader<UnixStream>);
 
 impl Monitor {
-    fn connect(qemu: &mut Server, socket: &Path) -> Monitor {
+    pub fn connect(qemu: &mut Server, socket: &Path) -> Monitor {
         qemu.wait_for(socket, PATIENCE).unwrap();
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -39,7 +39,7 @@ impl Monitor {
     }
 
     /// The next message that has this key.
-    fn hear(&mut self, key: &str) -> Value {
+    pub fn hear(&mut self, key: &str) -> Value {
         loop {
             let mut line = String::new();
             self.0.read_line(&mut line).expect("QEMU says nothing");
@@ -51,7 +51,7 @@ impl Monitor {
         }
     }
 
-    fn tell(&mut self, command: &str) {
+    pub fn tell(&mut self, command: &str) {
         writeln!(self.0.get_mut(), "{{\"execute\":{command}}}").unwrap();
         self.hear("return");
     }

@@ -666,6 +666,26 @@ fn a_stop_does_not_wait_for_the_base_image() {
     }
 }
 
+/// However often a device is reset while the image cannot be read, a bounded number of reads is under way.
+#[test]
+fn reads_of_the_base_image_that_nobody_waits_for_are_bounded() {
+    let spec = run::full_spec(Mode::Ram);
+    let mut run = Run::with(DiskSpec { base_bytes: spec.size_bytes, ..spec }, 1);
+    run.sim.base_is_away = true;
+    while run.unfinished() == 0 {
+        run.next += run.next % 2;
+        run.read_block(0);
+        run.turn();
+        run.stop();
+        run.forget_cut_off();
+    }
+    assert_eq!(run.sim.under_way(), (16 << 10) + 1, "the last one is waited for");
+    run.sim.base_is_away = false;
+    run.settle();
+    assert_eq!(run.unfinished(), 0);
+    run.check();
+}
+
 /// The kernel reports once that content could not be written. If the round after a reset hears it, or a FLUSH whose client has
 /// gone, or a barrier, the next FLUSH says so; or the stop.
 #[test]

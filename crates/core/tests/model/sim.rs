@@ -211,6 +211,11 @@ impl Sim {
         !self.pending.is_empty()
     }
 
+    /// How many operations are under way.
+    pub fn under_way(&self) -> usize {
+        self.pending.len()
+    }
+
     /// Whether nothing but reads of the base image is under way.
     pub fn reads_only_base(&self) -> bool {
         self.pending.iter().all(|one| matches!(one.pending, Pending::ReadBase { .. }))

@@ -1,7 +1,7 @@
 //! Stopping, resetting, memory that comes and goes, and the end of a connection, with requests unfinished.
 
 use crate::vmm::*;
-use spillway_core::{Errno, GuestBuffers, Request};
+use spillway_core::{Errno, GuestBuffers, Request, Token};
 use spillway_export::ErrorKind;
 use spillway_export::vhost_user_blk::{Change, Disconnect};
 use std::os::fd::AsFd;
@@ -95,6 +95,43 @@ fn cancelled_requests_come_back_when_the_queue_starts_again() {
         }
         assert_eq!(rig.memory.read(DATA, 2048), rig.disk[..2048]);
         drop(table);
+    }
+}
+
+#[test]
+fn what_a_stop_may_leave_undone_is_what_the_front_end_keeps_a_table_of() {
+    for with_table in [false, true] {
+        let mut rig = Rig::new(16, ALL_FEATURES);
+        rig.ask(11, &Rig::vring(0, 0));
+        let table = crate::recovery::InflightTable::create(&mut rig, 1, 16);
+        if with_table {
+            table.give(&mut rig);
+        }
+        rig.start_queue(0);
+        let request = take(&mut rig, 1)[0];
+        assert!(rig.frontend.may_abandon().is_none(), "nothing is stopped");
+        rig.tell(11, &Rig::vring(0, 0), &[]);
+        assert_eq!(rig.frontend.may_abandon().is_some(), with_table);
+        if let Some(which) = rig.frontend.may_abandon() {
+            let of_another_queue = Token(request.token.0 | 1 << 32);
+            let of_another_session = Token(request.token.0 ^ 1 << 48);
+            assert_eq!(
+                [request.token, of_another_queue, of_another_session].map(which),
+                [true, false, false]
+            );
+        }
+        let before = rig.memory.read(GPA, 0x20000);
+        rig.frontend.complete(request.token, Err(Errno::CANCELED));
+        rig.frontend.finish_stops(&mut rig.changes).unwrap();
+        assert_eq!(base(&rig), Some(1));
+        assert_eq!(rig.perform(&request), Err(Errno::FAULT), "its buffers may be anything now");
+        assert!(rig.memory.read(GPA, 0x20000) == before);
+
+        // What a reset of the device abandons is not done again.
+        rig.start_queue(1);
+        let request = rig.frontend.next(0).unwrap();
+        rig.tell(34, &[], &[]);
+        assert!(rig.frontend.may_abandon().is_some_and(|which| which(request.token)));
     }
 }
 

@@ -4,14 +4,16 @@
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_control::DiskSettings;
+use spillway_control::storage_model::{Model, Parameters};
 use spillway_core::{DiskSpec, FullPolicy, Layout, LogShape, Mode};
-use spillway_layout::ImageFormat;
 use spillway_layout::persistent_file::DATA_AT;
+use spillway_layout::{BaseCache, ImageFormat};
 use spillway_worker::channel::{self, FromWorker, Start, ToWorker};
 use spillway_worker::supervisor::channel_from_supervisor;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 pub const SIZE: u64 = 64 << 20;
 
@@ -43,6 +45,8 @@ pub struct Memory {
     pub disk_id: u64,
     /// The engine of its workers; empty for the one that the host has.
     pub engine: &'static str,
+    /// The storage model of its base image, which is then read past the page cache.
+    pub base_model: Option<OwnedFd>,
     fds: Vec<OwnedFd>,
 }
 
@@ -74,7 +78,18 @@ impl Memory {
             rustix::fs::ftruncate(&file, data_at + spec.file_bytes()).unwrap();
             fds.push(file);
         }
-        Memory { spec, disk_id: 1, engine: "", fds }
+        Memory { spec, disk_id: 1, engine: "", base_model: None, fds }
+    }
+
+    /// A store of the base image that takes this long for each read.
+    pub fn slow_base(mut self, dir: &std::path::Path, latency: Duration) -> Memory {
+        let model = dir.join("model");
+        let latency_ns = latency.as_nanos() as u64;
+        std::fs::write(&model, Model::file(Parameters { latency_ns, ..Parameters::default() })).unwrap();
+        self.base_model = Some(std::fs::File::options().read(true).write(true).open(model).unwrap().into());
+        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+        self.fds[1] = rustix::fs::open(dir.join("base.raw"), flags, 0.into()).unwrap();
+        self
     }
 
     pub fn start(&self) -> Worker {
@@ -110,20 +125,22 @@ impl Memory {
                 full: Some(spec.full),
                 ram_bytes: Some(spec.ram_limit_bytes),
                 overflow_bytes: Some(spec.overflow_limit_bytes),
+                base_cache: self.base_model.is_some().then_some(BaseCache::None),
                 ..DiskSettings::default()
             },
             format: ImageFormat::Raw,
             digests: false,
-            base_model: false,
+            base_model: self.base_model.is_some(),
             overflow_model: false,
             nbd: true,
-            queues: 1,
+            queues: 2,
             serial: "attach".into(),
             writeback: true,
         };
         let lifeline = rustix::fs::memfd_create("lifeline", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&lifeline, 4096).unwrap();
-        let fds: Vec<_> = self.fds.iter().chain([&lifeline]).map(AsFd::as_fd).collect();
+        let fds: Vec<_> =
+            self.fds.iter().chain(&self.base_model).chain([&lifeline]).map(AsFd::as_fd).collect();
         let fds = [&fds, predecessors].concat();
         channel::send(&ours, &ToWorker::Start(start), &fds).unwrap();
         let worker = Worker { child, channel: ours };
