@@ -28,6 +28,8 @@ pub struct Vmm {
     pub polled: u64,
     /// When it must have spoken.
     pub deadline_ns: u64,
+    /// When it has waited long enough for a read of the base image, while it waits for a stop.
+    pub abandon_at_ns: Option<u64>,
 }
 
 impl Vmm {

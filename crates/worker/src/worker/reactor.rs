@@ -80,8 +80,6 @@ pub struct Reactor {
     pub(super) tap: Tap,
     /// What NBD clients want to know of the base image, and wait for.
     pub(super) questions: Questions,
-    /// When a VMM that waits for a stop has waited long enough for a read of the base image.
-    pub(super) abandon_at_ns: Option<u64>,
 }
 
 impl Reactor {
@@ -136,7 +134,6 @@ impl Reactor {
             throttle: Throttle::new(start.settings.rate()),
             tap,
             questions: Questions::default(),
-            abandon_at_ns: None,
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
         for fd in reactor.io.barrier.predecessors() {
@@ -228,7 +225,8 @@ impl Reactor {
         let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
         let others =
             self.disk.deadline_ns().into_iter().chain(spare).chain(self.telling.states.deadline_ns());
-        let others = others.chain(self.io.transfers.wake_ns()).chain(self.abandon_at_ns);
+        let others = others.chain(self.io.transfers.wake_ns());
+        let others = others.chain(clients.vmms.iter().filter_map(|v| v.abandon_at_ns));
         let deadline = handshakes.chain(others).min();
         let limit = Some(self.throttle.wait_ns(now)).filter(|wait| *wait > 0).map(|wait| now + wait);
         let deadline = deadline.into_iter().chain(limit).min();

@@ -164,12 +164,12 @@ impl Reactor {
     /// A VMM that stops a queue or resets its device does not wait long for the base image, whose store may be away: QEMU answers
     /// nobody meanwhile. Its requests stay undone, and what is read for them reaches nobody.
     pub(super) fn abandon_base_reads(&mut self) {
-        self.abandon_at_ns = None;
         for i in 0..self.io.clients.vmms.len() {
-            let Some(which) = self.io.clients.vmms[i].frontend.may_abandon() else { continue };
-            let came_by_ns = self.io.now_ns().saturating_sub(STOP_PATIENCE_NS);
-            let next_ns = self.disk.abandon_base_reads(&mut self.io, came_by_ns, which);
-            self.abandon_at_ns = next_ns.map(|ns| ns + STOP_PATIENCE_NS);
+            let next_ns = self.io.clients.vmms[i].frontend.may_abandon().and_then(|which| {
+                let came_by_ns = self.io.now_ns().saturating_sub(STOP_PATIENCE_NS);
+                self.disk.abandon_base_reads(&mut self.io, came_by_ns, which)
+            });
+            self.io.clients.vmms[i].abandon_at_ns = next_ns.map(|ns| ns + STOP_PATIENCE_NS);
         }
     }
 
@@ -261,6 +261,7 @@ impl Reactor {
             kicks,
             polled: 0,
             deadline_ns,
+            abandon_at_ns: None,
         });
         Ok(())
     }
