@@ -6,7 +6,7 @@ mod common;
 #[path = "../../export/tests/vhost_user_blk/vmm.rs"]
 mod vmm;
 
-use common::{Memory, Worker, spec};
+use common::{Memory, QUEUES, Worker, spec};
 use spillway_core::Mode;
 use spillway_export::vhost_user_blk::{Connection, Reply, inflight_table};
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
@@ -23,7 +23,7 @@ fn worker() -> (Worker, tempfile::TempDir) {
 }
 
 fn hand_over(worker: &Worker, id: u64, kind: ClientKind, socket: OwnedFd) {
-    let table = inflight_table(1).unwrap();
+    let table = inflight_table(QUEUES).unwrap();
     let fds = [socket.as_fd(), table.as_fd()];
     let with_table = usize::from(kind == ClientKind::VhostUser);
     channel::send(&worker.channel, &ToWorker::Client { id, kind }, &fds[..1 + with_table]).unwrap();

@@ -7,7 +7,7 @@ mod common;
 #[path = "../../export/tests/vhost_user_blk/vmm.rs"]
 mod vmm;
 
-use common::{Memory, Worker, spec};
+use common::{Memory, QUEUES, Worker, spec};
 use spillway_core::Mode;
 use spillway_export::vhost_user_blk::{Connection, Packet, Record, Reply, inflight_table};
 use spillway_worker::channel::{self, ClientKind, FromWorker, ToWorker};
@@ -21,7 +21,6 @@ const PROMPT: Duration = Duration::from_secs(1);
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const QUEUES: u16 = 2;
 const SIZE: u16 = 16;
 const BLOCK: usize = 4096;
 /// What a queue has of the guest's memory: its ring, and from [`BUFFERS`] on the buffers of each request in their order.

@@ -16,6 +16,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 pub const SIZE: u64 = 64 << 20;
+/// Queues that a VMM may use.
+pub const QUEUES: u16 = 2;
 
 /// A disk as large as its base image, with these limits.
 pub fn spec(mode: Mode, ram_limit_bytes: u64, overflow_limit_bytes: u64) -> DiskSpec {
@@ -133,7 +135,7 @@ impl Memory {
             base_model: self.base_model.is_some(),
             overflow_model: false,
             nbd: true,
-            queues: 2,
+            queues: QUEUES,
             serial: "attach".into(),
             writeback: true,
         };
