@@ -5,6 +5,7 @@
 //! [`BaseReader`] does its waiting, decompressing and comparing in a thread of its own.
 
 mod aligned;
+pub mod asks;
 mod checked;
 pub mod digests;
 mod error;
@@ -15,6 +16,7 @@ mod open;
 mod qcow2;
 mod raw;
 mod reader;
+mod residency;
 mod source;
 
 pub use aligned::dio_align;
@@ -25,6 +27,7 @@ pub use lock::{is_locked_by_qemu, release as release_lock};
 pub use open::{OpenedImage, open_image, qcow2_damage, size_fault};
 pub use raw::RawImage;
 pub use reader::{BaseReader, Finished, MAX_JOB_BYTES};
+pub use residency::{Residency, ResidencyWriter};
 pub use source::StoreRead;
 pub use spillway_layout::MAX_DISK_BYTES;
 

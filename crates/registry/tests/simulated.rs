@@ -3,6 +3,7 @@
 //! and die. No chunk of an image that a name has is ever lost.
 //!
 //! `SPILLWAY_SCHEDULES=N` sets the number of schedules, `SPILLWAY_SEED=N` runs one.
+#![allow(clippy::unwrap_used)]
 
 use spillway_registry::{
     ChunkSource, CollectOrder, Index, ListedObject, Objects, PushOrder, RegistryError, RegistryErrorKind,
@@ -395,10 +396,10 @@ fn run(seed: u64, seen: &mut Seen) {
             let op = world.issued[&id].op.clone();
             let before = world.objects.len();
             let answer = world.carry_out(&op);
-            if let Op::Delete(keys) = &op {
-                if keys.iter().any(|key| key.starts_with("chunks/")) {
-                    seen.chunks_deleted += (before - world.objects.len()) as u64;
-                }
+            if let Op::Delete(keys) = &op
+                && keys.iter().any(|key| key.starts_with("chunks/"))
+            {
+                seen.chunks_deleted += (before - world.objects.len()) as u64;
             }
             world.issued.get_mut(&id).unwrap().answer = Some(answer);
             if let Some(lost) = world.lost() {

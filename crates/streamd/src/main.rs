@@ -3,6 +3,7 @@
 //! Owns all traffic with stores of images. It has no other rights than those that its starter left it.
 
 mod job;
+mod serve;
 mod store;
 
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["job"] => job::run(),
+        ["serve"] => serve::run(),
         ["--version"] => {
             println!("spillway-streamd {}", env!("CARGO_PKG_VERSION"));
             ExitCode::SUCCESS

@@ -12,8 +12,10 @@ use spillway_registry::{
 };
 use std::io::{Read, Write};
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// How long a request is repeated while the store says that it cannot now.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Largest order, in bytes.
 const MOST_ORDER_BYTES: u64 = 1 << 20;
 
@@ -49,7 +51,7 @@ fn carry_out() -> Result<JobMessage, RegistryError> {
     let _already = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(local)?;
     runtime.block_on(async move {
-        let store = RemoteStore::open(&order.place)?;
+        let store = RemoteStore::open(&order.place, PATIENCE)?;
         work(&store, order.work).await
     })
 }

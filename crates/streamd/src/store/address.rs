@@ -13,17 +13,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const CONNECT: Duration = Duration::from_secs(10);
+/// Most times that a request is repeated.
+const MOST_RETRIES: usize = 10;
 /// Longest time without a byte of an answer.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How long a request is repeated while the store says that it cannot now.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 fn refused(place: &Place, why: &str) -> RegistryError {
     RegistryError::new(RegistryErrorKind::Unsupported, format!("{}: {why}", place.url))
 }
 
 /// Opens the store of an address.
-pub fn open(place: &Place) -> Result<RemoteStore, RegistryError> {
+pub fn open(place: &Place, patience: Duration) -> Result<RemoteStore, RegistryError> {
     let (scheme, rest) = place.url.split_once("://").ok_or_else(|| {
         refused(place, "it is no address: give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER")
     })?;
@@ -31,14 +31,15 @@ pub fn open(place: &Place) -> Result<RemoteStore, RegistryError> {
         return Err(refused(place, "endpoint, region and credentials are for s3:// only"));
     }
     match scheme {
-        "s3" => s3(place, rest),
-        "https" | "http" => web(place),
+        "s3" => s3(place, rest, patience),
+        "https" | "http" => web(place, patience),
         "file" => folder(place, rest),
         _ => Err(refused(place, "give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER")),
     }
 }
 
-fn client(may_be_plain: bool) -> (ClientOptions, RetryConfig) {
+fn client(may_be_plain: bool, patience: Duration) -> (ClientOptions, RetryConfig) {
+    let max_retries = if patience.is_zero() { 0 } else { MOST_RETRIES };
     // No limit for a whole body: one that makes progress is not ended.
     let options = ClientOptions::new()
         .with_connect_timeout(CONNECT)
@@ -46,16 +47,16 @@ fn client(may_be_plain: bool) -> (ClientOptions, RetryConfig) {
         .with_timeout_disabled()
         .with_allow_http(may_be_plain)
         .with_http1_only();
-    (options, RetryConfig { retry_timeout: PATIENCE, ..RetryConfig::default() })
+    (options, RetryConfig { max_retries, retry_timeout: patience, ..RetryConfig::default() })
 }
 
-fn s3(place: &Place, rest: &str) -> Result<RemoteStore, RegistryError> {
+fn s3(place: &Place, rest: &str, patience: Duration) -> Result<RemoteStore, RegistryError> {
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     if bucket.is_empty() {
         return Err(refused(place, "it names no bucket: give s3://BUCKET/PREFIX"));
     }
     let is_plain = place.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
-    let (options, retry) = client(is_plain);
+    let (options, retry) = client(is_plain, patience);
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(bucket)
         .with_region(place.region.as_deref().unwrap_or("us-east-1"))
@@ -89,8 +90,8 @@ fn s3(place: &Place, rest: &str) -> Result<RemoteStore, RegistryError> {
     })
 }
 
-fn web(place: &Place) -> Result<RemoteStore, RegistryError> {
-    let (options, retry) = client(place.url.starts_with("http://"));
+fn web(place: &Place, patience: Duration) -> Result<RemoteStore, RegistryError> {
+    let (options, retry) = client(place.url.starts_with("http://"), patience);
     let builder = HttpBuilder::new().with_url(&place.url).with_client_options(options).with_retry(retry);
     let store = builder.build().map_err(|e| refused(place, &e.to_string()))?;
     Ok(RemoteStore {

@@ -27,9 +27,9 @@ pub struct RemoteStore {
 }
 
 impl RemoteStore {
-    /// Opens a store. Sends nothing yet.
-    pub fn open(place: &Place) -> Result<RemoteStore, RegistryError> {
-        address::open(place)
+    /// Opens a store. Sends nothing yet. A request that fails is repeated for so long; for no time, never.
+    pub fn open(place: &Place, patience: Duration) -> Result<RemoteStore, RegistryError> {
+        address::open(place, patience)
     }
 
     fn path(&self, key: &str) -> Path {

@@ -1,0 +1,81 @@
+//! The space of the cache. Owns the count of its bytes.
+//!
+//! Invariant: nothing is counted anew beyond the budget (it may have become smaller than what is there), and every chunk that may be in a file is counted: it is counted before
+//! it is written, and no longer counted after it was removed.
+
+use std::sync::Mutex;
+
+/// Blocks in which file systems give out space.
+const BLOCK_BYTES: u64 = 4096;
+
+/// The count.
+#[derive(Debug)]
+pub struct Budget {
+    most_bytes: u64,
+    used_bytes: Mutex<u64>,
+}
+
+impl Budget {
+    /// A cache of this size.
+    pub fn new(most_bytes: u64) -> Budget {
+        Budget { most_bytes, used_bytes: Mutex::new(0) }
+    }
+
+    /// Space that a chunk takes.
+    fn space(len: u64) -> u64 {
+        len.next_multiple_of(BLOCK_BYTES)
+    }
+
+    fn used(&self) -> std::sync::MutexGuard<'_, u64> {
+        self.used_bytes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Counts a chunk of this length, if there is space for it.
+    pub fn take(&self, len: u64) -> bool {
+        let mut used = self.used();
+        let after = used.saturating_add(Budget::space(len));
+        if after > self.most_bytes {
+            return false;
+        }
+        *used = after;
+        true
+    }
+
+    /// Counts a chunk that is there already.
+    pub fn count(&self, len: u64) {
+        *self.used() += Budget::space(len);
+    }
+
+    /// A chunk of this length was removed, or was not written.
+    pub fn give_back(&self, len: u64) {
+        let mut used = self.used();
+        *used = used.checked_sub(Budget::space(len)).expect("it was counted");
+    }
+
+    /// Bytes in use beyond the budget.
+    pub fn surplus_bytes(&self) -> u64 {
+        self.used().saturating_sub(self.most_bytes)
+    }
+
+    /// Bytes in use.
+    #[cfg(test)]
+    pub fn used_bytes(&self) -> u64 {
+        *self.used()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_never_exceeded_and_counts_whole_blocks() {
+        let budget = Budget::new(3 << 20);
+        assert!(budget.take(1 << 20) && budget.take(1 << 20) && budget.take(512));
+        assert_eq!(budget.used_bytes(), (2 << 20) + 4096);
+        assert!(!budget.take(1 << 20) && budget.take((1 << 20) - 4096) && !budget.take(1));
+        budget.give_back(512);
+        assert_eq!(budget.used_bytes(), (3 << 20) - 4096);
+        assert!(!budget.take(u64::MAX - 4096));
+    }
+}

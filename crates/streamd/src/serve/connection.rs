@@ -1,0 +1,76 @@
+//! A user of an image: the connection that its supervisor opened and its worker asks on. Owns the bound of its questions.
+//!
+//! Invariant: a connection is of one image, and learns nothing of another.
+
+use super::cache::{Brought, Cache, ServedImage};
+use super::packets::Connection;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use spillway_image::asks::{ANSWER_BYTES, Answer, OPEN, answer, asked};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Questions of one connection that are not answered; more are read when some are.
+const MOST_ASKED: usize = 256;
+const MOST_PACKET_BYTES: usize = 64;
+
+/// Serves a connection until it ends.
+pub async fn serve(cache: Arc<Cache>, connection: Connection) -> io::Result<()> {
+    let connection = Arc::new(connection);
+    let mut packet = [0; MOST_PACKET_BYTES];
+    let named =
+        connection.receive(&mut packet).await?.strip_prefix(OPEN).and_then(|root| root.try_into().ok());
+    let Some(image) = named.and_then(|root| cache.image(&root)) else {
+        return connection.send(b"unknown", &[]).await;
+    };
+    let user = Arc::clone(&image);
+    let opened =
+        tokio::task::spawn_blocking(move || user.cached.for_user()).await.map_err(io::Error::other)?;
+    let (file, residency) = opened?;
+    connection.send(OPEN, &[file.as_fd(), residency.memory()]).await?;
+    // The user has it now, and with it the lock.
+    drop(file);
+    let places = Arc::new(Semaphore::new(MOST_ASKED));
+    loop {
+        let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
+        let Some(chunk) = asked(connection.receive(&mut packet).await?) else { return Ok(()) };
+        let (cache, image, connection) = (Arc::clone(&cache), Arc::clone(&image), Arc::clone(&connection));
+        tokio::spawn(async move {
+            // If it fails, the other side has gone.
+            let _ = reply(&cache, &image, &connection, chunk).await;
+            drop(place);
+        });
+    }
+}
+
+async fn reply(
+    cache: &Arc<Cache>,
+    image: &Arc<ServedImage>,
+    connection: &Connection,
+    chunk: u32,
+) -> io::Result<()> {
+    let packet = |kind| -> [u8; ANSWER_BYTES] { answer(chunk, kind) };
+    match cache.bring(image, chunk).await {
+        Brought::Resident => connection.send(&packet(Answer::Resident), &[]).await,
+        Brought::Passed(bytes) => {
+            let content =
+                tokio::task::spawn_blocking(move || in_memory(&bytes)).await.map_err(io::Error::other)??;
+            connection.send(&packet(Answer::Passed), &[content.as_fd()]).await
+        }
+        Brought::Damaged(why) => {
+            eprintln!("spillway-streamd: chunk {chunk} of {}: {why}", image.name());
+            connection.send(&packet(Answer::Damaged), &[]).await
+        }
+    }
+}
+
+/// A file in memory that nobody can change.
+fn in_memory(bytes: &[u8]) -> io::Result<File> {
+    let file: File = memfd_create("chunk", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into();
+    file.write_all_at(bytes, 0)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
+    Ok(file)
+}

@@ -1,0 +1,323 @@
+//! An image in the cache: a sparse file with each chunk at its own offset, and a map of the chunks that may be in it. Owns both
+//! files, and the memory in which users see what they may read.
+//!
+//! Invariants: a chunk is named in the map's file, then written, then its bit in the memory is set. So the map's file names every
+//! chunk that takes space or that anybody may read, also after this process was killed. What it names may be anything, for
+//! example after a loss of power: each process compares a chunk before it sets its bit in the memory.
+//!
+//! Nothing is removed from the file of an image that somebody uses: users hold a shared lock, which ends with the last
+//! descriptor of theirs, not with this process.
+
+use super::budget::Budget;
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::io::Errno;
+use spillway_image::ResidencyWriter;
+use spillway_image::digests::of_chunk;
+use spillway_registry::Index;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+const DISK: &str = "disk.raw";
+const MAP: &str = "map";
+const INDEX: &str = "image.caibx";
+
+/// The image.
+pub struct CachedImage {
+    folder: PathBuf,
+    index: Index,
+    disk: File,
+    map: File,
+    /// A copy of the map's file: a byte for each chunk, 1 if it may be in the file. Locked while chunks are removed, too.
+    present: Mutex<Vec<u8>>,
+    residency: Mutex<Arc<ResidencyWriter>>,
+}
+
+/// What became of a chunk that was brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It is in the file.
+    Yes,
+    /// The cache, or its file system, has no space for it.
+    NoSpace,
+}
+
+impl CachedImage {
+    /// Opens the image's folder, or makes it. Counts what is there already.
+    ///
+    /// # Errors
+    /// A file cannot be made or read.
+    pub fn open(cache: &Path, index: Index, budget: &Budget) -> io::Result<CachedImage> {
+        let root: String = index.root().iter().map(|byte| format!("{byte:02x}")).collect();
+        let folder = cache.join(root);
+        fs::create_dir_all(&folder)?;
+        let open = |name| {
+            let mut options = File::options();
+            options.read(true).write(true).create(true).truncate(false).open(folder.join(name))
+        };
+        let (disk, map) = (open(DISK)?, open(MAP)?);
+        let chunks = index.digests.len();
+        let mut present = vec![0; chunks];
+        if map.metadata()?.len() == chunks as u64 && disk.metadata()?.len() == index.size_bytes {
+            map.read_exact_at(&mut present, 0)?;
+        } else {
+            // Made anew: whoever uses the old file keeps what it has.
+            disk.set_len(0)?;
+            disk.set_len(index.size_bytes)?;
+            map.set_len(0)?;
+            map.set_len(chunks as u64)?;
+        }
+        fs::write(folder.join(INDEX), index.to_bytes())?;
+        let image = CachedImage {
+            folder,
+            disk,
+            map,
+            present: Mutex::new(present),
+            residency: Mutex::new(Arc::new(ResidencyWriter::new(chunks as u64)?)),
+            index,
+        };
+        let mut present = image.present();
+        for chunk in 0..chunks {
+            let len = image.index.len_of(chunk);
+            match present[chunk] {
+                0 => {}
+                _ => budget.count(len),
+            }
+        }
+        // After a loss of power there may be more in the file than is named.
+        if let Some(_alone) = image.lock_alone()? {
+            image.punch_absent(&mut present)?;
+        }
+        drop(present);
+        Ok(image)
+    }
+
+    /// Its chunks.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    fn present(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.present.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The memory of this image as it is now.
+    pub fn residency(&self) -> Arc<ResidencyWriter> {
+        Arc::clone(&self.residency.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// The file for another user, who keeps it from being emptied as long as the descriptor lives, and the memory.
+    pub fn for_user(&self) -> io::Result<(File, Arc<ResidencyWriter>)> {
+        let _no_removal = self.present();
+        let file = File::open(self.folder.join(DISK))?;
+        flock(&file, FlockOperation::NonBlockingLockShared)?;
+        Ok((file, self.residency()))
+    }
+
+    /// Whether the chunk is in the file as its digest says. Its bit is set then.
+    pub fn verify(&self, chunk: usize) -> io::Result<bool> {
+        let residency = self.residency();
+        if residency.has(chunk as u64) {
+            return Ok(true);
+        }
+        if self.index.is_zero(chunk) {
+            // A hole, which takes no space.
+            residency.set(chunk as u64);
+            return Ok(true);
+        }
+        if self.present()[chunk] == 0 {
+            return Ok(false);
+        }
+        let mut bytes = vec![0; self.index.len_of(chunk) as usize];
+        self.disk.read_exact_at(&mut bytes, chunk as u64 * self.index.chunk_bytes)?;
+        let is_good = of_chunk(&bytes) == self.index.digests[chunk];
+        if is_good {
+            residency.set(chunk as u64);
+        }
+        Ok(is_good)
+    }
+
+    /// Keeps a chunk whose bytes were found to be right.
+    pub fn keep(&self, chunk: usize, bytes: &[u8], budget: &Budget) -> io::Result<Kept> {
+        let mut present = self.present();
+        let is_new = present[chunk] == 0;
+        if is_new && !budget.take(bytes.len() as u64) {
+            return Ok(Kept::NoSpace);
+        }
+        let at = chunk as u64 * self.index.chunk_bytes;
+        let written =
+            self.map.write_all_at(&[1], chunk as u64).and_then(|()| self.disk.write_all_at(bytes, at));
+        match written {
+            Ok(()) => {
+                present[chunk] = 1;
+                self.residency().set(chunk as u64);
+                Ok(Kept::Yes)
+            }
+            Err(e) => {
+                if is_new {
+                    self.remove(&mut present, chunk)?;
+                    budget.give_back(bytes.len() as u64);
+                }
+                match e.kind() {
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Ok(Kept::NoSpace),
+                    _ => Err(e),
+                }
+            }
+        }
+    }
+
+    /// Removes up to so many bytes, if nobody uses the file. Returns the bytes that were removed.
+    pub fn shrink(&self, bytes: u64, budget: &Budget) -> io::Result<u64> {
+        let mut present = self.present();
+        let Some(_alone) = self.lock_alone()? else { return Ok(0) };
+        // Nobody has the old memory any more; the next user gets one without these chunks.
+        let residency = Arc::new(ResidencyWriter::new(present.len() as u64)?);
+        *self.residency.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = residency;
+        let mut freed = 0;
+        for chunk in (0..present.len()).rev() {
+            if freed >= bytes {
+                break;
+            }
+            if present[chunk] != 0 {
+                self.remove(&mut present, chunk)?;
+                let len = self.index.len_of(chunk);
+                budget.give_back(len);
+                freed += len;
+            }
+        }
+        Ok(freed)
+    }
+
+    /// A lock that lasts as long as its file and is had only if nobody uses the image.
+    fn lock_alone(&self) -> io::Result<Option<File>> {
+        let file = File::open(self.folder.join(DISK))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Removes a chunk that nobody can read: first from the file, then from the map.
+    fn remove(&self, present: &mut [u8], chunk: usize) -> io::Result<()> {
+        self.punch(chunk as u64 * self.index.chunk_bytes, self.index.len_of(chunk))?;
+        self.map.write_all_at(&[0], chunk as u64)?;
+        present[chunk] = 0;
+        Ok(())
+    }
+
+    /// Removes what the map does not name.
+    fn punch_absent(&self, present: &mut [u8]) -> io::Result<()> {
+        let mut from = 0;
+        for run in present.chunk_by(|a, b| a == b) {
+            let at = from * self.index.chunk_bytes;
+            from += run.len() as u64;
+            let end = (from * self.index.chunk_bytes).min(self.index.size_bytes);
+            if run[0] == 0 {
+                self.punch(at, end - at)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn punch(&self, at: u64, len: u64) -> io::Result<()> {
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.disk, mode, at, len)?)
+    }
+
+    /// Chunks that may be in the file.
+    #[cfg(test)]
+    pub fn present_chunks(&self) -> u64 {
+        self.present().iter().filter(|byte| **byte != 0).count() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_image::Residency;
+    use spillway_image::digests::CHUNK_BYTES;
+    use std::os::unix::fs::MetadataExt;
+
+    const SIZE: u64 = 4 * CHUNK_BYTES + 512;
+
+    fn chunk(n: usize) -> Vec<u8> {
+        let len = if n == 4 { 512 } else { CHUNK_BYTES };
+        (0..len).map(|at| (at as usize * 7 + n) as u8).collect()
+    }
+
+    fn index() -> Index {
+        Index {
+            size_bytes: SIZE,
+            chunk_bytes: CHUNK_BYTES,
+            digests: (0..5).map(|n| of_chunk(&chunk(n))).collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_found_again_and_compared_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = Budget::new(SIZE * 2);
+        let image = CachedImage::open(dir.path(), index(), &budget).unwrap();
+        assert!(!image.verify(1).unwrap());
+        let (file, memory) = image.for_user().unwrap();
+        for n in [1, 4] {
+            assert_eq!(image.keep(n, &chunk(n), &budget).unwrap(), Kept::Yes);
+        }
+        let seen = Residency::open(memory.memory(), 5).unwrap();
+        assert_eq!([0, 1, 2, 3, 4].map(|n| seen.has(n)), [false, true, false, false, true]);
+        let mut read = vec![0; CHUNK_BYTES as usize];
+        file.read_exact_at(&mut read, CHUNK_BYTES).unwrap();
+        assert!(read == chunk(1));
+        assert_eq!((budget.used_bytes(), image.present_chunks()), (CHUNK_BYTES + 4096, 2));
+
+        // Another process: nothing is believed, and what was damaged meanwhile is not taken.
+        drop(image);
+        let path = fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+        File::options()
+            .write(true)
+            .open(path.join(DISK))
+            .unwrap()
+            .write_all_at(b"x", CHUNK_BYTES + 9)
+            .unwrap();
+        let budget = Budget::new(SIZE * 2);
+        let image = CachedImage::open(dir.path(), index(), &budget).unwrap();
+        assert_eq!(budget.used_bytes(), CHUNK_BYTES + 4096);
+        let (_, memory) = image.for_user().unwrap();
+        assert!(!memory.has(1) && !memory.has(4));
+        assert!(!image.verify(1).unwrap() && image.verify(4).unwrap());
+        assert!(!memory.has(1) && memory.has(4));
+        assert_eq!(image.keep(1, &chunk(1), &budget).unwrap(), Kept::Yes);
+        assert!(image.verify(1).unwrap());
+        assert_eq!(budget.used_bytes(), CHUNK_BYTES + 4096, "it was counted already");
+    }
+
+    #[test]
+    fn nothing_is_removed_while_somebody_has_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = Budget::new(2 * CHUNK_BYTES);
+        let image = CachedImage::open(dir.path(), index(), &budget).unwrap();
+        let (file, memory) = image.for_user().unwrap();
+        assert_eq!(image.keep(0, &chunk(0), &budget).unwrap(), Kept::Yes);
+        assert_eq!(image.keep(1, &chunk(1), &budget).unwrap(), Kept::Yes);
+        assert_eq!(image.keep(2, &chunk(2), &budget).unwrap(), Kept::NoSpace);
+        assert!(!memory.has(2));
+        assert_eq!(image.shrink(u64::MAX, &budget).unwrap(), 0);
+        // A process that was killed has not taken the lock with it.
+        let other = file.try_clone().unwrap();
+        drop((file, image));
+        let budget = Budget::new(CHUNK_BYTES);
+        let image = CachedImage::open(dir.path(), index(), &budget).unwrap();
+        assert_eq!(image.shrink(u64::MAX, &budget).unwrap(), 0);
+        assert!(memory.has(0) && memory.has(1), "who has the old memory may still read");
+        drop(other);
+        let freed = image.shrink(1, &budget).unwrap();
+        assert_eq!((freed, image.present_chunks()), (CHUNK_BYTES, 1));
+        assert_eq!(image.shrink(u64::MAX, &budget).unwrap(), CHUNK_BYTES);
+        assert_eq!(budget.used_bytes(), 0);
+        let (file, memory) = image.for_user().unwrap();
+        assert!(!memory.has(0) && file.metadata().unwrap().blocks() == 0);
+    }
+}

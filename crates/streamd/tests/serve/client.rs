@@ -1,0 +1,113 @@
+//! A worker of the test's: asks for chunks, and reads them where they are.
+
+use crate::scene::chunk_len;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+    SocketType, connect, recvmsg, send, socket,
+};
+use spillway_image::Residency;
+use spillway_image::asks::{Answer, OPEN, answered, ask};
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// What came.
+#[derive(Debug)]
+pub enum Got {
+    Resident,
+    Passed(Vec<u8>),
+    Damaged,
+}
+
+pub struct Client {
+    socket: OwnedFd,
+    image: Option<(File, Residency)>,
+}
+
+impl Client {
+    pub fn connect(path: &Path) -> Client {
+        let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        Client { socket, image: None }
+    }
+
+    pub fn open(path: &Path, root: &[u8; 32]) -> Client {
+        let mut client = Client::connect(path);
+        send(&client.socket, &[&OPEN[..], root].concat(), SendFlags::NOSIGNAL).unwrap();
+        let (packet, mut fds) = client.receive();
+        assert_eq!(packet, OPEN);
+        let (memory, file) = (fds.pop().unwrap(), File::from(fds.pop().unwrap()));
+        let residency = Residency::open(memory.as_fd(), u64::from(crate::CHUNKS)).unwrap();
+        client.image = Some((file, residency));
+        client
+    }
+
+    fn receive(&self) -> (Vec<u8>, Vec<OwnedFd>) {
+        let mut bytes = [0; 64];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            &self.socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        );
+        let len = got.map_or(0, |got| got.bytes);
+        let rights = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        (bytes[..len].to_vec(), rights.flatten().collect())
+    }
+
+    /// Sends a packet, and returns what comes; nothing if the other side has gone.
+    pub fn say(&self, packet: &[u8]) -> Vec<u8> {
+        send(&self.socket, packet, SendFlags::NOSIGNAL).unwrap();
+        self.receive().0
+    }
+
+    pub fn ask(&mut self, chunk: u32) {
+        send(&self.socket, &ask(chunk), SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// The next answer; none if the other side has gone.
+    pub fn try_answer(&mut self) -> Option<(u32, Got)> {
+        let (packet, mut fds) = self.receive();
+        let (chunk, kind) = answered(&packet)?;
+        let got = match kind {
+            Answer::Resident => Got::Resident,
+            Answer::Damaged => Got::Damaged,
+            Answer::Passed => {
+                let file = File::from(fds.pop().unwrap());
+                let mut bytes = vec![0; chunk_len(chunk) as usize];
+                file.read_exact_at(&mut bytes, 0).unwrap();
+                Got::Passed(bytes)
+            }
+        };
+        Some((chunk, got))
+    }
+
+    pub fn answer(&mut self) -> (u32, Got) {
+        self.try_answer().expect("it is there")
+    }
+
+    pub fn get(&mut self, chunk: u32) -> Got {
+        self.ask(chunk);
+        let (of, got) = self.answer();
+        assert_eq!(of, chunk);
+        got
+    }
+
+    pub fn has(&self, chunk: u32) -> bool {
+        self.image.as_ref().unwrap().1.has(chunk.into())
+    }
+
+    pub fn read(&self, chunk: u32) -> Vec<u8> {
+        let mut bytes = vec![0; chunk_len(chunk) as usize];
+        self.image.as_ref().unwrap().0.read_exact_at(&mut bytes, u64::from(chunk) << 20).unwrap();
+        bytes
+    }
+}

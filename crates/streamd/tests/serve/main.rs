@@ -1,0 +1,210 @@
+//! `spillway-streamd serve` as workers use it: the program itself, a registry on a web server that this test can slow down, stop
+//! and falsify, and clients that ask for chunks.
+#![allow(clippy::unwrap_used)]
+
+mod client;
+mod scene;
+mod web;
+
+use client::{Client, Got};
+use scene::{CHUNKS, Registry, Streamd, blocks_bytes, chunk_len};
+use spillway_testkit::Rng;
+use std::thread;
+use std::time::{Duration, Instant};
+use web::Fault;
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn each_chunk_is_fetched_once_however_many_ask() {
+    let registry = Registry::new(&[1]);
+    let streamd = Streamd::start(&registry, 1 << 30);
+    thread::scope(|scope| {
+        for n in 0..8 {
+            let (registry, streamd) = (&registry, &streamd);
+            scope.spawn(move || {
+                let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+                // Each in another order, all at once.
+                let chunks: Vec<u32> = (0..CHUNKS).map(|chunk| (chunk * 7 + n) % CHUNKS).collect();
+                chunks.iter().for_each(|chunk| client.ask(*chunk));
+                for _ in &chunks {
+                    let (chunk, got) = client.answer();
+                    assert!(matches!(got, Got::Resident), "{got:?}");
+                    assert!(client.has(chunk) && client.read(chunk) == registry.images[0].chunk(chunk));
+                }
+            });
+        }
+    });
+    let gets = registry.web.gets("/chunks/");
+    assert!(gets.values().all(|count| *count == 1), "{gets:?}");
+    assert_eq!(gets.len(), registry.images[0].data_chunks() as usize, "zeroes are not fetched");
+}
+
+#[test]
+fn a_store_that_is_away_holds_up_nobody_but_who_needs_it() {
+    let registry = Registry::new(&[1]);
+    let streamd = Streamd::start(&registry, 1 << 30);
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    client.get(0);
+    registry.web.set(Fault::Hangs);
+    client.ask(1);
+    let begun = Instant::now();
+    let mut other = Client::open(&streamd.socket, &registry.images[0].root);
+    assert!(matches!(other.get(0), Got::Resident) && begun.elapsed() < Duration::from_secs(5));
+    assert!(other.has(0) && !other.has(1));
+    registry.web.set(Fault::Refuses);
+    thread::sleep(Duration::from_secs(1));
+    registry.web.set(Fault::None);
+    // No error, however long it took.
+    assert!(matches!(client.answer(), (1, Got::Resident)));
+    assert!(client.read(1) == registry.images[0].chunk(1));
+}
+
+#[test]
+fn nothing_wrong_is_ever_handed_out() {
+    let registry = Registry::new(&[1]);
+    let mut random = Rng::new(23);
+    for round in 0..6 {
+        let streamd = Streamd::start(&registry, 1 << 30);
+        let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+        let fault = [Fault::Flips, Fault::Cuts, Fault::Sometimes][round % 3];
+        registry.web.set(fault);
+        (0..CHUNKS).for_each(|chunk| client.ask(chunk));
+        // Bodies that are cut are asked for again without end, as of a store that is away.
+        let is_cut = fault == Fault::Cuts;
+        for n in 0..CHUNKS {
+            if n == registry.images[0].zero_chunks() && is_cut {
+                thread::sleep(Duration::from_secs(1));
+                let right = |chunk: u32| client.read(chunk) == registry.images[0].chunk(chunk);
+                assert!((0..CHUNKS).filter(|chunk| client.has(*chunk)).all(right));
+                registry.web.set(Fault::None);
+            }
+            match client.answer() {
+                (chunk, Got::Resident) => {
+                    assert!(client.read(chunk) == registry.images[0].chunk(chunk), "{fault:?} {chunk}");
+                }
+                (chunk, Got::Damaged) => {
+                    assert!(!client.has(chunk) && fault != Fault::Cuts, "{fault:?} {chunk}")
+                }
+                (chunk, Got::Passed(_)) => panic!("there is space for {chunk}"),
+            }
+        }
+        registry.web.set(Fault::None);
+        for chunk in 0..CHUNKS {
+            assert!(matches!(client.get(chunk), Got::Resident), "it is asked for again: {chunk}");
+            assert!(client.read(chunk) == registry.images[0].chunk(chunk));
+        }
+        drop((client, streamd));
+        // The files of the cache, damaged while nobody looks.
+        scene::damage(&registry.cache(), &mut random);
+    }
+}
+
+#[test]
+fn it_may_be_killed_at_any_time() {
+    let kills = std::env::var("SPILLWAY_KILLS").map_or(20, |kills| kills.parse().unwrap());
+    let registry = Registry::new(&[1]);
+    let mut random = Rng::new(5);
+    for _ in 0..kills {
+        let mut streamd = Streamd::start(&registry, 1 << 30);
+        let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+        (0..CHUNKS).for_each(|chunk| client.ask(chunk));
+        let most = random.below(u64::from(CHUNKS));
+        for _ in 0..most {
+            let Some((chunk, got)) = client.try_answer() else { break };
+            assert!(matches!(got, Got::Resident) && client.read(chunk) == registry.images[0].chunk(chunk));
+        }
+        streamd.kill();
+        // What was told stays readable for who has it.
+        for chunk in (0..CHUNKS).filter(|chunk| client.has(*chunk)) {
+            assert!(client.read(chunk) == registry.images[0].chunk(chunk), "{chunk}");
+        }
+        if random.below(3) == 0 {
+            drop(client);
+            std::fs::remove_dir_all(registry.cache()).unwrap();
+            std::fs::create_dir(registry.cache()).unwrap();
+        }
+    }
+    // Nothing is fetched twice that an earlier one had kept.
+    let streamd = Streamd::start(&registry, 1 << 30);
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    (0..CHUNKS).for_each(|chunk| _ = client.get(chunk));
+    drop((client, streamd));
+    registry.web.forget();
+    let streamd = Streamd::start(&registry, 1 << 30);
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    for chunk in 0..CHUNKS {
+        assert!(
+            matches!(client.get(chunk), Got::Resident)
+                && client.read(chunk) == registry.images[0].chunk(chunk)
+        );
+    }
+    assert_eq!(registry.web.gets("/chunks/").len(), 0);
+}
+
+#[test]
+fn the_cache_is_never_larger_than_its_budget() {
+    let registry = Registry::new(&[1, 2, 3]);
+    let budget = 6 * MIB;
+    let streamd = Streamd::start(&registry, budget);
+    let within = || {
+        let used = blocks_bytes(&registry.cache());
+        assert!(used <= budget, "{used} of {budget}");
+    };
+    let mut first = Client::open(&streamd.socket, &registry.images[0].root);
+    for chunk in 0..4 {
+        assert!(matches!(first.get(chunk), Got::Resident));
+        within();
+    }
+    // Another image has the rest; then what it lacks is passed on, since both are used.
+    let mut second = Client::open(&streamd.socket, &registry.images[1].root);
+    let mut passed = 0;
+    for chunk in 0..CHUNKS {
+        match second.get(chunk) {
+            Got::Resident => assert!(second.read(chunk) == registry.images[1].chunk(chunk)),
+            Got::Passed(bytes) => {
+                passed += 1;
+                assert!(bytes == registry.images[1].chunk(chunk) && !second.has(chunk));
+            }
+            Got::Damaged => panic!("{chunk}"),
+        }
+        within();
+    }
+    assert!(passed > 0);
+    assert!((0..4).all(|chunk| first.has(chunk) && first.read(chunk) == registry.images[0].chunk(chunk)));
+    // Nobody uses the first any more: its space is the third's.
+    drop(first);
+    let mut third = Client::open(&streamd.socket, &registry.images[2].root);
+    let data = (0..CHUNKS).filter(|chunk| registry.images[2].chunk(*chunk).iter().any(|byte| *byte != 0));
+    for chunk in data.take(3) {
+        assert!(matches!(third.get(chunk), Got::Resident), "{chunk}");
+        within();
+    }
+    // The first is read again, and its old place is not believed.
+    let mut first = Client::open(&streamd.socket, &registry.images[0].root);
+    for chunk in 0..CHUNKS {
+        let bytes = match first.get(chunk) {
+            Got::Resident => first.read(chunk),
+            Got::Passed(bytes) => bytes,
+            Got::Damaged => panic!("{chunk}"),
+        };
+        assert!(bytes == registry.images[0].chunk(chunk), "{chunk}");
+        within();
+    }
+    assert_eq!(chunk_len(CHUNKS - 1), 512);
+}
+
+#[test]
+fn who_says_nonsense_is_let_go() {
+    let registry = Registry::new(&[1]);
+    let streamd = Streamd::start(&registry, 1 << 30);
+    for packet in [&b"open"[..], b"nonsense", &[0; 64], b"open0123456789abcdef0123456789abcdef"] {
+        let client = Client::connect(&streamd.socket);
+        assert_eq!(client.say(packet), b"unknown");
+    }
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    assert!(matches!(client.get(CHUNKS), Got::Damaged) && matches!(client.get(u32::MAX), Got::Damaged));
+    assert_eq!(client.say(&[0; 5]), b"");
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    assert!(matches!(client.get(0), Got::Resident));
+}

@@ -1,0 +1,167 @@
+//! A registry on a web server, and the program that serves its images.
+
+use crate::web::Web;
+use serde_json::{Value, json};
+use spillway_image::digests::of_chunk;
+use spillway_registry::Index;
+use spillway_testkit::Rng;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 10 * MIB + 512;
+pub const CHUNKS: u32 = 11;
+
+pub fn chunk_len(chunk: u32) -> u64 {
+    (SIZE - u64::from(chunk) * MIB).min(MIB)
+}
+
+/// An image that was pushed.
+pub struct Image {
+    bytes: Vec<u8>,
+    pub root: [u8; 32],
+}
+
+impl Image {
+    pub fn chunk(&self, chunk: u32) -> &[u8] {
+        let at = (u64::from(chunk) * MIB) as usize;
+        &self.bytes[at..at + chunk_len(chunk) as usize]
+    }
+
+    pub fn zero_chunks(&self) -> u32 {
+        CHUNKS - self.data_chunks()
+    }
+
+    pub fn data_chunks(&self) -> u32 {
+        (0..CHUNKS).filter(|chunk| self.chunk(*chunk).iter().any(|byte| *byte != 0)).count() as u32
+    }
+}
+
+/// A registry with images.
+pub struct Registry {
+    dir: tempfile::TempDir,
+    pub images: Vec<Image>,
+    pub web: Web,
+}
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_spillway-streamd"))
+}
+
+impl Registry {
+    pub fn new(seeds: &[u64]) -> Registry {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let shared = dir.path().join("registry");
+        [shared.clone(), dir.path().join("cache")].iter().for_each(|folder| fs::create_dir(folder).unwrap());
+        let mut images = Vec::new();
+        for (n, seed) in seeds.iter().enumerate() {
+            let mut random = Rng::new(*seed);
+            let mut bytes = vec![0; SIZE as usize];
+            // Two chunks are zeroes.
+            for word in bytes
+                .as_chunks_mut::<8>()
+                .0
+                .iter_mut()
+                .enumerate()
+                .filter(|(at, _)| !matches!((at * 8) >> 20, 3 | 6))
+            {
+                *word.1 = random.next_u64().to_le_bytes();
+            }
+            let digests: Vec<_> = bytes.chunks(MIB as usize).map(of_chunk).collect();
+            let (disk, list) = (dir.path().join("disk"), dir.path().join("digests"));
+            fs::write(&disk, &bytes).unwrap();
+            fs::write(&list, digests.concat()).unwrap();
+            let push = json!({ "push": {
+                "name": "debian", "version": n + 1, "disk": disk, "digests": list, "size_bytes": SIZE, "signature": null,
+                "id": format!("push-{n}"),
+            } });
+            job(&place(&format!("file://{}", shared.display())), &push);
+            let root = Index { size_bytes: SIZE, chunk_bytes: MIB, digests }.root();
+            images.push(Image { bytes, root });
+        }
+        let web = Web::new(&shared);
+        Registry { dir, images, web }
+    }
+
+    pub fn cache(&self) -> PathBuf {
+        self.dir.path().join("cache")
+    }
+}
+
+fn place(url: &str) -> Value {
+    json!({ "url": url, "endpoint": null, "region": null, "single_writer": false, "credentials": null })
+}
+
+fn job(place: &Value, work: &Value) {
+    let mut job = program().arg("job").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let order = json!({ "place": place, "work": work }).to_string();
+    job.stdin.take().unwrap().write_all(order.as_bytes()).unwrap();
+    let done = job.wait_with_output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+}
+
+/// The program, serving.
+pub struct Streamd {
+    child: Child,
+    pub socket: PathBuf,
+}
+
+impl Streamd {
+    pub fn start(registry: &Registry, budget_bytes: u64) -> Streamd {
+        let socket = registry.dir.path().join("sock");
+        let _old = fs::remove_file(&socket);
+        let hex = |root: &[u8; 32]| root.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let images: Vec<Value> = registry
+            .images
+            .iter()
+            .map(|image| json!({ "digest": format!("sha256:{}", hex(&image.root)), "place": place(&registry.web.url) }))
+            .collect();
+        let order = json!({
+            "socket": socket, "cache": registry.cache(), "budget_bytes": budget_bytes, "images": images,
+            // No second request, which would be counted.
+            "hedge_milliseconds": 600_000,
+        });
+        let child = program().arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut streamd = Streamd { child, socket };
+        streamd.child.stdin.take().unwrap().write_all(order.to_string().as_bytes()).unwrap();
+        let mut line = String::new();
+        BufReader::new(streamd.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("ready"), "{line:?}");
+        streamd
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Streamd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Files of the cache with content of images.
+fn disks(cache: &Path) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path().join("disk.raw"))
+}
+
+/// Space that the images take in the cache.
+pub fn blocks_bytes(cache: &Path) -> u64 {
+    disks(cache).map(|disk| fs::metadata(disk).unwrap().blocks() * 512).sum()
+}
+
+/// Changes some bytes of each file.
+pub fn damage(cache: &Path, random: &mut Rng) {
+    for path in disks(cache) {
+        let file = File::options().write(true).open(path).unwrap();
+        for _ in 0..8 {
+            file.write_all_at(&random.next_u64().to_le_bytes(), random.below(SIZE - 8)).unwrap();
+        }
+    }
+}
