@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_frame_is_read_only_as_the_chunk_that_it_should_be() {
-        let plain: Vec<u8> = (0..CHUNK_BYTES).map(|n| (n * n >> 7) as u8).collect();
+        let plain: Vec<u8> = (0..CHUNK_BYTES).map(|n| ((n * n) >> 7) as u8).collect();
         let (digest, frame) = (of_chunk(&plain), compress(&plain));
         assert!(frame.len() as u64 <= MOST_FRAME_BYTES);
         assert_eq!(open_frame(&frame, &digest, CHUNK_BYTES).as_ref(), Ok(&plain));

@@ -20,7 +20,7 @@ const MOST_LINE_BYTES: usize = 16 << 20;
 /// Files that a job may open beside those of its registry.
 #[derive(Default)]
 pub struct JobFiles<'a> {
-    /// Files that it may read, at [`path_of`] each.
+    /// Files that it may read, by their descriptors.
     pub reads: Vec<&'a File>,
     /// Folder whose files it may write.
     pub writes: Option<PathBuf>,
