@@ -273,7 +273,7 @@ mod tests {
         assert!(read == chunk(1));
         assert_eq!((budget.used_bytes(), image.present_chunks()), (CHUNK_BYTES + 4096, 2));
 
-        // Another process: nothing is believed, and what was damaged meanwhile is not taken.
+        // Another process: each chunk is compared anew, and what was damaged meanwhile is not taken.
         drop(image);
         let path = fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
         File::options()

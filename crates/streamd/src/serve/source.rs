@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 const ATTEMPT: Duration = Duration::from_secs(30);
 /// Shortest and longest pause before a store is asked again that could not answer.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
-/// How often a store may say that it has no such chunk, or give a wrong one, before it is believed.
+/// How often a store may say that it has no such chunk, or give a wrong one, before it is given up.
 const MOST_WRONG: u32 = 3;
 
 /// Fetches a chunk. Returns its plain bytes, or why no source has it. A request that takes longer than `hedge` gets a second

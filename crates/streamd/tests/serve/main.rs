@@ -180,7 +180,7 @@ fn the_cache_is_never_larger_than_its_budget() {
         assert!(matches!(third.get(chunk), Got::Resident), "{chunk}");
         within();
     }
-    // The first is read again, and its old place is not believed.
+    // The first is read again, and its old place does not count.
     let mut first = Client::open(&streamd.socket, &registry.images[0].root);
     for chunk in 0..CHUNKS {
         let bytes = match first.get(chunk) {
