@@ -102,6 +102,29 @@ fn casync_rebuilds_an_image_from_a_registry() {
 }
 
 #[test]
+fn a_push_repairs_what_a_registry_has_lost() {
+    let golden = host();
+    import(&golden, "debian", 1);
+    import(&golden, "debian", 2);
+    let shared = folder(&golden, "hub");
+    golden.ok(&["image", "push", "debian:1", "hub"]);
+    let of_first = files(&shared);
+    let index = of_first.iter().find(|path| path.ends_with("image.caibx")).unwrap();
+    let chunk = of_first.iter().find(|path| path.extension().is_some_and(|end| end == "cacnk")).unwrap();
+    fs::write(index, "rubbish").unwrap();
+    fs::remove_file(chunk).unwrap();
+    // Another version does not need the damaged one.
+    golden.ok(&["image", "push", "debian:2", "hub"]);
+    golden.ok(&["image", "push", "debian:1", "hub"]);
+    let other = host();
+    other.ok(&["registry", "add", "hub", &format!("file://{}", shared.display())]);
+    for version in [1, 2] {
+        other.ok(&["image", "pull", &format!("hub/debian:{version}")]);
+        assert_eq!(digest(&other, "debian", version), digest(&golden, "debian", version));
+    }
+}
+
+#[test]
 fn a_push_that_was_killed_goes_on() {
     let golden = host();
     import(&golden, "debian", 1);

@@ -78,7 +78,7 @@ pub struct ImagePull {
 /// The manifest of an image version, for a signature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageManifest {
-    /// Content of the manifest, which is to be signed byte for byte.
+    /// Content of the manifest. The signature covers exactly these bytes.
     pub manifest: String,
     /// Trusted comment that the signature must have.
     pub trusted_comment: String,

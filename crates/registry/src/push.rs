@@ -190,7 +190,16 @@ async fn send_chunks(
         let key = name_key(order.name, version);
         // Deleted since it was listed.
         let Some(named) = objects.get(&key, MOST_NAME_BYTES).await? else { continue };
-        earlier.extend(index_of(objects, &NamedImage::root(&named, &key)?).await?.digests);
+        let index = match NamedImage::root(&named, &key) {
+            Ok(root) => index_of(objects, &root).await,
+            Err(e) => Err(e),
+        };
+        match index {
+            Ok(index) => earlier.extend(index.digests),
+            // It is not the version that is pushed: each chunk is looked for.
+            Err(e) if e.kind == RegistryErrorKind::Damaged => {}
+            Err(e) => return Err(e),
+        }
     }
     // The first place of each, and how many bytes of the image are such chunks.
     let mut different: HashMap<ChunkDigest, (usize, u64)> = HashMap::new();

@@ -14,7 +14,7 @@ use spillway_api::client::{Address, AddressError, Client, HostPort, Pages, Token
 use spillway_api::{CA_VARIABLE, DEFAULT_SOCKET, SOCKET_VARIABLE, TOKEN_VARIABLE};
 use std::env;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where the daemon is. The same options are taken before the command and behind it.
 #[derive(Debug, Args)]
@@ -103,6 +103,15 @@ impl Daemon {
                 "{what} works on spillwayd's own host, and this would ask {remote}: run it there, with the path of its socket"
             ))),
         }
+    }
+
+    /// Returns the absolute path of a file on the daemon's host. A relative one is of this host, which must be the same.
+    pub fn host_path(&self, path: &Path) -> Result<PathBuf, Failure> {
+        if path.is_relative() {
+            let elsewhere = "over TCP it is a file of spillwayd's host: give its whole path";
+            self.local("").map_err(|_| Failure::usage(format!("{}: {elsewhere}", path.display())))?;
+        }
+        std::path::absolute(path).map_err(|e| Failure::usage(format!("{}: {e}: give a path", path.display())))
     }
 
     /// Returns the client that sends requests.

@@ -258,13 +258,7 @@ fn file_import(
     let (Some(file), Some(format)) = (file, format) else {
         return Err(Failure::usage("give a file and its --format, or --from"));
     };
-    if file.is_relative() {
-        let elsewhere = "over TCP it is a file of spillwayd's host: give its whole path";
-        daemon.local("").map_err(|_| Failure::usage(format!("{}: {elsewhere}", file.display())))?;
-    }
-    let path = std::path::absolute(&file)
-        .map_err(|e| Failure::usage(format!("{}: {e}: give a path", file.display())))?;
-    let path = path.into_os_string().into_string();
+    let path = daemon.host_path(&file)?.into_os_string().into_string();
     let path = path.map_err(|path| Failure::usage(format!("{path:?}: the path is not UTF-8")))?;
     Ok(ImageImport { path, format, store })
 }

@@ -153,13 +153,6 @@ pub fn registry(daemon: &Daemon, command: RegistryCommand) -> Result<(), Failure
 
 impl Add {
     fn registry(self, daemon: &Daemon) -> Result<Registry, Failure> {
-        let absolute = |path: PathBuf| {
-            if path.is_relative() {
-                let elsewhere = "over TCP it is a file of spillwayd's host: give its whole path";
-                daemon.local("").map_err(|_| Failure::usage(format!("{}: {elsewhere}", path.display())))?;
-            }
-            std::path::absolute(&path).map_err(|e| Failure::usage(format!("{}: {e}", path.display())))
-        };
         let keys = self.require_signature.iter().map(|key| match Path::new(key).is_file() {
             true => std::fs::read_to_string(key).map_err(|e| Failure::usage(format!("{key}: {e}"))),
             false => Ok(key.clone()),
@@ -169,7 +162,7 @@ impl Add {
             url: self.url,
             endpoint: self.endpoint,
             region: self.region,
-            credentials: self.credentials.map(absolute).transpose()?,
+            credentials: self.credentials.map(|path| daemon.host_path(&path)).transpose()?,
             require_signature: keys.collect::<Result<_, _>>()?,
             single_writer: self.single_writer,
         })

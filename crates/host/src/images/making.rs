@@ -213,7 +213,7 @@ impl Images {
     }
 }
 
-/// A version that is to be made.
+/// Data of a new version, before it is recorded.
 pub(super) struct NewVersion<'a> {
     pub name: &'a Name,
     pub origin: &'a Origin,

@@ -16,6 +16,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// What a flight brought.
 #[derive(Clone)]
@@ -36,6 +37,8 @@ pub struct ServedImage {
     pub cached: CachedImage,
     store: RemoteStore,
     flights: Mutex<HashMap<u32, Flight>>,
+    /// Requests to its store. Of the image, so that a store that is away holds up no other.
+    width: Semaphore,
     /// When it was asked for the last time.
     used: Mutex<Instant>,
 }
@@ -45,11 +48,10 @@ pub struct Cache {
     folder: PathBuf,
     budget: Budget,
     images: Mutex<HashMap<ChunkDigest, Arc<ServedImage>>>,
-    demand: tokio::sync::Semaphore,
     hedge: Duration,
 }
 
-/// Requests of guests to stores at a time.
+/// Requests for an image at a time.
 const DEMAND_WIDTH: usize = 64;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -60,13 +62,7 @@ impl Cache {
     /// The cache in a folder, of at most so many bytes. A request to a store that takes longer than `hedge` gets a second one
     /// beside it.
     pub fn new(folder: PathBuf, most_bytes: u64, hedge: Duration) -> Cache {
-        Cache {
-            folder,
-            budget: Budget::new(most_bytes),
-            images: Mutex::default(),
-            demand: tokio::sync::Semaphore::new(DEMAND_WIDTH),
-            hedge,
-        }
+        Cache { folder, budget: Budget::new(most_bytes), images: Mutex::default(), hedge }
     }
 
     /// Serves an image from now on, with this store for what is missing.
@@ -77,8 +73,13 @@ impl Cache {
             return Ok(());
         }
         let cached = CachedImage::open(&self.folder, index, &self.budget)?;
-        let served =
-            ServedImage { cached, store, flights: Mutex::default(), used: Mutex::new(Instant::now()) };
+        let served = ServedImage {
+            cached,
+            store,
+            flights: Mutex::default(),
+            width: Semaphore::new(DEMAND_WIDTH),
+            used: Mutex::new(Instant::now()),
+        };
         images.insert(root, Arc::new(served));
         Ok(())
     }
@@ -105,15 +106,17 @@ impl Cache {
         let flight = {
             let mut flights = locked(&image.flights);
             let begin = || {
-                let (cache, image) = (Arc::clone(self), Arc::clone(image));
+                let (cache, image, of_fault) = (Arc::clone(self), Arc::clone(image), Arc::clone(image));
                 let task = tokio::spawn(async move {
                     let brought = cache.fly(&image, chunk).await;
                     locked(&image.flights).remove(&chunk);
                     brought
                 });
-                let ended = task.map(|ended| match ended {
-                    Ok(brought) => brought,
-                    Err(e) => damaged(&format!("a fault of spillway-streamd ({e})")),
+                let ended = task.map(move |ended| {
+                    ended.unwrap_or_else(|e| {
+                        locked(&of_fault.flights).remove(&chunk);
+                        damaged(&format!("a fault of spillway-streamd ({e})"))
+                    })
                 });
                 ended.boxed().shared()
             };
@@ -130,7 +133,7 @@ impl Cache {
         if matches!(found, Ok(true)) {
             return Brought::Resident;
         }
-        let _turn = self.demand.acquire().await;
+        let _turn = image.width.acquire().await;
         let bytes = match source::fetch(&image.store, &digest, len, self.hedge).await {
             Ok(bytes) => Arc::new(bytes),
             Err(e) => return Brought::Damaged(Arc::new(e)),

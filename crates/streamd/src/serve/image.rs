@@ -12,7 +12,7 @@ use super::budget::Budget;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::Errno;
 use spillway_image::ResidencyWriter;
-use spillway_image::digests::of_chunk;
+use spillway_image::digests::{ChunkDigest, of_chunk};
 use spillway_registry::Index;
 use std::fs::{self, File};
 use std::io;
@@ -44,29 +44,32 @@ pub enum Kept {
     NoSpace,
 }
 
+fn folder_of(cache: &Path, root: &ChunkDigest) -> PathBuf {
+    cache.join(root.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
 impl CachedImage {
     /// Opens the image's folder, or makes it. Counts what is there already.
     ///
     /// # Errors
     /// A file cannot be made or read.
     pub fn open(cache: &Path, index: Index, budget: &Budget) -> io::Result<CachedImage> {
-        let root: String = index.root().iter().map(|byte| format!("{byte:02x}")).collect();
-        let folder = cache.join(root);
+        let folder = folder_of(cache, &index.root());
         fs::create_dir_all(&folder)?;
         let open = |name| {
             let mut options = File::options();
             options.read(true).write(true).create(true).truncate(false).open(folder.join(name))
         };
-        let (disk, map) = (open(DISK)?, open(MAP)?);
         let chunks = index.digests.len();
         let mut present = vec![0; chunks];
+        let (mut disk, mut map) = (open(DISK)?, open(MAP)?);
         if map.metadata()?.len() == chunks as u64 && disk.metadata()?.len() == index.size_bytes {
             map.read_exact_at(&mut present, 0)?;
         } else {
-            // Made anew: whoever uses the old file keeps what it has.
-            disk.set_len(0)?;
+            // Other files of these names: whoever uses the old one keeps it as it is.
+            [DISK, MAP].iter().try_for_each(|name| fs::remove_file(folder.join(name)))?;
+            (disk, map) = (open(DISK)?, open(MAP)?);
             disk.set_len(index.size_bytes)?;
-            map.set_len(0)?;
             map.set_len(chunks as u64)?;
         }
         fs::write(folder.join(INDEX), index.to_bytes())?;
@@ -92,6 +95,12 @@ impl CachedImage {
         }
         drop(present);
         Ok(image)
+    }
+
+    /// Reads the index that an earlier process has left of the image with this digest.
+    pub fn kept_index(cache: &Path, root: &ChunkDigest) -> Option<Index> {
+        let index = Index::parse(&fs::read(folder_of(cache, root).join(INDEX)).ok()?).ok()?;
+        (index.root() == *root).then_some(index)
     }
 
     /// Its chunks.
@@ -292,6 +301,24 @@ mod tests {
         assert_eq!(image.keep(1, &chunk(1), &budget).unwrap(), Kept::Yes);
         assert!(image.verify(1).unwrap());
         assert_eq!(budget.used_bytes(), CHUNK_BYTES + 4096, "it was counted already");
+    }
+
+    #[test]
+    fn who_has_a_file_keeps_it_when_its_map_is_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = Budget::new(SIZE);
+        let image = CachedImage::open(dir.path(), index(), &budget).unwrap();
+        let (file, memory) = image.for_user().unwrap();
+        assert_eq!(image.keep(1, &chunk(1), &budget).unwrap(), Kept::Yes);
+        fs::remove_file(image.folder.join(MAP)).unwrap();
+        drop(image);
+        let image = CachedImage::open(dir.path(), index(), &Budget::new(SIZE)).unwrap();
+        assert_eq!(image.present_chunks(), 0);
+        let mut read = vec![0; CHUNK_BYTES as usize];
+        file.read_exact_at(&mut read, CHUNK_BYTES).unwrap();
+        assert!(memory.has(1) && read == chunk(1));
+        assert_eq!(CachedImage::kept_index(dir.path(), &index().root()), Some(index()));
+        assert_eq!(CachedImage::kept_index(dir.path(), &[0; 32]), None);
     }
 
     #[test]

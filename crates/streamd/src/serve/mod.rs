@@ -9,6 +9,7 @@ mod source;
 
 use crate::store::RemoteStore;
 use cache::Cache;
+use image::CachedImage;
 use packets::Listener;
 use serde::Deserialize;
 use spillway_registry::job::Place;
@@ -72,7 +73,7 @@ fn serve() -> Result<(), RegistryError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(local)?;
     runtime.block_on(async move {
         let cache = Arc::new(Cache::new(
-            order.cache,
+            order.cache.clone(),
             order.budget_bytes,
             Duration::from_millis(order.hedge_milliseconds),
         ));
@@ -80,7 +81,11 @@ fn serve() -> Result<(), RegistryError> {
             let root = root_of(digest).ok_or_else(|| local(format!("{digest} is no digest of an image")))?;
             // What is missing is asked for again by what fetches it.
             let store = RemoteStore::open(place, Duration::ZERO)?;
-            let index = index_of(&store, &root).await?;
+            // Without the store, what an earlier process has kept is served all the same.
+            let index = match CachedImage::kept_index(&order.cache, &root) {
+                Some(index) => index,
+                None => index_of(&store, &root).await?,
+            };
             cache.serve(index, store).map_err(|e| local(format!("the cache of {digest}: {e}")))?;
         }
         cache.shrink_to_budget().map_err(local)?;
