@@ -35,14 +35,14 @@ pub use exit::Exit;
 pub use limits::rate_is_met;
 pub use messages::{Request, Response};
 pub use process::{default_signals, end_with_parent, output_within};
-pub use settings::{Digests, Report, ServeSettings};
+pub use settings::{Digests, Report, ServeSettings, Streamed};
 pub use signals::Signals;
 pub use spillway_layout::{
     BaseCache, FullPolicy, ImageFormat, Mode, bytes_in_words as bytes, persistent_file,
 };
 pub use stats::{
-    BasePlane, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow, Plane,
-    Planes, Promotions, Ram, SCHEMA, Stalls, Stats, Throttled,
+    BasePlane, Chunks, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow,
+    Plane, Planes, Promotions, Ram, SCHEMA, Stalls, Stats, Throttled,
 };
 
 /// What is said of a disk that is kept when it has ended as it should.

@@ -31,6 +31,8 @@ pub struct ServeSettings {
     pub format: Option<ImageFormat>,
     /// What the image is compared with as it is read, if that is asked for: a raw image.
     pub digests: Option<Digests>,
+    /// Where the image is opened, if it is streamed. `image` is then the path of its file in the cache.
+    pub streamed: Option<Streamed>,
     /// Size that the guest sees. By default the image's.
     pub size_bytes: Option<u64>,
     /// Where the overflow or difference file lies. By default `/var/tmp`.
@@ -117,6 +119,7 @@ impl ServeSettings {
             ("image", self.image.is_some() && is_ephemeral, "its disk is a full copy of one"),
             ("format", self.format.is_some() && is_ephemeral, "its disk is raw"),
             ("digests", self.digests.is_some() && is_ephemeral, "its disk is written to"),
+            ("streamed", self.streamed.is_some() && is_ephemeral, "its disk is a full copy of the image"),
             ("overflow_model", self.overflow_model.is_some() && !mode.has_file(), "it has no overflow"),
             (
                 "base_model",
@@ -151,6 +154,10 @@ impl ServeSettings {
         if self.image.is_none() && !is_ephemeral {
             return fault("image", "is missing: there is nothing to serve without a base image".into());
         }
+        if self.streamed.is_some() && (self.digests.is_some() || self.format == Some(ImageFormat::Qcow2)) {
+            let why = "is for raw images, and its chunks are compared with their digests anyway: leave out `digests` and `format`";
+            return fault("streamed", why.into());
+        }
         if self.disk.is_none() && mode.has_named_file() {
             return fault("disk", format!("is missing: `mode` {mode} needs a file"));
         }
@@ -178,6 +185,15 @@ pub struct Digests {
     pub list: PathBuf,
     /// The image's digest: `sha256:` and 64 hexadecimal digits.
     pub root: String,
+}
+
+/// An image whose chunks come from registries, through `spillway-streamd`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Streamed {
+    /// Socket at which that process opens images.
+    pub socket: PathBuf,
+    /// The image's digest: `sha256:` and 64 hexadecimal digits.
+    pub digest: String,
 }
 
 /// What is served, where, by whom: what `serve --json` prints when it is ready.

@@ -46,6 +46,7 @@ pub struct Stats {
     pub degraded: u64,
     pub level: u64,
     pub is_full: u64,
+    pub chunks: Chunks,
 }
 
 macro_rules! keys {
@@ -77,6 +78,8 @@ keys! {
     }
     /// The block map.
     Map { bytes: u64 }
+    /// Chunks of a streamed image that were not on this host.
+    Chunks { asked: u64, missing: u64, stalls: u64, stalled: u64 }
     /// RAM tier to overflow.
     Evictions { background: u64, urgent: u64, blocks: u64 }
     /// Overflow to RAM tier.
@@ -96,6 +99,7 @@ keys! {
     /// How long things took.
     Latencies {
         read: Latency, write: Latency, overflow_read: Latency, overflow_write: Latency, base_read: Latency,
+        chunk: Latency,
     }
     /// One distribution.
     Latency { p50_ns: u64, p99_ns: u64, max_ns: u64, count: u64, sum_ns: u64 }

@@ -142,9 +142,9 @@ pub trait Io: GuestBuffers {
     fn release_meta(&mut self, pages: Range<u64>);
 
     /// Serves a guest read from the base image at once if that cannot block (resident pages). `None`: it
-    /// would block, use [`Io::read_base`]. `offset..offset + len` lies inside the image.
+    /// would block, use [`Io::read_base`]. `offset..offset + len` lies inside the image, and in one aligned piece of 256 KiB.
     fn base_to_guest(&mut self, token: Token, at: u32, offset: u64, len: u32) -> Option<Result<(), Errno>>;
-    /// Reads from the base image. `offset..offset + len` lies inside the image; `len` at most 256 KiB.
+    /// Reads from the base image. `offset..offset + len` lies inside the image, and in one aligned piece of 256 KiB.
     /// Answered by `read_done`.
     fn read_base(&mut self, op: OpId, offset: u64, len: u32);
     /// Reads whole blocks of the overflow (difference) file; `len` at most 256 KiB. Answered by `read_done`.

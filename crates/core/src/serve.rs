@@ -5,8 +5,9 @@
 
 use crate::disk::Disk;
 use crate::error::Errno;
-use crate::io::{Event, Io};
+use crate::io::{Event, Io, OpId};
 use crate::request::Token;
+use crate::table::Id;
 use spillway_layout::FullPolicy;
 
 /// The most reads that may be abandoned at a time: it bounds the memory of a worker whose guest resets its device again and
@@ -132,6 +133,16 @@ impl Disk {
         self.finish_all(io);
         self.shared.admission.count_stalls(self.shared.map.counters());
         self.count_waiting();
+    }
+
+    /// The requests that wait for nothing but reads of the base image: their tokens, and when each came.
+    pub fn waiting_for_base(&self) -> Vec<(Token, u64)> {
+        let reads = self.shared.ops.base_reads();
+        let of = |reads: &[(Id, OpId)]| {
+            let a = self.shared.admission.table().get(reads[0].0);
+            (a.pending as usize == reads.len()).then_some((a.request.token, a.start_ns))
+        };
+        reads.chunk_by(|a, b| a.0 == b.0).filter_map(of).collect()
     }
 
     /// Completes canceled requests that wait for nothing but reads of the base image, with `CANCELED`: those for which `which` is

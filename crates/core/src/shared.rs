@@ -14,7 +14,8 @@ use crate::table::{Active, Id};
 use spillway_layout::{BLOCK_BYTES, Block, Counters, DiskSpec, SECTOR_BYTES, add, set};
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
-/// Bytes of one asynchronous read at most.
+/// Bytes of one asynchronous read at most. A read of the base image stays within an aligned piece of that size: it needs one
+/// chunk of an image, never two.
 pub(crate) const RUN_BYTES: u32 = 256 * 1024;
 /// The number of operations in flight from which on each request may have only one that reads. An owner has buffers for fewer
 /// at a time, so this costs no speed, and the operations take no more memory than the requests. Writes are limited by parts.

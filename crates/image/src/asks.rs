@@ -1,17 +1,63 @@
 //! What a worker and `spillway-streamd` say to each other about a streamed image: one packet of a SEQPACKET socket for each
 //! chunk that is asked for, and one for each answer, in any order. Owns the form of these packets.
 //!
-//! A connection is of one image, which its first packet names: [`OPEN`] and the image's digest. The answer to that has, as
-//! descriptors, the image's file and the memory of its [`crate::Residency`]. The supervisor opens the connection and gives it to
-//! the worker, which can then ask for chunks of that image and for nothing else.
+//! A connection is of one image, which its first packet names ([`open`]). The answer to that ([`Opened`]) has, as descriptors,
+//! the image's file and the memory of its [`crate::Residency`]. The supervisor opens the connection and gives it to the worker,
+//! which can then ask for chunks of that image and for nothing else.
 
-/// First word of the packet that opens an image; its digest, 32 bytes, follows.
-pub const OPEN: &[u8; 4] = b"open";
+use crate::digests::ChunkDigest;
+
+/// First word of the packet that opens an image, and of its answer.
+const OPEN: &[u8; 4] = b"open";
 
 /// Bytes of a question.
 pub const ASK_BYTES: usize = 4;
 /// Bytes of an answer.
 pub const ANSWER_BYTES: usize = 8;
+/// Bytes of the answer to [`open`].
+pub const OPENED_BYTES: usize = 20;
+/// Questions of a connection that are not answered, at most.
+pub const MOST_ASKED: usize = 128;
+
+/// What is said of an image that was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Size of the image, in bytes.
+    pub size_bytes: u64,
+    /// Size of its chunks, in bytes; the last may be shorter.
+    pub chunk_bytes: u64,
+}
+
+/// The packet that opens the image with this digest.
+pub fn open(root: &ChunkDigest) -> [u8; 36] {
+    let mut packet = [0; 36];
+    packet[..4].copy_from_slice(OPEN);
+    packet[4..].copy_from_slice(root);
+    packet
+}
+
+/// Reads such a packet.
+pub fn opens(packet: &[u8]) -> Option<ChunkDigest> {
+    packet.strip_prefix(OPEN)?.try_into().ok()
+}
+
+impl Opened {
+    /// As a packet.
+    pub fn packet(&self) -> [u8; OPENED_BYTES] {
+        let mut packet = [0; OPENED_BYTES];
+        packet[..4].copy_from_slice(OPEN);
+        packet[4..12].copy_from_slice(&self.size_bytes.to_le_bytes());
+        packet[12..].copy_from_slice(&self.chunk_bytes.to_le_bytes());
+        packet
+    }
+
+    /// Reads such a packet.
+    pub fn parse(packet: &[u8]) -> Option<Opened> {
+        let numbers: &[u8; 16] = packet.strip_prefix(OPEN)?.try_into().ok()?;
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| numbers[at + n]));
+        Some(Opened { size_bytes: number(0), chunk_bytes: number(8) })
+    }
+}
 
 /// What is answered about a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +111,12 @@ mod tests {
         for kind in [Answer::Resident, Answer::Passed, Answer::Damaged] {
             assert_eq!(answered(&answer(u32::MAX, kind)), Some((u32::MAX, kind)));
         }
+        let opened = Opened { size_bytes: 3, chunk_bytes: u64::MAX };
+        assert_eq!(Opened::parse(&opened.packet()), Some(opened));
+        assert_eq!(opens(&open(&[7; 32])), Some([7; 32]));
         for packet in [&[][..], &[0; 3], &[0; 7], &[0; 9], &[0, 0, 0, 0, 3, 0, 0, 0]] {
             assert!(asked(packet).is_none() && answered(packet).is_none(), "{packet:?}");
+            assert!(opens(packet).is_none() && Opened::parse(packet).is_none(), "{packet:?}");
         }
     }
 }

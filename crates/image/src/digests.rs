@@ -52,3 +52,26 @@ impl Root {
         self.0.finalize().into()
     }
 }
+
+/// The bytes of an image's digest: `sha256:` and 64 lower-case hexadecimal digits.
+pub fn root_of(digest: &str) -> Option<ChunkDigest> {
+    digest.strip_prefix("sha256:").and_then(unhex)
+}
+
+/// 32 bytes from 64 lower-case hexadecimal digits.
+pub fn unhex(text: &str) -> Option<ChunkDigest> {
+    let digit = |b: u8| match b {
+        b'0'..=b'9' => Some(b - b'0'),
+        b'a'..=b'f' => Some(b - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    if pairs.len() != 32 || !rest.is_empty() {
+        return None;
+    }
+    let mut bytes = [0; 32];
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+    }
+    Some(bytes)
+}

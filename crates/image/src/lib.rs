@@ -18,6 +18,7 @@ mod raw;
 mod reader;
 mod residency;
 mod source;
+mod streamed;
 
 pub use aligned::dio_align;
 pub use error::{ImageError, ImageErrorKind};
@@ -30,6 +31,7 @@ pub use reader::{BaseReader, Finished, MAX_JOB_BYTES};
 pub use residency::{Residency, ResidencyWriter};
 pub use source::StoreRead;
 pub use spillway_layout::MAX_DISK_BYTES;
+pub use streamed::{Arrival, StreamedImage};
 
 use spillway_layout::ImageFormat;
 use std::os::fd::OwnedFd;
@@ -45,10 +47,12 @@ pub enum BaseImage {
     },
     /// Read by a thread, which also says what lies plain in the file and may be read there from now on.
     Read(BaseReader),
+    /// Read as plain bytes, as far as they are there; the rest is asked for.
+    Streamed(StreamedImage),
 }
 
 impl BaseImage {
-    /// An image as the supervisor has opened and measured it; `direct` says that its file is open O_DIRECT. With
+    /// An image that is whole, as the supervisor has opened and measured it; `direct` says that its file is open O_DIRECT. With
     /// `digests` a raw image is compared with them. `holes`: somebody will ask which parts of it are zero.
     pub fn open(
         file: OwnedFd,
@@ -79,6 +83,7 @@ impl BaseImage {
         match self {
             BaseImage::Raw { image, .. } => image.size_bytes(),
             BaseImage::Read(reader) => reader.size_bytes(),
+            BaseImage::Streamed(image) => image.file().size_bytes(),
         }
     }
 
@@ -87,6 +92,7 @@ impl BaseImage {
         match self {
             BaseImage::Raw { image, .. } => image,
             BaseImage::Read(reader) => reader.file(),
+            BaseImage::Streamed(image) => image.file(),
         }
     }
 
@@ -95,6 +101,7 @@ impl BaseImage {
         match self {
             BaseImage::Raw { holes, .. } => holes.as_ref(),
             BaseImage::Read(reader) => Some(reader),
+            BaseImage::Streamed(_) => None,
         }
     }
 
@@ -103,6 +110,7 @@ impl BaseImage {
         match self {
             BaseImage::Raw { holes, .. } => holes.as_mut(),
             BaseImage::Read(reader) => Some(reader),
+            BaseImage::Streamed(_) => None,
         }
     }
 }

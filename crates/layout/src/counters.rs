@@ -211,6 +211,14 @@ pub struct Counters {
     pub is_full: AtomicU64,
     /// Workers attached to this memory after the first.
     pub restarts: AtomicU64,
+    /// Chunks of a streamed image that this disk's reads had to ask for.
+    pub chunks_asked: AtomicU64,
+    /// Gauge: of those, how many have not come.
+    pub chunks_missing: AtomicU64,
+    /// Times that one was missing for so long that the guest should be stopped.
+    pub chunk_stalls: AtomicU64,
+    /// Gauge: 1 while one is, else 0.
+    pub is_chunk_stalled: AtomicU64,
 
     /// Guest reads, from acceptance to completion.
     pub read_latency: Histogram,
@@ -222,4 +230,6 @@ pub struct Counters {
     pub overflow_write_latency: Histogram,
     /// Base reads that had to wait for the store.
     pub base_read_latency: Histogram,
+    /// Chunks of a streamed image, from the question to the answer.
+    pub chunk_latency: Histogram,
 }

@@ -11,7 +11,7 @@ use crate::error::{RegistryError, RegistryErrorKind};
 use crate::index::{Index, hex};
 use crate::keys::{
     CHUNKS, GC, IMAGES, NAMES, UPLOADS, candidates_key, candidates_of, chunk_key, chunk_of, deleting_key,
-    image_of, index_key, is_deleting, manifest_key, name_of, unhex,
+    image_of, index_key, is_deleting, manifest_key, name_of,
 };
 use crate::objects::{ListedObject, Objects};
 use crate::probe::check_format;
@@ -19,7 +19,7 @@ use crate::resolve::{NamedImage, index_of};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use spillway_image::MAX_DISK_BYTES;
-use spillway_image::digests::ChunkDigest;
+use spillway_image::digests::{ChunkDigest, unhex};
 use std::collections::{BTreeSet, HashSet};
 
 const WIDTH: usize = 16;

@@ -1,7 +1,7 @@
 //! Keys of objects. Owns where each kind of object is, and reads back what a key names.
 
 use crate::index::hex;
-use spillway_image::digests::ChunkDigest;
+use spillway_image::digests::{ChunkDigest, unhex};
 
 /// The format of a registry.
 pub const FORMAT: &str = "spillway.json";
@@ -92,29 +92,6 @@ pub fn is_name(text: &str) -> bool {
     let bytes = text.as_bytes();
     let ends = [bytes.first(), bytes.last()].into_iter().all(|b| b.is_some_and(plain));
     ends && bytes.len() <= 63 && bytes.iter().all(|b| plain(b) || *b == b'-')
-}
-
-/// The bytes of an image's digest: `sha256:` and 64 lower-case hexadecimal digits.
-pub fn root_of(digest: &str) -> Option<ChunkDigest> {
-    digest.strip_prefix("sha256:").and_then(unhex)
-}
-
-/// 32 bytes from 64 lower-case hexadecimal digits.
-pub fn unhex(text: &str) -> Option<ChunkDigest> {
-    let digit = |b: u8| match b {
-        b'0'..=b'9' => Some(b - b'0'),
-        b'a'..=b'f' => Some(b - b'a' + 10),
-        _ => None,
-    };
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    if pairs.len() != 32 || !rest.is_empty() {
-        return None;
-    }
-    let mut bytes = [0; 32];
-    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
-        *byte = digit(*high)? << 4 | digit(*low)?;
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

@@ -5,9 +5,8 @@
 
 use crate::chunk::check_chunk_bytes;
 use crate::index::{Index, hex};
-use crate::keys::root_of;
 use serde::{Deserialize, Serialize};
-use spillway_image::digests::ChunkDigest;
+use spillway_image::digests::{ChunkDigest, root_of};
 use spillway_image::size_fault;
 
 /// Largest manifest that is read, in bytes.

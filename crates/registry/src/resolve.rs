@@ -4,15 +4,13 @@
 use crate::chunk::MOST_FRAME_BYTES;
 use crate::error::{RegistryError, RegistryErrorKind};
 use crate::index::Index;
-use crate::keys::{
-    NAMES, chunk_key, index_key, is_name, manifest_key, name_key, name_of, root_of, signature_key,
-};
+use crate::keys::{NAMES, chunk_key, index_key, is_name, manifest_key, name_key, name_of, signature_key};
 use crate::manifest::{MOST_MANIFEST_BYTES, Manifest};
 use crate::objects::Objects;
 use crate::probe::check_format;
 use crate::signature::{MOST_SIGNATURE_BYTES, PublicKey, verify};
 use serde::{Deserialize, Serialize};
-use spillway_image::digests::ChunkDigest;
+use spillway_image::digests::{ChunkDigest, root_of};
 
 /// Largest object of a name that is read, in bytes.
 const MOST_NAME_BYTES: u64 = 4096;

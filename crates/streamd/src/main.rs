@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["job"] => job::run(),
-        ["serve"] => serve::run(),
+        ["serve", order] => serve::run(order),
         ["--version"] => {
             println!("spillway-streamd {}", env!("CARGO_PKG_VERSION"));
             ExitCode::SUCCESS

@@ -20,10 +20,10 @@ pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// Workers that may have died without having ended, until the next is started: each has a pidfd.
 pub const MOST_DEAD: usize = 3;
 /// Most fds that come with one message: those of [`Start`].
-pub const MAX_FDS: usize = 8 + MOST_DEAD;
+pub const MAX_FDS: usize = 9 + MOST_DEAD;
 
 /// Version of the messages: supervisor and worker must have the same.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// A way in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub enum ClientKind {
 }
 
 /// The disk that a worker is to serve. Its fds come with it in this order: `meta`, base image, the digests of its
-/// chunks (with `digests`), `data` (modes with a RAM tier), overflow or difference file (modes with one), the storage models of
+/// chunks (with `digests`), the memory that says which of its chunks are there (with `chunk_bytes`), `data` (modes with a RAM tier), overflow or difference file (modes with one), the storage models of
 /// the base image's store and of that file (with `base_model` and `overflow_model`), the worker's lifeline, and a pidfd of each
 /// worker before it that has died and not ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -55,6 +55,9 @@ pub struct Start {
     pub format: ImageFormat,
     /// Its chunks are compared with their digests before they are used.
     pub digests: bool,
+    /// The base image is streamed: size of its chunks, in bytes. Those that are missing are asked for on the connection that
+    /// comes with [`ToWorker::Chunks`].
+    pub chunk_bytes: Option<u64>,
     /// The base image's store is as slow as a storage model says.
     pub base_model: bool,
     /// The store of the overflow or difference file is.
@@ -105,6 +108,9 @@ pub enum ToWorker {
         /// Why its connection is ended; none when it left by itself.
         error: Option<ReportedError>,
     },
+    /// Chunks of the streamed image can be asked for on the connection that comes with it, from here on, and the memory that
+    /// comes second says which are there.
+    Chunks,
     /// Throw away everything written. Answered by `ResetDone`.
     Reset {
         /// Disconnect clients first; without it a connected client refuses the reset.
@@ -183,6 +189,8 @@ pub enum FromWorker {
         /// Or why nothing has changed.
         result: Result<(), ReportedError>,
     },
+    /// The connection for chunks of the streamed image is lost.
+    ChunksLost,
     /// The answer to `Curve`.
     Curve {
         /// `spillway_advisor::curve::Curve`, and how long it has gone along.

@@ -100,6 +100,7 @@ impl Disk {
             image_id: self.image_id.clone(),
             format: self.format,
             digests: self.digests.clone().zip(self.digest.clone()).map(|(list, root)| Digests { list, root }),
+            streamed: None,
             size_bytes: self.size,
             overflow_dir: self.overflow_dir.clone(),
             base_model: self.base_model.clone(),

@@ -44,6 +44,8 @@ pub const COUNTERS: &[Counter] = &[
     row("landlock", "landlock_version", Gauge, |s| s.landlock.into()).of(Things, "Version of the Landlock that confines the worker; 0 for none."),
     row("inflight", "requests_inflight", Gauge, |s| s.inflight).of(Things, "Unfinished requests.").short("in flight"),
     row("waiting", "requests_waiting", Gauge, |s| s.waiting).of(Things, "Unfinished requests that wait for space.").short("waiting for space"),
+    row("chunks.missing", "chunks_missing", Gauge, |s| s.chunks.missing).of(Things, "Chunks of a streamed image that reads wait for.").short("missing chunks"),
+    row("chunks.stalled", "chunks_stalled", Gauge, |s| s.chunks.stalled).of(Things, "1 while reads have waited for a chunk for 10 seconds or more.").short("stalled"),
 
     row("planes.guest.reads", "reads_total", Total, |s| s.planes.guest.reads).of(Things, READS).short("reads").by("plane", "guest"),
     row("planes.ram.reads", "reads_total", Total, |s| s.planes.ram.reads).of(Things, READS).short("reads").by("plane", "ram"),
@@ -67,6 +69,8 @@ pub const COUNTERS: &[Counter] = &[
     row("planes.zero.written_bytes", "written_bytes_total", Total, |s| s.planes.zero.written_bytes).of(Bytes, WRITTEN).short("written").by("plane", "zero"),
     row("planes.base.store_reads", "base_store_reads_total", Total, |s| s.planes.base.store_reads).of(Things, "Base reads past the host's page cache."),
     row("planes.base.store_read_bytes", "base_store_read_bytes_total", Total, |s| s.planes.base.store_read_bytes).of(Bytes, "Bytes of base reads past the host's page cache."),
+    row("chunks.asked", "chunks_asked_total", Total, |s| s.chunks.asked).of(Things, "Chunks of a streamed image that were not on this host when the disk needed them.").short("chunks asked for"),
+    row("chunks.stalls", "chunk_stalls_total", Total, |s| s.chunks.stalls).of(Things, "Times that reads waited for a chunk for 10 seconds or more.").short("chunk stalls"),
     row("evictions.background", "evictions_total", Total, |s| s.evictions.background).of(Things, EVICTIONS).short("background writes").by("kind", "background"),
     row("evictions.urgent", "evictions_total", Total, |s| s.evictions.urgent).of(Things, EVICTIONS).short("urgent writes").by("kind", "urgent"),
     row("evictions.blocks", "evicted_blocks_total", Total, |s| s.evictions.blocks).of(Blocks, "Blocks moved from RAM tier to overflow.").short("evicted"),

@@ -76,7 +76,8 @@ impl Engine {
         let left = a.len() - a.at;
         match place {
             Place::Base => {
-                let most = left.min(RUN_BYTES);
+                let before = block.0 % (RUN_BYTES / BLOCK) * BLOCK + within;
+                let most = left.min(RUN_BYTES - before);
                 let run = shared.run_len(block, within, most, budget, |p, _| p == Place::Base);
                 shared.read_base(io, a, run)
             }

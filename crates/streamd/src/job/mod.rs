@@ -5,11 +5,12 @@
 mod fetch;
 mod push;
 
-use crate::store::RemoteStore;
-use spillway_registry::job::{JobMessage, JobOrder, ResolvedImage, Work};
+use crate::store::{Credentials, RemoteStore};
+use spillway_registry::job::{JobMessage, JobOrder, Place, ResolvedImage, Work};
 use spillway_registry::{
     CollectOrder, Objects, PublicKey, RegistryError, RegistryErrorKind, collect, name_key, probe, resolve,
 };
+use std::fs::File;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -51,9 +52,16 @@ fn carry_out() -> Result<JobMessage, RegistryError> {
     let _already = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(local)?;
     runtime.block_on(async move {
-        let store = RemoteStore::open(&order.place, PATIENCE)?;
+        let store = RemoteStore::open(&order.place, credentials_of(&order.place)?, PATIENCE)?;
         work(&store, order.work).await
     })
+}
+
+fn credentials_of(place: &Place) -> Result<Option<Credentials>, RegistryError> {
+    let Some(path) = &place.credentials else { return Ok(None) };
+    let cannot = |why: String| local(format!("{}: the file of the credentials {why}", place.url));
+    let file = File::open(path).map_err(|e| cannot(format!("cannot be read: {e}")))?;
+    Credentials::read(&file).map(Some).map_err(cannot)
 }
 
 async fn work(store: &RemoteStore, work: Work) -> Result<JobMessage, RegistryError> {

@@ -58,7 +58,6 @@ impl Budget {
     }
 
     /// Bytes in use.
-    #[cfg(test)]
     pub fn used_bytes(&self) -> u64 {
         *self.used()
     }

@@ -5,15 +5,17 @@
 
 use super::budget::Budget;
 use super::image::{CachedImage, Kept};
-use super::source;
+use super::source::Source;
 use crate::store::RemoteStore;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use spillway_image::digests::ChunkDigest;
+use spillway_registry::serve::{CacheFigures, ServeOrder};
 use spillway_registry::{Index, RegistryError};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
@@ -35,7 +37,7 @@ type Flight = Shared<BoxFuture<'static, Brought>>;
 pub struct ServedImage {
     /// Its files.
     pub cached: CachedImage,
-    store: RemoteStore,
+    store: Mutex<Arc<RemoteStore>>,
     flights: Mutex<HashMap<u32, Flight>>,
     /// Requests to its store. Of the image, so that a store that is away holds up no other.
     width: Semaphore,
@@ -45,10 +47,28 @@ pub struct ServedImage {
 
 /// The cache.
 pub struct Cache {
-    folder: PathBuf,
+    order: ServeOrder,
     budget: Budget,
     images: Mutex<HashMap<ChunkDigest, Arc<ServedImage>>>,
-    hedge: Duration,
+    /// Everything that is in the folder is counted.
+    is_counted: AtomicBool,
+    seen: Seen,
+}
+
+/// What has happened, counted.
+#[derive(Default)]
+struct Seen {
+    cache_chunks: AtomicU64,
+    store_chunks: AtomicU64,
+    store_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    passed_chunks: AtomicU64,
+    evicted_chunks: AtomicU64,
+    wrong_chunks: AtomicU64,
+}
+
+fn count(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
 }
 
 /// Requests for an image at a time.
@@ -59,23 +79,29 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Cache {
-    /// The cache in a folder, of at most so many bytes. A request to a store that takes longer than `hedge` gets a second one
-    /// beside it.
-    pub fn new(folder: PathBuf, most_bytes: u64, hedge: Duration) -> Cache {
-        Cache { folder, budget: Budget::new(most_bytes), images: Mutex::default(), hedge }
+    /// The cache in the folder of an order, in which nothing is kept before [`Cache::sweep`].
+    pub fn new(order: ServeOrder) -> Cache {
+        let budget = Budget::new(order.budget_bytes);
+        let (images, is_counted) = (Mutex::default(), AtomicBool::new(false));
+        Cache { order, budget, images, is_counted, seen: Seen::default() }
     }
 
-    /// Serves an image from now on, with this store for what is missing.
+    /// What the process was started with.
+    pub fn order(&self) -> &ServeOrder {
+        &self.order
+    }
+
+    /// Serves an image from now on, with this store for what is missing. One that is served goes on with this store.
     pub fn serve(&self, index: Index, store: RemoteStore) -> io::Result<()> {
-        let root = index.root();
+        let (root, store) = (index.root(), Arc::new(store));
         let mut images = locked(&self.images);
-        if images.contains_key(&root) {
+        if let Some(image) = images.get(&root) {
+            *locked(&image.store) = store;
             return Ok(());
         }
-        let cached = CachedImage::open(&self.folder, index, &self.budget)?;
         let served = ServedImage {
-            cached,
-            store,
+            cached: CachedImage::open(&self.order.cache, index, &self.budget)?,
+            store: Mutex::new(store),
             flights: Mutex::default(),
             width: Semaphore::new(DEMAND_WIDTH),
             used: Mutex::new(Instant::now()),
@@ -89,16 +115,54 @@ impl Cache {
         locked(&self.images).get(root).cloned()
     }
 
-    /// Removes what is beyond the budget, which may have been larger, as far as nobody uses it.
-    pub fn shrink_to_budget(&self) -> io::Result<()> {
+    /// Serves an image no longer, and removes its files. False: somebody uses it.
+    pub fn forget(&self, root: &ChunkDigest) -> io::Result<bool> {
+        let mut images = locked(&self.images);
+        let Some(image) = images.get(root) else { return Ok(true) };
+        if !image.cached.remove(&self.budget)? {
+            return Ok(false);
+        }
+        images.remove(root);
+        Ok(true)
+    }
+
+    /// All images are served that should be: removes what else is in the folder, and what is beyond the budget as far as nobody
+    /// uses it. From now on chunks are kept.
+    pub fn sweep(&self) -> io::Result<()> {
         let images: Vec<_> = locked(&self.images).values().cloned().collect();
+        let folders: HashSet<_> = images.iter().map(|image| image.cached.folder().to_owned()).collect();
+        for entry in fs::read_dir(&self.order.cache)? {
+            let path = entry?.path();
+            if !folders.contains(&path) && path.is_dir() {
+                fs::remove_dir_all(&path)?;
+            }
+        }
         for image in images {
             let surplus = self.budget.surplus_bytes();
             if surplus > 0 {
                 image.cached.shrink(surplus, &self.budget)?;
             }
         }
+        self.is_counted.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// What has happened, and what is in the cache.
+    pub fn figures(&self) -> CacheFigures {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let images = locked(&self.images);
+        CacheFigures {
+            used_bytes: self.budget.used_bytes(),
+            budget_bytes: self.order.budget_bytes,
+            cache_chunks: get(&self.seen.cache_chunks),
+            store_chunks: get(&self.seen.store_chunks),
+            store_bytes: get(&self.seen.store_bytes),
+            received_bytes: get(&self.seen.received_bytes),
+            passed_chunks: get(&self.seen.passed_chunks),
+            evicted_chunks: get(&self.seen.evicted_chunks),
+            wrong_chunks: get(&self.seen.wrong_chunks),
+            flights: images.values().map(|image| locked(&image.flights).len() as u64).sum(),
+        }
     }
 
     /// Brings a chunk of an image into its file.
@@ -131,23 +195,39 @@ impl Cache {
         let here = Arc::clone(image);
         let found = blocking(move || here.cached.verify(chunk as usize)).await;
         if matches!(found, Ok(true)) {
+            count(&self.seen.cache_chunks, 1);
             return Brought::Resident;
         }
         let _turn = image.width.acquire().await;
-        let bytes = match source::fetch(&image.store, &digest, len, self.hedge).await {
-            Ok(bytes) => Arc::new(bytes),
+        let source = Source {
+            store: || Arc::clone(&locked(&image.store)),
+            hedge: Duration::from_millis(self.order.hedge_milliseconds),
+            wrong: &self.seen.wrong_chunks,
+        };
+        let fetched = match source.fetch(&digest, len).await {
+            Ok(fetched) => fetched,
             Err(e) => return Brought::Damaged(Arc::new(e)),
         };
+        count(&self.seen.store_chunks, 1);
+        count(&self.seen.store_bytes, len);
+        count(&self.seen.received_bytes, fetched.received_bytes);
+        let bytes = Arc::new(fetched.bytes);
         let (cache, here, kept) = (Arc::clone(self), Arc::clone(image), Arc::clone(&bytes));
         match blocking(move || cache.keep(&here, chunk as usize, &kept)).await {
             Ok(Kept::Yes) => Brought::Resident,
             // A cache that cannot be written does not keep a guest from its chunk.
-            Ok(Kept::NoSpace) | Err(_) => Brought::Passed(bytes),
+            Ok(Kept::NoSpace) | Err(_) => {
+                count(&self.seen.passed_chunks, 1);
+                Brought::Passed(bytes)
+            }
         }
     }
 
     /// Keeps a chunk, after space was made for it if necessary.
     fn keep(&self, image: &ServedImage, chunk: usize, bytes: &[u8]) -> io::Result<Kept> {
+        if !self.is_counted.load(Ordering::Acquire) {
+            return Ok(Kept::NoSpace);
+        }
         loop {
             let kept = image.cached.keep(chunk, bytes, &self.budget)?;
             if kept == Kept::Yes || !self.evict(image, bytes.len() as u64)? {
@@ -162,7 +242,9 @@ impl Cache {
         others.retain(|image| !std::ptr::eq(Arc::as_ptr(image), wanted_for));
         others.sort_by_key(|image| *locked(&image.used));
         for image in others {
-            if image.cached.shrink(bytes, &self.budget)? > 0 {
+            let freed = image.cached.shrink(bytes, &self.budget)?;
+            if freed > 0 {
+                count(&self.seen.evicted_chunks, freed);
                 return Ok(true);
             }
         }

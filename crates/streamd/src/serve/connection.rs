@@ -5,7 +5,7 @@
 use super::cache::{Brought, Cache, ServedImage};
 use super::packets::Connection;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use spillway_image::asks::{ANSWER_BYTES, Answer, OPEN, answer, asked};
+use spillway_image::asks::{ANSWER_BYTES, Answer, MOST_ASKED, Opened, answer, asked, opens};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -13,16 +13,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Questions of one connection that are not answered; more are read when some are.
-const MOST_ASKED: usize = 256;
 const MOST_PACKET_BYTES: usize = 64;
 
 /// Serves a connection until it ends.
 pub async fn serve(cache: Arc<Cache>, connection: Connection) -> io::Result<()> {
     let connection = Arc::new(connection);
     let mut packet = [0; MOST_PACKET_BYTES];
-    let named =
-        connection.receive(&mut packet).await?.strip_prefix(OPEN).and_then(|root| root.try_into().ok());
+    let named = opens(connection.receive(&mut packet).await?);
     let Some(image) = named.and_then(|root| cache.image(&root)) else {
         return connection.send(b"unknown", &[]).await;
     };
@@ -30,7 +27,9 @@ pub async fn serve(cache: Arc<Cache>, connection: Connection) -> io::Result<()> 
     let opened =
         tokio::task::spawn_blocking(move || user.cached.for_user()).await.map_err(io::Error::other)?;
     let (file, residency) = opened?;
-    connection.send(OPEN, &[file.as_fd(), residency.memory()]).await?;
+    let index = image.cached.index();
+    let opened = Opened { size_bytes: index.size_bytes, chunk_bytes: index.chunk_bytes };
+    connection.send(&opened.packet(), &[file.as_fd(), residency.memory()]).await?;
     // The user has it now, and with it the lock.
     drop(file);
     let places = Arc::new(Semaphore::new(MOST_ASKED));

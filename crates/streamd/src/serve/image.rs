@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use spillway_image::ResidencyWriter;
 use spillway_image::digests::{ChunkDigest, of_chunk};
 use spillway_registry::Index;
+use spillway_registry::serve::ImageFigures;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -22,7 +23,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 const DISK: &str = "disk.raw";
 const MAP: &str = "map";
-const INDEX: &str = "image.caibx";
 
 /// The image.
 pub struct CachedImage {
@@ -30,7 +30,8 @@ pub struct CachedImage {
     index: Index,
     disk: File,
     map: File,
-    /// A copy of the map's file: a byte for each chunk, 1 if it may be in the file. Locked while chunks are removed, too.
+    /// A copy of the map's file: a byte for each chunk, 1 if it may be in the file. Empty after the files were removed. Locked while
+    /// chunks are removed, too.
     present: Mutex<Vec<u8>>,
     residency: Mutex<Arc<ResidencyWriter>>,
 }
@@ -42,6 +43,14 @@ pub enum Kept {
     Yes,
     /// The cache, or its file system, has no space for it.
     NoSpace,
+}
+
+/// The memory of an image of which nothing is known to be in its file but its zeroes, which are holes.
+fn new_residency(index: &Index) -> io::Result<Arc<ResidencyWriter>> {
+    let residency = ResidencyWriter::new(index.digests.len() as u64)?;
+    let zeroes = (0..index.digests.len()).filter(|chunk| index.is_zero(*chunk));
+    zeroes.for_each(|chunk| residency.set(chunk as u64));
+    Ok(Arc::new(residency))
 }
 
 fn folder_of(cache: &Path, root: &ChunkDigest) -> PathBuf {
@@ -72,13 +81,12 @@ impl CachedImage {
             disk.set_len(index.size_bytes)?;
             map.set_len(chunks as u64)?;
         }
-        fs::write(folder.join(INDEX), index.to_bytes())?;
         let image = CachedImage {
             folder,
             disk,
             map,
             present: Mutex::new(present),
-            residency: Mutex::new(Arc::new(ResidencyWriter::new(chunks as u64)?)),
+            residency: Mutex::new(new_residency(&index)?),
             index,
         };
         let mut present = image.present();
@@ -97,10 +105,9 @@ impl CachedImage {
         Ok(image)
     }
 
-    /// Reads the index that an earlier process has left of the image with this digest.
-    pub fn kept_index(cache: &Path, root: &ChunkDigest) -> Option<Index> {
-        let index = Index::parse(&fs::read(folder_of(cache, root).join(INDEX)).ok()?).ok()?;
-        (index.root() == *root).then_some(index)
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Its chunks.
@@ -131,12 +138,7 @@ impl CachedImage {
         if residency.has(chunk as u64) {
             return Ok(true);
         }
-        if self.index.is_zero(chunk) {
-            // A hole, which takes no space.
-            residency.set(chunk as u64);
-            return Ok(true);
-        }
-        if self.present()[chunk] == 0 {
+        if self.present().get(chunk).is_none_or(|byte| *byte == 0) {
             return Ok(false);
         }
         let mut bytes = vec![0; self.index.len_of(chunk) as usize];
@@ -151,7 +153,7 @@ impl CachedImage {
     /// Keeps a chunk whose bytes were found to be right.
     pub fn keep(&self, chunk: usize, bytes: &[u8], budget: &Budget) -> io::Result<Kept> {
         let mut present = self.present();
-        let is_new = present[chunk] == 0;
+        let Some(is_new) = present.get(chunk).map(|byte| *byte == 0) else { return Ok(Kept::NoSpace) };
         if is_new && !budget.take(bytes.len() as u64) {
             return Ok(Kept::NoSpace);
         }
@@ -166,7 +168,7 @@ impl CachedImage {
             }
             Err(e) => {
                 if is_new {
-                    self.remove(&mut present, chunk)?;
+                    self.remove_chunk(&mut present, chunk)?;
                     budget.give_back(bytes.len() as u64);
                 }
                 match e.kind() {
@@ -177,26 +179,51 @@ impl CachedImage {
         }
     }
 
-    /// Removes up to so many bytes, if nobody uses the file. Returns the bytes that were removed.
+    /// Removes all files, if nobody uses the image. False: somebody does.
+    pub fn remove(&self, budget: &Budget) -> io::Result<bool> {
+        let mut present = self.present();
+        let Some(_alone) = self.lock_alone()? else { return Ok(false) };
+        fs::remove_dir_all(&self.folder)?;
+        let counted = present.iter().enumerate().filter(|(_, byte)| **byte != 0);
+        counted.for_each(|(chunk, _)| budget.give_back(self.index.len_of(chunk)));
+        present.clear();
+        Ok(true)
+    }
+
+    /// What is in the cache.
+    pub fn figures(&self) -> ImageFigures {
+        let present = self.present();
+        let there = present.iter().enumerate().filter(|(_, byte)| **byte != 0);
+        let zeroes = (0..present.len()).filter(|chunk| self.index.is_zero(*chunk)).count();
+        let (chunks, bytes) =
+            there.fold((0, 0), |(chunks, bytes), (chunk, _)| (chunks + 1, bytes + self.index.len_of(chunk)));
+        ImageFigures {
+            chunks: self.index.digests.len() as u64,
+            present_chunks: chunks + zeroes as u64,
+            present_bytes: bytes,
+        }
+    }
+
+    /// Removes chunks of so many bytes or a little more, if nobody uses the file. Returns how many were removed.
     pub fn shrink(&self, bytes: u64, budget: &Budget) -> io::Result<u64> {
         let mut present = self.present();
         let Some(_alone) = self.lock_alone()? else { return Ok(0) };
         // Nobody has the old memory any more; the next user gets one without these chunks.
-        let residency = Arc::new(ResidencyWriter::new(present.len() as u64)?);
+        let residency = new_residency(&self.index)?;
         *self.residency.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = residency;
-        let mut freed = 0;
+        let (mut freed, mut removed) = (0, 0);
         for chunk in (0..present.len()).rev() {
             if freed >= bytes {
                 break;
             }
             if present[chunk] != 0 {
-                self.remove(&mut present, chunk)?;
+                self.remove_chunk(&mut present, chunk)?;
                 let len = self.index.len_of(chunk);
                 budget.give_back(len);
-                freed += len;
+                (freed, removed) = (freed + len, removed + 1);
             }
         }
-        Ok(freed)
+        Ok(removed)
     }
 
     /// A lock that lasts as long as its file and is had only if nobody uses the image.
@@ -210,7 +237,7 @@ impl CachedImage {
     }
 
     /// Removes a chunk that nobody can read: first from the file, then from the map.
-    fn remove(&self, present: &mut [u8], chunk: usize) -> io::Result<()> {
+    fn remove_chunk(&self, present: &mut [u8], chunk: usize) -> io::Result<()> {
         self.punch(chunk as u64 * self.index.chunk_bytes, self.index.len_of(chunk))?;
         self.map.write_all_at(&[0], chunk as u64)?;
         present[chunk] = 0;
@@ -234,12 +261,6 @@ impl CachedImage {
     fn punch(&self, at: u64, len: u64) -> io::Result<()> {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(fallocate(&self.disk, mode, at, len)?)
-    }
-
-    /// Chunks that may be in the file.
-    #[cfg(test)]
-    pub fn present_chunks(&self) -> u64 {
-        self.present().iter().filter(|byte| **byte != 0).count() as u64
     }
 }
 
@@ -280,7 +301,7 @@ mod tests {
         let mut read = vec![0; CHUNK_BYTES as usize];
         file.read_exact_at(&mut read, CHUNK_BYTES).unwrap();
         assert!(read == chunk(1));
-        assert_eq!((budget.used_bytes(), image.present_chunks()), (CHUNK_BYTES + 4096, 2));
+        assert_eq!((budget.used_bytes(), image.figures().present_chunks), (CHUNK_BYTES + 4096, 2));
 
         // Another process: each chunk is compared anew, and what was damaged meanwhile is not taken.
         drop(image);
@@ -313,12 +334,10 @@ mod tests {
         fs::remove_file(image.folder.join(MAP)).unwrap();
         drop(image);
         let image = CachedImage::open(dir.path(), index(), &Budget::new(SIZE)).unwrap();
-        assert_eq!(image.present_chunks(), 0);
+        assert_eq!(image.figures().present_chunks, 0);
         let mut read = vec![0; CHUNK_BYTES as usize];
         file.read_exact_at(&mut read, CHUNK_BYTES).unwrap();
         assert!(memory.has(1) && read == chunk(1));
-        assert_eq!(CachedImage::kept_index(dir.path(), &index().root()), Some(index()));
-        assert_eq!(CachedImage::kept_index(dir.path(), &[0; 32]), None);
     }
 
     #[test]
@@ -340,11 +359,19 @@ mod tests {
         assert_eq!(image.shrink(u64::MAX, &budget).unwrap(), 0);
         assert!(memory.has(0) && memory.has(1), "who has the old memory may still read");
         drop(other);
-        let freed = image.shrink(1, &budget).unwrap();
-        assert_eq!((freed, image.present_chunks()), (CHUNK_BYTES, 1));
-        assert_eq!(image.shrink(u64::MAX, &budget).unwrap(), CHUNK_BYTES);
+        let removed = image.shrink(1, &budget).unwrap();
+        assert_eq!((removed, image.figures().present_chunks), (1, 1));
+        assert_eq!(image.shrink(u64::MAX, &budget).unwrap(), 1);
         assert_eq!(budget.used_bytes(), 0);
         let (file, memory) = image.for_user().unwrap();
         assert!(!memory.has(0) && file.metadata().unwrap().blocks() == 0);
+        assert_eq!(image.keep(0, &chunk(0), &budget).unwrap(), Kept::Yes);
+        assert!(!image.remove(&budget).unwrap(), "it is used");
+        drop(file);
+        assert!(image.remove(&budget).unwrap() && !image.folder().exists());
+        assert_eq!(budget.used_bytes(), 0);
+        // Who was still bringing a chunk finds no image any more.
+        assert_eq!(image.keep(0, &chunk(0), &budget).unwrap(), Kept::NoSpace);
+        assert!(!image.verify(0).unwrap());
     }
 }

@@ -2,10 +2,11 @@
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, accept_with, bind, listen, recv, sendmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, recv,
+    recvmsg, sendmsg, socket_with,
 };
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -28,13 +29,18 @@ pub struct Listener(AsyncFd<OwnedFd>);
 /// A connection.
 pub struct Connection(AsyncFd<OwnedFd>);
 
+/// Listens at a path, which must not exist.
+pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
 impl Listener {
-    /// Listens at a path, which must not exist.
-    pub fn bind(path: &Path) -> io::Result<Listener> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        bind(&socket, &SocketAddrUnix::new(path)?)?;
-        listen(&socket, BACKLOG)?;
+    /// Accepts from a socket that listens, in this runtime.
+    pub fn new(socket: OwnedFd) -> io::Result<Listener> {
         Ok(Listener(register(socket)?))
     }
 
@@ -62,6 +68,38 @@ impl Connection {
                 Err(e) => return Err(e.into()),
             }
         }
+    }
+
+    /// The next packet with its descriptors. Empty: the other side has gone.
+    ///
+    /// # Errors
+    /// A packet that is longer than the buffer, or has more descriptors than a packet may have.
+    pub async fn receive_with_fds<'a>(&self, buffer: &'a mut [u8]) -> io::Result<(&'a [u8], Vec<OwnedFd>)> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            match self.try_receive(buffer) {
+                Ok((len, fds)) => return Ok((&buffer[..len], fds)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn try_receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut whole = [IoSliceMut::new(buffer)];
+        let received = recvmsg(self.0.get_ref(), &mut whole, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+        let mut fds = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok((received.bytes, fds))
     }
 
     /// Sends a packet with descriptors.

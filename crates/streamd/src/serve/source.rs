@@ -8,6 +8,8 @@ use futures_util::future::{Either, select};
 use spillway_image::digests::ChunkDigest;
 use spillway_registry::{RegistryError, RegistryErrorKind, fetch_frame, open_frame};
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -18,54 +20,66 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from
 /// How often a store may say that it has no such chunk, or give a wrong one, before it is given up.
 const MOST_WRONG: u32 = 3;
 
-/// Fetches a chunk. Returns its plain bytes, or why no source has it. A request that takes longer than `hedge` gets a second
-/// one beside it.
-pub async fn fetch(
-    store: &RemoteStore,
-    digest: &ChunkDigest,
-    len: u64,
-    hedge: Duration,
-) -> Result<Vec<u8>, RegistryError> {
-    let (mut wrong, mut pause) = (0, PAUSES.0);
-    loop {
-        match attempt(store, digest, len, hedge).await {
-            Ok(bytes) => return Ok(bytes),
-            Err(e) if e.kind == RegistryErrorKind::Damaged => {
-                wrong += 1;
-                if wrong >= MOST_WRONG {
-                    return Err(e);
-                }
-            }
-            Err(_) => {}
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
-    }
+/// How chunks are fetched.
+pub struct Source<'a, S: Fn() -> Arc<RemoteStore>> {
+    /// The store, which may be another one the next time.
+    pub store: S,
+    /// A request that takes longer gets a second one beside it.
+    pub hedge: Duration,
+    /// Counts chunks that had another content than their digest says.
+    pub wrong: &'a AtomicU64,
 }
 
-/// Asks once, and once more if that takes long. The first that has an answer wins.
-async fn attempt(
-    store: &RemoteStore,
-    digest: &ChunkDigest,
-    len: u64,
-    hedge: Duration,
-) -> Result<Vec<u8>, RegistryError> {
-    let once = || async move {
-        let late = |_| RegistryError::new(RegistryErrorKind::Unreachable, "the store does not answer");
-        timeout(ATTEMPT, fetch_frame(store, digest)).await.map_err(late)?
-    };
-    let first = pin!(once());
-    let second = pin!(async {
-        sleep(hedge).await;
-        once().await
-    });
-    let frame = match select(first, second).await {
-        // An error before the second was sent is told at once: a pause follows.
-        Either::Left((ended, _)) => ended?,
-        Either::Right((Ok(frame), _)) => frame,
-        Either::Right((Err(_), first)) => first.await?,
-    };
-    let digest = *digest;
-    let opened = tokio::task::spawn_blocking(move || open_frame(&frame, &digest, len)).await;
-    opened.map_err(|e| RegistryError::new(RegistryErrorKind::Local, e))?
+/// A chunk that has come.
+pub struct Fetched {
+    /// Its content.
+    pub bytes: Vec<u8>,
+    /// Bytes that were received for it.
+    pub received_bytes: u64,
+}
+
+impl<S: Fn() -> Arc<RemoteStore>> Source<'_, S> {
+    /// Fetches a chunk. Returns it, or why no source has it.
+    pub async fn fetch(&self, digest: &ChunkDigest, len: u64) -> Result<Fetched, RegistryError> {
+        let (mut wrong, mut pause) = (0, PAUSES.0);
+        loop {
+            match self.attempt(digest, len).await {
+                Ok(fetched) => return Ok(fetched),
+                Err(e) if e.kind == RegistryErrorKind::Damaged => {
+                    self.wrong.fetch_add(1, Ordering::Relaxed);
+                    wrong += 1;
+                    if wrong >= MOST_WRONG {
+                        return Err(e);
+                    }
+                }
+                Err(_) => {}
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Asks once, and once more if that takes long. The first that has an answer wins.
+    async fn attempt(&self, digest: &ChunkDigest, len: u64) -> Result<Fetched, RegistryError> {
+        let store = (self.store)();
+        let once = || async {
+            let late = |_| RegistryError::new(RegistryErrorKind::Unreachable, "the store does not answer");
+            timeout(ATTEMPT, fetch_frame(&*store, digest)).await.map_err(late)?
+        };
+        let first = pin!(once());
+        let second = pin!(async {
+            sleep(self.hedge).await;
+            once().await
+        });
+        let frame = match select(first, second).await {
+            // An error before the second was sent is told at once: a pause follows.
+            Either::Left((ended, _)) => ended?,
+            Either::Right((Ok(frame), _)) => frame,
+            Either::Right((Err(_), first)) => first.await?,
+        };
+        let (digest, received_bytes) = (*digest, frame.len() as u64);
+        let opened = tokio::task::spawn_blocking(move || open_frame(&frame, &digest, len)).await;
+        let bytes = opened.map_err(|e| RegistryError::new(RegistryErrorKind::Local, e))??;
+        Ok(Fetched { bytes, received_bytes })
+    }
 }

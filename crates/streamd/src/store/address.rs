@@ -23,15 +23,19 @@ fn refused(place: &Place, why: &str) -> RegistryError {
 }
 
 /// Opens the store of an address.
-pub fn open(place: &Place, patience: Duration) -> Result<RemoteStore, RegistryError> {
+pub fn open(
+    place: &Place,
+    credentials: Option<Credentials>,
+    patience: Duration,
+) -> Result<RemoteStore, RegistryError> {
     let (scheme, rest) = place.url.split_once("://").ok_or_else(|| {
         refused(place, "it is no address: give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER")
     })?;
-    if scheme != "s3" && (place.endpoint.is_some() || place.region.is_some() || place.credentials.is_some()) {
+    if scheme != "s3" && (place.endpoint.is_some() || place.region.is_some() || credentials.is_some()) {
         return Err(refused(place, "endpoint, region and credentials are for s3:// only"));
     }
     match scheme {
-        "s3" => s3(place, rest, patience),
+        "s3" => s3(place, rest, credentials, patience),
         "https" | "http" => web(place, patience),
         "file" => folder(place, rest),
         _ => Err(refused(place, "give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER")),
@@ -50,7 +54,12 @@ fn client(may_be_plain: bool, patience: Duration) -> (ClientOptions, RetryConfig
     (options, RetryConfig { max_retries, retry_timeout: patience, ..RetryConfig::default() })
 }
 
-fn s3(place: &Place, rest: &str, patience: Duration) -> Result<RemoteStore, RegistryError> {
+fn s3(
+    place: &Place,
+    rest: &str,
+    credentials: Option<Credentials>,
+    patience: Duration,
+) -> Result<RemoteStore, RegistryError> {
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     if bucket.is_empty() {
         return Err(refused(place, "it names no bucket: give s3://BUCKET/PREFIX"));
@@ -65,13 +74,9 @@ fn s3(place: &Place, rest: &str, patience: Duration) -> Result<RemoteStore, Regi
     if let Some(endpoint) = &place.endpoint {
         builder = builder.with_endpoint(endpoint.trim_end_matches('/'));
     }
-    builder = match &place.credentials {
+    builder = match credentials {
         None => builder.with_skip_signature(true),
-        Some(path) => {
-            let read = Credentials::read(path).map_err(|why| {
-                let message = format!("{}: the file of the credentials {why}", place.url);
-                RegistryError::new(RegistryErrorKind::Local, message)
-            })?;
+        Some(read) => {
             let builder = builder.with_access_key_id(read.access_key).with_secret_access_key(read.secret_key);
             match read.session_token {
                 Some(token) => builder.with_token(token),

@@ -1,6 +1,7 @@
 //! Credentials of an S3 store: a file as AWS's tools have it. Owns its form. What it holds is never shown.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
 
 /// Largest file that is read, in bytes.
 const MOST_BYTES: u64 = 64 << 10;
@@ -17,10 +18,8 @@ impl Credentials {
     ///
     /// # Errors
     /// Why there are none, without any of the content.
-    pub fn read(path: &Path) -> Result<Credentials, String> {
-        use std::io::Read;
+    pub fn read(file: &File) -> Result<Credentials, String> {
         let mut text = String::new();
-        let file = std::fs::File::open(path).map_err(|e| format!("cannot be read: {e}"))?;
         let read = file.take(MOST_BYTES).read_to_string(&mut text);
         read.map_err(|e| format!("cannot be read: {e}"))?;
         Credentials::parse(&text)

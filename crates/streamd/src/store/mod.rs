@@ -6,6 +6,7 @@ mod address;
 mod credentials;
 mod failure;
 
+pub use credentials::Credentials;
 use failure::understood;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
@@ -28,8 +29,12 @@ pub struct RemoteStore {
 
 impl RemoteStore {
     /// Opens a store. Sends nothing yet. A request that fails is repeated for so long; for no time, never.
-    pub fn open(place: &Place, patience: Duration) -> Result<RemoteStore, RegistryError> {
-        address::open(place, patience)
+    pub fn open(
+        place: &Place,
+        credentials: Option<Credentials>,
+        patience: Duration,
+    ) -> Result<RemoteStore, RegistryError> {
+        address::open(place, credentials, patience)
     }
 
     fn path(&self, key: &str) -> Path {

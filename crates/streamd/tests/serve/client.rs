@@ -1,16 +1,17 @@
 //! A worker of the test's: asks for chunks, and reads them where they are.
 
-use crate::scene::chunk_len;
+use crate::scene::{SIZE, chunk_len};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketType, connect, recvmsg, send, socket,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, connect, recvmsg, send, sendmsg, socket,
 };
 use spillway_image::Residency;
-use spillway_image::asks::{Answer, OPEN, answered, ask};
+use spillway_image::asks::{Answer, Opened, answered, ask, open};
+use spillway_registry::serve::{ControlReply, ControlRequest};
 use std::fs::File;
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -29,24 +30,39 @@ pub struct Client {
 
 impl Client {
     pub fn connect(path: &Path) -> Client {
+        Client::try_connect(path).expect("it listens")
+    }
+
+    pub fn try_connect(path: &Path) -> Option<Client> {
         let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-        connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        Client { socket, image: None }
+        connect(&socket, &SocketAddrUnix::new(path).unwrap()).ok()?;
+        Some(Client { socket, image: None })
     }
 
     pub fn open(path: &Path, root: &[u8; 32]) -> Client {
         let mut client = Client::connect(path);
-        send(&client.socket, &[&OPEN[..], root].concat(), SendFlags::NOSIGNAL).unwrap();
+        send(&client.socket, &open(root), SendFlags::NOSIGNAL).unwrap();
         let (packet, mut fds) = client.receive();
-        assert_eq!(packet, OPEN);
+        let opened = Opened { size_bytes: SIZE, chunk_bytes: 1 << 20 };
+        assert_eq!(Opened::parse(&packet), Some(opened));
         let (memory, file) = (fds.pop().unwrap(), File::from(fds.pop().unwrap()));
         let residency = Residency::open(memory.as_fd(), u64::from(crate::CHUNKS)).unwrap();
         client.image = Some((file, residency));
         client
     }
 
+    /// Sends a request as the daemon does.
+    pub fn control(&self, request: &ControlRequest, fds: &[BorrowedFd<'_>]) -> ControlReply {
+        let packet = serde_json::to_vec(request).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+        sendmsg(&self.socket, &[IoSlice::new(&packet)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+        serde_json::from_slice(&self.receive().0).unwrap()
+    }
+
     fn receive(&self) -> (Vec<u8>, Vec<OwnedFd>) {
-        let mut bytes = [0; 64];
+        let mut bytes = [0; 4096];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let got = recvmsg(

@@ -8,7 +8,9 @@ mod web;
 
 use client::{Client, Got};
 use scene::{CHUNKS, Registry, Streamd, blocks_bytes, chunk_len};
+use spillway_registry::serve::{ControlReply, ControlRequest};
 use spillway_testkit::Rng;
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 use web::Fault;
@@ -207,4 +209,71 @@ fn who_says_nonsense_is_let_go() {
     assert_eq!(client.say(&[0; 5]), b"");
     let mut client = Client::open(&streamd.socket, &registry.images[0].root);
     assert!(matches!(client.get(0), Got::Resident));
+}
+
+#[test]
+fn the_daemon_says_what_is_served_and_what_goes() {
+    let registry = Registry::new(&[1, 2]);
+    let stray = registry.cache().join("stray");
+    std::fs::create_dir(&stray).unwrap();
+    let streamd = Streamd::start_unswept(&registry, 1 << 30);
+    let control = &streamd.control;
+    // Before all images are named, nothing is kept.
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    assert!(matches!(client.get(0), Got::Passed(bytes) if bytes == registry.images[0].chunk(0)));
+    assert_eq!(control.control(&ControlRequest::Sweep, &[]), ControlReply::Done);
+    assert!(!stray.exists());
+    assert!(matches!(client.get(0), Got::Resident) && matches!(client.get(1), Got::Resident));
+
+    let digest = |n: usize| {
+        let root = registry.images[n].root.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        format!("sha256:{root}")
+    };
+    let figures = |n: usize| match control.control(&ControlRequest::Image { digest: digest(n) }, &[]) {
+        ControlReply::Image(figures) => figures,
+        other => panic!("{other:?}"),
+    };
+    let zeroes = u64::from(registry.images[0].zero_chunks());
+    assert_eq!((figures(0).chunks, figures(0).present_chunks), (u64::from(CHUNKS), 2 + zeroes));
+    assert_eq!(figures(0).present_bytes, 2 * MIB);
+    let ControlReply::Figures(all) = control.control(&ControlRequest::Figures, &[]) else { panic!() };
+    assert_eq!((all.used_bytes, all.store_chunks, all.passed_chunks, all.wrong_chunks), (2 * MIB, 3, 1, 0));
+    assert!(all.received_bytes > 0 && all.store_bytes == 3 * MIB && all.flights == 0);
+
+    // What is used stays; what is not goes, with its space.
+    let forget = ControlRequest::Forget { digest: digest(0) };
+    assert!(matches!(control.control(&forget, &[]), ControlReply::Refused(why) if why.contains("uses it")));
+    assert!(matches!(client.get(0), Got::Resident));
+    drop(client);
+    assert_eq!(control.control(&forget, &[]), ControlReply::Done);
+    assert_eq!(blocks_bytes(&registry.cache()), 0);
+    assert_eq!(
+        Client::connect(&streamd.socket).say(&spillway_image::asks::open(&registry.images[0].root)),
+        b"unknown"
+    );
+    assert!(matches!(Client::open(&streamd.socket, &registry.images[1].root).get(0), Got::Resident));
+    // Nonsense is refused, and changes nothing.
+    for (request, file) in [
+        (ControlRequest::Image { digest: "sha256:x".into() }, None),
+        (ControlRequest::Image { digest: digest(0) }, None),
+        (
+            ControlRequest::Serve { digest: digest(0), size_bytes: MIB, place: scene::place_of(&registry) },
+            None,
+        ),
+        (
+            ControlRequest::Serve {
+                digest: digest(0),
+                size_bytes: u64::MAX,
+                place: scene::place_of(&registry),
+            },
+            Some(tempfile::tempfile().unwrap()),
+        ),
+        (
+            ControlRequest::Serve { digest: digest(0), size_bytes: MIB, place: scene::place_of(&registry) },
+            Some(tempfile::tempfile().unwrap()),
+        ),
+    ] {
+        let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+        assert!(matches!(control.control(&request, &fds), ControlReply::Refused(_)), "{request:?}");
+    }
 }

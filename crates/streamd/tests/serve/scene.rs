@@ -1,18 +1,24 @@
 //! A registry on a web server, and the program that serves its images.
 
+use crate::client::Client;
 use crate::web::Web;
 use serde_json::{Value, json};
 use spillway_image::digests::of_chunk;
 use spillway_registry::Index;
+use spillway_registry::job::Place;
+use spillway_registry::serve::{CONTROL, ControlReply, ControlRequest, ServeOrder, USERS};
 use spillway_testkit::Rng;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-const SIZE: u64 = 10 * MIB + 512;
+pub const SIZE: u64 = 10 * MIB + 512;
 pub const CHUNKS: u32 = 11;
 
 pub fn chunk_len(chunk: u32) -> u64 {
@@ -95,6 +101,10 @@ fn place(url: &str) -> Value {
     json!({ "url": url, "endpoint": null, "region": null, "single_writer": false, "credentials": null })
 }
 
+pub fn place_of(registry: &Registry) -> Place {
+    serde_json::from_value(place(&registry.web.url)).unwrap()
+}
+
 fn job(place: &Value, work: &Value) {
     let mut job = program().arg("job").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let order = json!({ "place": place, "work": work }).to_string();
@@ -107,29 +117,55 @@ fn job(place: &Value, work: &Value) {
 pub struct Streamd {
     child: Child,
     pub socket: PathBuf,
+    pub control: Client,
 }
 
 impl Streamd {
     pub fn start(registry: &Registry, budget_bytes: u64) -> Streamd {
-        let socket = registry.dir.path().join("sock");
-        let _old = fs::remove_file(&socket);
-        let hex = |root: &[u8; 32]| root.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let images: Vec<Value> = registry
-            .images
-            .iter()
-            .map(|image| json!({ "digest": format!("sha256:{}", hex(&image.root)), "place": place(&registry.web.url) }))
-            .collect();
-        let order = json!({
-            "socket": socket, "cache": registry.cache(), "budget_bytes": budget_bytes, "images": images,
+        let streamd = Streamd::start_unswept(registry, budget_bytes);
+        assert_eq!(streamd.control.control(&ControlRequest::Sweep, &[]), ControlReply::Done);
+        streamd
+    }
+
+    /// The same, before anything is kept.
+    pub fn start_unswept(registry: &Registry, budget_bytes: u64) -> Streamd {
+        let folder = registry.dir.path();
+        [USERS, CONTROL].iter().for_each(|socket| _ = fs::remove_file(folder.join(socket)));
+        let order = ServeOrder {
+            cache: registry.cache(),
+            budget_bytes,
             // No second request, which would be counted.
-            "hedge_milliseconds": 600_000,
-        });
-        let child = program().arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut streamd = Streamd { child, socket };
-        streamd.child.stdin.take().unwrap().write_all(order.to_string().as_bytes()).unwrap();
-        let mut line = String::new();
-        BufReader::new(streamd.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("ready"), "{line:?}");
+            hedge_milliseconds: 600_000,
+            folders: vec![],
+        };
+        let order = serde_json::to_string(&order).unwrap();
+        let child = program().args(["serve", &order]).current_dir(folder).spawn().unwrap();
+        let (socket, control) = (folder.join(USERS), folder.join(CONTROL));
+        let until = Instant::now() + Duration::from_secs(30);
+        while !control.exists() {
+            assert!(Instant::now() < until, "it does not listen");
+            thread::sleep(Duration::from_millis(2));
+        }
+        // It listens a moment after its socket is there.
+        let control = loop {
+            match Client::try_connect(&control) {
+                Some(control) => break control,
+                None => assert!(Instant::now() < until, "it does not listen"),
+            }
+        };
+        let streamd = Streamd { child, socket, control };
+        for image in &registry.images {
+            let list = tempfile::tempfile().unwrap();
+            let digests: Vec<_> = image.bytes.chunks(MIB as usize).map(of_chunk).collect();
+            list.write_all_at(&digests.concat(), 0).unwrap();
+            let hex = image.root.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            let request = ControlRequest::Serve {
+                digest: format!("sha256:{hex}"),
+                size_bytes: SIZE,
+                place: place_of(registry),
+            };
+            assert_eq!(streamd.control.control(&request, &[list.as_fd()]), ControlReply::Done);
+        }
         streamd
     }
 

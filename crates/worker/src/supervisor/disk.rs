@@ -2,9 +2,11 @@
 //!
 //! Invariant: a [`Disk`] is complete: any worker can be started from it alone.
 
+use super::chunks::{self, OpenedStream};
 use super::overflow::{self, Direct, OverflowFile};
 use super::{Log, digests, ephemeral, memory, model, persistent};
 use crate::channel::{Start, ToWorker};
+use rustix::fs::fstat;
 use spillway_control::persistent::PersistentFile;
 use spillway_control::{DiskSettings, ErrorKind, ServeSettings, SupervisorError};
 use spillway_core::{BLOCK_BYTES, DiskSpec, Layout, LogShape, Mode};
@@ -31,6 +33,8 @@ pub(super) struct Disk {
     image: OwnedFd,
     /// The digests of its chunks.
     digests: Option<OwnedFd>,
+    /// The memory that says which chunks of a streamed image are there.
+    residency: Option<OwnedFd>,
     pub data: Option<OwnedFd>,
     overflow: Option<OverflowFile>,
     base_model: Option<OwnedFd>,
@@ -40,10 +44,20 @@ pub(super) struct Disk {
 impl Disk {
     /// Opens and creates all files and memory of the disk.
     pub fn prepare(options: &ServeSettings, log: &mut Log) -> Result<Disk, SupervisorError> {
+        let stream = match &options.streamed {
+            Some(at) => Some(chunks::open(at, options.settings.base_cache())?),
+            None => None,
+        };
+        let (streamed, residency, chunk_bytes) = match stream {
+            Some(OpenedStream { image, residency, chunk_bytes, .. }) => {
+                (Some(image), Some(residency), Some(chunk_bytes))
+            }
+            None => (None, None, None),
+        };
         let (image, spec, overflow) = match options.mode() {
             Mode::Ephemeral => Disk::prepare_ephemeral(options)?,
-            Mode::Persistent => Disk::prepare_persistent(options, log)?,
-            _ => Disk::prepare_disposable(options, log)?,
+            Mode::Persistent => Disk::prepare_persistent(options, streamed, log)?,
+            _ => Disk::prepare_disposable(options, streamed, log)?,
         };
         let data = match spec.mode.has_ram() {
             true => Some(memory::create_data(spec.ram_limit_bytes)?),
@@ -68,6 +82,7 @@ impl Disk {
             settings: options.settings.with_defaults(),
             format: image.format,
             digests: digests.is_some(),
+            chunk_bytes,
             base_model: base_model.is_some(),
             overflow_model: overflow_model.is_some(),
             nbd: options.nbd.is_some(),
@@ -77,13 +92,28 @@ impl Disk {
         };
         let meta = memory::create_meta(Layout::of(&spec).len_bytes())?;
         let (format, image) = (image.format, image.file);
-        Ok(Disk { spec, format, meta, start, image, digests, data, overflow, base_model, overflow_model })
+        Ok(Disk {
+            spec,
+            format,
+            meta,
+            start,
+            image,
+            digests,
+            residency,
+            data,
+            overflow,
+            base_model,
+            overflow_model,
+        })
     }
 
     /// Prepares a disk whose overflow, if any, is a file without a name.
-    fn prepare_disposable(options: &ServeSettings, log: &mut Log) -> Result<Parts, SupervisorError> {
-        let image = open_image(options.image(), options.format, options.settings.base_cache())
-            .map_err(image_error)?;
+    fn prepare_disposable(
+        options: &ServeSettings,
+        streamed: Option<OpenedImage>,
+        log: &mut Log,
+    ) -> Result<Parts, SupervisorError> {
+        let image = base_image(options, streamed)?;
         let spec = spec(options, image.virtual_size_bytes, None)?;
         if spec.mode.has_ram() {
             memory::check_ram_limit(spec.ram_limit_bytes, 0)?;
@@ -103,10 +133,13 @@ impl Disk {
         Ok((image, spec, overflow))
     }
 
-    fn prepare_persistent(options: &ServeSettings, log: &mut Log) -> Result<Parts, SupervisorError> {
+    fn prepare_persistent(
+        options: &ServeSettings,
+        streamed: Option<OpenedImage>,
+        log: &mut Log,
+    ) -> Result<Parts, SupervisorError> {
         let path = own_file(options)?;
-        let image = open_image(options.image(), options.format, options.settings.base_cache())
-            .map_err(image_error)?;
+        let image = base_image(options, streamed)?;
         let identity =
             persistent::identity(&image.file, options.image_id.as_deref(), image.virtual_size_bytes)?;
         let file = PersistentFile::open(path)?;
@@ -146,15 +179,32 @@ impl Disk {
     ) -> Result<(ToWorker, Vec<OwnedFd>), SupervisorError> {
         let overflow = self.overflow.as_ref().map(|overflow| &overflow.fd);
         let (base_model, overflow_model) = (self.base_model.as_ref(), self.overflow_model.as_ref());
-        let files =
-            [Some(&self.meta), Some(&self.image), self.digests.as_ref(), self.data.as_ref(), overflow];
-        let held = files.into_iter().chain([base_model, overflow_model]);
+        let base = [Some(&self.image), self.digests.as_ref(), self.residency.as_ref()];
+        let files = [Some(&self.meta)].into_iter().chain(base).chain([self.data.as_ref(), overflow]);
+        let held = files.chain([base_model, overflow_model]);
         let held = held.flatten().map(AsFd::as_fd);
         let all = held.chain([lifeline]).chain(predecessors.iter().copied());
         let fds: Result<Vec<_>, _> = all.map(|fd| fd.try_clone_to_owned()).collect();
         let fds = fds.map_err(|e| SupervisorError::internal("cannot pass the disk to the worker", e))?;
         let start = Start { predecessors: predecessors.len() as u8, ..self.start.clone() };
         Ok((ToWorker::Start(start), fds))
+    }
+
+    /// Whether an image that was opened again is in the same file as the disk's.
+    pub fn is_same_image(&self, image: &OpenedImage, chunk_bytes: u64) -> bool {
+        let file = |fd| fstat(fd).map(|found| (found.st_dev, found.st_ino)).ok();
+        let same_file = file(&self.image).is_some_and(|own| file(&image.file) == Some(own));
+        same_file && self.start.chunk_bytes == Some(chunk_bytes)
+    }
+
+    /// Sets the memory that says which chunks are there, for later workers.
+    pub fn set_residency(&mut self, residency: OwnedFd) {
+        self.residency = Some(residency);
+    }
+
+    /// Sets the file of a streamed image, for later workers.
+    pub fn set_image(&mut self, file: OwnedFd) {
+        self.image = file;
     }
 
     /// The settings in effect.
@@ -212,7 +262,7 @@ impl Disk {
     /// Bytes that the private copy of mode `ephemeral` occupies in its file system: its file may have holes.
     pub fn occupied_bytes(&self) -> Option<u64> {
         let file = self.overflow.as_ref().filter(|_| self.spec.mode == Mode::Ephemeral)?;
-        let found = rustix::fs::fstat(&file.fd).ok()?;
+        let found = fstat(&file.fd).ok()?;
         u64::try_from(found.st_blocks).ok().map(|blocks| blocks * 512)
     }
 
@@ -229,6 +279,19 @@ impl Disk {
 
 /// What each mode prepares: the image, the description of the disk, and its file.
 type Parts = (OpenedImage, DiskSpec, Option<OverflowFile>);
+
+/// The image: the one that was opened where it is streamed, else the file.
+fn base_image(
+    options: &ServeSettings,
+    streamed: Option<OpenedImage>,
+) -> Result<OpenedImage, SupervisorError> {
+    match streamed {
+        Some(image) => Ok(image),
+        None => {
+            open_image(options.image(), options.format, options.settings.base_cache()).map_err(image_error)
+        }
+    }
+}
 
 fn own_file(options: &ServeSettings) -> Result<&Path, SupervisorError> {
     options.disk.as_deref().ok_or_else(|| {

@@ -6,6 +6,7 @@
 //! [`Life`].
 
 use super::Log;
+use super::chunks::Chunks;
 use super::clients::{Client, Reset};
 use super::closer::Closer;
 use super::control::Peer;
@@ -38,6 +39,8 @@ use std::time::Instant;
 pub struct Supervisor {
     pub(super) options: ServeSettings,
     pub(super) disk: Disk,
+    /// Of a disk whose image is streamed.
+    pub(super) chunks: Option<Chunks>,
     pub(super) window: Window,
     pub(super) life: Life,
     pub(super) exports: Vec<(ClientKind, Listener)>,
@@ -76,6 +79,8 @@ enum Source {
     Channel,
     /// Channel of a new worker during an upgrade.
     Candidate,
+    /// Connection for chunks of a streamed image, on which an answer is waited for.
+    Chunks,
     Export(usize),
     Vmm(u64),
     Control,
@@ -106,6 +111,7 @@ impl Supervisor {
             None => None,
         };
         let mut supervisor = Supervisor {
+            chunks: options.streamed.as_ref().map(Chunks::new).transpose()?,
             options,
             disk,
             window,
@@ -264,6 +270,7 @@ impl Supervisor {
                 Source::Dead => self.reap(),
                 Source::Channel => self.on_channel(flags)?,
                 Source::Candidate => self.on_candidate()?,
+                Source::Chunks => self.on_chunks_asked(),
                 Source::Export(index) => self.on_export(index),
                 Source::Vmm(id) => self.on_vmm(id, flags),
                 Source::Control => self.on_control(),
@@ -273,6 +280,7 @@ impl Supervisor {
         }
         self.keep_watchers();
         self.keep_upgrade();
+        self.keep_chunks();
         self.keep_worker()?;
         Ok(woken)
     }
@@ -294,7 +302,11 @@ impl Supervisor {
                 Source::Wake(_) => hurried = true,
                 Source::Dead => self.reap(),
                 Source::WorkerDeath => {}
-                Source::Candidate | Source::Export(_) | Source::Control | Source::Peer(_) => {}
+                Source::Candidate
+                | Source::Chunks
+                | Source::Export(_)
+                | Source::Control
+                | Source::Peer(_) => {}
             }
         }
         Ok(hurried)
@@ -320,6 +332,8 @@ impl Supervisor {
         }
         sources.extend(self.life.dead.iter().map(|dead| (Source::Dead, dead.pidfd(), PollFlags::IN)));
         sources.extend(self.candidate().map(|(fd, flags)| (Source::Candidate, fd, flags)));
+        let asked = self.chunks.as_ref().and_then(Chunks::asked);
+        sources.extend(asked.map(|fd| (Source::Chunks, fd, PollFlags::IN)));
         if self.life.has_served && self.accept_after.is_none() {
             sources.extend(self.control.iter().map(|l| (Source::Control, l.as_fd(), PollFlags::IN)));
         }
@@ -344,7 +358,9 @@ impl Supervisor {
         let mut fds: Vec<_> =
             sources.iter().map(|(_, fd, interest)| PollFd::from_borrowed_fd(*fd, *interest)).collect();
         let upgrade = self.upgrade.as_ref().map(Upgrade::deadline);
-        let until = [deadline, self.life.deadline(), upgrade, self.accept_after].into_iter().flatten().min();
+        let chunks = self.chunks.as_ref().filter(|_| !self.life.is_stopping()).and_then(Chunks::deadline);
+        let times = [deadline, self.life.deadline(), upgrade, chunks, self.accept_after];
+        let until = times.into_iter().flatten().min();
         let timeout = until.map(|until| {
             let left = until.saturating_duration_since(now);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }

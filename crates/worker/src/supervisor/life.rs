@@ -4,6 +4,7 @@
 //! Invariant: after the first worker has served, a worker runs or is about to be started until the supervisor stops, except
 //! while a killed worker has not ended. The messages of a dead worker are processed before the next one starts.
 
+use super::chunks::Chunks;
 use super::clients::Client;
 use super::event_loop::Supervisor;
 use super::process::{Program, Received, Worker};
@@ -146,6 +147,11 @@ impl Life {
         self.dead.is_empty() && self.worker.as_mut().is_none_or(|worker| worker.ended().is_some())
     }
 
+    /// Whether the supervisor stops.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
     /// Whether the worker serves.
     pub fn serving(&self) -> bool {
         self.serving
@@ -194,6 +200,7 @@ impl Supervisor {
         self.life.since = Instant::now();
         self.clear_reset_request();
         let ring = self.recorders_ring();
+        self.chunks.iter_mut().for_each(Chunks::lost);
         // Store the worker first: if anything fails from here on, its end is still noticed.
         let worker = self.life.worker.insert(worker);
         let dead: Vec<_> = self.life.dead.iter().map(DeadWorker::pidfd).collect();
@@ -462,6 +469,7 @@ impl Supervisor {
                 self.on_answered(id, accepted, answer, fds, writeback);
             }
             FromWorker::ClientGone { id, error } => self.on_client_gone(id, error),
+            FromWorker::ChunksLost => self.on_chunks_lost(),
             FromWorker::ResetDone { result } => self.on_reset_done(result),
             FromWorker::SetDone { result } => self.on_change_done(result),
             FromWorker::Curve { curve } => self.on_curve(curve),

@@ -2,6 +2,7 @@
 //!
 //! It owns every fd, path and socket; the worker is given fds. Used by `spillway serve` and `spillway run`.
 
+mod chunks;
 mod clients;
 mod closer;
 mod control;

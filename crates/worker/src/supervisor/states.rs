@@ -6,7 +6,7 @@
 use spillway_control::Stats;
 
 /// For each state, its events (kind and text), indexed by the value of its gauge.
-const EVENTS: [&[(&str, &str)]; 3] = [
+const EVENTS: [&[(&str, &str)]; 4] = [
     &[
         ("normal", "the write cache is back to normal"),
         ("warning", "warning: much of the write cache is used"),
@@ -20,11 +20,15 @@ const EVENTS: [&[(&str, &str)]; 3] = [
         ("recovered", "no longer degraded: the overflow file can be written again"),
         ("degraded", "degraded: writes to the overflow file go on failing; check that disk"),
     ],
+    &[
+        ("chunks-arrive", "chunks of the image arrive again"),
+        ("chunks-missing", "chunks of the image do not arrive: reads that need them wait"),
+    ],
 ];
 
 /// The states as they were reported last, as values of their gauges.
 #[derive(Debug, Default)]
-pub(super) struct ReportedStates([usize; 3]);
+pub(super) struct ReportedStates([usize; 4]);
 
 impl ReportedStates {
     /// Takes in an event. Returns false if the event is about a state and repeats what was reported last: the gauge was read
@@ -42,7 +46,7 @@ impl ReportedStates {
 
     /// Returns the events (kind and text) of all states that differ from what was reported last.
     pub fn outdated(&self, stats: &Stats) -> Vec<(&'static str, &'static str)> {
-        let gauges = [stats.level, stats.is_full, stats.degraded];
+        let gauges = [stats.level, stats.is_full, stats.degraded, stats.chunks.stalled];
         let states = self.0.iter().zip(EVENTS).zip(gauges);
         let outdated = states.filter_map(|((&reported, events), gauge)| {
             events.get(gauge as usize).filter(|_| gauge as usize != reported)

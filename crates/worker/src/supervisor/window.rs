@@ -3,8 +3,8 @@
 //! Invariant: the memory is mapped to read only, and any bits there are figures.
 
 use spillway_control::{
-    BasePlane, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow, Plane,
-    Planes, Promotions, Ram, SCHEMA, Stalls, Stats, SupervisorError, Throttled,
+    BasePlane, Chunks, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow,
+    Plane, Planes, Promotions, Ram, SCHEMA, Stalls, Stats, SupervisorError, Throttled,
 };
 use spillway_core::{Counters, Histogram, Layout, Meta, get};
 use std::os::fd::OwnedFd;
@@ -117,6 +117,7 @@ impl Window {
                 overflow_read: latency(&c.overflow_read_latency),
                 overflow_write: latency(&c.overflow_write_latency),
                 base_read: latency(&c.base_read_latency),
+                chunk: latency(&c.chunk_latency),
             },
             inflight: get(&c.inflight),
             waiting: get(&c.waiting),
@@ -126,6 +127,12 @@ impl Window {
             degraded: get(&c.degraded),
             level: get(&c.level),
             is_full: get(&c.is_full),
+            chunks: Chunks {
+                asked: get(&c.chunks_asked),
+                missing: get(&c.chunks_missing),
+                stalls: get(&c.chunk_stalls),
+                stalled: get(&c.is_chunk_stalled),
+            },
             ..Stats::default()
         }
     }

@@ -1,17 +1,25 @@
 //! The base image as it is read: what is in the page cache at once, the rest by the engine or, where it takes more than a
-//! read (clusters of a format, digests), by the image's own thread.
+//! read (clusters of a format, digests), by the image's own thread; what is missing of a streamed image, when it has come.
 //!
-//! Owns the image and its thread's jobs. Invariant: the thread has a bounded number of jobs; more wait here, in their order.
+//! Owns the image, its thread's jobs, and the reads that wait for a chunk. Invariants: the thread has a bounded number of jobs;
+//! more wait here, in their order. A read of a streamed image lies in one chunk, for which the core and the least size of chunks
+//! care.
 
 use super::block_status::MAP_JOB;
 use super::io::IoResult;
 use super::transfers::Transfers;
-use spillway_core::{Errno, OpId};
-use spillway_image::{BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
-use std::collections::VecDeque;
+use spillway_core::{Counters, Errno, OpId, add, set};
+use spillway_image::{Arrival, BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 /// Jobs of the base image's thread at a time; more wait here.
 const BASE_JOBS: usize = 32;
+
+/// How long a chunk may be missing until that is told: guests give up a disk that does not answer for 30 seconds.
+const STALL_NS: u64 = 10_000_000_000;
 
 /// The base image.
 pub struct BaseReads {
@@ -24,6 +32,35 @@ pub struct BaseReads {
     bounce: Vec<u8>,
     /// Where the image was found not to be what its digests say.
     damaged: Vec<u64>,
+    missing: Missing,
+}
+
+/// The chunks of a streamed image that were asked for.
+#[derive(Default)]
+struct Missing {
+    /// Who waits for each, and since when.
+    chunks: HashMap<u32, Waiting>,
+    /// Reads whose chunk has come with its content, or will not come.
+    ended: VecDeque<IoResult>,
+    /// One has not come for [`STALL_NS`].
+    is_stalled: bool,
+    /// Since the counters were published: chunks that were asked for, stalls, and how long chunks took.
+    asked: u64,
+    stalls: u64,
+    took_ns: Vec<u64>,
+}
+
+impl Missing {
+    /// Since when the chunk is asked for that has been missing for longest.
+    fn since_ns(&self) -> Option<u64> {
+        self.chunks.values().map(|waiting| waiting.since_ns).min()
+    }
+}
+
+struct Waiting {
+    since_ns: u64,
+    /// Operation, place in the image, length.
+    reads: Vec<(OpId, u64, u32)>,
 }
 
 /// What is at a place of the image and can be served at once.
@@ -42,7 +79,62 @@ impl BaseReads {
             spare: Vec::new(),
             bounce: Vec::new(),
             damaged: Vec::new(),
+            missing: Missing::default(),
         }
+    }
+
+    /// The connection on which missing chunks are asked for, if there is one.
+    pub fn connection(&self) -> Option<BorrowedFd<'_>> {
+        match &self.image {
+            BaseImage::Streamed(image) => image.connection(),
+            BaseImage::Raw { .. } | BaseImage::Read(_) => None,
+        }
+    }
+
+    /// Goes on with another connection and its memory.
+    pub fn connect(&mut self, connection: OwnedFd, memory: OwnedFd) -> io::Result<()> {
+        match &mut self.image {
+            BaseImage::Streamed(image) => image.connect(connection, memory.as_fd()),
+            BaseImage::Raw { .. } | BaseImage::Read(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Whether reads wait for chunks.
+    pub fn chunks_are_missing(&self) -> bool {
+        !self.missing.chunks.is_empty()
+    }
+
+    /// When it is to be told that a chunk does not come.
+    pub fn stall_due_ns(&self) -> Option<u64> {
+        let since_ns = self.missing.since_ns().filter(|_| !self.missing.is_stalled)?;
+        Some(since_ns + STALL_NS)
+    }
+
+    /// Whether a chunk has been missing for so long that it must be told, or no longer is; if that is new.
+    #[inline]
+    pub fn stall_change(&mut self, now_ns: u64) -> Option<bool> {
+        let missing = &mut self.missing;
+        if missing.chunks.is_empty() && !missing.is_stalled {
+            return None;
+        }
+        let is_stalled = missing.since_ns().is_some_and(|since_ns| since_ns + STALL_NS <= now_ns);
+        if is_stalled == missing.is_stalled {
+            return None;
+        }
+        missing.is_stalled = is_stalled;
+        missing.stalls += u64::from(is_stalled);
+        Some(is_stalled)
+    }
+
+    /// Adds what was seen of missing chunks to the counters.
+    pub fn publish(&mut self, c: &Counters) {
+        let BaseImage::Streamed(_) = self.image else { return };
+        let missing = &mut self.missing;
+        add(&c.chunks_asked, std::mem::take(&mut missing.asked));
+        add(&c.chunk_stalls, std::mem::take(&mut missing.stalls));
+        set(&c.chunks_missing, missing.chunks.len() as u64);
+        set(&c.is_chunk_stalled, u64::from(missing.is_stalled));
+        missing.took_ns.drain(..).for_each(|ns| c.chunk_latency.record(ns, 1));
     }
 
     /// The thread, if the image needs one.
@@ -98,6 +190,8 @@ impl BaseReads {
         let (image, offset) = match &self.image {
             BaseImage::Raw { .. } if self.is_hole(offset, len) => return Some(Ok(Now::Zeroes)),
             BaseImage::Raw { image, .. } => (image, offset),
+            BaseImage::Streamed(image) if image.has(offset) => (image.file(), offset),
+            BaseImage::Streamed(_) => return None,
             BaseImage::Read(reader) => match self.plain(offset, u64::from(len))? {
                 ExtentKind::Raw { file_offset } => (reader.file(), file_offset),
                 ExtentKind::Zero => return Some(Ok(Now::Zeroes)),
@@ -112,14 +206,15 @@ impl BaseReads {
     pub fn read(&mut self, transfers: &mut Transfers, op: OpId, offset: u64, len: u32) {
         let file = match &self.image {
             BaseImage::Raw { image, .. } => Some((image, offset)),
+            BaseImage::Streamed(image) if image.has(offset) => Some((image.file(), offset)),
+            BaseImage::Streamed(_) => return self.wait_for_chunk(transfers.now_ns, op, offset, len),
             BaseImage::Read(reader) => match self.plain(offset, u64::from(len)) {
                 Some(ExtentKind::Raw { file_offset }) => Some((reader.file(), file_offset)),
                 _ => None,
             },
         };
         if let Some((image, offset)) = file {
-            let (align, in_memory) = (u64::from(image.dio_align()), image.in_memory());
-            transfers.read_base_file(op, align, in_memory, offset, len);
+            read_file(transfers, image, op, offset, len);
         } else if self.jobs(transfers) < BASE_JOBS {
             self.submit(transfers, op, offset, len);
         } else {
@@ -127,8 +222,54 @@ impl BaseReads {
         }
     }
 
-    /// What the thread has finished, and is not held.
+    /// Asks for the chunk of a streamed image that a read needs, unless that was done.
+    #[cold]
+    fn wait_for_chunk(&mut self, now_ns: u64, op: OpId, offset: u64, len: u32) {
+        let BaseImage::Streamed(image) = &mut self.image else { return };
+        let chunk = image.chunk_at(offset);
+        let Missing { chunks, asked, .. } = &mut self.missing;
+        let waiting = chunks.entry(chunk).or_insert_with(|| {
+            image.ask(chunk);
+            *asked += 1;
+            Waiting { since_ns: now_ns, reads: Vec::new() }
+        });
+        waiting.reads.push((op, offset, len));
+    }
+
+    /// Takes in the chunks that have come.
+    fn take_arrivals(&mut self, transfers: &mut Transfers) {
+        let BaseImage::Streamed(image) = &mut self.image else { return };
+        while let Some((chunk, arrival)) = image.arrival() {
+            let Some(waiting) = self.missing.chunks.remove(&chunk) else { continue };
+            self.missing.took_ns.push(transfers.now_ns.saturating_sub(waiting.since_ns));
+            if matches!(arrival, Arrival::Damaged) {
+                self.damaged.push(image.offset_of(chunk));
+            }
+            for (op, offset, len) in waiting.reads {
+                let came = match &arrival {
+                    Arrival::Resident => {
+                        read_file(transfers, image.file(), op, offset, len);
+                        continue;
+                    }
+                    Arrival::Passed(file) => {
+                        let mut bytes = self.spare.pop().unwrap_or_default();
+                        bytes.resize(len as usize, 0);
+                        let read = file.read_exact_at(&mut bytes, offset - image.offset_of(chunk));
+                        read.map(|()| bytes).map_err(|_| Errno::IO)
+                    }
+                    Arrival::Damaged => Err(Errno::IO),
+                };
+                self.missing.ended.push_back(IoResult::Owned(op, came));
+            }
+        }
+    }
+
+    /// What the thread has finished, and is not held; or a read whose chunk has come.
     pub fn finished(&mut self, transfers: &mut Transfers) -> Option<IoResult> {
+        if let BaseImage::Streamed(_) = self.image {
+            self.take_arrivals(transfers);
+            return self.missing.ended.pop_front();
+        }
         loop {
             let reader = self.image.reader_mut()?;
             let Finished { job, buffer, result, store_reads, extents, damaged_at } = reader.finished()?;
@@ -170,7 +311,7 @@ impl BaseReads {
         }
     }
 
-    /// Jobs of the thread's are not answered.
+    /// Jobs of the thread's are not answered. What waits for a missing chunk does not count: nothing of it is under way here.
     pub fn are_busy(&self, transfers: &Transfers) -> bool {
         self.jobs(transfers) + self.waiting.len() > 0
     }
@@ -197,6 +338,12 @@ impl BaseReads {
         let held = transfers.models.as_ref().map_or(0, |models| models.jobs());
         self.image.reader().map_or(0, BaseReader::unfinished).max(held)
     }
+}
+
+/// Reads from the file of an image.
+fn read_file(transfers: &mut Transfers, image: &RawImage, op: OpId, offset: u64, len: u32) {
+    let (align, in_memory) = (u64::from(image.dio_align()), image.in_memory());
+    transfers.read_base_file(op, align, in_memory, offset, len);
 }
 
 fn resident(image: &RawImage, bounce: &mut Vec<u8>, offset: u64, len: u32) -> Option<Result<(), Errno>> {

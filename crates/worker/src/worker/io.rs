@@ -141,6 +141,7 @@ impl DiskIo {
     pub fn publish_figures(&mut self, disk: &Disk) {
         disk.publish_gauges();
         self.transfers.publish(disk.counters());
+        self.base.publish(disk.counters());
     }
 
     /// What has happened since it was asked last.

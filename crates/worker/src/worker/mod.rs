@@ -140,6 +140,7 @@ struct Fds {
     meta: OwnedFd,
     base: OwnedFd,
     digests: Option<OwnedFd>,
+    residency: Option<OwnedFd>,
     data: Option<OwnedFd>,
     file: Option<OwnedFd>,
     base_model: Option<OwnedFd>,
@@ -153,8 +154,10 @@ impl Fds {
     fn sort(start: &Start, fds: Vec<OwnedFd>) -> Result<Fds, Error> {
         let mode = start.settings.mode();
         let predecessors = usize::from(start.predecessors);
-        let own = [start.digests, mode.has_ram(), mode.has_file(), start.base_model, start.overflow_model];
-        let want = 3 + own.map(usize::from).iter().sum::<usize>() + predecessors;
+        let is_streamed = start.chunk_bytes.is_some();
+        let of_base = [start.digests, is_streamed, start.base_model];
+        let own = of_base.into_iter().chain([mode.has_ram(), mode.has_file(), start.overflow_model]);
+        let want = 3 + own.map(usize::from).sum::<usize>() + predecessors;
         let got = fds.len();
         let mut fds = fds.into_iter();
         let unequal = || {
@@ -167,6 +170,7 @@ impl Fds {
             meta: next()?,
             base: next()?,
             digests: start.digests.then(&mut next).transpose()?,
+            residency: is_streamed.then(&mut next).transpose()?,
             data: mode.has_ram().then(&mut next).transpose()?,
             file: mode.has_file().then(&mut next).transpose()?,
             base_model: start.base_model.then(&mut next).transpose()?,

@@ -25,10 +25,10 @@ use crate::channel::Start;
 use spillway_core::{BLOCK_BYTES, Disk, Mode, Request};
 use spillway_export::vhost_user_blk::Change;
 use spillway_export::{Figures, nbd};
-use spillway_image::BaseImage;
+use spillway_image::{BaseImage, RawImage, StreamedImage};
 use spillway_layout::BaseCache;
 use spillway_layout::persistent_file;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Requests taken from a queue before others get their turn; a batch shares its clock readings and its
 /// publication.
@@ -46,6 +46,8 @@ pub(super) struct Stage {
     pub disk_goes_on: bool,
     /// The supervisor has gone: serve on until the last client leaves.
     pub orphaned: bool,
+    /// While the disk stops or is reset, and chunks of its image are missing: when to look again at who waits for them.
+    pub abandon_at_ns: Option<u64>,
 }
 
 impl Stage {
@@ -80,6 +82,26 @@ pub struct Reactor {
     pub(super) tap: Tap,
     /// What NBD clients want to know of the base image, and wait for.
     pub(super) questions: Questions,
+    /// The watch on the connection for chunks of a streamed image, which the supervisor knows to be there.
+    pub(super) chunk_watch: Option<u32>,
+}
+
+/// The base image, as the supervisor has opened it.
+fn open_base(
+    start: &Start,
+    file: OwnedFd,
+    digests: Option<OwnedFd>,
+    residency: Option<OwnedFd>,
+) -> Result<BaseImage, Error> {
+    let cannot = || Error::new(ErrorKind::Image, "the disk cannot be served");
+    let direct = start.settings.base_cache() == BaseCache::None;
+    if let (Some(memory), Some(chunk_bytes)) = (residency, start.chunk_bytes) {
+        let file = RawImage::new(file, start.base_bytes, direct);
+        let image = StreamedImage::new(file, memory.as_fd(), chunk_bytes);
+        return image.map(BaseImage::Streamed).map_err(|e| cannot().because(e));
+    }
+    BaseImage::open(file, start.format, start.base_bytes, direct, digests, start.nbd)
+        .map_err(|e| cannot().because(e))
 }
 
 impl Reactor {
@@ -89,9 +111,7 @@ impl Reactor {
         // Whoever returns early drops them in the reverse order: the disk first.
         let Attached { slots, live, meta, disk } =
             attach(fds.meta, fds.data, fds.file.as_ref(), spec, start)?;
-        let direct = start.settings.base_cache() == BaseCache::None;
-        let base = BaseImage::open(fds.base, start.format, start.base_bytes, direct, fds.digests, start.nbd)
-            .map_err(|e| Error::new(ErrorKind::Image, "the disk cannot be served").because(e))?;
+        let base = open_base(start, fds.base, fds.digests, fds.residency)?;
         let (found, most) = (u64::from(base.file().dio_align()), BLOCK_BYTES as u64);
         if found > most {
             let reason = "its store wants O_DIRECT reads aligned to more bytes than a block has";
@@ -134,6 +154,7 @@ impl Reactor {
             throttle: Throttle::new(start.settings.rate()),
             tap,
             questions: Questions::default(),
+            chunk_watch: None,
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
         for fd in reactor.io.barrier.predecessors() {
@@ -172,6 +193,7 @@ impl Reactor {
             let more = self.disk.end_turn(&mut self.io, end);
             worked |= self.publish();
             self.release_ended_clients();
+            self.keep_chunks();
             self.tell_events(end);
             if self.is_over()? {
                 return Ok(());
@@ -225,7 +247,8 @@ impl Reactor {
         let handshakes = silent.map(|v| v.deadline_ns).chain(shaking.map(|c| c.deadline_ns));
         let others =
             self.disk.deadline_ns().into_iter().chain(spare).chain(self.telling.states.deadline_ns());
-        let others = others.chain(self.io.transfers.wake_ns());
+        let others = others.chain(self.io.transfers.wake_ns()).chain(self.io.base.stall_due_ns());
+        let others = others.chain(self.stage.abandon_at_ns);
         let others = others.chain(clients.vmms.iter().filter_map(|v| v.abandon_at_ns));
         let deadline = handshakes.chain(others).min();
         let limit = Some(self.throttle.wait_ns(now)).filter(|wait| *wait > 0).map(|wait| now + wait);

@@ -16,6 +16,7 @@ use spillway_core::{DiskError, Errno, Thresholds, Token};
 use spillway_export::vhost_user_blk::{self, DeviceConfig, Frontend, Handled, Packet, Reply};
 use spillway_export::{Figures, nbd};
 use spillway_image::digests::CHUNK_BYTES;
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -75,6 +76,7 @@ impl Reactor {
                     self.end_vmm(i, error.map_or(ConnectionEnd::Left, ConnectionEnd::from));
                 }
             }
+            ToWorker::Chunks => self.connect_chunks(fds),
             ToWorker::Reset { force } => {
                 // One that has closed its side may not have been noticed yet, or still have requests unfinished.
                 let clients = self.io.clients.present();
@@ -114,6 +116,36 @@ impl Reactor {
                 self.disk.wind_down();
             }
             ToWorker::Start(_) => self.tell("a second `start` was ignored"),
+        }
+    }
+
+    /// Goes on with another connection for chunks of the streamed image. If it cannot be used, that is found out in this turn.
+    fn connect_chunks(&mut self, fds: Vec<OwnedFd>) {
+        if let Some(watch) = self.chunk_watch.take() {
+            self.unwatch(watch);
+        }
+        let connected = match <[OwnedFd; 2]>::try_from(fds) {
+            Ok([connection, memory]) => self.io.base.connect(connection, memory),
+            Err(_) => Err(io::ErrorKind::InvalidInput.into()),
+        };
+        match connected {
+            Ok(()) => self.watch_chunks(),
+            Err(e) => self.tell(&format!("the connection for chunks of the image cannot be used: {e}")),
+        }
+        if self.chunk_watch.is_none() {
+            self.send(&FromWorker::ChunksLost, &[]);
+        }
+    }
+
+    /// Tells the supervisor once when the connection for chunks is lost.
+    #[inline]
+    pub(super) fn keep_chunks(&mut self) {
+        if self.chunk_watch.is_some()
+            && self.io.base.connection().is_none()
+            && let Some(watch) = self.chunk_watch.take()
+        {
+            self.unwatch(watch);
+            self.send(&FromWorker::ChunksLost, &[]);
         }
     }
 
@@ -164,6 +196,8 @@ impl Reactor {
     /// A VMM that stops a queue or resets its device does not wait long for the base image, whose store may be away: QEMU answers
     /// nobody meanwhile. Its requests stay undone, and what is read for them reaches nobody.
     pub(super) fn abandon_base_reads(&mut self) {
+        let hurries = self.stage.takes_none() && self.io.base.chunks_are_missing();
+        self.stage.abandon_at_ns = if hurries { self.cancel_base_reads() } else { None };
         for i in 0..self.io.clients.vmms.len() {
             let next_ns = self.io.clients.vmms[i].frontend.may_abandon().and_then(|which| {
                 let came_by_ns = self.io.now_ns().saturating_sub(STOP_PATIENCE_NS);
@@ -171,6 +205,20 @@ impl Reactor {
             });
             self.io.clients.vmms[i].abandon_at_ns = next_ns.map(|ns| ns + STOP_PATIENCE_NS);
         }
+    }
+
+    /// A disk that stops or is reset does not wait long for chunks either. What waited for them is left unanswered: if the disk goes
+    /// on, the next worker begins it anew. Returns when to look again.
+    fn cancel_base_reads(&mut self) -> Option<u64> {
+        let came_by_ns = self.io.now_ns().saturating_sub(STOP_PATIENCE_NS);
+        let (late, others): (Vec<_>, Vec<_>) =
+            self.disk.waiting_for_base().into_iter().partition(|&(_, came_ns)| came_ns <= came_by_ns);
+        if !late.is_empty() {
+            let late: HashSet<_> = late.into_iter().map(|(token, _)| token.0).collect();
+            self.disk.cancel(&mut self.io, Errno::CANCELED, |token| late.contains(&token.0));
+            self.disk.abandon_base_reads(&mut self.io, came_by_ns, |token| late.contains(&token.0));
+        }
+        others.iter().map(|&(_, came_ns)| came_ns + STOP_PATIENCE_NS).min()
     }
 
     fn add_client(&mut self, id: u64, kind: ClientKind, mut fds: Vec<OwnedFd>) -> Result<(), Error> {
@@ -422,12 +470,21 @@ impl Reactor {
                 client.active = true;
             }
         }
+        if let Some(stalled) = self.io.base.stall_change(now) {
+            self.send(&stall_event(stalled), &[]);
+        }
         for at in self.io.base.take_damaged() {
             if self.telling.pace.allows(now) {
-                let text = format!(
-                    "the base image is not what its digest says, in the {CHUNK_BYTES} bytes from {at} on: reads there fail; \
-                     its store has damaged it, or another program has written to it"
-                );
+                let text = match self.start.chunk_bytes {
+                    Some(len) => format!(
+                        "no registry has the {len} bytes of the image from {at} on as their digest says: reads there fail; \
+                         'spillway registry check' says more"
+                    ),
+                    None => format!(
+                        "the base image is not what its digest says, in the {CHUNK_BYTES} bytes from {at} on: reads there fail; \
+                         its store has damaged it, or another program has written to it"
+                    ),
+                };
                 self.send(&FromWorker::Event { kind: "image-damaged".into(), text }, &[]);
             }
         }
@@ -465,6 +522,19 @@ impl Reactor {
             let _ = poll(&mut room, None);
         }
     }
+}
+
+/// What is told when chunks of the image do not arrive, and when they do again.
+fn stall_event(stalled: bool) -> FromWorker {
+    let (kind, text) = match stalled {
+        true => (
+            "chunks-missing",
+            "chunks of the image have not arrived for 10 seconds: reads that need them wait; check the registry \
+             ('spillway registry check')",
+        ),
+        false => ("chunks-arrive", "chunks of the image arrive again"),
+    };
+    FromWorker::Event { kind: kind.into(), text: text.into() }
 }
 
 /// The first 16 bits of a session's tokens.

@@ -22,6 +22,8 @@ const HUNG_UP: i16 = libc::POLLHUP | libc::POLLRDHUP;
 pub(super) enum Target {
     Channel,
     BaseReader,
+    /// The connection for chunks of a streamed image.
+    Chunks,
     /// A dead worker's pidfd.
     Predecessor(i32),
     /// A VMM's control socket, by the supervisor's number.
@@ -75,6 +77,14 @@ impl Reactor {
         self.watches.add(&mut self.io.transfers.engine, fd, flags, multi, target)
     }
 
+    /// Watches the connection for chunks, if there is one.
+    pub(super) fn watch_chunks(&mut self) {
+        if let Some(connection) = self.io.base.connection() {
+            let fd = connection.as_raw_fd();
+            self.chunk_watch = Some(self.watch(fd, POLLIN, true, Target::Chunks));
+        }
+    }
+
     pub(super) fn unwatch(&mut self, serial: u32) {
         self.watches.remove(&mut self.io.transfers.engine, serial);
     }
@@ -94,6 +104,12 @@ impl Reactor {
                 {
                     let fd = reader.wake_fd().as_raw_fd();
                     self.watch(fd, POLLIN, true, Target::BaseReader);
+                }
+            }
+            // What has come is taken in every turn.
+            Target::Chunks => {
+                if !done.more {
+                    self.watch_chunks();
                 }
             }
             Target::Predecessor(fd) => {

@@ -132,6 +132,7 @@ impl Memory {
             },
             format: ImageFormat::Raw,
             digests: false,
+            chunk_bytes: None,
             base_model: self.base_model.is_some(),
             overflow_model: false,
             nbd: true,

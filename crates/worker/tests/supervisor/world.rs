@@ -163,7 +163,7 @@ fn pretend(role: &str, channel: OwnedFd) {
                 let answer = (role == "poisoned").then_some(bytes);
                 say(FromWorker::Answered { id, accepted: true, answer, writeback: true });
             }
-            ToWorker::Replay { .. } => {}
+            ToWorker::Replay { .. } | ToWorker::Chunks => {}
         }
     }
     std::process::exit(0);

@@ -1,0 +1,118 @@
+//! How the daemon starts and controls the process of `spillway-streamd` that serves the chunks of streamed images. Owns the form of
+//! its order and of the packets on its control socket: one JSON object each, some with descriptors.
+
+use crate::job::Place;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Name of the socket, in the folder in which the process is started, at which disks open images.
+pub const USERS: &str = "streamd.sock";
+/// Name of the control socket.
+pub const CONTROL: &str = "streamd.ctl";
+/// Largest packet on the control socket, in bytes.
+pub const MOST_CONTROL_BYTES: usize = 64 << 10;
+/// Version of these forms, and of what disks are answered. Processes of another version are replaced.
+pub const SERVE_VERSION: u32 = 1;
+
+/// What is served, and where: the argument of the process, as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServeOrder {
+    /// Folder of the cache, which belongs to this process alone.
+    pub cache: PathBuf,
+    /// Most bytes of chunks in it.
+    pub budget_bytes: u64,
+    /// Time after which a second request is sent beside one to a store that has not ended.
+    pub hedge_milliseconds: u64,
+    /// Folders that are registries, which the process may read.
+    pub folders: Vec<PathBuf>,
+}
+
+/// What the daemon asks for. Each is answered by one [`ControlReply`], in order.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlRequest {
+    /// What the process is. Answered by `Hello`.
+    Hello,
+    /// Serves an image from now on. With it come the list of its digests and the credentials of its place, if it has some; their
+    /// path says nothing. If the image is served already, its place is the new one. Answered by `Done`.
+    Serve {
+        /// Digest of the image: `sha256:` and 64 hexadecimal digits.
+        digest: String,
+        /// Size of the image, in bytes.
+        size_bytes: u64,
+        /// The registry that has its chunks.
+        place: Place,
+    },
+    /// All images have been named: what else is in the cache is removed, and chunks are kept from now on. Answered by `Done`.
+    Sweep,
+    /// Serves an image no longer, and removes it from the cache. Refused while a disk uses it. Answered by `Done`.
+    Forget {
+        /// Digest of the image.
+        digest: String,
+    },
+    /// Answered by `Figures`.
+    Figures,
+    /// Answered by `Image`.
+    Image {
+        /// Digest of the image.
+        digest: String,
+    },
+}
+
+/// What the process answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlReply {
+    /// What it is.
+    Hello {
+        /// [`SERVE_VERSION`].
+        version: u32,
+        /// Its order.
+        order: ServeOrder,
+    },
+    /// It is done.
+    Done,
+    /// It is not done, and nothing has changed.
+    Refused(String),
+    /// The cache as a whole.
+    Figures(CacheFigures),
+    /// One image.
+    Image(ImageFigures),
+}
+
+/// Figures of the cache since the process was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheFigures {
+    /// Bytes of chunks in the cache.
+    pub used_bytes: u64,
+    /// Most bytes of chunks in the cache.
+    pub budget_bytes: u64,
+    /// Chunks that disks asked for and that were in the cache.
+    pub cache_chunks: u64,
+    /// Chunks that came from registries.
+    pub store_chunks: u64,
+    /// Their bytes, as they are in the images.
+    pub store_bytes: u64,
+    /// Bytes that were received for them.
+    pub received_bytes: u64,
+    /// Chunks that the cache had no space for.
+    pub passed_chunks: u64,
+    /// Chunks that were removed to make space.
+    pub evicted_chunks: u64,
+    /// Chunks that came with another content than their digest says.
+    pub wrong_chunks: u64,
+    /// Chunks that are being brought.
+    pub flights: u64,
+}
+
+/// What is in the cache of an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageFigures {
+    /// Chunks that the image has.
+    pub chunks: u64,
+    /// Chunks that are in the cache, or are zeroes.
+    pub present_chunks: u64,
+    /// Bytes that they take there.
+    pub present_bytes: u64,
+}
