@@ -56,12 +56,24 @@ pub struct ImageVersion {
     pub stored_bytes: u64,
     /// Digest of the list of the chunks' digests, `sha256:` and 64 hexadecimal digits.
     pub digest: Option<String>,
+    /// For a version that is streamed from its registry: which of its chunks are brought before a disk needs them. None: the
+    /// version is whole, as a file in its store.
+    #[serde(default)]
+    pub residency: Option<Residency>,
     /// Notes about the import that its owner may not expect, such as another size.
     #[serde(default)]
     pub notes: Vec<String>,
     /// Time at which the import or commit of the version began.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
+}
+
+/// Which chunks of a streamed version are brought to the host before a disk needs them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Residency {
+    /// None: each chunk comes when a disk reads it for the first time.
+    Lazy,
 }
 
 /// State of an image version in its life.

@@ -41,7 +41,7 @@ pub use figures::{
 };
 pub use host::{HostAction, HostBudget, HostDetails, NewHostAction, UnreadableRecord};
 pub use image::{
-    Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, SourceFormat,
+    Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, Residency, SourceFormat,
     VersionChoice, VersionState,
 };
 pub use leftover::{Leftover, LeftoverDisk};

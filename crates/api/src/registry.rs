@@ -1,6 +1,6 @@
 //! Registries: stores of images that hosts share.
 
-use crate::{ImageRef, Name};
+use crate::{ImageRef, Name, Residency};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
@@ -73,6 +73,10 @@ pub struct ImagePull {
     /// Name of the store for the version; none for the default one.
     #[serde(default)]
     pub store: Option<Name>,
+    /// Streams the version instead of copying it: its disks start at once, and chunks come from the registry as they are
+    /// needed. None: the whole version is copied.
+    #[serde(default)]
+    pub residency: Option<Residency>,
 }
 
 /// The manifest of an image version, for a signature.

@@ -29,6 +29,7 @@ use crate::scopes::Scopes;
 use crate::state_folder::{DATABASE, StateFolder, TAKEOVER_DEADLINE, machine_folder};
 use crate::store::{Objects, ReserveState, SqliteStore, Store};
 use crate::stores::Stores;
+use crate::streaming::{Streaming, StreamingSettings};
 use crate::systemd::ServiceManager;
 use anyhow::{Context, Result, bail};
 use axum::{Extension, Router};
@@ -108,6 +109,10 @@ pub struct DaemonSettings {
     pub audit_keep: Duration,
     /// Largest size of the audit log.
     pub audit_max_bytes: u64,
+    /// Folder of the cache of streamed images; one in the state folder by default.
+    pub stream_cache: Option<PathBuf>,
+    /// Largest size of that cache.
+    pub stream_cache_bytes: u64,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
 }
@@ -162,6 +167,7 @@ struct Records {
     events: Events,
     operations: Operations,
     registries: Registries,
+    streaming: Streaming,
     stores: Stores,
     images: Images,
     catalogs: Catalogs,
@@ -179,20 +185,32 @@ impl Records {
         let operations = Operations::default();
         let stores = Stores::open(objects.clone(), &state.join("store"))?;
         let streamd = settings.program.with_file_name(STREAMD);
-        let registries = Registries::new(objects.clone(), operations.clone(), streamd);
-        let images = Images::open(objects.clone(), operations.clone(), stores.clone(), complain)?;
+        let registries = Registries::new(objects.clone(), operations.clone(), streamd.clone());
+        let cache = settings.stream_cache.clone().unwrap_or_else(|| state.join("cache"));
+        let at = StreamingSettings {
+            folder: state.join("streamd"),
+            cache: std::path::absolute(cache).context("--stream-cache")?,
+            budget_bytes: settings.stream_cache_bytes,
+            program: streamd,
+        };
+        let streaming = Streaming::new(at, registries.clone())?;
+        let images =
+            Images::open(objects.clone(), operations.clone(), stores.clone(), streaming.clone(), complain)?;
         let host = HostSettings {
             capacity: settings.capacity(),
             hypervisor: settings.hypervisor,
             machines: machine_folder(state),
         };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, complain)?;
-        Ok(Records { store, objects, events, operations, registries, stores, images, catalogs })
+        Ok(Records { store, objects, events, operations, registries, streaming, stores, images, catalogs })
     }
 
     /// Adopts the machines. Returns the state of the API's routes.
     fn app(self, parts: MachineHostConfig, audit: Audit, state: &Path) -> Result<ApiState> {
-        let Records { store, objects, events, operations, registries, stores, images, catalogs } = self;
+        let Records { store, objects, events, operations, registries, streaming, stores, images, catalogs } =
+            self;
+        let streamed = images.clone();
+        streaming.begin(parts.scopes.clone(), events.clone(), move || streamed.all_streamed())?;
         let idempotency = Idempotency::new(objects.clone());
         let machines =
             Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;

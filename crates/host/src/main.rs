@@ -141,6 +141,13 @@ struct Arguments {
     /// Largest size of the audit log, at least 1M: the oldest files are deleted
     #[arg(long, value_name = "SIZE", value_parser = audit_size, default_value = "1G")]
     audit_size: u64,
+    /// Folder of the cache in which chunks of streamed images are kept [default: DIR/cache]
+    #[arg(long, value_name = "PATH")]
+    stream_cache: Option<PathBuf>,
+    /// Largest size of that cache. Chunks of images that no disk uses are removed first; chunks that find no space are used and
+    /// not kept
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size, default_value = "20G")]
+    stream_cache_size: u64,
     /// Print the OpenAPI description of the HTTP API and exit
     #[arg(long)]
     print_openapi: bool,
@@ -288,6 +295,8 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         audit: arguments.audit,
         audit_keep: Duration::from_secs(u64::from(arguments.audit_days) * 86_400),
         audit_max_bytes: arguments.audit_size,
+        stream_cache: arguments.stream_cache,
+        stream_cache_bytes: arguments.stream_cache_size,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,

@@ -64,6 +64,13 @@ pub enum Work {
         /// Public keys of which one must have signed the image; none to require no signature.
         keys: Vec<String>,
     },
+    /// Fetches the digests of an image's chunks, 32 bytes each. The answer is `Listed`.
+    List {
+        /// Digest of the image: `sha256:` and 64 hexadecimal digits.
+        digest: String,
+        /// An existing file, empty, which the job may write.
+        to: PathBuf,
+    },
     /// Fetches a whole image. The answer is `Fetched`.
     Fetch {
         /// Digest of the image: `sha256:` and 64 hexadecimal digits.
@@ -103,6 +110,8 @@ pub enum JobMessage {
     Pushed(PushReport),
     /// What was found.
     Resolved(ResolvedImage),
+    /// The digests are in the file.
+    Listed,
     /// So many bytes were received, compressed.
     Fetched(u64),
     /// What was garbage.

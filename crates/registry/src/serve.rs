@@ -68,6 +68,8 @@ pub enum ControlReply {
     Hello {
         /// [`SERVE_VERSION`].
         version: u32,
+        /// Version of the program.
+        program: String,
         /// Its order.
         order: ServeOrder,
     },

@@ -11,7 +11,8 @@ use spillway_api::client::Client;
 use spillway_api::{
     BootFacts, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport,
     ImageManifest, ImagePull, ImagePush, ImageRef, ImageVersion, MachineDetails, Name, Operation,
-    OperationOutcome, Origin, PartitionTable, PushOutcome, SourceFormat, VersionChoice, VersionState,
+    OperationOutcome, Origin, PartitionTable, PushOutcome, Residency, SourceFormat, VersionChoice,
+    VersionState,
 };
 use spillway_control::bytes;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,12 @@ Example:
 const IMPORT_EXAMPLES: &str = "\
 Examples:
   spillway image import debian debian-12.qcow2 --format qcow2
-  spillway image import desktop --from hub/debian:3";
+  spillway image import desktop --from hub/debian:3
+
+With --residency the version is streamed: its disks start at once, and chunks come from the registry
+when a disk reads them for the first time. They are kept in a cache on the host (spillwayd
+--stream-cache-size). A version without residency is copied whole.
+  spillway image import desktop --from hub/debian:3 --residency lazy";
 
 const PUSH_EXAMPLES: &str = "\
 Only chunks that the registry lacks are sent. An interrupted push goes on when it is repeated.
@@ -51,6 +57,10 @@ pub enum ImageCommand {
         /// A version in a registry, such as hub/debian:3, instead of a file. It has the same number here
         #[arg(long, value_name = "REGISTRY/IMAGE[:VERSION]")]
         from: Option<RemoteRef>,
+        /// With --from: stream the version, and bring these chunks before a disk needs them: lazy (none) [default: the version
+        /// is copied whole]
+        #[arg(long, value_name = "HOW", value_parser = residency(), requires = "from")]
+        residency: Option<Residency>,
         /// Store for the version [default: the first of class shared, then local]
         #[arg(long)]
         store: Option<Name>,
@@ -156,22 +166,32 @@ fn format() -> impl TypedValueParser<Value = SourceFormat> {
     })
 }
 
+fn residency() -> impl TypedValueParser<Value = Residency> {
+    PossibleValuesParser::new(["lazy"]).map(|_| Residency::Lazy)
+}
+
 /// Does it.
 pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     match command {
         ImageCommand::Import {
-            name, from: Some(RemoteRef { registry, image }), store, key, no_wait, ..
+            name,
+            from: Some(RemoteRef { registry, image }),
+            residency,
+            store,
+            key,
+            no_wait,
+            ..
         } => {
-            let pull = ImagePull { registry, image, store };
+            let pull = ImagePull { registry, image, store, residency };
             let at = format!("/v1/images/{name}/pulls");
             let begun: Operation = client.post_once(&at, key.as_deref(), &pull)?;
             attend(daemon, &client, &name, &begun, no_wait)
         }
         ImageCommand::Pull { image: RemoteRef { registry, image }, store, no_wait } => {
             let name = image.name.clone();
-            let begun: Operation =
-                client.post(&format!("/v1/images/{name}/pulls"), &ImagePull { registry, image, store })?;
+            let pull = ImagePull { registry, image, store, residency: None };
+            let begun: Operation = client.post(&format!("/v1/images/{name}/pulls"), &pull)?;
             attend(daemon, &client, &name, &begun, no_wait)
         }
         ImageCommand::Push { image, registry, sign, no_wait } => {
@@ -413,6 +433,9 @@ fn row(image: &Image, version: &ImageVersion) -> [String; 7] {
     let digest = version.digest.as_ref().map_or("-", |digest| &digest[..digest.len().min(19)]);
     let from = match &version.origin {
         Origin::Import { path, .. } => path.clone(),
+        Origin::Registry { registry, image } if version.residency.is_some() => {
+            format!("{registry}/{image}, streamed")
+        }
         Origin::Registry { registry, image } => format!("{registry}/{image}"),
         Origin::Commit { machine, from } => format!("machine {machine}, over {from}"),
     };

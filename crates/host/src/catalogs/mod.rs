@@ -400,7 +400,14 @@ mod tests {
         let mut complain = |why: &str| panic!("{why}");
         let host = of(Hypervisor::Qemu, "/machines");
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut complain).unwrap();
-        let images = Images::open(objects, Operations::default(), stores, &mut complain).unwrap();
+        let images = Images::open(
+            objects.clone(),
+            Operations::default(),
+            stores,
+            crate::streaming::Streaming::of_nothing(objects),
+            &mut complain,
+        )
+        .unwrap();
         let spec = |image: &str| serde_json::from_value(json!({ "image": image, "count": 0 })).unwrap();
         let [small, large, name] = ["small", "large", "big"].map(|name| name.parse::<Name>().unwrap());
         let unkeyed = IdempotentRequest::default();

@@ -7,6 +7,7 @@
 use super::Images;
 use super::check::{self, CheckedVersion};
 use super::files::VersionFiles;
+use super::streamed::check_whole;
 use crate::error::HostError;
 use spillway_api::{Catalog, ErrorCode, Finding, FindingKind, ImageCheck, ImageVersion, Name};
 use std::collections::VecDeque;
@@ -152,6 +153,7 @@ impl Images {
 
     fn to_check(&self, name: &Name, version: u32) -> Result<(ImageVersion, VersionFiles, String), HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        check_whole(&version, "checked")?;
         let store = self.stores.get(&version.store)?;
         self.stores.check(&store)?;
         let files = VersionFiles::of(&store.path, name, version.version);

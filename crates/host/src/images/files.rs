@@ -63,21 +63,34 @@ impl VersionFiles {
         list.map(BufWriter::new).map_err(|e| self.failed("cannot be made", e))
     }
 
+    /// Creates the unfinished list of digests of a version that has no disk.
+    pub fn begin_streamed(&self) -> Result<(File, PathBuf), HostError> {
+        let path = self.partial.join(DIGESTS);
+        let made = fs::create_dir_all(&self.partial).and_then(|()| File::create_new(&path));
+        made.map(|file| (file, path)).map_err(|e| self.failed("cannot be made", e))
+    }
+
     /// Makes the version complete and durable. Returns the space that it uses.
     pub fn finish(&self, disk: &File, list: BufWriter<File>) -> Result<u64, HostError> {
-        let finish = || {
-            let list = list.into_inner().map_err(io::IntoInnerError::into_error)?;
-            for file in [disk, &list] {
-                file.set_permissions(Permissions::from_mode(0o444))?;
-                file.sync_all()?;
-            }
-            sync(&self.partial)?;
-            fs::rename(&self.partial, &self.folder)?;
-            // Sync the image's folder, `images`, and the store's folder.
-            self.folder.ancestors().skip(1).take(3).try_for_each(sync)?;
-            Ok((disk.metadata()?.blocks() + list.metadata()?.blocks()) * 512)
-        };
-        finish().map_err(|e| self.failed("cannot be finished", e))
+        let list = list.into_inner().map_err(io::IntoInnerError::into_error);
+        list.and_then(|list| self.keep(&[disk, &list])).map_err(|e| self.failed("cannot be finished", e))
+    }
+
+    /// The same for a version that has no disk.
+    pub fn finish_streamed(&self, list: &File) -> Result<u64, HostError> {
+        self.keep(&[list]).map_err(|e| self.failed("cannot be finished", e))
+    }
+
+    fn keep(&self, files: &[&File]) -> io::Result<u64> {
+        for file in files {
+            file.set_permissions(Permissions::from_mode(0o444))?;
+            file.sync_all()?;
+        }
+        sync(&self.partial)?;
+        fs::rename(&self.partial, &self.folder)?;
+        // Sync the image's folder, `images`, and the store's folder.
+        self.folder.ancestors().skip(1).take(3).try_for_each(sync)?;
+        files.iter().try_fold(0, |bytes, file| Ok(bytes + file.metadata()?.blocks() * 512))
     }
 
     /// Opens the disk of a ready version and its list of digests.

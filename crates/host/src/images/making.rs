@@ -9,6 +9,7 @@ use super::convert::ImportSource;
 use super::digest::{self, ChunkDigest};
 use super::files::{VersionFiles, highest};
 use super::merged::MergedDisk;
+use super::streamed::check_whole;
 use super::{Images, key, reference};
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
@@ -17,8 +18,8 @@ use crate::store::{Changes, StoredRecord};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
-    ErrorCode, Image, ImageCommit, ImageImport, ImageRef, ImageVersion, Name, Operation, Origin, StoreFolder,
-    VersionState,
+    ErrorCode, Image, ImageCommit, ImageImport, ImageRef, ImageVersion, Name, Operation, Origin, Residency,
+    StoreFolder, VersionState,
 };
 use spillway_image::size_fault;
 use std::collections::BTreeMap;
@@ -61,7 +62,6 @@ impl Images {
         let what = |number: u32| format!("import {name}:{number} from {}", import.path);
         self.begin(
             key,
-            false,
             |changes| {
                 let new = NewVersion {
                     name,
@@ -70,11 +70,16 @@ impl Images {
                     size_bytes,
                     notes: &found.notes,
                     pulled: None,
+                    residency: None,
                 };
                 let version = new.record(changes)?;
                 Ok((what(version.version), version))
             },
-            move |files, _, progress| source.convert(&files.partial_disk(), size_bytes, progress),
+            move |images, version, progress| {
+                images.make(version, false, progress, |files, _| {
+                    source.convert(&files.partial_disk(), size_bytes, progress)
+                })
+            },
         )
     }
 
@@ -91,6 +96,7 @@ impl Images {
     ) -> Result<(Operation, bool), HostError> {
         let machine = &commit.machine;
         let base = self.objects.change(|changes| self.ready(changes, image, number))?.value;
+        check_whole(&base, "committed to")?;
         // Use the store of the base version, so that they can share extents.
         let store = self.stores.get(&base.store)?;
         self.stores.check(&store)?;
@@ -106,12 +112,22 @@ impl Images {
             // Write the image unchanged, so that a concurrent deletion of the version conflicts with this commit.
             let written_over = self.image(changes, image)?.value;
             changes.put(image.as_str(), &written_over);
-            let new =
-                NewVersion { name, origin: &origin, store: &store, size_bytes, notes: &[], pulled: None };
+            let new = NewVersion {
+                name,
+                origin: &origin,
+                store: &store,
+                size_bytes,
+                notes: &[],
+                pulled: None,
+                residency: None,
+            };
             let version = new.record(changes)?;
             Ok((format!("commit {machine} as {name}:{}", version.version), version))
         };
-        self.begin(key, commit.publish, record, move |files, to, progress| merged.fill(files, to, progress))
+        let publish = commit.publish;
+        self.begin(key, record, move |images, version, progress| {
+            images.make(version, publish, progress, |files, to| merged.fill(files, to, progress))
+        })
     }
 
     /// Returns the operation that an earlier request with this key has begun.
@@ -131,9 +147,8 @@ impl Images {
     pub(super) fn begin(
         &self,
         key: &IdempotentRequest,
-        publish: bool,
         mut record: impl FnMut(&mut Changes) -> Result<(String, ImageVersion), HostError>,
-        fill: impl FnOnce(&VersionFiles, &File, &Progress) -> Result<(), HostError> + Send + 'static,
+        make: impl FnOnce(&Images, &ImageVersion, &Progress) -> Result<(), HostError> + Send + 'static,
     ) -> Result<(Operation, bool), HostError> {
         let _beginning = self.beginning();
         let recorded = self.objects.change(|changes| {
@@ -151,7 +166,7 @@ impl Images {
         };
         let (images, unfinished) = (self.clone(), version.clone());
         let begun = self.operations.begin(operation, move |progress| {
-            let made = images.make(&version, publish, fill, progress);
+            let made = make(&images, &version, progress);
             made.map_err(|why| match images.remove(&version) {
                 Ok(()) => why,
                 Err(left) => HostError::new(why.code, format!("{why}; until the next start {left}")),
@@ -169,19 +184,19 @@ impl Images {
     }
 
     /// Writes the content of a version and marks it as ready.
-    fn make(
+    pub(super) fn make(
         &self,
         version: &ImageVersion,
         publish: bool,
-        fill: impl FnOnce(&VersionFiles, &File, &Progress) -> Result<(), HostError>,
         progress: &Progress,
+        fill: impl FnOnce(&VersionFiles, &File) -> Result<(), HostError>,
     ) -> Result<(), HostError> {
         // The disk is written, then read for its digests.
         progress.set_total(2 * version.size_bytes);
         let store = self.stores.get(&version.store)?;
         let files = VersionFiles::of(&store.path, &version.image, version.version);
         let disk = files.begin(version.size_bytes)?;
-        fill(&files, &disk, progress)?;
+        fill(&files, &disk)?;
         progress.set_done(version.size_bytes);
         let failed = |e| files.failed("cannot be read back", e);
         // The read must return what is on the medium.
@@ -194,12 +209,23 @@ impl Images {
             return Err(files.damaged("it is not the image that the registry has: pull it again".into()));
         }
         let stored_bytes = files.finish(&disk, list)?;
+        self.record_ready(version, publish, stored_bytes, &digest)
+    }
+
+    /// Records that a version can be used, whose files are complete.
+    pub(super) fn record_ready(
+        &self,
+        version: &ImageVersion,
+        publish: bool,
+        stored_bytes: u64,
+        digest: &str,
+    ) -> Result<(), HostError> {
         self.objects.change(|changes| {
             let mut image = self.image(changes, &version.image)?;
             let ready = ImageVersion {
                 state: VersionState::Ready,
                 stored_bytes,
-                digest: Some(digest.clone()),
+                digest: Some(digest.to_owned()),
                 ..version.clone()
             };
             if publish || image.value.published.is_none() {
@@ -222,12 +248,14 @@ pub(super) struct NewVersion<'a> {
     pub notes: &'a [String],
     /// Number and digest of a version that is pulled from a registry. Others get the next number.
     pub pulled: Option<(u32, &'a str)>,
+    /// Of a version that is streamed.
+    pub residency: Option<Residency>,
 }
 
 impl NewVersion<'_> {
     /// Records the unfinished version, and the image if it is the first one.
     pub fn record(&self, changes: &mut Changes) -> Result<ImageVersion, HostError> {
-        let NewVersion { name, origin, store, size_bytes, notes, pulled } = *self;
+        let NewVersion { name, origin, store, size_bytes, notes, pulled, residency } = *self;
         if let Some(fault) = size_fault(size_bytes) {
             return Err(HostError::invalid(format!("{name}: its disk {fault}")));
         }
@@ -266,6 +294,7 @@ impl NewVersion<'_> {
             size_bytes,
             stored_bytes: 0,
             digest: pulled.map(|(_, digest)| digest.to_owned()),
+            residency,
             notes: notes.to_vec(),
             created: Timestamp::now(),
         };
@@ -351,7 +380,14 @@ mod tests {
             let objects = Objects::new(store);
             let stores = Stores::open(objects.clone(), &dir.path().join("store")).unwrap();
             let mut complain = |why: &str| panic!("{why}");
-            Images::open(objects, Operations::default(), stores, &mut complain).unwrap()
+            Images::open(
+                objects.clone(),
+                Operations::default(),
+                stores,
+                crate::streaming::Streaming::of_nothing(objects),
+                &mut complain,
+            )
+            .unwrap()
         };
         let name: Name = "debian".parse().unwrap();
         let path = file.display().to_string();
@@ -376,7 +412,14 @@ mod tests {
         let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
         let stores = Stores::open(objects.clone(), &dir.path().join("store")).unwrap();
         let mut complain = |why: &str| panic!("{why}");
-        let images = Images::open(objects, Operations::default(), stores, &mut complain).unwrap();
+        let images = Images::open(
+            objects.clone(),
+            Operations::default(),
+            stores,
+            crate::streaming::Streaming::of_nothing(objects),
+            &mut complain,
+        )
+        .unwrap();
         let (name, file): (Name, _) = ("debian".parse().unwrap(), dir.path().join("disk"));
         std::fs::write(&file, [7; 4096]).unwrap();
         let path = file.display().to_string();

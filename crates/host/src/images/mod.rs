@@ -13,11 +13,13 @@ mod making;
 mod merged;
 mod sharing;
 mod source;
+mod streamed;
 
 pub(crate) use convert::has_room;
 pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;
 pub(crate) use making::check_none_committed;
+pub use streamed::BaseFile;
 
 use crate::backup::{RESTORED, RestoreMark};
 use crate::catalogs;
@@ -26,6 +28,7 @@ use crate::machines::leftovers;
 use crate::operations::Operations;
 use crate::store::{Changes, Object, Objects, RecordKind, StoredRecord};
 use crate::stores::Stores;
+use crate::streaming::Streaming;
 use crate::tags::Tag;
 use digest::ChunkDigest;
 use making::LastVersion;
@@ -63,6 +66,7 @@ pub struct Images {
     objects: Objects,
     operations: Operations,
     stores: Stores,
+    streaming: Streaming,
     checks: checks::Checks,
     /// Held from the transaction that records a new version until its operation has begun.
     beginning: Arc<Mutex<()>>,
@@ -107,10 +111,11 @@ impl Images {
         objects: Objects,
         operations: Operations,
         stores: Stores,
+        streaming: Streaming,
         complain: &mut dyn FnMut(&str),
     ) -> Result<Images, HostError> {
         let checks = checks::Checks::default();
-        let images = Images { objects, operations, stores, checks, beginning: Arc::default() };
+        let images = Images { objects, operations, stores, streaming, checks, beginning: Arc::default() };
         // A backup may be older than the end of an import or a deletion that it names.
         let is_restored = images.objects.get::<RestoreMark>(RESTORED).map_or(true, |mark| mark.is_some());
         for version in images.objects.list::<ImageVersion>()? {
@@ -153,10 +158,11 @@ impl Images {
         Ok(ImageDetails { image, versions: versions.into_iter().map(|version| version.value).collect() })
     }
 
-    /// Returns the file of a ready version.
+    /// Returns the file of a ready version, which must be whole.
     pub fn disk(&self, name: &Name, version: u32) -> Result<PathBuf, HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
         check_size(&version)?;
+        streamed::check_whole(&version, "copied")?;
         let store = self.store_of(&version)?;
         Ok(VersionFiles::of(&store.path, name, version.version).disk())
     }
@@ -227,6 +233,7 @@ impl Images {
     /// Begins to read a version again and compare it with its digests.
     pub fn verify(&self, name: &Name, version: u32) -> Result<Operation, HostError> {
         let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        streamed::check_whole(&version, "verified")?;
         let store = self.stores.get(&version.store)?;
         let files = VersionFiles::of(&store.path, name, version.version);
         let what = format!("verify {name}:{}", version.version);
@@ -345,6 +352,7 @@ impl Images {
     /// Removes a version's files, then its record, and the image's record with the last version. May be repeated.
     fn remove(&self, version: &ImageVersion) -> Result<(), HostError> {
         let store = self.store_of(version)?;
+        self.stop_streaming(version)?;
         VersionFiles::of(&store.path, &version.image, version.version).remove()?;
         self.forget(version)
     }
@@ -482,7 +490,14 @@ mod tests {
     fn open(objects: &Objects, dir: &Path) -> Images {
         let stores = Stores::open(objects.clone(), &dir.join("store")).unwrap();
         let mut complain = |why: &str| panic!("{why}");
-        Images::open(objects.clone(), Operations::default(), stores, &mut complain).unwrap()
+        Images::open(
+            objects.clone(),
+            Operations::default(),
+            stores,
+            Streaming::of_nothing(objects.clone()),
+            &mut complain,
+        )
+        .unwrap()
     }
 
     async fn import(images: &Images, dir: &Path) -> u32 {

@@ -4,6 +4,7 @@
 //! disk on every host.
 
 use super::making::NewVersion;
+use super::streamed::check_whole;
 use super::{Images, VersionFiles, reference};
 use crate::confined::path_of;
 use crate::error::HostError;
@@ -53,6 +54,7 @@ impl Images {
         push: ImagePush,
     ) -> Result<Operation, HostError> {
         let (version, files) = self.ready_files(name, number)?;
+        check_whole(&version, "pushed")?;
         let registry = registries.get(&push.registry)?;
         let what = format!("push {name}:{number} to {}", push.registry);
         let operation = self.operations.describe(what, Some(reference(name, number)));
@@ -119,15 +121,54 @@ impl Images {
             size_bytes: found.size_bytes,
             notes: &[],
             pulled: Some((found.version, &found.digest)),
+            residency: pull.residency,
         };
         let registries = registries.clone();
         let digest = found.digest.clone();
         self.begin(
             key,
-            false,
             |changes| Ok((what.clone(), new.record(changes)?)),
-            move |files, _, progress| fetch(&registries, &pull.registry, digest, files, progress),
+            move |images, version, progress| match pull.residency {
+                Some(_) => images.make_streamed(version, &registries, &pull.registry, progress),
+                None => images.make(version, false, progress, |files, _| {
+                    fetch(&registries, &pull.registry, digest, files, progress)
+                }),
+            },
         )
+    }
+
+    /// Fetches the digests of a version's chunks, begins to serve the chunks, and records that the version can be used.
+    fn make_streamed(
+        &self,
+        version: &ImageVersion,
+        registries: &Registries,
+        registry: &Name,
+        progress: &Progress,
+    ) -> Result<(), HostError> {
+        progress.set_total(version.size_bytes);
+        let store = self.stores.get(&version.store)?;
+        let files = VersionFiles::of(&store.path, &version.image, version.version);
+        let digest =
+            version.digest.clone().ok_or_else(|| files.damaged("its record has no digest".into()))?;
+        let (list, path) = files.begin_streamed()?;
+        let folder = path.parent().map(Path::to_owned);
+        let work = Work::List { digest: digest.clone(), to: path };
+        match registries.run(
+            &registries.get(registry)?,
+            work,
+            JobFiles { reads: vec![], writes: folder },
+            progress,
+        )? {
+            JobMessage::Listed => {}
+            other => return Err(strange(&other)),
+        }
+        let stored_bytes = files.finish_streamed(&list)?;
+        let streamed = self.streamed_version(version)?;
+        self.streaming.serve(&streamed)?;
+        progress.set_done(version.size_bytes);
+        self.record_ready(version, false, stored_bytes, &digest)?;
+        self.streaming.changed();
+        Ok(())
     }
 
     /// Whether the host has the version already. It is an error if it has another one of that number.

@@ -5,11 +5,12 @@
 
 use super::look;
 use super::run::{MachineFolder, RunRecord};
-use super::short_path::ShortPath;
 use crate::error::HostError;
+use crate::images::BaseFile;
 use crate::json_lines::JsonLines;
 use crate::processes::{self, ObservedProcess, Process};
 use crate::scopes::Scopes;
+use crate::short_path::ShortPath;
 use serde::Serialize;
 use spillway_api::{DiskMode, ErrorCode, Hypervisor};
 use spillway_control::program::{OTHER_VERSION, ServeOrder, ServeOutput, check_program};
@@ -46,8 +47,8 @@ const LOOK: Duration = Duration::from_millis(2);
 pub struct DiskSource {
     /// The program `spillway-worker`.
     pub program: PathBuf,
-    /// File of the image's version, in raw format.
-    pub image: PathBuf,
+    /// The image's version, in raw format.
+    pub base: BaseFile,
     /// Id of the image version, which protects a kept disk from being served on another image.
     pub image_id: String,
     /// List of the image's digests and the digest of the list, if reads are verified.
@@ -93,10 +94,24 @@ fn not_served(said: &str) -> HostError {
 
 /// Refuses a disk that can never be served, before it is started: its process would fail each time with a less helpful
 /// message.
-pub fn check_servable(run: &RunRecord, image: &Path) -> Result<(), HostError> {
-    // A disk of mode `ephemeral` reads only its own copy.
-    let image = run.copy.as_ref().map_or(image, |copy| &copy.path);
-    let cache = if run.copy.is_none() { run.spec.disk.base_cache() } else { BaseCache::Host };
+pub fn check_servable(run: &RunRecord, base: &BaseFile) -> Result<(), HostError> {
+    let size_bytes = match (&base.streamed, &run.copy) {
+        (Some(_), None) => base.size_bytes,
+        // A disk of mode `ephemeral` reads only its own copy.
+        (_, Some(copy)) => openable(&copy.path, BaseCache::Host)?,
+        (None, None) => openable(&base.path, run.spec.disk.base_cache())?,
+    };
+    // The file will be created, or its file system is not mounted.
+    let Some(own) = run.kept.as_deref().filter(|own| own.exists()) else { return Ok(()) };
+    match DiskAtRest::open(own, &image_id(run), size_bytes) {
+        Err(e) if e.kind == ErrorKind::Image => Err(HostError::from(e).permanent()),
+        // Any other fault may be temporary, and the disk's process reports it.
+        _ => Ok(()),
+    }
+}
+
+/// Size of an image, if its file can be opened.
+fn openable(image: &Path, cache: BaseCache) -> Result<u64, HostError> {
     let opened = open_image(image, Some(ImageFormat::Raw), cache).map_err(|e| {
         use ImageErrorKind::{InUse, Io, Missing, Permission};
         let error = HostError::new(ErrorCode::Damaged, e.to_string());
@@ -105,13 +120,7 @@ pub fn check_servable(run: &RunRecord, image: &Path) -> Result<(), HostError> {
             _ => error.permanent(),
         }
     })?;
-    // The file will be created, or its file system is not mounted.
-    let Some(own) = run.kept.as_deref().filter(|own| own.exists()) else { return Ok(()) };
-    match DiskAtRest::open(own, &image_id(run), opened.virtual_size_bytes) {
-        Err(e) if e.kind == ErrorKind::Image => Err(HostError::from(e).permanent()),
-        // Any other fault may be temporary, and the disk's process reports it.
-        _ => Ok(()),
-    }
+    Ok(opened.virtual_size_bytes)
 }
 
 /// Id of the image version of a run's disk.
@@ -188,7 +197,8 @@ fn order(run: &RunRecord, source: &DiskSource) -> ServeOrder {
     let digests = source.digests.clone().filter(|_| !is_copy);
     let settings = ServeSettings {
         settings: limits.with_rate(run.rate),
-        image: (!is_copy).then(|| source.image.clone()),
+        image: (!is_copy).then(|| source.base.path.clone()),
+        streamed: source.base.streamed.clone().filter(|_| !is_copy),
         format: (!is_copy).then_some(ImageFormat::Raw),
         digests: digests.map(|(list, root)| Digests { list, root }),
         disk: run.kept.clone().or(run.copy.as_ref().map(|copy| copy.path.clone())),
@@ -227,7 +237,7 @@ mod tests {
         std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o757)).unwrap();
         let source = DiskSource {
             program,
-            image: "image".into(),
+            base: BaseFile { path: "image".into(), streamed: None, size_bytes: 512 },
             image_id: "golden:1".into(),
             digests: None,
             overflow: dir.path().into(),
@@ -257,7 +267,8 @@ mod tests {
             }))
             .unwrap()
         };
-        let is_final = |run: &RunRecord| check_servable(run, &image).map_err(|e| e.is_permanent);
+        let base = BaseFile { path: image.clone(), streamed: None, size_bytes: 1 << 20 };
+        let is_final = |run: &RunRecord| check_servable(run, &base).map_err(|e| e.is_permanent);
         assert_eq!(is_final(&run(1, "ram")), Err(false), "its store may come back");
         for (bytes, expected) in
             [(0, Err(true)), (1000, Err(true)), ((4 << 40) + 512, Err(true)), (1 << 20, Ok(()))]

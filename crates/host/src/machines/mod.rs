@@ -28,7 +28,6 @@ mod rolling;
 mod rollout;
 mod run;
 mod shared;
-mod short_path;
 mod status;
 mod tag;
 mod tasks;

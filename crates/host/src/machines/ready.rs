@@ -5,11 +5,11 @@
 //! an address only because a guest names it.
 
 use super::neighbours::{check_owner, is_unicast};
-use super::short_path::ShortPath;
 use crate::catalogs::serial_pattern;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
 use crate::json_lines::JsonLines;
+use crate::short_path::ShortPath;
 use serde_json::{Value, json};
 use spillway_api::Ready;
 use std::io;

@@ -117,8 +117,8 @@ impl MachineServices {
 
     /// Returns what a run's disk is made from.
     pub(super) fn source(&self, run: &RunRecord) -> Result<disk::DiskSource, HostError> {
-        let image = self.images.disk(&run.image, run.version)?;
-        disk::check_servable(run, &image)?;
+        let base = self.images.base(&run.image, run.version)?;
+        disk::check_servable(run, &base)?;
         let store = self.stores.for_disks(run.spec.overflow_store.as_ref())?;
         self.stores.check(&store)?;
         let overflow = store.path.join("overflow");
@@ -127,11 +127,12 @@ impl MachineServices {
         };
         DirBuilder::new().recursive(true).mode(0o700).create(&overflow).map_err(failed)?;
         let image_id = disk::image_id(run);
-        let digests = match run.spec.verify_reads {
+        // The chunks of a streamed image are compared before they are there.
+        let digests = match run.spec.verify_reads && base.streamed.is_none() {
             true => Some(self.images.digests(&run.image, run.version)?),
             false => None,
         };
-        Ok(disk::DiskSource { program: self.parts.program.clone(), image, image_id, digests, overflow })
+        Ok(disk::DiskSource { program: self.parts.program.clone(), base, image_id, digests, overflow })
     }
 
     /// Waits for a turn in the stores that the start of a machine with these settings uses.

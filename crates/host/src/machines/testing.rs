@@ -49,8 +49,14 @@ impl TestHost {
         let mut complain = |why: &str| panic!("{why}");
         let events = Events::open(&path("events"), &mut complain);
         let stores = Stores::open(objects.clone(), &path("store")).unwrap();
-        let images =
-            Images::open(objects.clone(), Operations::default(), stores.clone(), &mut complain).unwrap();
+        let images = Images::open(
+            objects.clone(),
+            Operations::default(),
+            stores.clone(),
+            crate::streaming::Streaming::of_nothing(objects.clone()),
+            &mut complain,
+        )
+        .unwrap();
         let (hypervisor, machines) = (Hypervisor::None, path("machines"));
         let host = HostSettings { capacity, hypervisor, machines: machines.clone() };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut complain).unwrap();

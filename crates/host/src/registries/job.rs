@@ -39,7 +39,7 @@ pub struct Job<'a> {
 impl Job<'_> {
     /// Carries out the work. Returns its result.
     pub fn run(&self, work: Work, files: JobFiles<'_>, progress: &Progress) -> Result<JobMessage, HostError> {
-        let Registry { name, url, endpoint, region, single_writer, .. } = self.registry;
+        let Registry { name, url, .. } = self.registry;
         let fault = |why: String| HostError::new(ErrorCode::Internal, format!("registry {name}: {why}"));
         spillway_control::program::check_program(self.program).map_err(|e| {
             let message = format!("registry {name}: {e}: the program is in the package spillway");
@@ -52,13 +52,7 @@ impl Job<'_> {
                 HostError::new(ErrorCode::Unavailable, message)
             })?),
         };
-        let place = Place {
-            url: url.clone(),
-            endpoint: endpoint.clone(),
-            region: region.clone(),
-            single_writer: *single_writer,
-            credentials: credentials.as_ref().map(|file| path_of(file).into()),
-        };
+        let place = place_of(self.registry, credentials.as_ref().map(|file| path_of(file).into()));
         let mut order: File =
             memfd_create("order", MemfdFlags::CLOEXEC).map_err(|e| fault(format!("no order: {e}")))?.into();
         serde_json::to_writer(&order, &JobOrder { place, work })
@@ -94,6 +88,17 @@ impl Job<'_> {
             Some(last) if ended.success => Ok(last),
             _ => Err(fault(format!("spillway-streamd has ended without a result: {}", ended.complaint))),
         }
+    }
+}
+
+/// Address of a registry, for `spillway-streamd`, with the path at which it finds the credentials.
+pub fn place_of(registry: &Registry, credentials: Option<PathBuf>) -> Place {
+    Place {
+        url: registry.url.clone(),
+        endpoint: registry.endpoint.clone(),
+        region: registry.region.clone(),
+        single_writer: registry.single_writer,
+        credentials,
     }
 }
 

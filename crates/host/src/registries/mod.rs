@@ -9,10 +9,10 @@ use crate::error::HostError;
 use crate::operations::{Operations, Progress};
 use crate::store::{Objects, RecordKind, StoredRecord};
 use job::Job;
-pub use job::JobFiles;
+pub use job::{JobFiles, place_of};
 use spillway_api::{
-    CollectionOutcome, Empty, ErrorCode, ImageRef, Name, Operation, OperationOutcome, Registry,
-    RegistryCheck, RegistryCollection,
+    CollectionOutcome, Empty, ErrorCode, ImageRef, ImageVersion, Name, Operation, OperationOutcome, Origin,
+    Registry, RegistryCheck, RegistryCollection,
 };
 use spillway_registry::job::{JobMessage, Work};
 use spillway_registry::{ProbeReport, PublicKey};
@@ -116,16 +116,26 @@ impl Registries {
         Ok(registry)
     }
 
-    /// Forgets a registry. What is in it stays.
+    /// Forgets a registry that no version is streamed from. What is in it stays.
     pub fn remove(&self, name: &Name, dry_run: bool) -> Result<Empty, HostError> {
         self.get(name)?;
-        if !dry_run {
-            self.objects.change(|changes| {
-                changes.delete::<Registry>(name.as_str());
-                Ok::<_, HostError>(())
-            })?;
-        }
-        Ok(Empty {})
+        self.objects.change(|changes| {
+            for version in changes.list_readable_below::<ImageVersion>("")? {
+                let ImageVersion { image, version, origin, residency, .. } = version.value;
+                if matches!(&origin, Origin::Registry { registry, .. } if residency.is_some() && registry == name) {
+                    let message = format!(
+                        "{name}: {image}:{version} is streamed from it: delete that version first ('spillway image delete \
+                         {image}:{version}')"
+                    );
+                    return Err(HostError::new(ErrorCode::InUse, message));
+                }
+            }
+            changes.delete::<Registry>(name.as_str());
+            if dry_run {
+                changes.forget();
+            }
+            Ok(Empty {})
+        })
     }
 
     /// Finds out what is at the address of a registry.

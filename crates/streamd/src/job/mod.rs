@@ -8,7 +8,8 @@ mod push;
 use crate::store::{Credentials, RemoteStore};
 use spillway_registry::job::{JobMessage, JobOrder, Place, ResolvedImage, Work};
 use spillway_registry::{
-    CollectOrder, Objects, PublicKey, RegistryError, RegistryErrorKind, collect, name_key, probe, resolve,
+    CollectOrder, Objects, PublicKey, RegistryError, RegistryErrorKind, collect, index_of, name_key, probe,
+    resolve, root_of,
 };
 use std::fs::File;
 use std::io::{Read, Write};
@@ -79,6 +80,13 @@ async fn work(store: &RemoteStore, work: Work) -> Result<JobMessage, RegistryErr
                 digest: image.manifest.digest,
                 size_bytes: image.manifest.size_bytes,
             }))
+        }
+        Work::List { digest, to } => {
+            let root = root_of(&digest).ok_or_else(|| local(format!("{digest} is no digest of an image")))?;
+            let digests = index_of(store, &root).await?.digests.concat();
+            let written = File::options().write(true).open(&to).and_then(|mut file| file.write_all(&digests));
+            written.map_err(|e| local(format!("the digests cannot be written: {e}")))?;
+            Ok(JobMessage::Listed)
         }
         Work::Fetch { digest, to } => fetch::fetch(store, &digest, &to).await.map(JobMessage::Fetched),
         Work::Collect { grace_seconds, gap_seconds, deletes, id } => {

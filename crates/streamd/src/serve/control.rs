@@ -42,7 +42,8 @@ fn carry_out(cache: &Arc<Cache>, request: ControlRequest, fds: Vec<OwnedFd>) -> 
     let in_cache = |e: io::Error| format!("the cache: {e}");
     match request {
         ControlRequest::Hello => {
-            Ok(ControlReply::Hello { version: SERVE_VERSION, order: cache.order().clone() })
+            let program = env!("CARGO_PKG_VERSION").into();
+            Ok(ControlReply::Hello { version: SERVE_VERSION, program, order: cache.order().clone() })
         }
         ControlRequest::Serve { digest, size_bytes, place } => {
             let mut fds = fds.into_iter();

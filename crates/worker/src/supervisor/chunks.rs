@@ -236,7 +236,10 @@ impl Supervisor {
                 // The files of the cache were lost, and are being made anew. What the worker reads is still whole, but nothing
                 // is added to it.
                 self.disk.set_image(image.file);
-                self.announce("notice", "the image has another file in the cache now: another worker reads that");
+                self.announce(
+                    "notice",
+                    "the image has another file in the cache now: another worker reads that",
+                );
                 self.end_worker("its image has another file now");
             }
         }

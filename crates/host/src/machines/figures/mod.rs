@@ -8,13 +8,13 @@ mod accounts;
 pub mod curves;
 
 use super::run::MachineFolders;
-use super::short_path::ShortPath;
 use super::views::MachineReader;
 use super::{View, blocking, disk};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::json_lines::JsonLines;
 use crate::processes;
+use crate::short_path::ShortPath;
 use crate::store::Objects;
 use crate::stores::Stores;
 use accounts::{Accounts, DiskId, DiskReport};

@@ -89,7 +89,10 @@ impl MachineReconciler {
             let kept = belongings.disk.as_ref();
             let version = kept.map_or(catalog.version, |disk| disk.version);
             // Check this first: a disk that can never be served takes no space.
-            shared.images.disk(&spec.image.name, version)?;
+            match spec.mode() {
+                DiskMode::Ephemeral => shared.images.disk(&spec.image.name, version).map(drop)?,
+                _ => shared.images.base(&spec.image.name, version).map(drop)?,
+            }
             let mut run = RunRecord {
                 uuid: machine.identity.uuid.clone(),
                 boot: boot_id(),

@@ -3,10 +3,10 @@
 //!
 //! Invariant: the VMM cannot write to the machine's folder, so it cannot mislead other processes by its contents.
 
-use super::super::short_path::ShortPath;
 use crate::error::HostError;
 use crate::hypervisor::bridge;
 use crate::hypervisor::qemu::{AGENT, CONSOLE, Handles, MONITOR};
+use crate::short_path::ShortPath;
 use rustix::fs::{CWD, Mode, OFlags, fchmod, openat};
 use spillway_api::{CatalogSpec, ErrorCode, Network};
 use std::fs::File;

@@ -5,7 +5,6 @@
 //! status is queried again and again.
 
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
-use super::super::short_path::ShortPath;
 use super::super::{blocking, disk};
 use super::handles::{self, Disks};
 use super::{PROCESS, assumed_ending, ending, grant_group};
@@ -16,6 +15,7 @@ use crate::hypervisor::qmp::{Event, Qmp};
 use crate::machines::ready::connect_console;
 use crate::processes::{self, Process};
 use crate::scopes::{Scopes, is_there};
+use crate::short_path::ShortPath;
 use spillway_api::{ErrorCode, Machine, ResetEvent};
 use spillway_control::kvm::Accelerator;
 use std::future::pending;

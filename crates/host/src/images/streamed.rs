@@ -1,0 +1,85 @@
+//! Versions that are streamed: records and digests here, chunks in a registry and in the cache. Owns what cannot be done with them.
+//!
+//! Invariant: an image is in the cache as long as any version is it.
+
+use super::{Images, VersionFiles, check_size};
+use crate::error::HostError;
+use crate::streaming::StreamedVersion;
+use spillway_api::{ErrorCode, ImageVersion, Name, Origin, VersionState};
+use spillway_control::Streamed;
+use std::path::PathBuf;
+
+/// What a disk reads of a version.
+#[derive(Clone, Debug)]
+pub struct BaseFile {
+    /// The file. Of a version that is streamed, the one in the cache, for people.
+    pub path: PathBuf,
+    /// How a version that is streamed is opened.
+    pub streamed: Option<Streamed>,
+    /// Size of the image, in bytes.
+    pub size_bytes: u64,
+}
+
+/// Refuses a version of which only a part is here. `done` says what cannot be done.
+pub(super) fn check_whole(version: &ImageVersion, done: &str) -> Result<(), HostError> {
+    let Some(_) = version.residency else { return Ok(()) };
+    let (name, number) = (&version.image, version.version);
+    let message = format!(
+        "{name}:{number} cannot be {done}: it is streamed, and not whole on this host: copy it ('spillway image pull') under \
+         another name"
+    );
+    Err(HostError::new(ErrorCode::Conflict, message).permanent())
+}
+
+impl Images {
+    /// Returns what a disk reads of a ready version.
+    pub fn base(&self, name: &Name, version: u32) -> Result<BaseFile, HostError> {
+        let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        check_size(&version)?;
+        let size_bytes = version.size_bytes;
+        if version.residency.is_some() {
+            let digest = version.digest.as_deref().unwrap_or_default();
+            let (streamed, path) = self.streaming.opened_at(digest)?;
+            return Ok(BaseFile { path, streamed: Some(streamed), size_bytes });
+        }
+        let store = self.store_of(&version)?;
+        let path = VersionFiles::of(&store.path, name, version.version).disk();
+        Ok(BaseFile { path, streamed: None, size_bytes })
+    }
+
+    /// Returns the versions that are streamed and can be used.
+    pub fn all_streamed(&self) -> Result<Vec<StreamedVersion>, HostError> {
+        let all = self.objects.list::<ImageVersion>()?.into_iter().map(|version| version.value);
+        let used = all.filter(|version| version.residency.is_some() && version.state == VersionState::Ready);
+        used.map(|version| self.streamed_version(&version)).collect()
+    }
+
+    /// What is told of a version to the process that brings its chunks.
+    pub(super) fn streamed_version(&self, version: &ImageVersion) -> Result<StreamedVersion, HostError> {
+        let reference = format!("{}:{}", version.image, version.version);
+        let store = self.stores.get(&version.store)?;
+        let files = VersionFiles::of(&store.path, &version.image, version.version);
+        match (&version.origin, &version.digest) {
+            (Origin::Registry { registry, .. }, Some(digest)) => Ok(StreamedVersion {
+                reference,
+                digest: digest.clone(),
+                size_bytes: version.size_bytes,
+                registry: registry.clone(),
+                digests: files.digests(),
+            }),
+            _ => Err(files.damaged("its record names no registry or no digest".into())),
+        }
+    }
+
+    /// Removes the chunks of a version that is being removed, unless another one is the same image.
+    pub(super) fn stop_streaming(&self, version: &ImageVersion) -> Result<(), HostError> {
+        let (Some(_), Some(digest)) = (version.residency, &version.digest) else { return Ok(()) };
+        let is_other =
+            |other: &StreamedVersion| other.reference != format!("{}:{}", version.image, version.version);
+        let others = self.all_streamed()?;
+        if others.iter().any(|other| other.digest == *digest && is_other(other)) {
+            return Ok(());
+        }
+        self.streaming.forget(digest)
+    }
+}
