@@ -38,7 +38,11 @@ pub(crate) async fn check_format(objects: &impl Objects) -> Result<(), RegistryE
     }
 }
 
-async fn is_registry(objects: &impl Objects) -> Result<bool, RegistryError> {
+/// Whether there is a registry: if not, what it lacks says nothing of what it had.
+///
+/// # Errors
+/// The store cannot say, or has another format.
+pub async fn is_registry(objects: &impl Objects) -> Result<bool, RegistryError> {
     let Some(bytes) = objects.get(FORMAT, MOST_FORMAT_BYTES).await? else { return Ok(false) };
     let format: Format =
         serde_json::from_slice(&bytes).map_err(|e| RegistryError::damaged(FORMAT, format!("{e}")))?;

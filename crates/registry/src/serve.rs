@@ -22,7 +22,7 @@ pub struct ServeOrder {
     pub cache: PathBuf,
     /// Most bytes of chunks in it.
     pub budget_bytes: u64,
-    /// Time after which a second request is sent beside one to a store that has not ended.
+    /// Shortest time after which a second request is sent beside one to a store that has not ended.
     pub hedge_milliseconds: u64,
     /// Folders that are registries, which the process may read.
     pub folders: Vec<PathBuf>,

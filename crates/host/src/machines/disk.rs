@@ -41,6 +41,9 @@ const LISTEN: Duration = Duration::from_secs(5);
 /// Longest event line of a disk.
 const MAX_EVENT_BYTES: usize = 64 << 10;
 const LOOK: Duration = Duration::from_millis(2);
+/// Kinds of events: chunks of the image do not come, and do again.
+const CHUNKS_MISSING: &str = "chunks-missing";
+const CHUNKS_ARRIVE: &str = "chunks-arrive";
 
 /// Files and programs that a disk is made of.
 #[derive(Clone, Debug)]
@@ -153,14 +156,17 @@ pub fn ask(folder: &Path, request: &Request) -> Result<serde_json::Value, HostEr
     Ok(answer?)
 }
 
-/// Events of a disk, while the daemon is subscribed to them.
+/// Events of a disk, while the daemon is subscribed to them. Owns what is known of a state that they tell of.
 #[derive(Default)]
-pub struct DiskEvents(Option<JsonLines>);
+pub struct DiskEvents {
+    lines: Option<JsonLines>,
+    is_stalled: bool,
+}
 
 impl DiskEvents {
     /// Subscribes if there is no subscription yet. If the disk refuses, the next step tries again.
     pub async fn listen(&mut self, folder: &Path) {
-        if self.0.is_some() {
+        if self.lines.is_some() {
             return;
         }
         let connect = async {
@@ -170,16 +176,36 @@ impl DiskEvents {
             lines.next().await?;
             io::Result::Ok(lines)
         };
-        self.0 = tokio::time::timeout(LISTEN, connect).await.ok().and_then(Result::ok);
+        self.lines = tokio::time::timeout(LISTEN, connect).await.ok().and_then(Result::ok);
+        if self.lines.is_some() {
+            // What was the case before is told by no event.
+            let folder = folder.to_owned();
+            let asked = tokio::task::spawn_blocking(move || ask(&folder, &Request::Stats));
+            let stats = asked.await.ok().and_then(Result::ok);
+            self.is_stalled = stats.is_some_and(|stats| stats["chunks"]["stalled"] == 1);
+        }
+    }
+
+    /// Whether reads of the disk have waited for a chunk of its image for so long that its guest must not go on.
+    pub fn is_stalled(&self) -> bool {
+        self.is_stalled
     }
 
     /// Waits for the next event; `None`: the connection has ended. Never returns without a subscription. Cancel safe.
     pub async fn next(&mut self) -> Option<String> {
-        let Some(lines) = &mut self.0 else { return pending().await };
+        let Some(lines) = &mut self.lines else { return pending().await };
         match lines.next().await {
-            Ok(line) => Some(line["event"]["text"].as_str().unwrap_or_default().to_owned()),
+            Ok(line) => {
+                let word = |name: &str| line["event"][name].as_str().unwrap_or_default();
+                match word("kind") {
+                    CHUNKS_MISSING => self.is_stalled = true,
+                    CHUNKS_ARRIVE => self.is_stalled = false,
+                    _ => {}
+                }
+                Some(word("text").to_owned())
+            }
             Err(_) => {
-                self.0 = None;
+                self.lines = None;
                 None
             }
         }

@@ -42,6 +42,9 @@ const TICK: Duration = Duration::from_secs(30);
 /// Delay before the removal of an earlier machine's files is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
 
+/// Why a machine that runs does nothing.
+const HELD: &str = "its guest is stopped until chunks of its image arrive from the registry";
+
 /// Reconciles one machine.
 pub struct MachineReconciler {
     shared: Arc<MachineServices>,
@@ -307,7 +310,7 @@ impl MachineReconciler {
         }
         self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         // The state so far belongs to the last VMM.
-        (run.ending, run.asked, run.ready, run.address) = (None, false, false, None);
+        (run.ending, run.asked, run.ready, run.held, run.address) = (None, false, false, false, None);
         run.port = self.port_for(&run)?;
         run.user = self.shared.users().take(&self.name, &run.uuid)?;
         self.folder.save_in_background(&run).await?;
@@ -344,6 +347,9 @@ impl MachineReconciler {
         }
         attached?;
         self.attempts.vmm_runs();
+        if let Some(text) = self.vmm.hold(&mut run, self.disk.is_stalled()).await? {
+            self.raise(EventKind::Disk, text);
+        }
         let heeds_until = self.vmm.cancel_shutdown(&mut run, wanted.grace()).await?;
         self.adjust(catalog, &mut run).await?;
         let ready = if run.spec.ready.is_none() { Some(None) } else { self.probe.answer() };
@@ -373,7 +379,8 @@ impl MachineReconciler {
             Some(_) => self.firmware.look(&self.folder, run).await,
             None => None,
         };
-        let status = status.with_pending(run.pending(catalog)).hint(hint);
+        let held = run.held.then(|| HELD.to_owned());
+        let status = status.with_pending(run.pending(catalog)).hint(held.or(hint));
         let is_crashing = self.attempts.is_crashing(Instant::now()).is_some();
         let status = status.unstable(is_crashing);
         self.publish(if run.ready { status.settled() } else { status });

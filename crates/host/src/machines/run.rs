@@ -76,6 +76,9 @@ pub struct RunRecord {
     pub asked: bool,
     /// Whether the guest has become ready since the VMM started.
     pub ready: bool,
+    /// Whether the guest's processors were stopped because its disk waits for chunks of the image.
+    #[serde(default)]
+    pub held: bool,
     /// Address of the guest, if it is known.
     pub address: Option<String>,
     /// Port of the host's loopback that QEMU forwards to the guest's readiness port.

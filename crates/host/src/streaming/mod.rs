@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Name of the process.
 const PROCESS: &str = "streamd";
-/// Time after which a second request is sent beside one to a store that has not ended.
-const HEDGE: Duration = Duration::from_secs(2);
+/// Shortest time after which a second request is sent beside one to a store that has not ended.
+const HEDGE: Duration = Duration::from_millis(200);
 /// Longest time until the process listens.
 const READY: Duration = Duration::from_secs(20);
 /// Longest time until the process ends when it is asked to.

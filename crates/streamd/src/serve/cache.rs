@@ -4,6 +4,7 @@
 //! are told.
 
 use super::budget::Budget;
+use super::health::Health;
 use super::image::{CachedImage, Kept};
 use super::source::Source;
 use crate::store::RemoteStore;
@@ -38,6 +39,7 @@ pub struct ServedImage {
     /// Its files.
     pub cached: CachedImage,
     store: Mutex<Arc<RemoteStore>>,
+    health: Arc<Health>,
     flights: Mutex<HashMap<u32, Flight>>,
     /// Requests to its store. Of the image, so that a store that is away holds up no other.
     width: Semaphore,
@@ -102,6 +104,7 @@ impl Cache {
         let served = ServedImage {
             cached: CachedImage::open(&self.order.cache, index, &self.budget)?,
             store: Mutex::new(store),
+            health: Health::new(Duration::from_millis(self.order.hedge_milliseconds)),
             flights: Mutex::default(),
             width: Semaphore::new(DEMAND_WIDTH),
             used: Mutex::new(Instant::now()),
@@ -201,7 +204,7 @@ impl Cache {
         let _turn = image.width.acquire().await;
         let source = Source {
             store: || Arc::clone(&locked(&image.store)),
-            hedge: Duration::from_millis(self.order.hedge_milliseconds),
+            health: &image.health,
             wrong: &self.seen.wrong_chunks,
         };
         let fetched = match source.fetch(&digest, len).await {

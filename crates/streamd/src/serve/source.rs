@@ -1,31 +1,40 @@
 //! Where chunks come from: the registry's store. Owns how long is waited, and when it is asked again.
 //!
-//! Invariant: a store that is away is no error: it is asked until it answers. What it gives is compared with its digest; only
-//! what it has wrong several times, or does not have, is given up.
+//! Invariant: a store that is away is no error: it is asked until it answers, and soon after it does. What it gives is compared
+//! with its digest; only what it has wrong several times, or does not have, is given up. An answer that makes progress is never
+//! broken off.
 
+use super::health::Health;
 use crate::store::RemoteStore;
 use futures_util::future::{Either, select};
 use spillway_image::digests::ChunkDigest;
-use spillway_registry::{RegistryError, RegistryErrorKind, fetch_frame, open_frame};
+use spillway_registry::{
+    MOST_FRAME_BYTES, RegistryError, RegistryErrorKind, chunk_key, is_registry, open_frame,
+};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// Longest time for one request: a store that has not answered whole by then is asked anew.
-const ATTEMPT: Duration = Duration::from_secs(30);
-/// Shortest and longest pause before a store is asked again that could not answer.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+/// Time without an answer after which it is found out whether the store is there.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Pause before a wrong chunk is asked for again.
+const AFTER_WRONG: Duration = Duration::from_millis(250);
+/// Pause before a chunk is asked for again of a store that answers and has refused it before, and the longest.
+const AFTER_REFUSED: Duration = Duration::from_millis(200);
+const MOST_AFTER_REFUSED: Duration = Duration::from_secs(3);
 /// How often a store may say that it has no such chunk, or give a wrong one, before it is given up.
 const MOST_WRONG: u32 = 3;
+/// Longest time to find out whether a store that lacks a chunk is a registry at all.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// How chunks are fetched.
 pub struct Source<'a, S: Fn() -> Arc<RemoteStore>> {
     /// The store, which may be another one the next time.
     pub store: S,
-    /// A request that takes longer gets a second one beside it.
-    pub hedge: Duration,
+    /// Whether it answers, and how fast.
+    pub health: &'a Arc<Health>,
     /// Counts chunks that had another content than their digest says.
     pub wrong: &'a AtomicU64,
 }
@@ -41,34 +50,60 @@ pub struct Fetched {
 impl<S: Fn() -> Arc<RemoteStore>> Source<'_, S> {
     /// Fetches a chunk. Returns it, or why no source has it.
     pub async fn fetch(&self, digest: &ChunkDigest, len: u64) -> Result<Fetched, RegistryError> {
-        let (mut wrong, mut pause) = (0, PAUSES.0);
+        let (mut wrong, mut refused) = (0, 0);
         loop {
-            match self.attempt(digest, len).await {
-                Ok(fetched) => return Ok(fetched),
-                Err(e) if e.kind == RegistryErrorKind::Damaged => {
-                    self.wrong.fetch_add(1, Ordering::Relaxed);
-                    wrong += 1;
-                    if wrong >= MOST_WRONG {
-                        return Err(e);
-                    }
+            let store = (self.store)();
+            let answers = self.health.answers();
+            let has_begun = AtomicBool::new(false);
+            let attempt = pin!(self.attempt(&store, digest, len, &has_begun));
+            let silence = pin!(async {
+                sleep(SILENCE).await;
+                // What others learn of the store tells whether this request was lost.
+                self.health.answers_again(&store, answers, &has_begun).await;
+            });
+            let error = match select(attempt, silence).await {
+                Either::Left((Ok(fetched), _)) => return Ok(fetched),
+                Either::Left((Err(e), _)) => e,
+                Either::Right(_) => continue,
+            };
+            // A folder that is not mounted, or a bucket that is gone, has no chunks either.
+            if is_wrong(&error) && is_there(&store).await {
+                self.wrong.fetch_add(1, Ordering::Relaxed);
+                wrong += 1;
+                if wrong >= MOST_WRONG {
+                    return Err(error);
                 }
-                Err(_) => {}
+                sleep(AFTER_WRONG).await;
+            } else {
+                self.health.answers_again(&store, answers, &AtomicBool::new(false)).await;
+                // One that answers, and not with chunks, has too much to do.
+                if refused > 0 {
+                    sleep((AFTER_REFUSED * refused).min(MOST_AFTER_REFUSED)).await;
+                }
+                refused += 1;
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
         }
     }
 
     /// Asks once, and once more if that takes long. The first that has an answer wins.
-    async fn attempt(&self, digest: &ChunkDigest, len: u64) -> Result<Fetched, RegistryError> {
-        let store = (self.store)();
+    async fn attempt(
+        &self,
+        store: &RemoteStore,
+        digest: &ChunkDigest,
+        len: u64,
+        has_begun: &AtomicBool,
+    ) -> Result<Fetched, RegistryError> {
+        let key = chunk_key(digest);
         let once = || async {
-            let late = |_| RegistryError::new(RegistryErrorKind::Unreachable, "the store does not answer");
-            timeout(ATTEMPT, fetch_frame(&*store, digest)).await.map_err(late)?
+            let begun = Instant::now();
+            let frame = store.get_noting(&key, MOST_FRAME_BYTES, has_begun).await?;
+            self.health.took(begun.elapsed());
+            let missing = || RegistryError::new(RegistryErrorKind::Absent, format!("{key} is missing"));
+            frame.ok_or_else(missing)
         };
         let first = pin!(once());
         let second = pin!(async {
-            sleep(self.hedge).await;
+            sleep(self.health.hedge()).await;
             once().await
         });
         let frame = match select(first, second).await {
@@ -82,4 +117,14 @@ impl<S: Fn() -> Arc<RemoteStore>> Source<'_, S> {
         let bytes = opened.map_err(|e| RegistryError::new(RegistryErrorKind::Local, e))??;
         Ok(Fetched { bytes, received_bytes })
     }
+}
+
+/// Whether the error is of a chunk that the store has wrong, or does not have.
+fn is_wrong(error: &RegistryError) -> bool {
+    matches!(error.kind, RegistryErrorKind::Damaged | RegistryErrorKind::Absent)
+}
+
+/// Whether the store is there, and is a registry.
+async fn is_there(store: &RemoteStore) -> bool {
+    matches!(timeout(LOOK, is_registry(store)).await, Ok(Ok(true)))
 }

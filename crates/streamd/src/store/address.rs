@@ -15,8 +15,8 @@ use std::time::Duration;
 const CONNECT: Duration = Duration::from_secs(10);
 /// Most times that a request is repeated.
 const MOST_RETRIES: usize = 10;
-/// Longest time without a byte of an answer.
-const SILENCE: Duration = Duration::from_secs(30);
+/// Longest time without a byte of an answer: of a request that is repeated here, and of one that its sender repeats.
+const SILENCE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
 fn refused(place: &Place, why: &str) -> RegistryError {
     RegistryError::new(RegistryErrorKind::Unsupported, format!("{}: {why}", place.url))
@@ -43,11 +43,11 @@ pub fn open(
 }
 
 fn client(may_be_plain: bool, patience: Duration) -> (ClientOptions, RetryConfig) {
-    let max_retries = if patience.is_zero() { 0 } else { MOST_RETRIES };
+    let (max_retries, silence) = if patience.is_zero() { (0, SILENCE.1) } else { (MOST_RETRIES, SILENCE.0) };
     // No limit for a whole body: one that makes progress is not ended.
     let options = ClientOptions::new()
         .with_connect_timeout(CONNECT)
-        .with_read_timeout(SILENCE)
+        .with_read_timeout(silence)
         .with_timeout_disabled()
         .with_allow_http(may_be_plain)
         .with_http1_only();

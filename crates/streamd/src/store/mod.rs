@@ -14,6 +14,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use spillway_registry::job::Place;
 use spillway_registry::{ListedObject, Objects, RegistryError, RegistryErrorKind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A registry's store.
@@ -54,8 +55,14 @@ impl RemoteStore {
     }
 }
 
-impl Objects for RemoteStore {
-    async fn get(&self, key: &str, most_bytes: u64) -> Result<Option<Vec<u8>>, RegistryError> {
+impl RemoteStore {
+    /// Gets an object as [`Objects::get`] does, and notes when the answer has begun.
+    pub async fn get_noting(
+        &self,
+        key: &str,
+        most_bytes: u64,
+        has_begun: &AtomicBool,
+    ) -> Result<Option<Vec<u8>>, RegistryError> {
         let found = match self.store.get(&self.path(key)).await {
             Ok(found) => found,
             Err(e) if failure::is_absent(&e) => return Ok(None),
@@ -68,6 +75,7 @@ impl Objects for RemoteStore {
         if found.meta.size > most_bytes {
             return Err(too_large());
         }
+        has_begun.store(true, Ordering::Release);
         let mut bytes = Vec::with_capacity(found.meta.size as usize);
         let mut body = found.into_stream();
         while let Some(part) = body.try_next().await.map_err(|e| self.failed(key, &e))? {
@@ -77,6 +85,12 @@ impl Objects for RemoteStore {
             bytes.extend_from_slice(&part);
         }
         Ok(Some(bytes))
+    }
+}
+
+impl Objects for RemoteStore {
+    async fn get(&self, key: &str, most_bytes: u64) -> Result<Option<Vec<u8>>, RegistryError> {
+        self.get_noting(key, most_bytes, &AtomicBool::new(false)).await
     }
 
     async fn exists(&self, key: &str) -> Result<bool, RegistryError> {

@@ -108,6 +108,7 @@ impl MachineReconciler {
                 ending: None,
                 asked: false,
                 ready: false,
+                held: false,
                 address: None,
                 port: None,
                 user: None,

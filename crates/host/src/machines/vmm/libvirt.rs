@@ -126,6 +126,16 @@ impl Domain {
         let _ = self.libvirt.ask(&["shutdown", &self.uuid, "--mode", "acpi"]).await;
     }
 
+    /// Stops the guest's processors, or lets them go on.
+    pub async fn hold(&self, must_wait: bool) -> Result<bool, HostError> {
+        let command = if must_wait { "suspend" } else { "resume" };
+        match self.libvirt.ask(&[command, &self.uuid]).await {
+            // An earlier daemon has done it, and not recorded it.
+            Err(e) if !must_wait && e.message.contains("already running") => Ok(true),
+            done => done.map(|_| true),
+        }
+    }
+
     /// Ends the process.
     pub async fn destroy(&self) {
         let _ = self.libvirt.ask(&["destroy", &self.uuid]).await;

@@ -39,6 +39,8 @@ pub struct Vmm {
     asked: Option<Instant>,
     /// Until when a shutdown that was requested counts, although it is not wanted any more.
     heeds_until: Option<Instant>,
+    /// Whether this daemon has stopped the guest's processors, or let them go on.
+    held: Option<bool>,
 }
 
 /// Driver of the VMM.
@@ -50,7 +52,7 @@ enum VmmDriver {
 
 impl Vmm {
     pub fn new(folder: MachineFolder, libvirt: Arc<Libvirt>) -> Vmm {
-        Vmm { folder, libvirt, driver: VmmDriver::Nobody, asked: None, heeds_until: None }
+        Vmm { folder, libvirt, driver: VmmDriver::Nobody, asked: None, heeds_until: None, held: None }
     }
 
     /// Finds out whether the VMM is alive.
@@ -171,6 +173,41 @@ impl Vmm {
         Ok(None)
     }
 
+    /// Stops the guest's processors while its disk waits for chunks of the image, and lets them go on afterwards: a guest resets a
+    /// disk that does not answer, and some drivers then damage the guest's memory. Returns what was done.
+    pub async fn hold(
+        &mut self,
+        run: &mut RunRecord,
+        must_wait: bool,
+    ) -> Result<Option<&'static str>, HostError> {
+        let is_done = self.held == Some(must_wait) && run.held == must_wait;
+        if is_done || !must_wait && !run.held {
+            return Ok(None);
+        }
+        if must_wait && !run.held {
+            // It is recorded first: whoever finds them stopped lets them go on.
+            run.held = true;
+            self.folder.save_in_background(run).await?;
+        }
+        let held = match &mut self.driver {
+            VmmDriver::Nobody => false,
+            VmmDriver::Qemu(qemu) => qemu.hold(must_wait).await?,
+            VmmDriver::Libvirt(domain) => domain.hold(must_wait).await?,
+        };
+        if !held {
+            return Ok(None);
+        }
+        self.held = Some(must_wait);
+        if !must_wait {
+            run.held = false;
+            self.folder.save_in_background(run).await?;
+        }
+        Ok(Some(match must_wait {
+            true => "the guest is stopped until chunks of its image arrive",
+            false => "the guest goes on",
+        }))
+    }
+
     /// Returns the channel to the guest agent.
     pub fn agent(&self) -> GuestAgent {
         match &self.driver {
@@ -250,7 +287,7 @@ impl Vmm {
     }
 
     fn disconnect(&mut self) {
-        (self.asked, self.heeds_until) = (None, None);
+        (self.asked, self.heeds_until, self.held) = (None, None, None);
         if let VmmDriver::Qemu(qemu) = &mut self.driver {
             qemu.disconnect();
         }

@@ -126,6 +126,19 @@ impl Qemu {
         Ok(())
     }
 
+    /// Stops the guest's processors, or lets them go on. False: it cannot be told now.
+    pub async fn hold(&mut self, must_wait: bool) -> Result<bool, HostError> {
+        let Some(monitor) = &mut self.monitor else { return Ok(false) };
+        let command = if must_wait { "stop" } else { "cont" };
+        match monitor.execute(command).await {
+            Ok(_) => Ok(true),
+            Err(e) => {
+                self.monitor = None;
+                Err(HostError::new(ErrorCode::Unavailable, format!("its VMM: {e}")))
+            }
+        }
+    }
+
     /// Records why the guest has ended, if that is known and not recorded.
     async fn record(&self, run: &mut RunRecord) -> Result<(), HostError> {
         if let (None, Some(ending_seen)) = (run.ending, self.ending_seen) {
