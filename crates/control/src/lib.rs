@@ -42,7 +42,7 @@ pub use spillway_layout::{
 };
 pub use stats::{
     BasePlane, Chunks, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow,
-    Plane, Planes, Promotions, Ram, SCHEMA, Stalls, Stats, Throttled,
+    Plane, Planes, Promotions, Ram, SCHEMA, Stalls, Stats, Throttled, Touched,
 };
 
 /// What is said of a disk that is kept when it has ended as it should.

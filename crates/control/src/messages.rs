@@ -45,6 +45,9 @@ pub enum Request {
         #[serde(default)]
         goal: Option<f64>,
     },
+    /// Returns the chunks of a streamed image that were read since the start or the last reset, in the order of their first use, as
+    /// [`crate::Touched`]. What is read afterwards is not noted before the next reset.
+    Touched,
     /// Replaces the program that serves the disk. The written data and the VMM's connection are kept. Only the
     /// supervisor's user and root may send this, since the program runs with the supervisor's rights.
     Upgrade {

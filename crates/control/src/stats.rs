@@ -7,6 +7,13 @@ use serde::{Deserialize, Serialize};
 /// Version of the keys.
 pub const SCHEMA: u32 = 1;
 
+/// Chunks of a streamed image that a disk has read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Touched {
+    /// Their numbers, in the order of their first use: the first 8192.
+    pub chunks: Vec<u32>,
+}
+
 /// All counters and gauges of a disk at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

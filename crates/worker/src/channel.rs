@@ -129,6 +129,8 @@ pub enum ToWorker {
         /// The share of the written bytes that it should absorb.
         goal: Option<f64>,
     },
+    /// Which chunks of the streamed image were read. Answered by `Touched`.
+    Touched,
     /// Complete what was accepted, leave what waits for space unanswered, and exit with 0.
     Stop {
         /// Another worker goes on with the disk. Without one the files are free when the worker has ended.
@@ -195,6 +197,11 @@ pub enum FromWorker {
     Curve {
         /// `spillway_advisor::curve::Curve`, and how long it has gone along.
         curve: serde_json::Value,
+    },
+    /// The answer to `Touched`.
+    Touched {
+        /// In the order of their first use.
+        chunks: Vec<u32>,
     },
     /// Something worth a line in the log, and telling those that listen.
     Event {

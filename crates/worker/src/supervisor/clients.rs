@@ -8,6 +8,7 @@ use super::control::Peer;
 use super::event_loop::Supervisor;
 use super::session::{MOST_DEATHS, Session};
 use super::upgrade::Upgrade;
+use super::watchers::Question;
 use crate::channel::{ClientKind, ToWorker};
 use crate::worker::ReportedError;
 use rustix::event::PollFlags;
@@ -280,7 +281,11 @@ impl Supervisor {
                     Response::Ok(serde_json::json!({ "listening": true }))
                 }
                 Request::Trace => return self.begin_trace(id),
-                Request::Curve { goal } => match self.ask_curve(id, goal) {
+                Request::Curve { goal } => match self.ask_worker(id, Question::Curve(goal)) {
+                    Some(answer) => answer,
+                    None => return,
+                },
+                Request::Touched => match self.ask_worker(id, Question::Touched) {
                     Some(answer) => answer,
                     None => return,
                 },

@@ -10,7 +10,7 @@ use super::event_loop::Supervisor;
 use super::process::{Program, Received, Worker};
 use crate::channel::{FromWorker, MOST_DEAD, PROTOCOL_VERSION, ToWorker};
 use rustix::event::PollFlags;
-use spillway_control::{ErrorKind, SupervisorError};
+use spillway_control::{ErrorKind, SupervisorError, Touched};
 use spillway_core::LAYOUT_VERSION;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::ExitStatus;
@@ -277,7 +277,7 @@ impl Supervisor {
         self.report_states();
         // An answer lets its peer send the next request, which must not be taken for an unfinished one of before. So drop
         // the unfinished curves first, and answer changes and resets later.
-        self.forget_curves();
+        self.forget_questions();
         self.resume_change();
         self.resume_reset();
         self.finish_upgrade();
@@ -472,7 +472,11 @@ impl Supervisor {
             FromWorker::ChunksLost => self.on_chunks_lost(),
             FromWorker::ResetDone { result } => self.on_reset_done(result),
             FromWorker::SetDone { result } => self.on_change_done(result),
-            FromWorker::Curve { curve } => self.on_curve(curve),
+            FromWorker::Curve { curve } => self.on_worker_answer(curve),
+            FromWorker::Touched { chunks } => {
+                let touched = Touched { chunks };
+                self.on_worker_answer(serde_json::to_value(touched).expect("plain numbers"));
+            }
             FromWorker::Event { kind, text } => {
                 // A worker limits its own rate of events: ignore what a broken one sends.
                 if self.life.events.admit() && self.reported.update(&kind) {

@@ -1,5 +1,5 @@
-//! Observers of the disk: recorders, which read the ring buffer that the worker writes its requests to, and requests for
-//! the miss curve. Owns the memory of the ring buffer and the queue of curve requests; reads neither.
+//! Observers of the disk: recorders, which read the ring buffer that the worker writes its requests to, and questions
+//! that only the worker can answer. Owns the memory of the ring buffer and the queue of questions; reads neither.
 //!
 //! Invariant: the ring buffer exists exactly while a recorder is connected; each worker gets it before it serves.
 
@@ -16,9 +16,27 @@ use std::os::fd::{AsRawFd, OwnedFd};
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     ring: Option<OwnedFd>,
-    /// Control connections that wait for the curve, each with its goal (a share of 0 to 1). The worker computes one curve at
-    /// a time, the first one's, since that takes a while.
-    asking: VecDeque<(u64, Option<f64>)>,
+    /// Control connections that wait for an answer of the worker. It gets one question at a time, the first one's, since a curve
+    /// takes a while.
+    asking: VecDeque<(u64, Question)>,
+}
+
+/// What a control connection wants to know of the worker.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Question {
+    /// The curve, with its goal (a share of 0 to 1).
+    Curve(Option<f64>),
+    /// The chunks of the streamed image that were read.
+    Touched,
+}
+
+impl Question {
+    fn message(self) -> ToWorker {
+        match self {
+            Question::Curve(goal) => ToWorker::Curve { goal },
+            Question::Touched => ToWorker::Touched,
+        }
+    }
 }
 
 impl Supervisor {
@@ -80,32 +98,33 @@ impl Supervisor {
         }
     }
 
-    /// Requests the curve from the worker. Returns the error response if that is not possible.
-    pub(super) fn ask_curve(&mut self, by: u64, goal: Option<f64>) -> Option<Response> {
-        if goal.is_some_and(|goal| !(0.0..=1.0).contains(&goal)) {
+    /// Passes a question to the worker. Returns the error response if that is not possible.
+    pub(super) fn ask_worker(&mut self, by: u64, question: Question) -> Option<Response> {
+        if matches!(question, Question::Curve(Some(goal)) if !(0.0..=1.0).contains(&goal)) {
             return Some(Response::error("invalid", "the goal must be a share of 0 to 1"));
         }
         if !self.life.serving {
             return Some(Response::error("busy", "the worker is starting: try again"));
         }
-        self.watchers.asking.push_back((by, goal));
+        self.watchers.asking.push_back((by, question));
         if self.watchers.asking.len() == 1 {
-            self.tell(ToWorker::Curve { goal }, Vec::new());
+            self.tell(question.message(), Vec::new());
         }
         None
     }
 
-    pub(super) fn on_curve(&mut self, curve: serde_json::Value) {
-        // No curve was requested: ignore what a broken worker sends.
+    /// Handles the worker's answer.
+    pub(super) fn on_worker_answer(&mut self, answer: serde_json::Value) {
+        // Nothing was asked: ignore what a broken worker sends.
         let Some((by, _)) = self.watchers.asking.pop_front() else { return };
-        if let Some(&(_, goal)) = self.watchers.asking.front() {
-            self.tell(ToWorker::Curve { goal }, Vec::new());
+        if let Some(&(_, question)) = self.watchers.asking.front() {
+            self.tell(question.message(), Vec::new());
         }
-        self.answer(by, &Response::Ok(curve));
+        self.answer(by, &Response::Ok(answer));
     }
 
-    /// Refuses the waiting curve requests: the worker that collected the data has ended.
-    pub(super) fn forget_curves(&mut self) {
+    /// Refuses the waiting questions: the worker that collected the data has ended.
+    pub(super) fn forget_questions(&mut self) {
         for (by, _) in std::mem::take(&mut self.watchers.asking) {
             self.answer(
                 by,

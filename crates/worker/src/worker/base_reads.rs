@@ -10,7 +10,7 @@ use super::io::IoResult;
 use super::transfers::Transfers;
 use spillway_core::{Counters, Errno, OpId, add, set};
 use spillway_image::{Arrival, BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -33,7 +33,19 @@ pub struct BaseReads {
     /// Where the image was found not to be what its digests say.
     damaged: Vec<u64>,
     missing: Missing,
+    /// Of a streamed image, until somebody has asked for it.
+    touched: Option<Box<TouchedChunks>>,
 }
+
+/// The chunks that were read, in the order of their first use.
+#[derive(Default)]
+struct TouchedChunks {
+    seen: HashSet<u32>,
+    order: Vec<u32>,
+}
+
+/// Chunks whose first use is noted.
+const MOST_TOUCHED: usize = 8192;
 
 /// The chunks of a streamed image that were asked for.
 #[derive(Default)]
@@ -71,7 +83,7 @@ pub enum Now<'a> {
 
 impl BaseReads {
     pub fn new(image: BaseImage) -> BaseReads {
-        BaseReads {
+        let mut reads = BaseReads {
             image,
             extents: ExtentCache::new(),
             mapped: None,
@@ -80,6 +92,28 @@ impl BaseReads {
             bounce: Vec::new(),
             damaged: Vec::new(),
             missing: Missing::default(),
+            touched: None,
+        };
+        reads.note_touches();
+        reads
+    }
+
+    /// Notes which chunks of a streamed image are read from now on.
+    pub fn note_touches(&mut self) {
+        self.touched = matches!(self.image, BaseImage::Streamed(_)).then(Box::default);
+    }
+
+    /// The chunks that were read since then, in the order of their first use. No more are noted.
+    pub fn take_touched(&mut self) -> Vec<u32> {
+        self.touched.take().map(|touched| touched.order).unwrap_or_default()
+    }
+
+    #[cold]
+    fn touch(&mut self, offset: u64) {
+        let (BaseImage::Streamed(image), Some(touched)) = (&self.image, &mut self.touched) else { return };
+        let chunk = image.chunk_at(offset);
+        if touched.order.len() < MOST_TOUCHED && touched.seen.insert(chunk) {
+            touched.order.push(chunk);
         }
     }
 
@@ -187,6 +221,9 @@ impl BaseReads {
 
     /// What can be served without waiting. `None`: it would have to wait.
     pub fn now(&mut self, offset: u64, len: u32) -> Option<Result<Now<'_>, Errno>> {
+        if self.touched.is_some() {
+            self.touch(offset);
+        }
         let (image, offset) = match &self.image {
             BaseImage::Raw { .. } if self.is_hole(offset, len) => return Some(Ok(Now::Zeroes)),
             BaseImage::Raw { image, .. } => (image, offset),
@@ -204,6 +241,9 @@ impl BaseReads {
 
     /// Reads what has to be waited for.
     pub fn read(&mut self, transfers: &mut Transfers, op: OpId, offset: u64, len: u32) {
+        if self.touched.is_some() {
+            self.touch(offset);
+        }
         let file = match &self.image {
             BaseImage::Raw { image, .. } => Some((image, offset)),
             BaseImage::Streamed(image) if image.has(offset) => Some((image.file(), offset)),

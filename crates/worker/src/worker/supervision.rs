@@ -111,6 +111,10 @@ impl Reactor {
                 let curve = self.tap.curve(goal, self.disk.fill(), self.io.now_ns());
                 self.send(&FromWorker::Curve { curve }, &[]);
             }
+            ToWorker::Touched => {
+                let chunks = self.io.base.take_touched();
+                self.send(&FromWorker::Touched { chunks }, &[]);
+            }
             ToWorker::Stop { disk_goes_on } => {
                 (self.stage.stopping, self.stage.disk_goes_on) = (true, disk_goes_on);
                 self.disk.wind_down();
@@ -421,6 +425,7 @@ impl Reactor {
         }
         self.stage.resetting = false;
         self.tap.reset(self.io.now_ns());
+        self.io.base.note_touches();
         // A new generation is a new disk.
         self.writeback = true;
         let generation = self.disk.generation();

@@ -143,6 +143,17 @@ fn each_chunk_is_asked_for_once_and_what_is_there_waits_for_none() {
     disk.reads(&mut driver, SIZE - 4608, 4608);
     let stats = disk.stats();
     assert_eq!((stats.chunks.asked, stats.chunks.missing, stats.latency.chunk.count), (6, 0, 6));
+    // What a boot reads is asked once, and noted anew after a reset.
+    let touched = || disk.ask(&Request::Touched)["chunks"].as_array().unwrap().clone();
+    assert_eq!(touched(), [0, 1, 5, 9, 11, 15]);
+    disk.reads(&mut driver, 2 * CHUNK, 4096);
+    assert!(touched().is_empty());
+    disk.ask(&Request::Reset { force: true, discard_data: false });
+    drop(driver);
+    let mut driver = disk.driver();
+    disk.reads(&mut driver, 5 * CHUNK, 4096);
+    disk.reads(&mut driver, 0, 4096);
+    assert_eq!(touched(), [5, 0]);
     drop(driver);
     assert!(disk.stop().0.success());
 }

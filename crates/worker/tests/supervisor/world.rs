@@ -152,6 +152,7 @@ fn pretend(role: &str, channel: OwnedFd) {
                 assert_eq!(fds.len(), usize::from(on), "a ring comes with it");
                 say(FromWorker::Event { kind: "notice".into(), text: format!("recorded: {on}") });
             }
+            ToWorker::Touched => say(FromWorker::Touched { chunks: vec![3, 1] }),
             ToWorker::Curve { goal } => say(FromWorker::Curve { curve: serde_json::json!({ "goal": goal }) }),
             ToWorker::Set(_) => say(FromWorker::SetDone { result: Ok(()) }),
             ToWorker::Left { id, error } => {
