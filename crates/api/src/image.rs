@@ -74,6 +74,24 @@ pub struct ImageVersion {
 pub enum Residency {
     /// None: each chunk comes when a disk reads it for the first time.
     Lazy,
+    /// Those that machines read until they are ready, as far as that was recorded. They stay in the cache.
+    Boot,
+    /// All, in the background at a limited rate. From then on the registry is not needed.
+    Full,
+}
+
+impl Residency {
+    /// All of them.
+    pub const ALL: [Residency; 3] = [Residency::Lazy, Residency::Boot, Residency::Full];
+
+    /// The word of it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Residency::Lazy => "lazy",
+            Residency::Boot => "boot",
+            Residency::Full => "full",
+        }
+    }
 }
 
 /// State of an image version in its life.

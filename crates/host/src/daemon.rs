@@ -113,6 +113,8 @@ pub struct DaemonSettings {
     pub stream_cache: Option<PathBuf>,
     /// Largest size of that cache.
     pub stream_cache_bytes: u64,
+    /// Rate at which whole streamed images are brought, in bytes a second.
+    pub stream_fill_bytes_per_second: u64,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
 }
@@ -191,9 +193,10 @@ impl Records {
             folder: state.join("streamd"),
             cache: std::path::absolute(cache).context("--stream-cache")?,
             budget_bytes: settings.stream_cache_bytes,
+            fill_bytes_per_second: settings.stream_fill_bytes_per_second,
             program: streamd,
         };
-        let streaming = Streaming::new(at, registries.clone())?;
+        let streaming = Streaming::new(at, registries.clone(), objects.clone())?;
         let images =
             Images::open(objects.clone(), operations.clone(), stores.clone(), streaming.clone(), complain)?;
         let host = HostSettings {

@@ -148,6 +148,9 @@ struct Arguments {
     /// not kept
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size, default_value = "20G")]
     stream_cache_size: u64,
+    /// Bytes a second at which the chunks of images with residency full are brought
+    #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size, default_value = "50M")]
+    stream_fill_rate: u64,
     /// Print the OpenAPI description of the HTTP API and exit
     #[arg(long)]
     print_openapi: bool,
@@ -297,6 +300,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         audit_max_bytes: arguments.audit_size,
         stream_cache: arguments.stream_cache,
         stream_cache_bytes: arguments.stream_cache_size,
+        stream_fill_bytes_per_second: arguments.stream_fill_rate,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,

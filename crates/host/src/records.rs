@@ -3,13 +3,14 @@
 //! Invariant: the version of the records changes whenever a stored type does.
 
 use crate::store::RecordKind;
-use crate::{backup, catalogs, idempotency, images, machines, registries, stores};
+use crate::{backup, catalogs, idempotency, images, machines, registries, stores, streaming};
 
 /// Returns all kinds.
 pub fn kinds() -> Vec<RecordKind> {
     let all = catalogs::RECORDS.into_iter().chain(images::RECORDS).chain(machines::RECORDS);
     all.chain(registries::RECORDS)
         .chain(stores::RECORDS)
+        .chain(streaming::RECORDS)
         .chain(idempotency::RECORDS)
         .chain(backup::RECORDS)
         .collect()

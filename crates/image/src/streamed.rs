@@ -233,7 +233,7 @@ mod tests {
         writer.set(9);
         assert!(image.has(9 * CHUNK) && image.has(10 * CHUNK - 1) && !image.has(10 * CHUNK));
         // Before there is a connection, questions wait.
-        [7, 3].map(|chunk| image.ask(chunk));
+        [7, 3].into_iter().for_each(|chunk| image.ask(chunk));
         let (client, server) = pair();
         image.connect(client, writer.memory()).unwrap();
         assert_eq!(questions(&server), [7, 3]);
@@ -276,8 +276,8 @@ mod tests {
             match nonsense {
                 0 => reply(&server, 6, Answer::Passed, None),
                 1 => reply(&server, 6, Answer::Resident, Some(&file)),
-                2 => _ = rustix::net::send(&server, &[0; 3], SendFlags::empty()).unwrap(),
-                _ => _ = rustix::net::send(&server, &[0; 99], SendFlags::empty()).unwrap(),
+                2 => _ = send(&server, &[0; 3], SendFlags::empty()).unwrap(),
+                _ => _ = send(&server, &[0; 99], SendFlags::empty()).unwrap(),
             }
             assert!(image.arrival().is_none() && image.connection().is_none(), "{nonsense}");
         }

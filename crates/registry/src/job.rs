@@ -1,7 +1,7 @@
 //! Orders of the daemon to a job of `spillway-streamd`, and what the job says. Owns their form: one JSON object on standard
 //! input, and one a line on standard output.
 
-use crate::{CollectReport, ProbeReport, PushReport, RegistryError, RegistryErrorKind};
+use crate::{BootSets, CollectReport, ProbeReport, PushReport, RegistryError, RegistryErrorKind};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -71,6 +71,15 @@ pub enum Work {
         /// An existing file, empty, which the job may write.
         to: PathBuf,
     },
+    /// Writes the boot set of a catalog beside an image. The answer is `BootSetKept`.
+    KeepBootSet {
+        /// Digest of the image.
+        digest: String,
+        /// Name of the catalog.
+        catalog: String,
+        /// Numbers of the chunks, in the order of their first use.
+        chunks: Vec<u32>,
+    },
     /// Fetches a whole image. The answer is `Fetched`.
     Fetch {
         /// Digest of the image: `sha256:` and 64 hexadecimal digits.
@@ -110,8 +119,10 @@ pub enum JobMessage {
     Pushed(PushReport),
     /// What was found.
     Resolved(ResolvedImage),
-    /// The digests are in the file.
-    Listed,
+    /// The digests are in the file. These chunks machines read first, as far as the registry says so.
+    Listed(BootSets),
+    /// The boot set is in the registry.
+    BootSetKept,
     /// So many bytes were received, compressed.
     Fetched(u64),
     /// What was garbage.

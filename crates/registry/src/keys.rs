@@ -39,6 +39,11 @@ pub fn index_key(root: &ChunkDigest) -> String {
     format!("{IMAGES}/{}/image.caibx", hex(root))
 }
 
+/// Key of the boot sets of an image.
+pub fn boot_key(root: &ChunkDigest) -> String {
+    format!("{IMAGES}/{}/boot.json", hex(root))
+}
+
 /// Key of a signature.
 pub fn signature_key(root: &ChunkDigest, name: &str, version: u32) -> String {
     format!("{IMAGES}/{}/{name}@{version}.minisig", hex(root))

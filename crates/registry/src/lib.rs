@@ -11,6 +11,7 @@
 //! images/<64 hex>/image.json         manifest of an image; the folder's name is the image's digest
 //! images/<64 hex>/image.caibx        index: the digest of each chunk
 //! images/<64 hex>/NAME@V.minisig     signature of the manifest for this name and version
+//! images/<64 hex>/boot.json          chunks that machines read until they are ready; advice, and may be missing
 //! names/NAME/V                       which image a version is; written once
 //! uploads/<uuid>.caibx               intent of a push: index of an image whose chunks are being sent
 //! gc/<seconds>-<uuid>.json           candidates that a pass of the garbage collection found
@@ -19,6 +20,7 @@
 //!
 //! Chunks and index are those of casync and desync: both can rebuild an image without Spillway.
 
+mod boot;
 mod chunk;
 mod collect;
 mod error;
@@ -33,6 +35,7 @@ mod resolve;
 pub mod serve;
 mod signature;
 
+pub use boot::{BootSets, MOST_BOOT_CHUNKS, boot_sets, put_boot_set};
 pub use chunk::{MOST_FRAME_BYTES, compress, open_frame};
 pub use collect::{CollectOrder, CollectReport, collect};
 pub use error::{RegistryError, RegistryErrorKind};

@@ -24,6 +24,8 @@ pub struct ServeOrder {
     pub budget_bytes: u64,
     /// Shortest time after which a second request is sent beside one to a store that has not ended.
     pub hedge_milliseconds: u64,
+    /// Rate at which whole images are brought, in bytes a second.
+    pub fill_bytes_per_second: u64,
     /// Folders that are registries, which the process may read.
     pub folders: Vec<PathBuf>,
 }
@@ -43,6 +45,8 @@ pub enum ControlRequest {
         size_bytes: u64,
         /// The registry that has its chunks.
         place: Place,
+        /// Which chunks are brought before a disk needs them. What was asked before no longer counts.
+        fill: Fill,
     },
     /// All images have been named: what else is in the cache is removed, and chunks are kept from now on. Answered by `Done`.
     Sweep,
@@ -58,6 +62,19 @@ pub enum ControlRequest {
         /// Digest of the image.
         digest: String,
     },
+}
+
+/// Chunks that are brought before a disk needs them, and stay in the cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fill {
+    /// None.
+    #[default]
+    Nothing,
+    /// These, in this order.
+    Chunks(Vec<u32>),
+    /// All, at a limited rate.
+    All,
 }
 
 /// What the process answers.
@@ -117,4 +134,8 @@ pub struct ImageFigures {
     pub present_chunks: u64,
     /// Bytes that they take there.
     pub present_bytes: u64,
+    /// Chunks that were to be brought before a disk needs them, and are not there.
+    pub unfilled_chunks: u64,
+    /// All chunks were compared with their digests and are on the medium.
+    pub is_whole: bool,
 }

@@ -30,7 +30,7 @@ Examples:
 With --residency the version is streamed: its disks start at once, and chunks come from the registry
 when a disk reads them for the first time. They are kept in a cache on the host (spillwayd
 --stream-cache-size). A version without residency is copied whole.
-  spillway image import desktop --from hub/debian:3 --residency lazy";
+  spillway image import desktop --from hub/debian:3 --residency boot";
 
 const PUSH_EXAMPLES: &str = "\
 Only chunks that the registry lacks are sent. An interrupted push goes on when it is repeated.
@@ -57,8 +57,8 @@ pub enum ImageCommand {
         /// A version in a registry, such as hub/debian:3, instead of a file. It has the same number here
         #[arg(long, value_name = "REGISTRY/IMAGE[:VERSION]")]
         from: Option<RemoteRef>,
-        /// With --from: stream the version, and bring these chunks before a disk needs them: lazy (none) [default: the version
-        /// is copied whole]
+        /// With --from: stream the version, and bring these chunks before a disk needs them: lazy (none), boot (those that
+        /// machines read until they are ready), full (all, in the background) [default: the version is copied whole]
         #[arg(long, value_name = "HOW", value_parser = residency(), requires = "from")]
         residency: Option<Residency>,
         /// Store for the version [default: the first of class shared, then local]
@@ -167,7 +167,9 @@ fn format() -> impl TypedValueParser<Value = SourceFormat> {
 }
 
 fn residency() -> impl TypedValueParser<Value = Residency> {
-    PossibleValuesParser::new(["lazy"]).map(|_| Residency::Lazy)
+    PossibleValuesParser::new(Residency::ALL.map(Residency::as_str)).map(|word| {
+        *Residency::ALL.iter().find(|how| how.as_str() == word).expect("no other word is possible")
+    })
 }
 
 /// Does it.
@@ -433,10 +435,10 @@ fn row(image: &Image, version: &ImageVersion) -> [String; 7] {
     let digest = version.digest.as_ref().map_or("-", |digest| &digest[..digest.len().min(19)]);
     let from = match &version.origin {
         Origin::Import { path, .. } => path.clone(),
-        Origin::Registry { registry, image } if version.residency.is_some() => {
-            format!("{registry}/{image}, streamed")
-        }
-        Origin::Registry { registry, image } => format!("{registry}/{image}"),
+        Origin::Registry { registry, image } => match version.residency {
+            Some(residency) => format!("{registry}/{image}, streamed ({})", residency.as_str()),
+            None => format!("{registry}/{image}"),
+        },
         Origin::Commit { machine, from } => format!("machine {machine}, over {from}"),
     };
     [

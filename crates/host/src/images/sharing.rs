@@ -159,7 +159,7 @@ impl Images {
             JobFiles { reads: vec![], writes: folder },
             progress,
         )? {
-            JobMessage::Listed => {}
+            JobMessage::Listed(boot_sets) => self.streaming.boot_sets().take(&digest, &boot_sets)?,
             other => return Err(strange(&other)),
         }
         let stored_bytes = files.finish_streamed(&list)?;

@@ -59,15 +59,16 @@ impl Images {
         let reference = format!("{}:{}", version.image, version.version);
         let store = self.stores.get(&version.store)?;
         let files = VersionFiles::of(&store.path, &version.image, version.version);
-        match (&version.origin, &version.digest) {
-            (Origin::Registry { registry, .. }, Some(digest)) => Ok(StreamedVersion {
+        match (&version.origin, &version.digest, version.residency) {
+            (Origin::Registry { registry, .. }, Some(digest), Some(residency)) => Ok(StreamedVersion {
                 reference,
                 digest: digest.clone(),
                 size_bytes: version.size_bytes,
                 registry: registry.clone(),
+                residency,
                 digests: files.digests(),
             }),
-            _ => Err(files.damaged("its record names no registry or no digest".into())),
+            _ => Err(files.damaged("its record names no registry, no digest or no residency".into())),
         }
     }
 
@@ -80,6 +81,33 @@ impl Images {
         if others.iter().any(|other| other.digest == *digest && is_other(other)) {
             return Ok(());
         }
-        self.streaming.forget(digest)
+        self.streaming.forget(digest)?;
+        self.streaming.boot_sets().forget(digest)
+    }
+
+    /// Whether another boot of machines of the catalog on this version is to be recorded, and of which version then.
+    pub fn records_boot(
+        &self,
+        name: &Name,
+        version: u32,
+        catalog: &Name,
+    ) -> Result<Option<StreamedVersion>, HostError> {
+        let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        if version.residency.is_none() {
+            return Ok(None);
+        }
+        let streamed = self.streamed_version(&version)?;
+        let wanted = self.streaming.boot_sets().wants_more(&streamed.digest, catalog)?;
+        Ok(Some(streamed).filter(|_| wanted))
+    }
+
+    /// Records what a machine of the catalog read of the version until it was ready.
+    pub fn record_boot(
+        &self,
+        version: &StreamedVersion,
+        catalog: &Name,
+        chunks: Vec<u32>,
+    ) -> Result<(), HostError> {
+        self.streaming.record_boot(version, catalog, chunks)
     }
 }

@@ -355,6 +355,7 @@ impl MachineReconciler {
         let ready = if run.spec.ready.is_none() { Some(None) } else { self.probe.answer() };
         if let (false, Some(address)) = (run.ready, ready) {
             self.record_ready(address).await?;
+            self.record_boot(catalog, &run);
             return Ok(StepOutcome::Again);
         }
         self.probe(machine, &run);

@@ -4,21 +4,25 @@
 //! Invariant: the process outlives the daemon, as disks do that need it. If it dies, or is of another version or order, another one
 //! is started and told of all images, and disks connect to that.
 
+mod boot_sets;
 mod client;
 
 use crate::error::HostError;
 use crate::events::Events;
 use crate::processes::{self, ObservedProcess};
-use crate::registries::{Registries, place_of};
+use crate::registries::{JobFiles, Registries, place_of};
 use crate::scopes::Scopes;
+use crate::store::{Objects, RecordKind};
+use boot_sets::BootSets;
 use client::ControlClient;
 use rustix::event::{EventfdFlags, eventfd};
-use spillway_api::{ErrorCode, EventKind, Name};
+use spillway_api::{ErrorCode, EventKind, Name, Residency};
 use spillway_control::Streamed;
 use spillway_control::program::check_program;
+use spillway_registry::job::Work;
 use spillway_registry::root_of;
 use spillway_registry::serve::{
-    CacheFigures, ControlReply, ControlRequest, ImageFigures, SERVE_VERSION, ServeOrder, USERS,
+    CacheFigures, ControlReply, ControlRequest, Fill, ImageFigures, SERVE_VERSION, ServeOrder, USERS,
 };
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,8 +39,13 @@ const HEDGE: Duration = Duration::from_millis(200);
 const READY: Duration = Duration::from_secs(20);
 /// Longest time until the process ends when it is asked to.
 const END: Duration = Duration::from_secs(2);
+/// Longest time to tell a registry of a boot set.
+const TELL: Duration = Duration::from_secs(30);
 /// Pauses before another process is started after one that could not be.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+/// Kinds of records of this module.
+pub(crate) const RECORDS: [RecordKind; 1] = boot_sets::RECORDS;
 
 /// A version that is streamed.
 #[derive(Clone, Debug)]
@@ -49,6 +58,8 @@ pub struct StreamedVersion {
     pub size_bytes: u64,
     /// The registry that it came from.
     pub registry: Name,
+    /// Which chunks are brought before a disk needs them.
+    pub residency: Residency,
     /// File with the digests of its chunks.
     pub digests: PathBuf,
 }
@@ -62,6 +73,8 @@ pub struct StreamingSettings {
     pub cache: PathBuf,
     /// Most bytes in the cache.
     pub budget_bytes: u64,
+    /// Rate at which whole images are brought, in bytes a second.
+    pub fill_bytes_per_second: u64,
     /// The program `spillway-streamd`.
     pub program: PathBuf,
 }
@@ -76,6 +89,7 @@ pub struct Streaming(Arc<Inner>);
 struct Inner {
     settings: StreamingSettings,
     registries: Registries,
+    boot_sets: BootSets,
     /// Set when the daemon begins to serve.
     parts: OnceLock<Parts>,
     /// Held while the process is started or replaced.
@@ -91,23 +105,29 @@ struct Parts {
 
 impl Streaming {
     /// Prepares everything; starts nothing.
-    pub fn new(settings: StreamingSettings, registries: Registries) -> Result<Streaming, HostError> {
+    pub fn new(
+        settings: StreamingSettings,
+        registries: Registries,
+        objects: Objects,
+    ) -> Result<Streaming, HostError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| HostError::new(ErrorCode::Exhausted, format!("no eventfd: {e}")))?;
         let (parts, starting) = (OnceLock::new(), Mutex::new(()));
-        Ok(Streaming(Arc::new(Inner { settings, registries, parts, starting, wake })))
+        let boot_sets = BootSets::new(objects);
+        Ok(Streaming(Arc::new(Inner { settings, registries, boot_sets, parts, starting, wake })))
     }
 
     /// Of a host without streamed versions, and without the program.
     #[cfg(test)]
-    pub fn of_nothing(objects: crate::store::Objects) -> Streaming {
+    pub fn of_nothing(objects: Objects) -> Streaming {
         let nowhere = Path::new("/nonexistent");
         let [folder, cache, program] =
             ["streamd", "cache", "spillway-streamd"].map(|name| nowhere.join(name));
         let operations = crate::operations::Operations::default();
-        let registries = Registries::new(objects, operations, program.clone());
-        Streaming::new(StreamingSettings { folder, cache, budget_bytes: 0, program }, registries)
-            .expect("there are descriptors left")
+        let registries = Registries::new(objects.clone(), operations, program.clone());
+        let settings =
+            StreamingSettings { folder, cache, budget_bytes: 0, fill_bytes_per_second: 0, program };
+        Streaming::new(settings, registries, objects).expect("there are descriptors left")
     }
 
     /// Looks after the process from now on, as long as any version is streamed.
@@ -140,6 +160,31 @@ impl Streaming {
     pub fn serve(&self, version: &StreamedVersion) -> Result<(), HostError> {
         let (client, _) = self.bring_up()?;
         self.name(&client, version)
+    }
+
+    /// The recorded boot sets.
+    pub fn boot_sets(&self) -> &BootSets {
+        &self.0.boot_sets
+    }
+
+    /// Takes what a machine read until it was ready, and tells others of the set when it is known well enough.
+    pub fn record_boot(
+        &self,
+        version: &StreamedVersion,
+        catalog: &Name,
+        chunks: Vec<u32>,
+    ) -> Result<(), HostError> {
+        let Some(chunks) = self.0.boot_sets.record(&version.digest, catalog, chunks)? else { return Ok(()) };
+        self.changed();
+        let registry = self.0.registries.get(&version.registry)?;
+        if registry.url.starts_with("http") {
+            return Ok(());
+        }
+        let (digest, catalog) = (version.digest.clone(), catalog.to_string());
+        let work = Work::KeepBootSet { digest, catalog, chunks };
+        // A registry that cannot be written is no fault.
+        let _told = self.0.registries.ask(&registry, work, JobFiles::default(), TELL);
+        Ok(())
     }
 
     /// The list of streamed versions, or the registry of one, has changed.
@@ -240,6 +285,7 @@ impl Streaming {
             cache: settings.cache.clone(),
             budget_bytes: settings.budget_bytes,
             hedge_milliseconds: HEDGE.as_millis() as u64,
+            fill_bytes_per_second: settings.fill_bytes_per_second,
             folders,
         })
     }
@@ -320,6 +366,11 @@ impl Streaming {
             digest: version.digest.clone(),
             size_bytes: version.size_bytes,
             place: place_of(&registry, None),
+            fill: match version.residency {
+                Residency::Lazy => Fill::Nothing,
+                Residency::Boot => Fill::Chunks(self.0.boot_sets.of(&version.digest)?),
+                Residency::Full => Fill::All,
+            },
         };
         let fds: Vec<_> = [&digests].into_iter().chain(&credentials).map(AsFd::as_fd).collect();
         client.order(&request, &fds).map(drop)

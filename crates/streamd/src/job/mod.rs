@@ -8,8 +8,8 @@ mod push;
 use crate::store::{Credentials, RemoteStore};
 use spillway_registry::job::{JobMessage, JobOrder, Place, ResolvedImage, Work};
 use spillway_registry::{
-    CollectOrder, Objects, PublicKey, RegistryError, RegistryErrorKind, collect, index_of, name_key, probe,
-    resolve, root_of,
+    CollectOrder, Objects, PublicKey, RegistryError, RegistryErrorKind, boot_sets, collect, index_of,
+    name_key, probe, put_boot_set, resolve, root_of,
 };
 use std::fs::File;
 use std::io::{Read, Write};
@@ -86,7 +86,12 @@ async fn work(store: &RemoteStore, work: Work) -> Result<JobMessage, RegistryErr
             let digests = index_of(store, &root).await?.digests.concat();
             let written = File::options().write(true).open(&to).and_then(|mut file| file.write_all(&digests));
             written.map_err(|e| local(format!("the digests cannot be written: {e}")))?;
-            Ok(JobMessage::Listed)
+            // They are advice: without them the image is streamed all the same.
+            Ok(JobMessage::Listed(boot_sets(store, &root).await.unwrap_or_default()))
+        }
+        Work::KeepBootSet { digest, catalog, chunks } => {
+            let root = root_of(&digest).ok_or_else(|| local(format!("{digest} is no digest of an image")))?;
+            put_boot_set(store, &root, &catalog, chunks).await.map(|()| JobMessage::BootSetKept)
         }
         Work::Fetch { digest, to } => fetch::fetch(store, &digest, &to).await.map(JobMessage::Fetched),
         Work::Collect { grace_seconds, gap_seconds, deletes, id } => {

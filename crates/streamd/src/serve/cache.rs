@@ -4,6 +4,7 @@
 //! are told.
 
 use super::budget::Budget;
+use super::fill;
 use super::health::Health;
 use super::image::{CachedImage, Kept};
 use super::source::Source;
@@ -11,7 +12,7 @@ use crate::store::RemoteStore;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use spillway_image::digests::ChunkDigest;
-use spillway_registry::serve::{CacheFigures, ServeOrder};
+use spillway_registry::serve::{CacheFigures, Fill, ServeOrder};
 use spillway_registry::{Index, RegistryError};
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 
 /// What a flight brought.
 #[derive(Clone)]
@@ -45,6 +47,8 @@ pub struct ServedImage {
     width: Semaphore,
     /// When it was asked for the last time.
     used: Mutex<Instant>,
+    /// What brings chunks before a disk needs them.
+    filling: Mutex<Option<AbortHandle>>,
 }
 
 /// The cache.
@@ -94,22 +98,54 @@ impl Cache {
     }
 
     /// Serves an image from now on, with this store for what is missing. One that is served goes on with this store.
-    pub fn serve(&self, index: Index, store: RemoteStore) -> io::Result<()> {
+    pub fn serve(&self, index: Index, store: RemoteStore) -> io::Result<Arc<ServedImage>> {
         let (root, store) = (index.root(), Arc::new(store));
         let mut images = locked(&self.images);
         if let Some(image) = images.get(&root) {
             *locked(&image.store) = store;
-            return Ok(());
+            return Ok(Arc::clone(image));
         }
-        let served = ServedImage {
+        let served = Arc::new(ServedImage {
             cached: CachedImage::open(&self.order.cache, index, &self.budget)?,
             store: Mutex::new(store),
             health: Health::new(Duration::from_millis(self.order.hedge_milliseconds)),
             flights: Mutex::default(),
             width: Semaphore::new(DEMAND_WIDTH),
             used: Mutex::new(Instant::now()),
-        };
-        images.insert(root, Arc::new(served));
+            filling: Mutex::default(),
+        });
+        images.insert(root, Arc::clone(&served));
+        Ok(served)
+    }
+
+    /// Sets which chunks of an image are brought before a disk needs them, and begins to bring them.
+    ///
+    /// # Errors
+    /// There is no space for them, beside those of other images.
+    pub fn fill(self: &Arc<Cache>, image: &Arc<ServedImage>, fill: &Fill) -> Result<(), String> {
+        let mut filling = locked(&image.filling);
+        if !image.cached.pin(fill) {
+            return Ok(());
+        }
+        if let Some(filling) = filling.take() {
+            filling.abort();
+        }
+        let images: Vec<_> = locked(&self.images).values().cloned().collect();
+        let pinned: u64 = images.iter().map(|image| image.cached.pinned_bytes()).sum();
+        if pinned > self.order.budget_bytes {
+            let needs = image.cached.pinned_bytes();
+            image.cached.pin(&Fill::Nothing);
+            return Err(format!(
+                "its chunks that are to stay take {needs} bytes, those of other images {}, and the cache has {}: make it larger \
+                 (spillwayd --stream-cache-size), or choose residency lazy",
+                pinned - needs,
+                self.order.budget_bytes
+            ));
+        }
+        if *fill != Fill::Nothing {
+            let (cache, image) = (Arc::clone(self), Arc::clone(image));
+            *filling = Some(tokio::spawn(fill::fill(cache, image, fill.clone())).abort_handle());
+        }
         Ok(())
     }
 
@@ -124,6 +160,9 @@ impl Cache {
         let Some(image) = images.get(root) else { return Ok(true) };
         if !image.cached.remove(&self.budget)? {
             return Ok(false);
+        }
+        if let Some(filling) = locked(&image.filling).take() {
+            filling.abort();
         }
         images.remove(root);
         Ok(true)
@@ -164,8 +203,13 @@ impl Cache {
             passed_chunks: get(&self.seen.passed_chunks),
             evicted_chunks: get(&self.seen.evicted_chunks),
             wrong_chunks: get(&self.seen.wrong_chunks),
-            flights: images.values().map(|image| locked(&image.flights).len() as u64).sum(),
+            flights: images.values().map(|image| image.flights() as u64).sum(),
         }
+    }
+
+    /// Whether everything that is in the folder is counted.
+    pub fn is_counted(&self) -> bool {
+        self.is_counted.load(Ordering::Acquire)
     }
 
     /// Brings a chunk of an image into its file.
@@ -228,7 +272,7 @@ impl Cache {
 
     /// Keeps a chunk, after space was made for it if necessary.
     fn keep(&self, image: &ServedImage, chunk: usize, bytes: &[u8]) -> io::Result<Kept> {
-        if !self.is_counted.load(Ordering::Acquire) {
+        if !self.is_counted() {
             return Ok(Kept::NoSpace);
         }
         loop {
@@ -256,6 +300,11 @@ impl Cache {
 }
 
 impl ServedImage {
+    /// Chunks that are being brought.
+    pub fn flights(&self) -> usize {
+        locked(&self.flights).len()
+    }
+
     /// Digest of the image.
     pub fn name(&self) -> String {
         spillway_registry::Manifest::of(self.cached.index()).digest

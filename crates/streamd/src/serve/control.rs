@@ -45,12 +45,13 @@ fn carry_out(cache: &Arc<Cache>, request: ControlRequest, fds: Vec<OwnedFd>) -> 
             let program = env!("CARGO_PKG_VERSION").into();
             Ok(ControlReply::Hello { version: SERVE_VERSION, program, order: cache.order().clone() })
         }
-        ControlRequest::Serve { digest, size_bytes, place } => {
+        ControlRequest::Serve { digest, size_bytes, place, fill } => {
             let mut fds = fds.into_iter();
             let list = fds.next().ok_or("the list of digests is missing")?;
             let index = read_index(&digest, size_bytes, &list.into())?;
             let store = open_store(&place, fds.next())?;
-            cache.serve(index, store).map(|()| ControlReply::Done).map_err(in_cache)
+            let image = cache.serve(index, store).map_err(in_cache)?;
+            cache.fill(&image, &fill).map(|()| ControlReply::Done)
         }
         ControlRequest::Sweep => cache.sweep().map(|()| ControlReply::Done).map_err(in_cache),
         ControlRequest::Forget { digest } => match cache.forget(&root(&digest)?) {

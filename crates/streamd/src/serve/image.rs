@@ -14,11 +14,13 @@ use rustix::io::Errno;
 use spillway_image::ResidencyWriter;
 use spillway_image::digests::{ChunkDigest, of_chunk};
 use spillway_registry::Index;
-use spillway_registry::serve::ImageFigures;
+use spillway_registry::serve::{Fill, ImageFigures};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const DISK: &str = "disk.raw";
@@ -34,6 +36,9 @@ pub struct CachedImage {
     /// chunks are removed, too.
     present: Mutex<Vec<u8>>,
     residency: Mutex<Arc<ResidencyWriter>>,
+    /// What is not removed to make space.
+    pinned: Mutex<Fill>,
+    is_whole: AtomicBool,
 }
 
 /// What became of a chunk that was brought.
@@ -87,6 +92,8 @@ impl CachedImage {
             map,
             present: Mutex::new(present),
             residency: Mutex::new(new_residency(&index)?),
+            pinned: Mutex::default(),
+            is_whole: AtomicBool::new(false),
             index,
         };
         let mut present = image.present();
@@ -130,6 +137,11 @@ impl CachedImage {
         let file = File::open(self.folder.join(DISK))?;
         flock(&file, FlockOperation::NonBlockingLockShared)?;
         Ok((file, self.residency()))
+    }
+
+    /// Whether the chunk may be in the file, or is zeroes.
+    pub fn may_have(&self, chunk: usize) -> bool {
+        self.index.is_zero(chunk) || self.present().get(chunk).is_some_and(|byte| *byte != 0)
     }
 
     /// Whether the chunk is in the file as its digest says. Its bit is set then.
@@ -179,6 +191,39 @@ impl CachedImage {
         }
     }
 
+    /// Sets what is not removed to make space. False: that is what it was.
+    pub fn pin(&self, fill: &Fill) -> bool {
+        let mut pinned = self.pinned.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let is_new = *pinned != *fill;
+        *pinned = fill.clone();
+        is_new
+    }
+
+    /// Bytes of the chunks that are not removed to make space, whether they are there or not.
+    pub fn pinned_bytes(&self) -> u64 {
+        let bytes = |chunk: usize| if self.index.is_zero(chunk) { 0 } else { self.index.len_of(chunk) };
+        self.filled().into_iter().map(bytes).sum()
+    }
+
+    /// The chunks that are to be there before a disk needs them, in their order.
+    pub fn filled(&self) -> Vec<usize> {
+        let pinned = self.pinned.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let chunks = self.index.digests.len();
+        match &*pinned {
+            Fill::Nothing => Vec::new(),
+            Fill::All => (0..chunks).collect(),
+            Fill::Chunks(some) => some.iter().map(|chunk| *chunk as usize).filter(|n| *n < chunks).collect(),
+        }
+    }
+
+    /// Everything is in the file: brings it to the medium, so that from now on nothing else is needed.
+    pub fn make_durable(&self) -> io::Result<()> {
+        self.disk.sync_data()?;
+        self.map.sync_data()?;
+        self.is_whole.store(true, Ordering::Release);
+        Ok(())
+    }
+
     /// Removes all files, if nobody uses the image. False: somebody does.
     pub fn remove(&self, budget: &Budget) -> io::Result<bool> {
         let mut present = self.present();
@@ -201,22 +246,34 @@ impl CachedImage {
             chunks: self.index.digests.len() as u64,
             present_chunks: chunks + zeroes as u64,
             present_bytes: bytes,
+            unfilled_chunks: self
+                .filled()
+                .into_iter()
+                .filter(|chunk| {
+                    present.get(*chunk).is_some_and(|byte| *byte == 0) && !self.index.is_zero(*chunk)
+                })
+                .count() as u64,
+            is_whole: self.is_whole.load(Ordering::Acquire),
         }
     }
 
     /// Removes chunks of so many bytes or a little more, if nobody uses the file. Returns how many were removed.
     pub fn shrink(&self, bytes: u64, budget: &Budget) -> io::Result<u64> {
         let mut present = self.present();
+        if matches!(*self.pinned.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), Fill::All) {
+            return Ok(0);
+        }
         let Some(_alone) = self.lock_alone()? else { return Ok(0) };
         // Nobody has the old memory any more; the next user gets one without these chunks.
         let residency = new_residency(&self.index)?;
         *self.residency.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = residency;
         let (mut freed, mut removed) = (0, 0);
+        let pinned: HashSet<usize> = self.filled().into_iter().collect();
         for chunk in (0..present.len()).rev() {
             if freed >= bytes {
                 break;
             }
-            if present[chunk] != 0 {
+            if present[chunk] != 0 && !pinned.contains(&chunk) {
                 self.remove_chunk(&mut present, chunk)?;
                 let len = self.index.len_of(chunk);
                 budget.give_back(len);

@@ -7,6 +7,7 @@ mod budget;
 mod cache;
 mod connection;
 mod control;
+mod fill;
 mod health;
 mod image;
 mod packets;

@@ -8,7 +8,7 @@ mod web;
 
 use client::{Client, Got};
 use scene::{CHUNKS, Registry, Streamd, blocks_bytes, chunk_len};
-use spillway_registry::serve::{ControlReply, ControlRequest};
+use spillway_registry::serve::{ControlReply, ControlRequest, Fill};
 use spillway_testkit::Rng;
 use std::os::fd::AsFd;
 use std::thread;
@@ -225,14 +225,8 @@ fn the_daemon_says_what_is_served_and_what_goes() {
     assert!(!stray.exists());
     assert!(matches!(client.get(0), Got::Resident) && matches!(client.get(1), Got::Resident));
 
-    let digest = |n: usize| {
-        let root = registry.images[n].root.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        format!("sha256:{root}")
-    };
-    let figures = |n: usize| match control.control(&ControlRequest::Image { digest: digest(n) }, &[]) {
-        ControlReply::Image(figures) => figures,
-        other => panic!("{other:?}"),
-    };
+    let digest = |n: usize| registry.images[n].digest();
+    let figures = |n: usize| streamd.figures(&registry, n);
     let zeroes = u64::from(registry.images[0].zero_chunks());
     assert_eq!((figures(0).chunks, figures(0).present_chunks), (u64::from(CHUNKS), 2 + zeroes));
     assert_eq!(figures(0).present_bytes, 2 * MIB);
@@ -253,27 +247,83 @@ fn the_daemon_says_what_is_served_and_what_goes() {
     );
     assert!(matches!(Client::open(&streamd.socket, &registry.images[1].root).get(0), Got::Resident));
     // Nonsense is refused, and changes nothing.
+    let nonsense = |size_bytes| ControlRequest::Serve {
+        digest: digest(0),
+        size_bytes,
+        place: scene::place_of(&registry),
+        fill: Fill::Nothing,
+    };
     for (request, file) in [
         (ControlRequest::Image { digest: "sha256:x".into() }, None),
         (ControlRequest::Image { digest: digest(0) }, None),
-        (
-            ControlRequest::Serve { digest: digest(0), size_bytes: MIB, place: scene::place_of(&registry) },
-            None,
-        ),
-        (
-            ControlRequest::Serve {
-                digest: digest(0),
-                size_bytes: u64::MAX,
-                place: scene::place_of(&registry),
-            },
-            Some(tempfile::tempfile().unwrap()),
-        ),
-        (
-            ControlRequest::Serve { digest: digest(0), size_bytes: MIB, place: scene::place_of(&registry) },
-            Some(tempfile::tempfile().unwrap()),
-        ),
+        (nonsense(MIB), None),
+        (nonsense(u64::MAX), Some(tempfile::tempfile().unwrap())),
+        (nonsense(MIB), Some(tempfile::tempfile().unwrap())),
     ] {
         let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
         assert!(matches!(control.control(&request, &fds), ControlReply::Refused(_)), "{request:?}");
+    }
+}
+
+#[test]
+fn chunks_are_brought_before_anybody_asks_and_stay() {
+    let registry = Registry::new(&[1, 2, 3]);
+    let mut streamd = Streamd::start(&registry, 18 * MIB);
+    let until =
+        |streamd: &Streamd, n: usize, what: &dyn Fn(spillway_registry::serve::ImageFigures) -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while !what(streamd.figures(&registry, n)) {
+                assert!(Instant::now() < deadline, "{:?}", streamd.figures(&registry, n));
+                thread::sleep(Duration::from_millis(5));
+            }
+        };
+    // A boot set, in its order; what is no chunk is none.
+    let boot = Fill::Chunks(vec![7, 0, 2, 4_000_000]);
+    assert_eq!(streamd.serve(&registry, 0, boot.clone()), ControlReply::Done);
+    until(&streamd, 0, &|figures| figures.unfilled_chunks == 0);
+    let of = |chunks: &[u32]| {
+        chunks.iter().map(|chunk| registry.images[0].chunk(*chunk).len() as u64).sum::<u64>()
+    };
+    assert_eq!(streamd.figures(&registry, 0).present_bytes, of(&[7, 0, 2]));
+    // A whole image.
+    assert_eq!(streamd.serve(&registry, 1, Fill::All), ControlReply::Done);
+    until(&streamd, 1, &|figures| figures.is_whole);
+    let (whole, boot_bytes) = (streamd.figures(&registry, 1), of(&[7, 0, 2]));
+    assert_eq!((whole.present_chunks, whole.unfilled_chunks), (u64::from(CHUNKS), 0));
+    // More than there is space for is refused, with the numbers.
+    match streamd.serve(&registry, 2, Fill::All) {
+        ControlReply::Refused(why) => {
+            assert!(why.contains(&format!("{}", whole.present_bytes)) && why.contains("18874368"), "{why}");
+            assert!(why.contains(&format!("{}", whole.present_bytes + boot_bytes)), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // A third image has what is left, and takes nothing of these.
+    let mut third = Client::open(&streamd.socket, &registry.images[2].root);
+    let mut passed = 0;
+    for chunk in 0..CHUNKS {
+        match third.get(chunk) {
+            Got::Resident => assert!(third.read(chunk) == registry.images[2].chunk(chunk)),
+            Got::Passed(bytes) => {
+                passed += 1;
+                assert!(bytes == registry.images[2].chunk(chunk));
+            }
+            Got::Damaged => panic!("{chunk}"),
+        }
+    }
+    assert!(passed > 0 && blocks_bytes(&registry.cache()) <= 18 * MIB);
+    assert_eq!(streamd.figures(&registry, 1).present_bytes, whole.present_bytes);
+    assert_eq!(streamd.figures(&registry, 0).present_bytes, boot_bytes);
+    // From now on the store is not needed for it, whatever dies.
+    drop(third);
+    streamd.kill();
+    registry.web.set(Fault::Refuses);
+    let streamd = Streamd::start(&registry, 18 * MIB);
+    assert_eq!(streamd.serve(&registry, 1, Fill::All), ControlReply::Done);
+    until(&streamd, 1, &|figures| figures.is_whole);
+    let mut client = Client::open(&streamd.socket, &registry.images[1].root);
+    for chunk in 0..CHUNKS {
+        assert!(matches!(client.get(chunk), Got::Resident));
+        assert!(client.read(chunk) == registry.images[1].chunk(chunk));
     }
 }

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use spillway_image::digests::of_chunk;
 use spillway_registry::Index;
 use spillway_registry::job::Place;
-use spillway_registry::serve::{CONTROL, ControlReply, ControlRequest, ServeOrder, USERS};
+use spillway_registry::serve::{
+    CONTROL, ControlReply, ControlRequest, Fill, ImageFigures, ServeOrder, USERS,
+};
 use spillway_testkit::Rng;
 use std::fs::{self, File};
 use std::io::Write;
@@ -35,6 +37,10 @@ impl Image {
     pub fn chunk(&self, chunk: u32) -> &[u8] {
         let at = (u64::from(chunk) * MIB) as usize;
         &self.bytes[at..at + chunk_len(chunk) as usize]
+    }
+
+    pub fn digest(&self) -> String {
+        format!("sha256:{}", self.root.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
     }
 
     pub fn zero_chunks(&self) -> u32 {
@@ -136,6 +142,7 @@ impl Streamd {
             budget_bytes,
             // No second request, which would be counted.
             hedge_milliseconds: 600_000,
+            fill_bytes_per_second: 1 << 40,
             folders: vec![],
         };
         let order = serde_json::to_string(&order).unwrap();
@@ -154,19 +161,33 @@ impl Streamd {
             }
         };
         let streamd = Streamd { child, socket, control };
-        for image in &registry.images {
-            let list = tempfile::tempfile().unwrap();
-            let digests: Vec<_> = image.bytes.chunks(MIB as usize).map(of_chunk).collect();
-            list.write_all_at(&digests.concat(), 0).unwrap();
-            let hex = image.root.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-            let request = ControlRequest::Serve {
-                digest: format!("sha256:{hex}"),
-                size_bytes: SIZE,
-                place: place_of(registry),
-            };
-            assert_eq!(streamd.control.control(&request, &[list.as_fd()]), ControlReply::Done);
+        for n in 0..registry.images.len() {
+            assert_eq!(streamd.serve(registry, n, Fill::Nothing), ControlReply::Done);
         }
         streamd
+    }
+
+    /// Names an image as the daemon does.
+    pub fn serve(&self, registry: &Registry, n: usize, fill: Fill) -> ControlReply {
+        let image = &registry.images[n];
+        let list = tempfile::tempfile().unwrap();
+        let digests: Vec<_> = image.bytes.chunks(MIB as usize).map(of_chunk).collect();
+        list.write_all_at(&digests.concat(), 0).unwrap();
+        let request = ControlRequest::Serve {
+            digest: image.digest(),
+            size_bytes: SIZE,
+            place: place_of(registry),
+            fill,
+        };
+        self.control.control(&request, &[list.as_fd()])
+    }
+
+    /// What is in the cache of an image.
+    pub fn figures(&self, registry: &Registry, n: usize) -> ImageFigures {
+        match self.control.control(&ControlRequest::Image { digest: registry.images[n].digest() }, &[]) {
+            ControlReply::Image(figures) => figures,
+            other => panic!("{other:?}"),
+        }
     }
 
     pub fn kill(&mut self) {

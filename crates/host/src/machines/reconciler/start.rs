@@ -13,6 +13,7 @@ use crate::machines::status::Status;
 use crate::machines::{belongings, blocking, disk, last_words, look};
 use crate::processes::{self, ObservedProcess};
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
+use spillway_control::{Request, Touched};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
@@ -232,5 +233,28 @@ impl MachineReconciler {
         self.probe.stop();
         self.raise(EventKind::Ready, "it is ready");
         Ok(())
+    }
+
+    /// Records what the disk of a machine that has become ready has read of a streamed image. It is advice: nobody waits for it, and
+    /// a failure loses no more than that.
+    pub(super) fn record_boot(&self, catalog: &Catalog, run: &RunRecord) {
+        // One that is ready as soon as it runs has read nothing yet.
+        if run.spec.ready.is_none() {
+            return;
+        }
+        let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
+        let (catalog, run) = (catalog.name.clone(), run.clone());
+        tokio::task::spawn_blocking(move || {
+            let Some(version) = shared.images.records_boot(&run.image, run.version, &catalog)? else {
+                return Ok(());
+            };
+            let touched = disk::ask(folder.path(), &Request::Touched)?;
+            let touched: Touched = serde_json::from_value(touched)
+                .map_err(|e| HostError::new(ErrorCode::Internal, format!("the disk: {e}")))?;
+            match touched.chunks.is_empty() {
+                true => Ok(()),
+                false => shared.images.record_boot(&version, &catalog, touched.chunks),
+            }
+        });
     }
 }

@@ -1,0 +1,80 @@
+//! Brings chunks before a disk needs them: those of a boot set as fast as they come, whole images at a limited rate. Owns the order
+//! and the pace; what disks ask for goes first.
+//!
+//! Invariant: what was brought is compared as everything else is; of a whole image it is known when all of it is on the medium.
+
+use super::cache::{Brought, Cache, ServedImage};
+use futures_util::StreamExt;
+use futures_util::stream;
+use spillway_registry::serve::Fill;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// Chunks of a boot set, and of a whole image, that are brought at a time.
+const BOOT_WIDTH: usize = 16;
+const WHOLE_WIDTH: usize = 2;
+/// While so many chunks are asked for by disks, none of a whole image is.
+const DEMAND: usize = WHOLE_WIDTH + 1;
+/// Pause before it is looked again whether it is time.
+const LOOK: Duration = Duration::from_millis(50);
+/// Pause before what could not be brought is tried again.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Brings the chunks, in their order, until all are there.
+pub async fn fill(cache: Arc<Cache>, image: Arc<ServedImage>, fill: Fill) {
+    // What is brought before would not be kept.
+    while !cache.is_counted() {
+        sleep(LOOK).await;
+    }
+    let is_whole = fill == Fill::All;
+    let width = if is_whole { WHOLE_WIDTH } else { BOOT_WIDTH };
+    loop {
+        let mut pace = Pace::new(cache.order().fill_bytes_per_second);
+        let chunks = image.cached.filled();
+        let brought = stream::iter(chunks).map(|chunk| {
+            // What an earlier process has kept is only compared.
+            let comes = is_whole && !image.cached.may_have(chunk);
+            let wait = if comes { pace.next(image.cached.index().len_of(chunk)) } else { Duration::ZERO };
+            let (cache, image) = (&cache, &image);
+            async move {
+                while comes && image.flights() >= DEMAND {
+                    sleep(LOOK).await;
+                }
+                sleep(wait).await;
+                matches!(cache.bring(image, chunk as u32).await, Brought::Resident)
+            }
+        });
+        let all = brought.buffered(width).fold(true, async |all, here| all && here).await;
+        if all {
+            break;
+        }
+        sleep(AGAIN).await;
+    }
+    if is_whole {
+        let durable = tokio::task::spawn_blocking(move || image.cached.make_durable()).await;
+        if let Ok(Err(e)) = durable {
+            eprintln!("spillway-streamd: an image is whole, and cannot be brought to the medium: {e}");
+        }
+    }
+}
+
+/// When the next chunk may be asked for.
+struct Pace {
+    bytes_per_second: u64,
+    due: Instant,
+}
+
+impl Pace {
+    fn new(bytes_per_second: u64) -> Pace {
+        Pace { bytes_per_second: bytes_per_second.max(1), due: Instant::now() }
+    }
+
+    /// How long a chunk of this length has to wait.
+    fn next(&mut self, len: u64) -> Duration {
+        let now = Instant::now();
+        let due = self.due.max(now);
+        self.due = due + Duration::from_nanos(len.saturating_mul(1_000_000_000) / self.bytes_per_second);
+        due - now
+    }
+}
