@@ -1,6 +1,7 @@
 //! A daemon of the test's own, asked by the shipped `spillway`.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test program uses its part")]
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spillway_testkit::disk;
 use std::io::{BufRead, BufReader};
@@ -62,6 +63,18 @@ impl World {
         out
     }
 
+    /// Processes that work in this world's folder, and their command lines.
+    pub fn processes(&self) -> Vec<(Pid, String)> {
+        let folder = self.dir.path().canonicalize().unwrap();
+        let found = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+            let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?))?;
+            std::fs::read_link(entry.path().join("cwd")).ok().filter(|cwd| cwd.starts_with(&folder))?;
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            Some((pid, String::from_utf8_lossy(&line).replace('\0', " ")))
+        });
+        found.collect()
+    }
+
     pub fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.ok(&[arguments, &["--json"]].concat())).unwrap()
     }
@@ -93,5 +106,7 @@ impl Drop for World {
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
+        // What outlives a daemon.
+        self.processes().into_iter().for_each(|(pid, _)| _ = kill_process(pid, Signal::KILL));
     }
 }

@@ -12,6 +12,7 @@ mod off;
 mod pool;
 mod power;
 mod restore;
+mod streamed;
 mod unrecorded;
 mod users;
 mod world;

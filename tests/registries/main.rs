@@ -10,3 +10,4 @@ mod refusals;
 mod scene;
 mod sharing;
 mod signed;
+mod streamed;

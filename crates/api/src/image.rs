@@ -34,6 +34,28 @@ pub struct ImageDetails {
     pub image: Image,
     /// Versions of the image, the oldest first.
     pub versions: Vec<ImageVersion>,
+    /// What is on the host of the versions that are streamed, the oldest first; empty if that cannot be found out now.
+    #[serde(default)]
+    pub cached: Vec<CachedVersion>,
+}
+
+/// What is on the host of a version that is streamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CachedVersion {
+    /// Number of the version.
+    pub version: u32,
+    /// Number of chunks that the version has.
+    pub chunks: u64,
+    /// Number of chunks that are on the host, or are zeroes.
+    pub present_chunks: u64,
+    /// Bytes that they take in the cache.
+    pub present_bytes: u64,
+    /// Number of chunks of its boot sets: those that machines read until they are ready.
+    pub boot_chunks: u64,
+    /// Number of chunks that its residency asks for and that are not there yet.
+    pub unfilled_chunks: u64,
+    /// Whether all chunks were compared and written to the medium, so that the registry is not needed any more.
+    pub is_whole: bool,
 }
 
 /// An immutable state of an image.

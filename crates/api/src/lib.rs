@@ -41,8 +41,8 @@ pub use figures::{
 };
 pub use host::{HostAction, HostBudget, HostDetails, NewHostAction, UnreadableRecord};
 pub use image::{
-    Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, Residency, SourceFormat,
-    VersionChoice, VersionState,
+    CachedVersion, Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, Residency,
+    SourceFormat, VersionChoice, VersionState,
 };
 pub use leftover::{Leftover, LeftoverDisk};
 pub use machine::{

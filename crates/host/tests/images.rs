@@ -120,7 +120,7 @@ fn imports_and_deletes_at_once_leave_a_whole_image() {
         for begun in &begun {
             ends(&client, begun).unwrap();
         }
-        let ImageDetails { image, versions } = details(&world, "debian");
+        let ImageDetails { image, versions, .. } = details(&world, "debian");
         assert!(versions.iter().all(|v| v.state == VersionState::Ready), "{versions:?}");
         assert!(versions.iter().any(|v| Some(v.version) == image.published), "{image:?} {versions:?}");
         let numbers: Vec<String> = versions.iter().map(|v| v.version.to_string()).collect();

@@ -9,9 +9,9 @@ use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_api::client::Client;
 use spillway_api::{
-    BootFacts, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport,
-    ImageManifest, ImagePull, ImagePush, ImageRef, ImageVersion, MachineDetails, Name, Operation,
-    OperationOutcome, Origin, PartitionTable, PushOutcome, Residency, SourceFormat, VersionChoice,
+    BootFacts, CachedVersion, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails,
+    ImageImport, ImageManifest, ImagePull, ImagePush, ImageRef, ImageVersion, MachineDetails, Name,
+    Operation, OperationOutcome, Origin, PartitionTable, PushOutcome, Residency, SourceFormat, VersionChoice,
     VersionState,
 };
 use spillway_control::bytes;
@@ -416,11 +416,29 @@ fn show(daemon: &Daemon, client: &Client, name: &Name) -> Result<(), Failure> {
     daemon.show(&details, |details| {
         let rows = details.versions.iter().map(|version| row(&details.image, version));
         let mut text = table(["VERSION", "STATE", "DISK", "STORED", "CREATED", "DIGEST", "FROM"], rows);
+        for cached in &details.cached {
+            text += &format!("version {}: {}\n", cached.version, cached_in_words(cached));
+        }
         for version in &details.versions {
             version.notes.iter().for_each(|note| text += &format!("version {}: {note}\n", version.version));
         }
         text
     })
+}
+
+/// What is on the host of a version that is streamed.
+fn cached_in_words(cached: &CachedVersion) -> String {
+    let CachedVersion { chunks, present_chunks, present_bytes, boot_chunks, .. } = *cached;
+    let boot = match boot_chunks {
+        0 => String::from("no boot was recorded yet"),
+        n => format!("machines read {n} until they are ready"),
+    };
+    let whole = match (cached.is_whole, cached.unfilled_chunks) {
+        (true, _) => "; whole: the registry is not needed any more".into(),
+        (false, 0) => String::new(),
+        (false, n) => format!("; {n} are being brought"),
+    };
+    format!("{present_chunks} of {chunks} chunks are here ({}), {boot}{whole}", bytes(present_bytes))
 }
 
 fn row(image: &Image, version: &ImageVersion) -> [String; 7] {

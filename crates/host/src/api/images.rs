@@ -76,8 +76,13 @@ async fn get_image(
     State(app): State<ApiState>,
     Path(name): Path<Name>,
 ) -> Result<Tagged<ImageDetails>, HostError> {
-    let details = ask_for(move || app.images.details(&name)).await?;
-    Ok(Tagged(Tag::of(&details), details))
+    ask_for(move || {
+        let details = app.images.details(&name)?;
+        // What is in the cache is no part of what clients change.
+        let tag = Tag::of(&details);
+        Ok(Tagged(tag, ImageDetails { cached: app.images.cached(&details)?, ..details }))
+    })
+    .await
 }
 
 /// Deletes an image with all its versions, if none is in use.

@@ -155,7 +155,8 @@ impl Images {
     fn details_within(&self, changes: &mut Changes, name: &Name) -> Result<ImageDetails, HostError> {
         let image = self.image(changes, name)?.value;
         let versions = changes.list_readable_below::<ImageVersion>(&format!("{name}/"))?;
-        Ok(ImageDetails { image, versions: versions.into_iter().map(|version| version.value).collect() })
+        let versions = versions.into_iter().map(|version| version.value).collect();
+        Ok(ImageDetails { image, versions, cached: Vec::new() })
     }
 
     /// Returns the file of a ready version, which must be whole.

@@ -5,7 +5,7 @@
 use super::{Images, VersionFiles, check_size};
 use crate::error::HostError;
 use crate::streaming::StreamedVersion;
-use spillway_api::{ErrorCode, ImageVersion, Name, Origin, VersionState};
+use spillway_api::{CachedVersion, ErrorCode, ImageDetails, ImageVersion, Name, Origin, VersionState};
 use spillway_control::Streamed;
 use std::path::PathBuf;
 
@@ -83,6 +83,26 @@ impl Images {
         }
         self.streaming.forget(digest)?;
         self.streaming.boot_sets().forget(digest)
+    }
+
+    /// What is in the cache of the versions that are streamed.
+    pub fn cached(&self, details: &ImageDetails) -> Result<Vec<CachedVersion>, HostError> {
+        let streamed = details.versions.iter().filter(|version| version.residency.is_some());
+        let mut cached = Vec::new();
+        for version in streamed {
+            let Some(digest) = &version.digest else { continue };
+            let Some(found) = self.streaming.image(digest) else { continue };
+            cached.push(CachedVersion {
+                version: version.version,
+                chunks: found.chunks,
+                present_chunks: found.present_chunks,
+                present_bytes: found.present_bytes,
+                boot_chunks: self.streaming.boot_sets().of(digest)?.len() as u64,
+                unfilled_chunks: found.unfilled_chunks,
+                is_whole: found.is_whole,
+            });
+        }
+        Ok(cached)
     }
 
     /// Whether another boot of machines of the catalog on this version is to be recorded, and of which version then.
