@@ -81,6 +81,7 @@ fn a_streamed_version_reads_as_a_whole_one_and_chunks_come_as_they_are_read() {
     assert!(cached_bytes(&other) <= (DATA.len() as u64 + 1) * MIB);
     // What was read is there when the registry is not.
     fs::rename(&shared, golden.path("away")).unwrap();
+    kill_process(streamd(&other).unwrap(), Signal::KILL).unwrap();
     other.ok(&["machine", "reset", "desk-001", "--wait"]);
     let nbd = other.json(&["machine", "show", "desk-001"])["status"]["run"]["nbd_socket"].clone();
     assert!(content(&other, &format!("nbd+unix:///?socket={}", nbd.as_str().unwrap())) == read);

@@ -37,6 +37,7 @@ pub fn open(
     match scheme {
         "s3" => s3(place, rest, credentials, patience),
         "https" | "http" => web(place, patience),
+        "file" if patience.is_zero() => absent_folder(place, rest),
         "file" => folder(place, rest),
         _ => Err(refused(place, "give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER")),
     }
@@ -119,6 +120,22 @@ fn folder(place: &Place, path: &str) -> Result<RemoteStore, RegistryError> {
         prefix: Path::default(),
         is_read_only: false,
         creates: true,
+    })
+}
+
+/// A folder that is only read, and that may not be mounted now.
+fn absent_folder(place: &Place, path: &str) -> Result<RemoteStore, RegistryError> {
+    if !path.starts_with('/') {
+        return Err(refused(place, "a folder is given as file:///FOLDER, with three slashes"));
+    }
+    let prefix =
+        Path::from_absolute_path(path).map_err(|e| refused(place, &format!("its folder is no path: {e}")))?;
+    Ok(RemoteStore {
+        store: Arc::new(LocalFileSystem::new()),
+        url: place.url.clone(),
+        prefix,
+        is_read_only: true,
+        creates: false,
     })
 }
 
