@@ -42,7 +42,7 @@ pub struct ImageDetails {
 /// What is on the host of a version that is streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CachedVersion {
-    /// Number of the version.
+    /// Number of the version that is streamed.
     pub version: u32,
     /// Number of chunks that the version has.
     pub chunks: u64,

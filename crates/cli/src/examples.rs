@@ -80,7 +80,7 @@ Examples:
 
 pub const EVENTS_EXAMPLES: &str = "\
 Kinds: warning, critical, normal (thresholds of use), full, space-available, first-overflow, degraded, recovered, overflow-write-failed,
-overflow-read-failed, checksum-mismatch, summary-unusable, image-damaged, worker-died, worker-ended, worker-serves, upgrade, upgraded, no-upgrade,
+overflow-read-failed, checksum-mismatch, summary-unusable, image-damaged, chunks-missing, chunks-arrive, worker-died, worker-ended, worker-serves, upgrade, upgraded, no-upgrade,
 reset, limits, client, notice.
 
 Examples:

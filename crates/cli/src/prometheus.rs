@@ -71,6 +71,7 @@ pub fn text(stats: &Stats) -> String {
         ("overflow_read", &l.overflow_read),
         ("overflow_write", &l.overflow_write),
         ("base_read", &l.base_read),
+        ("chunk", &l.chunk),
     ];
     t.durations("host_io_duration", "io", "The host's own I/O.", &host);
     t.out.text()

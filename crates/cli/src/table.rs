@@ -9,9 +9,10 @@ use std::time::Duration;
 
 /// What is told in a line of its own, under the name of its first counter: whether it is shown if that is 0, and what stands beside
 /// it.
-const LINES: [(bool, &Counter, &[&Counter]); 6] = [
+const LINES: [(bool, &Counter, &[&Counter]); 7] = [
     (true, shown("map.bytes"), &[]),
     (true, shown("inflight"), &[shown("waiting")]),
+    (false, shown("chunks.asked"), &[shown("chunks.missing"), shown("chunks.stalls")]),
     (
         false,
         shown("evictions.blocks"),
@@ -185,6 +186,7 @@ fn latencies(stats: &Stats) -> String {
         ("overflow read", &l.overflow_read),
         ("overflow write", &l.overflow_write),
         ("base read", &l.base_read),
+        ("chunk", &l.chunk),
     ] {
         if *count > 0 {
             let [p50, p99, max] = [p50_ns, p99_ns, max_ns].map(|ns| Unit::Nanoseconds.text(*ns));

@@ -176,25 +176,15 @@ fn residency() -> impl TypedValueParser<Value = Residency> {
 pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     match command {
-        ImageCommand::Import {
-            name,
-            from: Some(RemoteRef { registry, image }),
-            residency,
-            store,
-            key,
-            no_wait,
-            ..
-        } => {
+        ImageCommand::Import { name, from: Some(from), residency, store, key, no_wait, .. } => {
+            let RemoteRef { registry, image } = from;
             let pull = ImagePull { registry, image, store, residency };
-            let at = format!("/v1/images/{name}/pulls");
-            let begun: Operation = client.post_once(&at, key.as_deref(), &pull)?;
-            attend(daemon, &client, &name, &begun, no_wait)
+            import_from(daemon, &client, &name, &pull, key.as_deref(), no_wait)
         }
         ImageCommand::Pull { image: RemoteRef { registry, image }, store, no_wait } => {
             let name = image.name.clone();
             let pull = ImagePull { registry, image, store, residency: None };
-            let begun: Operation = client.post(&format!("/v1/images/{name}/pulls"), &pull)?;
-            attend(daemon, &client, &name, &begun, no_wait)
+            import_from(daemon, &client, &name, &pull, None, no_wait)
         }
         ImageCommand::Push { image, registry, sign, no_wait } => {
             push(daemon, &client, &image, &registry, sign.as_deref(), no_wait)
@@ -268,6 +258,19 @@ fn check(daemon: &Daemon, client: &Client, image: &ImageRef, strict: bool) -> Re
         true => Err(Failure::new(Exit::Found, verdict(&check))),
         false => Ok(()),
     }
+}
+
+/// Imports a version from a registry.
+fn import_from(
+    daemon: &Daemon,
+    client: &Client,
+    name: &Name,
+    pull: &ImagePull,
+    key: Option<&str>,
+    no_wait: bool,
+) -> Result<(), Failure> {
+    let begun: Operation = client.post_once(&format!("/v1/images/{name}/pulls"), key, pull)?;
+    attend(daemon, client, name, &begun, no_wait)
 }
 
 /// What to import of a file.

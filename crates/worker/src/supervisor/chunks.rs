@@ -4,8 +4,6 @@
 //! Invariant: what comes from that process is compared with what the disk has before a worker gets it. A disk that is served goes
 //! on without it, as far as the chunks are there.
 
-use super::event_loop::Supervisor;
-use crate::channel::ToWorker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl, fstat};
 use rustix::io::Errno;
@@ -40,7 +38,7 @@ pub(super) struct OpenedStream {
     /// Size of its chunks, in bytes.
     pub chunk_bytes: u64,
     /// The connection on which chunks can be asked for.
-    connection: OwnedFd,
+    pub connection: OwnedFd,
 }
 
 /// The connection for chunks of the worker's that serves.
@@ -175,7 +173,7 @@ impl Chunks {
         }
     }
 
-    /// When [`Supervisor::keep_chunks`] must be called at the latest.
+    /// When [`Chunks::keep`] must be called at the latest.
     pub fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::None(at) | State::Asked(_, at) => Some(at),
@@ -188,60 +186,36 @@ impl Chunks {
         self.state = State::None(Instant::now());
     }
 
-    fn try_later(&mut self) {
+    /// There is none; the next try is due after a pause, since it may be lost again and again.
+    pub fn try_later(&mut self) {
         self.state = State::None(Instant::now() + PAUSE);
-    }
-}
-
-impl Supervisor {
-    /// Handles the worker's report that its connection is lost.
-    pub(super) fn on_chunks_lost(&mut self) {
-        if let Some(chunks) = &mut self.chunks {
-            // Not at once: it may be lost again and again.
-            chunks.try_later();
-        }
     }
 
     /// Asks for a connection when it is due.
-    pub(super) fn keep_chunks(&mut self) {
-        let Some(chunks) = &mut self.chunks else { return };
-        if chunks.deadline().is_none_or(|at| Instant::now() < at) {
+    pub fn keep(&mut self) {
+        if self.deadline().is_none_or(|at| Instant::now() < at) {
             return;
         }
         // One that was asked has not answered.
-        let asked = match chunks.state {
-            State::None(_) => ask(&chunks.at, &chunks.root).ok(),
+        let asked = match self.state {
+            State::None(_) => ask(&self.at, &self.root).ok(),
             State::Asked(..) | State::Given => None,
         };
         match asked {
-            Some(connection) => chunks.state = State::Asked(connection, Instant::now() + ANSWER_PATIENCE),
-            None => chunks.try_later(),
+            Some(connection) => self.state = State::Asked(connection, Instant::now() + ANSWER_PATIENCE),
+            None => self.try_later(),
         }
     }
 
-    /// Handles the answer: the worker gets the connection.
-    pub(super) fn on_chunks_asked(&mut self) {
-        let Some(chunks) = &mut self.chunks else { return };
-        let State::Asked(connection, _) = std::mem::replace(&mut chunks.state, State::Given) else { return };
-        let Ok(OpenedStream { image, residency, chunk_bytes, connection }) = answer(connection) else {
-            return chunks.try_later();
+    /// Takes the answer, which has come. The connection is the worker's then.
+    pub fn take(&mut self) -> Option<OpenedStream> {
+        let State::Asked(connection, _) = std::mem::replace(&mut self.state, State::Given) else {
+            return None;
         };
-        let same = self.disk.is_same_image(&image, chunk_bytes);
-        let again = residency.try_clone();
-        self.disk.set_residency(residency);
-        match (same, again) {
-            (true, Ok(memory)) => self.tell(ToWorker::Chunks, vec![connection, memory]),
-            (true, Err(_)) => self.on_chunks_lost(),
-            (false, _) => {
-                // The files of the cache were lost, and are being made anew. What the worker reads is still whole, but nothing
-                // is added to it.
-                self.disk.set_image(image.file);
-                self.announce(
-                    "notice",
-                    "the image has another file in the cache now: another worker reads that",
-                );
-                self.end_worker("its image has another file now");
-            }
+        let opened = answer(connection).ok();
+        if opened.is_none() {
+            self.try_later();
         }
+        opened
     }
 }

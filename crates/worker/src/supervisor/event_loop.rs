@@ -270,7 +270,7 @@ impl Supervisor {
                 Source::Dead => self.reap(),
                 Source::Channel => self.on_channel(flags)?,
                 Source::Candidate => self.on_candidate()?,
-                Source::Chunks => self.on_chunks_asked(),
+                Source::Chunks => self.on_chunks_opened(),
                 Source::Export(index) => self.on_export(index),
                 Source::Vmm(id) => self.on_vmm(id, flags),
                 Source::Control => self.on_control(),
@@ -280,7 +280,7 @@ impl Supervisor {
         }
         self.keep_watchers();
         self.keep_upgrade();
-        self.keep_chunks();
+        self.chunks.iter_mut().for_each(Chunks::keep);
         self.keep_worker()?;
         Ok(woken)
     }

@@ -4,7 +4,7 @@
 //! Invariant: after the first worker has served, a worker runs or is about to be started until the supervisor stops, except
 //! while a killed worker has not ended. The messages of a dead worker are processed before the next one starts.
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, OpenedStream};
 use super::clients::Client;
 use super::event_loop::Supervisor;
 use super::process::{Program, Received, Worker};
@@ -232,6 +232,29 @@ impl Supervisor {
             (self.log)(&error.to_string());
         }
         self.end_worker("it was not understood and was ended");
+    }
+
+    /// Gives the worker the connection for chunks of the streamed image, which has been opened.
+    pub(super) fn on_chunks_opened(&mut self) {
+        let Some(opened) = self.chunks.as_mut().and_then(Chunks::take) else { return };
+        let OpenedStream { image, residency, chunk_bytes, connection } = opened;
+        let is_same = self.disk.is_same_image(&image, chunk_bytes);
+        let again = residency.try_clone();
+        self.disk.set_residency(residency);
+        match (is_same, again) {
+            (true, Ok(memory)) => self.tell(ToWorker::Chunks, vec![connection, memory]),
+            (true, Err(_)) => self.chunks.iter_mut().for_each(Chunks::try_later),
+            (false, _) => {
+                // The files of the cache were lost, and are being made anew. What the worker reads is still whole, but nothing
+                // is added to it.
+                self.disk.set_image(image.file);
+                self.announce(
+                    "notice",
+                    "the image has another file in the cache now: another worker reads that",
+                );
+                self.end_worker("its image has another file now");
+            }
+        }
     }
 
     /// Processes messages of the worker. Their number is limited, so that other events do not wait.
@@ -469,7 +492,7 @@ impl Supervisor {
                 self.on_answered(id, accepted, answer, fds, writeback);
             }
             FromWorker::ClientGone { id, error } => self.on_client_gone(id, error),
-            FromWorker::ChunksLost => self.on_chunks_lost(),
+            FromWorker::ChunksLost => self.chunks.iter_mut().for_each(Chunks::try_later),
             FromWorker::ResetDone { result } => self.on_reset_done(result),
             FromWorker::SetDone { result } => self.on_change_done(result),
             FromWorker::Curve { curve } => self.on_worker_answer(curve),

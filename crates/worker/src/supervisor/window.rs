@@ -111,14 +111,7 @@ impl Window {
                 read_bytes: get(&c.failed_read_bytes),
                 written_bytes: get(&c.failed_written_bytes),
             },
-            latency: Latencies {
-                read: latency(&c.read_latency),
-                write: latency(&c.write_latency),
-                overflow_read: latency(&c.overflow_read_latency),
-                overflow_write: latency(&c.overflow_write_latency),
-                base_read: latency(&c.base_read_latency),
-                chunk: latency(&c.chunk_latency),
-            },
+            latency: latencies(c),
             inflight: get(&c.inflight),
             waiting: get(&c.waiting),
             resets: get(&c.resets),
@@ -127,12 +120,7 @@ impl Window {
             degraded: get(&c.degraded),
             level: get(&c.level),
             is_full: get(&c.is_full),
-            chunks: Chunks {
-                asked: get(&c.chunks_asked),
-                missing: get(&c.chunks_missing),
-                stalls: get(&c.chunk_stalls),
-                stalled: get(&c.is_chunk_stalled),
-            },
+            chunks: chunks(c),
             ..Stats::default()
         }
     }
@@ -142,6 +130,26 @@ impl Drop for Window {
     fn drop(&mut self) {
         // SAFETY: mapped by `open`, unmapped once; nothing refers to it beyond `self`.
         let _ = unsafe { rustix::mm::munmap(self.base, self.len) };
+    }
+}
+
+fn chunks(c: &Counters) -> Chunks {
+    Chunks {
+        asked: get(&c.chunks_asked),
+        missing: get(&c.chunks_missing),
+        stalls: get(&c.chunk_stalls),
+        stalled: get(&c.is_chunk_stalled),
+    }
+}
+
+fn latencies(c: &Counters) -> Latencies {
+    Latencies {
+        read: latency(&c.read_latency),
+        write: latency(&c.write_latency),
+        overflow_read: latency(&c.overflow_read_latency),
+        overflow_write: latency(&c.overflow_write_latency),
+        base_read: latency(&c.base_read_latency),
+        chunk: latency(&c.chunk_latency),
     }
 }
 

@@ -82,8 +82,6 @@ pub struct Reactor {
     pub(super) tap: Tap,
     /// What NBD clients want to know of the base image, and wait for.
     pub(super) questions: Questions,
-    /// The watch on the connection for chunks of a streamed image, which the supervisor knows to be there.
-    pub(super) chunk_watch: Option<u32>,
 }
 
 /// The base image, as the supervisor has opened it.
@@ -154,7 +152,6 @@ impl Reactor {
             throttle: Throttle::new(start.settings.rate()),
             tap,
             questions: Questions::default(),
-            chunk_watch: None,
         };
         reactor.watch(reactor.channel.as_raw_fd(), POLLIN, true, Target::Channel);
         for fd in reactor.io.barrier.predecessors() {

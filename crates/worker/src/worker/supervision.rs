@@ -125,7 +125,7 @@ impl Reactor {
 
     /// Goes on with another connection for chunks of the streamed image. If it cannot be used, that is found out in this turn.
     fn connect_chunks(&mut self, fds: Vec<OwnedFd>) {
-        if let Some(watch) = self.chunk_watch.take() {
+        if let Some(watch) = self.watches.chunks.take() {
             self.unwatch(watch);
         }
         let connected = match <[OwnedFd; 2]>::try_from(fds) {
@@ -136,7 +136,7 @@ impl Reactor {
             Ok(()) => self.watch_chunks(),
             Err(e) => self.tell(&format!("the connection for chunks of the image cannot be used: {e}")),
         }
-        if self.chunk_watch.is_none() {
+        if self.watches.chunks.is_none() {
             self.send(&FromWorker::ChunksLost, &[]);
         }
     }
@@ -144,9 +144,9 @@ impl Reactor {
     /// Tells the supervisor once when the connection for chunks is lost.
     #[inline]
     pub(super) fn keep_chunks(&mut self) {
-        if self.chunk_watch.is_some()
+        if self.watches.chunks.is_some()
             && self.io.base.connection().is_none()
-            && let Some(watch) = self.chunk_watch.take()
+            && let Some(watch) = self.watches.chunks.take()
         {
             self.unwatch(watch);
             self.send(&FromWorker::ChunksLost, &[]);

@@ -38,11 +38,13 @@ pub(super) enum Target {
 pub(super) struct Watches {
     targets: HashMap<u32, Target>,
     next: u32,
+    /// The one on the connection for chunks of a streamed image, which the supervisor knows to be there.
+    pub(super) chunks: Option<u32>,
 }
 
 impl Watches {
     pub(super) fn new() -> Watches {
-        Watches { targets: HashMap::new(), next: 1 }
+        Watches { targets: HashMap::new(), next: 1, chunks: None }
     }
 
     fn add(&mut self, engine: &mut Engine, fd: i32, flags: i16, multi: bool, target: Target) -> u32 {
@@ -81,7 +83,7 @@ impl Reactor {
     pub(super) fn watch_chunks(&mut self) {
         if let Some(connection) = self.io.base.connection() {
             let fd = connection.as_raw_fd();
-            self.chunk_watch = Some(self.watch(fd, POLLIN, true, Target::Chunks));
+            self.watches.chunks = Some(self.watch(fd, POLLIN, true, Target::Chunks));
         }
     }
 
