@@ -5,6 +5,9 @@
 //! is started and told of all images, and disks connect to that.
 
 mod client;
+mod peers;
+
+pub use peers::PeerOptions;
 
 use crate::error::HostError;
 use crate::events::Events;
@@ -18,7 +21,7 @@ use spillway_control::Streamed;
 use spillway_control::program::check_program;
 use spillway_registry::root_of;
 use spillway_registry::serve::{
-    CacheFigures, ControlReply, ControlRequest, ImageFigures, SERVE_VERSION, ServeOrder, USERS,
+    CacheFigures, ControlReply, ControlRequest, ImageFigures, PeerOrder, SERVE_VERSION, ServeOrder, USERS,
 };
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -62,6 +65,8 @@ pub struct StreamingSettings {
     pub cache: PathBuf,
     /// Most bytes in the cache.
     pub budget_bytes: u64,
+    /// The other hosts, if there are some.
+    pub peers: Option<PeerOrder>,
     /// The program `spillway-streamd`.
     pub program: PathBuf,
 }
@@ -106,7 +111,7 @@ impl Streaming {
             ["streamd", "cache", "spillway-streamd"].map(|name| nowhere.join(name));
         let operations = crate::operations::Operations::default();
         let registries = Registries::new(objects, operations, program.clone());
-        Streaming::new(StreamingSettings { folder, cache, budget_bytes: 0, program }, registries)
+        Streaming::new(StreamingSettings { folder, cache, budget_bytes: 0, peers: None, program }, registries)
             .expect("there are descriptors left")
     }
 
@@ -241,6 +246,7 @@ impl Streaming {
             budget_bytes: settings.budget_bytes,
             hedge_milliseconds: HEDGE.as_millis() as u64,
             folders,
+            peers: settings.peers.clone().map(peers::with_time_of_files),
         })
     }
 

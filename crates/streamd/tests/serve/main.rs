@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod client;
+mod peers;
 mod scene;
 mod web;
+mod wire;
 
 use client::{Client, Got};
 use scene::{CHUNKS, Registry, Streamd, blocks_bytes, chunk_len};
