@@ -104,6 +104,10 @@ pub enum Manner {
     Short,
     /// With an answer that ends in the middle.
     Cuts,
+    /// Never, if it is asked for a chunk.
+    Hangs,
+    /// With the first half of a chunk, and nothing more.
+    Stalls,
 }
 
 /// A host that answers.
@@ -186,16 +190,22 @@ fn answer_all(
         if !path.starts_with("/have/") {
             match manner {
                 Manner::Right | Manner::Empty => {}
+                Manner::Hangs => loop {
+                    thread::park();
+                },
                 Manner::Flips => body[says / 2] ^= 1,
                 Manner::Long => body.push(0),
                 Manner::Short => body.truncate(says - 1),
-                Manner::Cuts => body.truncate(says / 2),
+                Manner::Cuts | Manner::Stalls => body.truncate(says / 2),
             }
-            says = if manner == Manner::Cuts { says } else { body.len() };
+            says = if matches!(manner, Manner::Cuts | Manner::Stalls) { says } else { body.len() };
         }
         write!(writer, "HTTP/1.1 200 OK\r\nContent-Length: {says}\r\n\r\n").ok()?;
         writer.write_all(&body).ok()?;
         writer.flush().ok()?;
+        while manner == Manner::Stalls && body.len() < says {
+            thread::park();
+        }
         if body.len() < says {
             return None;
         }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_rustls::rustls::ClientConfig;
 
-/// Longest time until a connection is there.
+/// Longest time until a connection is there, unless that to another source is longer.
 const CONNECT: Duration = Duration::from_secs(1);
 /// Time after which a connection is closed that nobody uses: shorter than the other side's.
 const IDLE: Duration = Duration::from_secs(20);
@@ -50,12 +50,12 @@ enum Turn {
     Bytes(Vec<u8>),
     /// The host that was asked last has nothing.
     Nothing,
-    /// It has not answered in time.
-    Silent,
+    /// It has not sent it in time.
+    Late,
 }
 
-/// What connects to hosts.
-pub fn connections(config: ClientConfig) -> Result<Client, String> {
+/// What connects to hosts. Another source is never asked before the least time.
+pub fn connections(config: ClientConfig, least: Duration) -> Result<Client, String> {
     Client::builder()
         .use_preconfigured_tls(config)
         .https_only(true)
@@ -63,7 +63,7 @@ pub fn connections(config: ClientConfig) -> Result<Client, String> {
         .no_proxy()
         .redirect(Policy::none())
         .retry(retry::never())
-        .connect_timeout(CONNECT)
+        .connect_timeout(CONNECT.max(least))
         .pool_idle_timeout(IDLE)
         .pool_max_idle_per_host(WIDTH)
         .tcp_nodelay(true)
@@ -117,10 +117,10 @@ impl Peers {
             let stage = Arc::new(Stage::default());
             let of_request = Arc::clone(&stage);
             let mut now = async move { host.get(wanted, *may_fetch, &of_request).await }.boxed();
-            match turn(&mut earlier, &mut now, stage.is_silent(|| host.hedge())).await {
+            match turn(&mut earlier, &mut now, stage.is_late(host.hedge())).await {
                 Turn::Bytes(bytes) => return Came::Peer(bytes),
                 Turn::Nothing => {}
-                Turn::Silent => earlier = Some(now),
+                Turn::Late => earlier = Some(now),
             }
         }
         let Some(earlier) = earlier else { return Came::Store(store.await) };
@@ -146,9 +146,9 @@ impl Peers {
     }
 }
 
-/// Waits for a request, and for the one before it, until one has the chunk or the newer one has nothing or is silent.
-async fn turn(earlier: &mut Option<Get<'_>>, now: &mut Get<'_>, is_silent: impl Future<Output = ()>) -> Turn {
-    let mut is_silent = pin!(is_silent);
+/// Waits for a request, and for the one before it, until one has the chunk or the newer one has nothing or is late.
+async fn turn(earlier: &mut Option<Get<'_>>, now: &mut Get<'_>, is_late: impl Future<Output = ()>) -> Turn {
+    let mut is_late = pin!(is_late);
     loop {
         let of_earlier = async {
             match earlier {
@@ -163,7 +163,7 @@ async fn turn(earlier: &mut Option<Get<'_>>, now: &mut Get<'_>, is_silent: impl 
                 Some(bytes) => return Turn::Bytes(bytes),
                 None => *earlier = None,
             },
-            () = &mut is_silent => return Turn::Silent,
+            () = &mut is_late => return Turn::Late,
         }
     }
 }

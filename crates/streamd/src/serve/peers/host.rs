@@ -24,13 +24,15 @@ const WHOLE: Duration = Duration::from_secs(30);
 const PART: Duration = Duration::from_secs(2);
 /// Longest time between the beginning and the end of a chunk.
 const BODY: Duration = Duration::from_secs(10);
+/// Time after which another source is asked, too, if a request has not got its place or an answer that has begun is not whole.
+const LATE: Duration = Duration::from_secs(2);
 /// Longest time of a look whether a host is there.
 const LOOK: Duration = Duration::from_secs(2);
 /// Pauses between looks at a host that is not there: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Time for which a host is left alone that has sent wrong bytes.
 const LEFT_ALONE: Duration = Duration::from_secs(600);
-/// Longest time for which a host is believed that it has sent as much as it may.
+/// Longest time for which a host is not asked after it has said that it has sent as much as it may.
 const MOST_BUSY: Duration = Duration::from_secs(5);
 /// Age at which it is asked again what a host has.
 const HAVE_AGE: Duration = Duration::from_secs(5);
@@ -83,12 +85,13 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Returns when a request was sent and its answer did not begin within this time; otherwise never.
-    pub async fn is_silent(&self, hedge: impl FnOnce() -> Duration) {
-        self.asked.notified().await;
-        sleep(hedge()).await;
+    /// Returns when the answer has not begun within this time, or when the request or the answer waits much longer.
+    pub async fn is_late(&self, hedge: Duration) {
+        // Too many are asking this host already, if that ends first.
+        let _ = timeout(hedge.max(LATE), self.asked.notified()).await;
+        sleep(hedge).await;
         if self.has_begun.load(Ordering::Acquire) {
-            std::future::pending::<()>().await;
+            sleep(LATE).await;
         }
     }
 }

@@ -77,8 +77,9 @@ impl Opened {
     /// # Errors
     /// For people: what of the order cannot be used, and why.
     pub fn begin(self, order: &PeerOrder) -> Result<(Arc<Peers>, server::Entrance), String> {
-        let client = client::connections(self.configs.client)?;
-        let (counts, least) = (Arc::new(Counts::default()), Duration::from_millis(order.hedge_milliseconds));
+        let counts = Arc::new(Counts::default());
+        let least = Duration::from_millis(order.hedge_milliseconds);
+        let client = client::connections(self.configs.client, least)?;
         let others = order.hosts.iter().filter(|name| **name != order.name);
         let host = |name: &String| Host::new(name, client.clone(), least, Arc::clone(&counts));
         let hosts = others.map(host).collect::<Result<_, _>>()?;
