@@ -40,6 +40,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_api::{EventKind, Hypervisor};
 use spillway_control::kvm::Accelerator;
 use spillway_control::program::check_program;
+use spillway_registry::serve::PeerOrder;
 use std::fs;
 use std::future::pending;
 use std::net::SocketAddr;
@@ -115,6 +116,8 @@ pub struct DaemonSettings {
     pub stream_cache_bytes: u64,
     /// Rate at which whole streamed images are brought, in bytes a second.
     pub stream_fill_bytes_per_second: u64,
+    /// Hosts to which chunks of streamed images are sent, and from which they come.
+    pub peers: Option<PeerOrder>,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
 }
@@ -194,6 +197,7 @@ impl Records {
             cache: std::path::absolute(cache).context("--stream-cache")?,
             budget_bytes: settings.stream_cache_bytes,
             fill_bytes_per_second: settings.stream_fill_bytes_per_second,
+            peers: settings.peers.clone(),
             program: streamd,
         };
         let streaming = Streaming::new(at, registries.clone(), objects.clone())?;

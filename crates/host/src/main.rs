@@ -15,6 +15,7 @@ use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::events::log_line;
 use spillway_host::failure::{self, Failure};
 use spillway_host::guest_users::UserChoice;
+use spillway_host::streaming::PeerOptions;
 use spillway_host::systemd::ServiceManager;
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -151,6 +152,8 @@ struct Arguments {
     /// Bytes a second at which the chunks of images with residency full are brought
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size, default_value = "50M")]
     stream_fill_rate: u64,
+    #[command(flatten)]
+    peers: PeerOptions,
     /// Print the OpenAPI description of the HTTP API and exit
     #[arg(long)]
     print_openapi: bool,
@@ -301,6 +304,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         stream_cache: arguments.stream_cache,
         stream_cache_bytes: arguments.stream_cache_size,
         stream_fill_bytes_per_second: arguments.stream_fill_rate,
+        peers: arguments.peers.order().context("--peer-listen")?,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,

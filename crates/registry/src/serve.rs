@@ -3,6 +3,7 @@
 
 use crate::job::Place;
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Name of the socket, in the folder in which the process is started, at which disks open images.
@@ -28,6 +29,32 @@ pub struct ServeOrder {
     pub fill_bytes_per_second: u64,
     /// Folders that are registries, which the process may read.
     pub folders: Vec<PathBuf>,
+    /// The other hosts; none: the process asks only registries, and listens at no port.
+    pub peers: Option<PeerOrder>,
+}
+
+/// Hosts that serve each other chunks, over TLS with certificates on both sides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerOrder {
+    /// Address at which the others are answered.
+    pub listen: SocketAddr,
+    /// Address of this host in the lists of the others, such as `https://host:9444`.
+    pub name: String,
+    /// Addresses of the hosts, written in the same way on each of them. This host may be among them.
+    pub hosts: Vec<String>,
+    /// File of this host's certificate chain, PEM.
+    pub certificate: PathBuf,
+    /// File of its key, PEM.
+    pub key: PathBuf,
+    /// File of the certificates of the authority that has signed those of all hosts, PEM.
+    pub authority: PathBuf,
+    /// When one of these files was changed the last time, in nanoseconds since 1970: if that differs, another process is started.
+    pub files_changed_ns: u64,
+    /// Most bytes that are sent to the others each second.
+    pub upload_bytes_per_second: u64,
+    /// Shortest time after which another source is asked beside a host that has not answered.
+    pub hedge_milliseconds: u64,
 }
 
 /// What the daemon asks for. Each is answered by one [`ControlReply`], in order.
@@ -102,6 +129,7 @@ pub enum ControlReply {
 
 /// Figures of the cache since the process was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CacheFigures {
     /// Bytes of chunks in the cache.
     pub used_bytes: u64,
@@ -123,6 +151,18 @@ pub struct CacheFigures {
     pub wrong_chunks: u64,
     /// Chunks that are being brought.
     pub flights: u64,
+    /// Chunks that came from other hosts.
+    pub peer_chunks: u64,
+    /// Their bytes.
+    pub peer_bytes: u64,
+    /// Chunks that were sent to other hosts.
+    pub uploaded_chunks: u64,
+    /// Bytes that were sent of chunks.
+    pub uploaded_bytes: u64,
+    /// How often another host sent wrong bytes, after which it was left alone.
+    pub wrong_peers: u64,
+    /// Requests of other hosts that were refused because of the upload limit.
+    pub refused_uploads: u64,
 }
 
 /// What is in the cache of an image.

@@ -6,6 +6,9 @@
 
 mod boot_sets;
 mod client;
+mod peers;
+
+pub use peers::PeerOptions;
 
 use crate::error::HostError;
 use crate::events::Events;
@@ -22,7 +25,8 @@ use spillway_control::program::check_program;
 use spillway_registry::job::Work;
 use spillway_registry::root_of;
 use spillway_registry::serve::{
-    CacheFigures, ControlReply, ControlRequest, Fill, ImageFigures, SERVE_VERSION, ServeOrder, USERS,
+    CacheFigures, ControlReply, ControlRequest, Fill, ImageFigures, PeerOrder, SERVE_VERSION, ServeOrder,
+    USERS,
 };
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -75,6 +79,8 @@ pub struct StreamingSettings {
     pub budget_bytes: u64,
     /// Rate at which whole images are brought, in bytes a second.
     pub fill_bytes_per_second: u64,
+    /// The other hosts, if there are some.
+    pub peers: Option<PeerOrder>,
     /// The program `spillway-streamd`.
     pub program: PathBuf,
 }
@@ -125,8 +131,14 @@ impl Streaming {
             ["streamd", "cache", "spillway-streamd"].map(|name| nowhere.join(name));
         let operations = crate::operations::Operations::default();
         let registries = Registries::new(objects.clone(), operations, program.clone());
-        let settings =
-            StreamingSettings { folder, cache, budget_bytes: 0, fill_bytes_per_second: 0, program };
+        let settings = StreamingSettings {
+            folder,
+            cache,
+            budget_bytes: 0,
+            fill_bytes_per_second: 0,
+            peers: None,
+            program,
+        };
         Streaming::new(settings, registries, objects).expect("there are descriptors left")
     }
 
@@ -287,6 +299,7 @@ impl Streaming {
             hedge_milliseconds: HEDGE.as_millis() as u64,
             fill_bytes_per_second: settings.fill_bytes_per_second,
             folders,
+            peers: settings.peers.clone().map(peers::with_time_of_files),
         })
     }
 

@@ -1,4 +1,5 @@
-//! All images of the cache, and the chunks that are being brought. Owns the flights: one for each chunk, whoever asks.
+//! All images of the cache, and the chunks that are being brought. Owns the flights: one for each chunk, whoever asks, and one for
+//! each chunk that is fetched from the store.
 //!
 //! Invariant: a flight goes on to its end although who asked first has gone; a chunk's bit is set before those who wait for it
 //! are told.
@@ -7,6 +8,7 @@ use super::budget::Budget;
 use super::fill;
 use super::health::Health;
 use super::image::{CachedImage, Kept};
+use super::peers::{ByDigest, Came, Peers, Wanted};
 use super::source::Source;
 use crate::store::RemoteStore;
 use futures_util::FutureExt;
@@ -18,7 +20,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
@@ -36,19 +38,31 @@ pub enum Brought {
 
 type Flight = Shared<BoxFuture<'static, Brought>>;
 
+/// Where a flight may bring a chunk from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Way {
+    /// From other hosts, and from the store.
+    Any,
+    /// From the store alone: so a request of another host is not passed on, and waits for no other host.
+    Store,
+}
+
 /// An image with its source.
 pub struct ServedImage {
     /// Its files.
     pub cached: CachedImage,
     store: Mutex<Arc<RemoteStore>>,
     health: Arc<Health>,
-    flights: Mutex<HashMap<u32, Flight>>,
+    flights: Mutex<HashMap<(u32, Way), Flight>>,
     /// Requests to its store. Of the image, so that a store that is away holds up no other.
     width: Semaphore,
     /// When it was asked for the last time.
     used: Mutex<Instant>,
     /// What brings chunks before a disk needs them.
     filling: Mutex<Option<AbortHandle>>,
+    root: ChunkDigest,
+    /// Made when another host asks for the first time.
+    by_digest: OnceLock<ByDigest>,
 }
 
 /// The cache.
@@ -59,6 +73,7 @@ pub struct Cache {
     /// Everything that is in the folder is counted.
     is_counted: AtomicBool,
     seen: Seen,
+    peers: Option<Arc<Peers>>,
 }
 
 /// What has happened, counted.
@@ -86,10 +101,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Cache {
     /// The cache in the folder of an order, in which nothing is kept before [`Cache::sweep`].
-    pub fn new(order: ServeOrder) -> Cache {
+    pub fn new(order: ServeOrder, peers: Option<Arc<Peers>>) -> Cache {
         let budget = Budget::new(order.budget_bytes);
         let (images, is_counted) = (Mutex::default(), AtomicBool::new(false));
-        Cache { order, budget, images, is_counted, seen: Seen::default() }
+        Cache { order, budget, images, is_counted, seen: Seen::default(), peers }
     }
 
     /// What the process was started with.
@@ -113,6 +128,8 @@ impl Cache {
             width: Semaphore::new(DEMAND_WIDTH),
             used: Mutex::new(Instant::now()),
             filling: Mutex::default(),
+            root,
+            by_digest: OnceLock::new(),
         });
         images.insert(root, Arc::clone(&served));
         Ok(served)
@@ -154,6 +171,11 @@ impl Cache {
         locked(&self.images).get(root).cloned()
     }
 
+    /// All images that are served.
+    pub fn images(&self) -> Vec<Arc<ServedImage>> {
+        locked(&self.images).values().cloned().collect()
+    }
+
     /// Serves an image no longer, and removes its files. False: somebody uses it.
     pub fn forget(&self, root: &ChunkDigest) -> io::Result<bool> {
         let mut images = locked(&self.images);
@@ -171,7 +193,7 @@ impl Cache {
     /// All images are served that should be: removes what else is in the folder, and what is beyond the budget as far as nobody
     /// uses it. From now on chunks are kept.
     pub fn sweep(&self) -> io::Result<()> {
-        let images: Vec<_> = locked(&self.images).values().cloned().collect();
+        let images = self.images();
         let folders: HashSet<_> = images.iter().map(|image| image.cached.folder().to_owned()).collect();
         for entry in fs::read_dir(&self.order.cache)? {
             let path = entry?.path();
@@ -204,6 +226,7 @@ impl Cache {
             evicted_chunks: get(&self.seen.evicted_chunks),
             wrong_chunks: get(&self.seen.wrong_chunks),
             flights: images.values().map(|image| image.flights() as u64).sum(),
+            ..self.peers.as_ref().map_or_else(CacheFigures::default, |peers| peers.figures())
         }
     }
 
@@ -214,51 +237,77 @@ impl Cache {
 
     /// Brings a chunk of an image into its file.
     pub async fn bring(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32) -> Brought {
-        let flight = {
-            let mut flights = locked(&image.flights);
-            let begin = || {
-                let (cache, image, of_fault) = (Arc::clone(self), Arc::clone(image), Arc::clone(image));
-                let task = tokio::spawn(async move {
-                    let brought = cache.fly(&image, chunk).await;
-                    locked(&image.flights).remove(&chunk);
-                    brought
-                });
-                let ended = task.map(move |ended| {
-                    ended.unwrap_or_else(|e| {
-                        locked(&of_fault.flights).remove(&chunk);
-                        damaged(&format!("a fault of spillway-streamd ({e})"))
-                    })
-                });
-                ended.boxed().shared()
-            };
-            flights.entry(chunk).or_insert_with(begin).clone()
-        };
-        flight.await
+        self.flight(image, chunk, Way::Any).await
     }
 
-    async fn fly(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32) -> Brought {
+    /// The same, from the store alone if it is not there.
+    pub async fn bring_from_store(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32) -> Brought {
+        self.flight(image, chunk, Way::Store).await
+    }
+
+    fn flight(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Flight {
+        let begin = || {
+            let (cache, image, of_fault) = (Arc::clone(self), Arc::clone(image), Arc::clone(image));
+            let task = tokio::spawn(async move {
+                let brought = cache.fly(&image, chunk, way).await;
+                locked(&image.flights).remove(&(chunk, way));
+                brought
+            });
+            let ended = task.map(move |ended| {
+                ended.unwrap_or_else(|e| {
+                    locked(&of_fault.flights).remove(&(chunk, way));
+                    damaged(&format!("a fault of spillway-streamd ({e})"))
+                })
+            });
+            ended.boxed().shared()
+        };
+        locked(&image.flights).entry((chunk, way)).or_insert_with(begin).clone()
+    }
+
+    async fn fly(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Brought {
         *locked(&image.used) = Instant::now();
-        let Some((digest, len)) = image.chunk(chunk) else { return damaged("there is no such chunk") };
+        let Some(wanted) = image.wanted(chunk) else { return damaged("there is no such chunk") };
         let here = Arc::clone(image);
         let found = blocking(move || here.cached.verify(chunk as usize)).await;
         if matches!(found, Ok(true)) {
-            count(&self.seen.cache_chunks, 1);
+            count(&self.seen.cache_chunks, u64::from(way == Way::Any));
             return Brought::Resident;
         }
+        if way == Way::Store {
+            return self.fly_from_store(image, &wanted).await;
+        }
+        let from_store = async { self.flight(image, chunk, Way::Store).await };
+        let Some(peers) = &self.peers else { return from_store.await };
+        match peers.fetch(&wanted, from_store).await {
+            Came::Peer(bytes) => self.keep_or_pass(image, chunk, bytes).await,
+            Came::Store(brought) => brought,
+        }
+    }
+
+    async fn fly_from_store(self: &Arc<Cache>, image: &Arc<ServedImage>, wanted: &Wanted) -> Brought {
         let _turn = image.width.acquire().await;
         let source = Source {
             store: || Arc::clone(&locked(&image.store)),
             health: &image.health,
             wrong: &self.seen.wrong_chunks,
         };
-        let fetched = match source.fetch(&digest, len).await {
+        let fetched = match source.fetch(&wanted.digest, wanted.len).await {
             Ok(fetched) => fetched,
             Err(e) => return Brought::Damaged(Arc::new(e)),
         };
         count(&self.seen.store_chunks, 1);
-        count(&self.seen.store_bytes, len);
+        count(&self.seen.store_bytes, wanted.len);
         count(&self.seen.received_bytes, fetched.received_bytes);
-        let bytes = Arc::new(fetched.bytes);
+        self.keep_or_pass(image, wanted.chunk, fetched.bytes).await
+    }
+
+    async fn keep_or_pass(
+        self: &Arc<Cache>,
+        image: &Arc<ServedImage>,
+        chunk: u32,
+        bytes: Vec<u8>,
+    ) -> Brought {
+        let bytes = Arc::new(bytes);
         let (cache, here, kept) = (Arc::clone(self), Arc::clone(image), Arc::clone(&bytes));
         match blocking(move || cache.keep(&here, chunk as usize, &kept)).await {
             Ok(Kept::Yes) => Brought::Resident,
@@ -285,7 +334,7 @@ impl Cache {
 
     /// Removes chunks of an image that nobody uses, the one first that was used longest ago. False: there is none.
     fn evict(&self, wanted_for: &ServedImage, bytes: u64) -> io::Result<bool> {
-        let mut others: Vec<_> = locked(&self.images).values().cloned().collect();
+        let mut others = self.images();
         others.retain(|image| !std::ptr::eq(Arc::as_ptr(image), wanted_for));
         others.sort_by_key(|image| *locked(&image.used));
         for image in others {
@@ -302,7 +351,9 @@ impl Cache {
 impl ServedImage {
     /// Chunks that are being brought.
     pub fn flights(&self) -> usize {
-        locked(&self.flights).len()
+        let flights = locked(&self.flights);
+        let chunks: HashSet<_> = flights.keys().map(|(chunk, _)| chunk).collect();
+        chunks.len()
     }
 
     /// Digest of the image.
@@ -310,10 +361,18 @@ impl ServedImage {
         spillway_registry::Manifest::of(self.cached.index()).digest
     }
 
-    fn chunk(&self, chunk: u32) -> Option<(ChunkDigest, u64)> {
+    /// One of its chunks.
+    pub fn wanted(&self, chunk: u32) -> Option<Wanted> {
         let index = self.cached.index();
-        let digest = index.digests.get(chunk as usize)?;
-        Some((*digest, index.len_of(chunk as usize)))
+        let digest = *index.digests.get(chunk as usize)?;
+        let (chunks, len) = (index.digests.len() as u32, index.len_of(chunk as usize));
+        Some(Wanted { root: self.root, chunks, chunk, digest, len })
+    }
+
+    /// Its chunks with a digest.
+    pub fn find(&self, digest: &ChunkDigest) -> Vec<u32> {
+        let index = self.cached.index();
+        self.by_digest.get_or_init(|| ByDigest::of(index)).find(index, digest).to_vec()
     }
 }
 

@@ -162,6 +162,27 @@ impl CachedImage {
         Ok(is_good)
     }
 
+    /// Reads a part of a chunk, if its bit is set. False: it is not, or not any more. Nothing is removed meanwhile.
+    pub fn read_resident(&self, chunk: usize, at: u64, bytes: &mut [u8]) -> io::Result<bool> {
+        let present = self.present();
+        // A hole of zeroes is in the file as long as that is there.
+        let is_there = !present.is_empty() && self.residency().has(chunk as u64);
+        if is_there {
+            self.disk.read_exact_at(bytes, chunk as u64 * self.index.chunk_bytes + at)?;
+        }
+        Ok(is_there)
+    }
+
+    /// Which chunks may be read: bit n of byte n / 8 is chunk n.
+    pub fn residency_bits(&self) -> Vec<u8> {
+        let residency = self.residency();
+        let mut bits = vec![0; self.index.digests.len().div_ceil(8)];
+        for chunk in (0..self.index.digests.len()).filter(|chunk| residency.has(*chunk as u64)) {
+            bits[chunk / 8] |= 1 << (chunk % 8);
+        }
+        bits
+    }
+
     /// Keeps a chunk whose bytes were found to be right.
     pub fn keep(&self, chunk: usize, bytes: &[u8], budget: &Budget) -> io::Result<Kept> {
         let mut present = self.present();
@@ -425,7 +446,12 @@ mod tests {
         assert_eq!(image.keep(0, &chunk(0), &budget).unwrap(), Kept::Yes);
         assert!(!image.remove(&budget).unwrap(), "it is used");
         drop(file);
+        let mut read = [0; 8];
+        assert_eq!(image.residency_bits(), [0b00001]);
+        assert!(image.read_resident(0, 64, &mut read).unwrap() && read == chunk(0)[64..72]);
+        assert!(!image.read_resident(1, 0, &mut read).unwrap());
         assert!(image.remove(&budget).unwrap() && !image.folder().exists());
+        assert!(!image.read_resident(0, 64, &mut read).unwrap());
         assert_eq!(budget.used_bytes(), 0);
         // Who was still bringing a chunk finds no image any more.
         assert_eq!(image.keep(0, &chunk(0), &budget).unwrap(), Kept::NoSpace);

@@ -1,4 +1,5 @@
-//! Serves the chunks that running disks ask for, from a cache on local disk, and from registries what is missing there.
+//! Serves the chunks that running disks ask for, from a cache on local disk, and from other hosts and registries what is missing
+//! there.
 //!
 //! Invariant: rights go before the first thread is made and before anything is received. Nothing is kept in the cache before the
 //! daemon has named all images, so that everything in it is counted.
@@ -10,7 +11,9 @@ mod control;
 mod fill;
 mod health;
 mod image;
+mod pace;
 mod packets;
+mod peers;
 mod sandbox;
 mod source;
 
@@ -67,13 +70,22 @@ fn serve(order: &str) -> Result<(), RegistryError> {
     allow_descriptors();
     let _already = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let (users, control) = (listen(USERS)?, listen(CONTROL)?);
+    let opened = order.peers.as_ref().map(peers::open).transpose().map_err(local)?;
     for notice in sandbox::confine(&order) {
         eprintln!("spillway-streamd: {notice}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(local)?;
     runtime.block_on(async move {
         let (users, control) = (Listener::new(users).map_err(local)?, Listener::new(control).map_err(local)?);
-        let cache = Arc::new(Cache::new(order));
+        let peers = match (opened, &order.peers) {
+            (Some(opened), Some(order)) => Some(opened.begin(order).map_err(local)?),
+            _ => None,
+        };
+        let of_cache = peers.as_ref().map(|(peers, _)| Arc::clone(peers));
+        let cache = Arc::new(Cache::new(order, of_cache));
+        if let Some((peers, entrance)) = peers {
+            tokio::spawn(peers::serve(Arc::clone(&cache), peers, entrance));
+        }
         let of_users = Arc::clone(&cache);
         tokio::join!(
             accept(&users, |connection| connection::serve(Arc::clone(&of_users), connection)),

@@ -1,8 +1,9 @@
 //! What the process gives up before it receives anything: rights, paths, system calls. Owns the lists; never makes a missing
 //! feature of the host a reason not to serve.
 //!
-//! Invariant: it is left connections over IP, its two sockets, and the files of the cache; of the rest of the host, what looks up
-//! names and checks certificates, and folders that are registries, all of them only to be read.
+//! Invariant: it is left connections over IP, its two sockets and the port for other hosts, which were opened before, and the files
+//! of the cache; of the rest of the host, what looks up names and checks certificates, and folders that are registries, all of them
+//! only to be read.
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,

@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod client;
+mod peers;
 mod scene;
 mod web;
+mod wire;
 
 use client::{Client, Got};
 use scene::{CHUNKS, Registry, Streamd, blocks_bytes, chunk_len};
@@ -226,7 +228,7 @@ fn the_daemon_says_what_is_served_and_what_goes() {
     assert!(matches!(client.get(0), Got::Resident) && matches!(client.get(1), Got::Resident));
 
     let digest = |n: usize| registry.images[n].digest();
-    let figures = |n: usize| streamd.figures(&registry, n);
+    let figures = |n: usize| streamd.image(&registry, n);
     let zeroes = u64::from(registry.images[0].zero_chunks());
     assert_eq!((figures(0).chunks, figures(0).present_chunks), (u64::from(CHUNKS), 2 + zeroes));
     assert_eq!(figures(0).present_bytes, 2 * MIB);
@@ -272,8 +274,8 @@ fn chunks_are_brought_before_anybody_asks_and_stay() {
     let until =
         |streamd: &Streamd, n: usize, what: &dyn Fn(spillway_registry::serve::ImageFigures) -> bool| {
             let deadline = Instant::now() + Duration::from_secs(30);
-            while !what(streamd.figures(&registry, n)) {
-                assert!(Instant::now() < deadline, "{:?}", streamd.figures(&registry, n));
+            while !what(streamd.image(&registry, n)) {
+                assert!(Instant::now() < deadline, "{:?}", streamd.image(&registry, n));
                 thread::sleep(Duration::from_millis(5));
             }
         };
@@ -284,11 +286,11 @@ fn chunks_are_brought_before_anybody_asks_and_stay() {
     let of = |chunks: &[u32]| {
         chunks.iter().map(|chunk| registry.images[0].chunk(*chunk).len() as u64).sum::<u64>()
     };
-    assert_eq!(streamd.figures(&registry, 0).present_bytes, of(&[7, 0, 2]));
+    assert_eq!(streamd.image(&registry, 0).present_bytes, of(&[7, 0, 2]));
     // A whole image.
     assert_eq!(streamd.serve(&registry, 1, Fill::All), ControlReply::Done);
     until(&streamd, 1, &|figures| figures.is_whole);
-    let (whole, boot_bytes) = (streamd.figures(&registry, 1), of(&[7, 0, 2]));
+    let (whole, boot_bytes) = (streamd.image(&registry, 1), of(&[7, 0, 2]));
     assert_eq!((whole.present_chunks, whole.unfilled_chunks), (u64::from(CHUNKS), 0));
     // More than there is space for is refused, with the numbers.
     match streamd.serve(&registry, 2, Fill::All) {
@@ -312,8 +314,8 @@ fn chunks_are_brought_before_anybody_asks_and_stay() {
         }
     }
     assert!(passed > 0 && blocks_bytes(&registry.cache()) <= 18 * MIB);
-    assert_eq!(streamd.figures(&registry, 1).present_bytes, whole.present_bytes);
-    assert_eq!(streamd.figures(&registry, 0).present_bytes, boot_bytes);
+    assert_eq!(streamd.image(&registry, 1).present_bytes, whole.present_bytes);
+    assert_eq!(streamd.image(&registry, 0).present_bytes, boot_bytes);
     // From now on the store is not needed for it, whatever dies.
     drop(third);
     streamd.kill();

@@ -7,7 +7,7 @@ use spillway_image::digests::of_chunk;
 use spillway_registry::Index;
 use spillway_registry::job::Place;
 use spillway_registry::serve::{
-    CONTROL, ControlReply, ControlRequest, Fill, ImageFigures, ServeOrder, USERS,
+    CONTROL, CacheFigures, ControlReply, ControlRequest, Fill, ImageFigures, PeerOrder, ServeOrder, USERS,
 };
 use spillway_testkit::Rng;
 use std::fs::{self, File};
@@ -98,6 +98,11 @@ impl Registry {
         Registry { dir, images, web }
     }
 
+    /// Its objects.
+    pub fn shared(&self) -> PathBuf {
+        self.dir.path().join("registry")
+    }
+
     pub fn cache(&self) -> PathBuf {
         self.dir.path().join("cache")
     }
@@ -119,6 +124,19 @@ fn job(place: &Value, work: &Value) {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
 }
 
+fn order_of(folder: &Path, budget_bytes: u64, peers: Option<PeerOrder>) -> String {
+    let order = ServeOrder {
+        cache: folder.join("cache"),
+        budget_bytes,
+        // No second request, which would be counted.
+        hedge_milliseconds: 600_000,
+        fill_bytes_per_second: 1 << 40,
+        folders: vec![],
+        peers,
+    };
+    serde_json::to_string(&order).unwrap()
+}
+
 /// The program, serving.
 pub struct Streamd {
     child: Child,
@@ -128,25 +146,30 @@ pub struct Streamd {
 
 impl Streamd {
     pub fn start(registry: &Registry, budget_bytes: u64) -> Streamd {
-        let streamd = Streamd::start_unswept(registry, budget_bytes);
-        assert_eq!(streamd.control.control(&ControlRequest::Sweep, &[]), ControlReply::Done);
-        streamd
+        Streamd::start_unswept(registry, budget_bytes).swept()
+    }
+
+    pub fn swept(self) -> Streamd {
+        assert_eq!(self.control.control(&ControlRequest::Sweep, &[]), ControlReply::Done);
+        self
     }
 
     /// The same, before anything is kept.
     pub fn start_unswept(registry: &Registry, budget_bytes: u64) -> Streamd {
-        let folder = registry.dir.path();
+        Streamd::start_in(registry, registry.dir.path(), budget_bytes, None)
+    }
+
+    /// The same in another folder than the registry's, and with other hosts.
+    pub fn start_in(
+        registry: &Registry,
+        folder: &Path,
+        budget_bytes: u64,
+        peers: Option<PeerOrder>,
+    ) -> Streamd {
         [USERS, CONTROL].iter().for_each(|socket| _ = fs::remove_file(folder.join(socket)));
-        let order = ServeOrder {
-            cache: registry.cache(),
-            budget_bytes,
-            // No second request, which would be counted.
-            hedge_milliseconds: 600_000,
-            fill_bytes_per_second: 1 << 40,
-            folders: vec![],
-        };
-        let order = serde_json::to_string(&order).unwrap();
-        let child = program().args(["serve", &order]).current_dir(folder).spawn().unwrap();
+        let mut program = program();
+        program.args(["serve", &order_of(folder, budget_bytes, peers)]).current_dir(folder);
+        let child = program.stderr(File::create(folder.join("log")).unwrap()).spawn().unwrap();
         let (socket, control) = (folder.join(USERS), folder.join(CONTROL));
         let until = Instant::now() + Duration::from_secs(30);
         while !control.exists() {
@@ -167,6 +190,29 @@ impl Streamd {
         streamd
     }
 
+    /// What the program says when it cannot serve with these hosts.
+    pub fn refuses(folder: &Path, peers: PeerOrder) -> String {
+        fs::create_dir_all(folder.join("cache")).unwrap();
+        let mut program = program();
+        program.args(["serve", &order_of(folder, 0, Some(peers))]).current_dir(folder);
+        let ended = program.output().unwrap();
+        assert!(!ended.status.success());
+        String::from_utf8(ended.stderr).unwrap()
+    }
+
+    pub fn figures(&self) -> CacheFigures {
+        match self.control.control(&ControlRequest::Figures, &[]) {
+            ControlReply::Figures(figures) => figures,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Stops the process, or lets it go on.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let process = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(process, signal).unwrap();
+    }
+
     /// Names an image as the daemon does.
     pub fn serve(&self, registry: &Registry, n: usize, fill: Fill) -> ControlReply {
         let image = &registry.images[n];
@@ -183,7 +229,7 @@ impl Streamd {
     }
 
     /// What is in the cache of an image.
-    pub fn figures(&self, registry: &Registry, n: usize) -> ImageFigures {
+    pub fn image(&self, registry: &Registry, n: usize) -> ImageFigures {
         match self.control.control(&ControlRequest::Image { digest: registry.images[n].digest() }, &[]) {
             ControlReply::Image(figures) => figures,
             other => panic!("{other:?}"),

@@ -1,0 +1,320 @@
+//! Sends chunks to other hosts, as an uncompressed store of desync. Owns the bounds of their connections.
+//!
+//! Invariant: only bytes that were compared with their digest are sent. They are read while chunks cannot be removed. A chunk that is
+//! missing is fetched from the store alone, and only as an owner.
+
+use super::{MAY_FETCH, Peers, Wanted, count, hex};
+use crate::serve::cache::{Brought, Cache, ServedImage};
+use futures_util::stream;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt::set_tcp_user_timeout;
+use spillway_image::digests::{ChunkDigest, unhex};
+use std::convert::Infallible;
+use std::io;
+use std::net::TcpListener as StdListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+
+/// Connections at a time.
+const MOST_CONNECTIONS: usize = 512;
+/// Connections that have not shown their certificate yet.
+const MOST_HANDSHAKES: usize = 64;
+/// Longest time of a handshake.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Longest time between the end of an answer and that of the next request's header, and longest time in which a host takes nothing of
+/// what it is sent.
+const IDLE: Duration = Duration::from_secs(30);
+/// Longest time that a host waits for the store: shorter than that of a whole request.
+const STORE: Duration = Duration::from_secs(20);
+/// Largest header, in bytes.
+const MOST_HEADER_BYTES: usize = 16 << 10;
+/// Most lines of a header.
+const MOST_HEADER_LINES: usize = 32;
+/// Bytes of a chunk that are read at a time.
+const PIECE: u64 = 128 << 10;
+
+/// Body of an answer.
+type Answer = UnsyncBoxBody<Bytes, io::Error>;
+
+/// Where other hosts come in.
+pub struct Entrance {
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+}
+
+impl Entrance {
+    /// Accepts from a listener that must not block, in this runtime.
+    pub fn new(listener: StdListener, config: Arc<ServerConfig>) -> Result<Entrance, String> {
+        let listener = TcpListener::from_std(listener).map_err(|e| format!("--peer-listen: {e}"))?;
+        Ok(Entrance { listener, acceptor: TlsAcceptor::from(config) })
+    }
+}
+
+/// Serves other hosts. Never returns.
+pub async fn serve(cache: Arc<Cache>, peers: Arc<Peers>, entrance: Entrance) {
+    let server = Arc::new(Server { cache, peers });
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let handshakes = Arc::new(Semaphore::new(MOST_HANDSHAKES));
+    loop {
+        let Ok((stream, _)) = entrance.listener.accept().await else {
+            sleep(crate::serve::OUT_OF_DESCRIPTORS).await;
+            continue;
+        };
+        // Beyond the limits, the connection is closed: the other side goes on with another source.
+        let taken = (Arc::clone(&handshakes).try_acquire_owned(), Arc::clone(&places).try_acquire_owned());
+        let (Ok(handshake), Ok(place)) = taken else { continue };
+        let (server, acceptor) = (Arc::clone(&server), entrance.acceptor.clone());
+        tokio::spawn(async move {
+            let _ = stream.set_nodelay(true);
+            let _ = set_tcp_user_timeout(&stream, IDLE.as_millis() as u32);
+            let greeted = timeout(HANDSHAKE, acceptor.accept(stream)).await;
+            drop(handshake);
+            if let Ok(Ok(stream)) = greeted {
+                server.connection(stream).await;
+            }
+            drop(place);
+        });
+    }
+}
+
+struct Server {
+    cache: Arc<Cache>,
+    peers: Arc<Peers>,
+}
+
+/// What a request asks for.
+enum Asked {
+    Chunk(ChunkDigest),
+    Have(ChunkDigest),
+}
+
+/// Where a chunk is.
+struct Found {
+    image: Arc<ServedImage>,
+    wanted: Wanted,
+    is_resident: bool,
+}
+
+/// Where the bytes of an answer are.
+#[derive(Clone)]
+enum Content {
+    File(Arc<ServedImage>, u32),
+    Memory(Arc<Vec<u8>>),
+}
+
+/// A chunk that is being sent.
+struct Sending {
+    peers: Arc<Peers>,
+    content: Content,
+    at: u64,
+    len: u64,
+}
+
+impl Server {
+    async fn connection(self: Arc<Server>, stream: tokio_rustls::server::TlsStream<TcpStream>) {
+        let service = service_fn(|request| {
+            let server = Arc::clone(&self);
+            async move { Ok::<_, Infallible>(server.answer(&request).await) }
+        });
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(IDLE);
+        http.max_buf_size(MOST_HEADER_BYTES).max_headers(MOST_HEADER_LINES);
+        // However it ends, the other side knows.
+        let _ = http.serve_connection(TokioIo::new(stream), service).await;
+    }
+
+    async fn answer(self: &Arc<Server>, request: &Request<Incoming>) -> Response<Answer> {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let refused =
+                Response::builder().status(StatusCode::METHOD_NOT_ALLOWED).header(ALLOW, "GET, HEAD");
+            return refused.body(nothing()).expect("it is complete");
+        }
+        if !request.body().is_end_stream() {
+            return status(StatusCode::BAD_REQUEST);
+        }
+        let is_head = request.method() == Method::HEAD;
+        match asked(request.uri().path()) {
+            Some(Asked::Chunk(digest)) => {
+                self.chunk(digest, is_head, request.headers().contains_key(MAY_FETCH)).await
+            }
+            Some(Asked::Have(root)) => self.have(root, is_head).await,
+            None => status(StatusCode::NOT_FOUND),
+        }
+    }
+
+    async fn have(&self, root: ChunkDigest, is_head: bool) -> Response<Answer> {
+        let Some(image) = self.cache.image(&root) else { return status(StatusCode::NOT_FOUND) };
+        match tokio::task::spawn_blocking(move || image.cached.residency_bits()).await {
+            Ok(bits) => {
+                let len = bits.len() as u64;
+                let whole = if is_head { nothing() } else { full(bits) };
+                content(len, whole)
+            }
+            Err(_) => status(StatusCode::INTERNAL_SERVER_ERROR),
+        }
+    }
+
+    async fn chunk(&self, digest: ChunkDigest, is_head: bool, may_fetch: bool) -> Response<Answer> {
+        let cache = Arc::clone(&self.cache);
+        let found = tokio::task::spawn_blocking(move || find(&cache, &digest)).await;
+        let Ok(Some(found)) = found else { return status(StatusCode::NOT_FOUND) };
+        let len = found.wanted.len;
+        if is_head {
+            let there = || content(len, nothing());
+            return if found.is_resident { there() } else { status(StatusCode::NOT_FOUND) };
+        }
+        // That it is missing is normal, and tells the other side to ask somebody else.
+        let is_given = found.is_resident || may_fetch && self.peers.is_owner(&found.wanted);
+        if !is_given {
+            return status(StatusCode::NOT_FOUND);
+        }
+        if let Err(wait) = self.peers.upload.take(len, Instant::now()) {
+            count(&self.peers.counts.refused_uploads, 1);
+            let seconds = wait.as_secs() + 1;
+            let refused = Response::builder().status(StatusCode::SERVICE_UNAVAILABLE);
+            return refused.header(RETRY_AFTER, seconds).body(nothing()).expect("it is complete");
+        }
+        match self.bring(found).await {
+            Some(bytes) => content(len, sending(Arc::clone(&self.peers), bytes, len)),
+            None => {
+                self.peers.upload.give_back(len);
+                status(StatusCode::NOT_FOUND)
+            }
+        }
+    }
+
+    /// The bytes of a chunk, from the store if they are not here.
+    async fn bring(&self, found: Found) -> Option<Content> {
+        let chunk = found.wanted.chunk;
+        if !found.is_resident {
+            let brought = timeout(STORE, self.cache.bring_from_store(&found.image, chunk)).await;
+            match brought {
+                Ok(Brought::Resident) => {}
+                Ok(Brought::Passed(bytes)) => return Some(Content::Memory(bytes)),
+                Ok(Brought::Damaged(_)) | Err(_) => return None,
+            }
+        }
+        Some(Content::File(found.image, chunk))
+    }
+}
+
+fn asked(path: &str) -> Option<Asked> {
+    let (folder, name) = path.strip_prefix('/')?.split_once('/')?;
+    let digest = unhex(name).filter(|digest| hex(digest) == name)?;
+    match folder {
+        "have" => Some(Asked::Have(digest)),
+        folder if folder == &name[..4] => Some(Asked::Chunk(digest)),
+        _ => None,
+    }
+}
+
+/// Looks for a chunk in all images: where it is or, if it is nowhere, where it belongs.
+fn find(cache: &Cache, digest: &ChunkDigest) -> Option<Found> {
+    let mut missing = None;
+    for image in cache.images() {
+        for chunk in image.find(digest) {
+            let Some(wanted) = image.wanted(chunk) else { continue };
+            let is_resident = image.cached.verify(chunk as usize).unwrap_or(false);
+            let found = Found { image: Arc::clone(&image), wanted, is_resident };
+            if is_resident {
+                return Some(found);
+            }
+            missing.get_or_insert(found);
+        }
+    }
+    missing
+}
+
+fn status(status: StatusCode) -> Response<Answer> {
+    Response::builder().status(status).body(nothing()).expect("it is complete")
+}
+
+fn content(len: u64, body: Answer) -> Response<Answer> {
+    let answer = Response::builder().header(CONTENT_LENGTH, len);
+    answer.header(CONTENT_TYPE, "application/octet-stream").body(body).expect("it is complete")
+}
+
+fn nothing() -> Answer {
+    Empty::new().map_err(|never| match never {}).boxed_unsync()
+}
+
+fn full(bytes: Vec<u8>) -> Answer {
+    Full::new(Bytes::from(bytes)).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// A body that is read piece by piece, as the other side takes it.
+fn sending(peers: Arc<Peers>, content: Content, len: u64) -> Answer {
+    let sending = Sending { peers, content, at: 0, len };
+    let pieces = stream::try_unfold(sending, |mut sending| async move {
+        let len = PIECE.min(sending.len - sending.at);
+        if len == 0 {
+            return Ok(None);
+        }
+        let piece = piece(sending.content.clone(), sending.at, len as usize).await?;
+        sending.at += len;
+        count(&sending.peers.counts.uploaded_bytes, len);
+        count(&sending.peers.counts.uploaded_chunks, u64::from(sending.at == sending.len));
+        Ok::<_, io::Error>(Some((Frame::data(Bytes::from(piece)), sending)))
+    });
+    StreamBody::new(pieces).boxed_unsync()
+}
+
+/// # Errors
+/// The chunk was removed meanwhile: the answer is broken off.
+async fn piece(content: Content, at: u64, len: usize) -> io::Result<Vec<u8>> {
+    let read = tokio::task::spawn_blocking(move || match content {
+        Content::Memory(bytes) => Ok(bytes[at as usize..at as usize + len].to_vec()),
+        Content::File(image, chunk) => {
+            let mut bytes = vec![0; len];
+            match image.cached.read_resident(chunk as usize, at, &mut bytes)? {
+                true => Ok(bytes),
+                false => Err(io::ErrorKind::NotFound.into()),
+            }
+        }
+    });
+    read.await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_chunks_and_images_are_understood() {
+        let name = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        assert!(
+            matches!(asked(&format!("/0123/{name}")), Some(Asked::Chunk(digest)) if hex(&digest) == name)
+        );
+        assert!(matches!(asked(&format!("/have/{name}")), Some(Asked::Have(digest)) if hex(&digest) == name));
+        let upper = name.to_uppercase();
+        for path in [
+            "",
+            "/",
+            "/have",
+            "/have/",
+            "/have/..",
+            &format!("/{name}"),
+            &format!("0123/{name}"),
+            &format!("/1234/{name}"),
+            &format!("/0123/{name}.cacnk"),
+            &format!("/0123/{upper}"),
+            &format!("/have/{}", &name[1..]),
+            &format!("/have/{name}/"),
+            &format!("//have/{name}"),
+        ] {
+            assert!(asked(path).is_none(), "{path}");
+        }
+    }
+}
