@@ -162,7 +162,7 @@ fn hosts_that_are_dead_or_hang_hold_up_nobody() {
         }
     });
     // A deadline of one second for each owner, as long as nothing is known of the hosts.
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert!(!hangs.asked().is_empty());
     // Both ask the owners that are left.
     assert!(hosts[0].figures().peer_chunks + hosts[1].figures().peer_chunks > 0);
@@ -181,7 +181,7 @@ fn a_host_that_dies_or_stops_while_it_sends_is_replaced_by_another_source() {
                 let host = scene.host(registry, 0, 2, HEDGE);
                 let begun = Instant::now();
                 read_all(&host, image);
-                assert!(begun.elapsed() < Duration::from_secs(6), "{manner:?} {:?}", begun.elapsed());
+                assert!(begun.elapsed() < Duration::from_secs(9), "{manner:?} {:?}", begun.elapsed());
                 let figures = host.figures();
                 assert_eq!((figures.peer_chunks, figures.wrong_peers), (0, 0), "{manner:?}");
                 assert!(!fake.asked().is_empty(), "{manner:?}");
