@@ -119,7 +119,8 @@ fn crowd(memory: &mut Vec<u64>, mode: Mode, io: &mut Slow, now_ns: &mut u64) -> 
     let mut disk = Disk::attach(meta, existing, spec, data).expect("new memory");
     disk.begin_turn(*now_ns);
     for n in 0..REQUESTS {
-        let sector = n as u64 * 8 % ((DISK_BYTES - REQUEST_BYTES) / 512);
+        // Aligned, so that each has as many pieces as it is long; the last MiB is left to others.
+        let sector = n as u64 * 512 % ((DISK_BYTES - REQUEST_BYTES - (1 << 20)) / 512);
         let request = Request {
             token: Token(n as u64),
             operation: Operation::Read,
