@@ -22,7 +22,7 @@ demo: install-deps image ## A machine of each of three catalogs, and where its I
 	target/release/demo $(DEMO_ARGS)
 
 BENCH_PART ?= all
-bench: install-deps ## Spillway beside its peers (BENCH_PART=first-minute|peers|cliff|scale|all BENCH_ARGS="--quick --check --out DIR")
+bench: install-deps ## Spillway beside its peers (BENCH_PART=first-minute|peers|cliff|scale|stream|all BENCH_ARGS="--quick --check --out DIR")
 	$(CARGO) build --release -p spillway -p spillway-worker -p spillway-host -p spillway-streamd -p spillway-lab
 	target/release/bench $(BENCH_PART) $(BENCH_ARGS)
 

@@ -199,6 +199,8 @@ fn a_catalog_is_made_with_every_option_or_from_a_file() {
         "--claim-ttl",
         "none",
         "--autostart",
+        "--residency",
+        "boot",
         "--user-data",
         &user_data,
         "--authorized-keys",
@@ -214,7 +216,7 @@ fn a_catalog_is_made_with_every_option_or_from_a_file() {
     ];
     let created = world.json(&[&["catalog", "create", "desk"], &options[..]].concat());
     let spec = json!({
-        "image": "debian:2", "count": 4, "type": "pooled", "mode": "ram+overflow", "ram_bytes": 1u64 << 30,
+        "image": "debian:2", "residency": "boot", "count": 4, "type": "pooled", "mode": "ram+overflow", "ram_bytes": 1u64 << 30,
         "ram_guarantee_bytes": 256 << 20, "overflow_bytes": 20u64 << 30, "overflow_store": "cache", "full": "fail", "warn_at": 70, "critical_at": 85,
         "iops": 500, "iops_burst": 50, "bandwidth_bytes": 100 << 20, "bandwidth_burst_bytes": 1 << 20,
         "base_cache": "none", "verify_reads": true, "data_disk_bytes": 5u64 << 30, "data_disk_store": "default",

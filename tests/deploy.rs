@@ -7,8 +7,7 @@ mod daemon_world;
 use daemon_world::World;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -27,16 +26,6 @@ fn promtool() -> Option<Command> {
     }
     spillway_testkit::skip("promtool is not here: run 'make install-deps'");
     None
-}
-
-fn metrics(world: &World) -> String {
-    let mut stream = UnixStream::connect(world.path("sock")).unwrap();
-    stream
-        .write_all(b"GET /v1/metrics?machines=true HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
 }
 
 /// The metrics that a text names.
@@ -70,7 +59,7 @@ fn rules_are_right_and_fire_when_they_are_to() {
 #[test]
 fn rules_and_dashboard_ask_for_metrics_that_there_are() {
     let world = World::new();
-    let metrics = metrics(&world);
+    let metrics = world.metrics();
     let there: BTreeSet<String> = metrics
         .lines()
         .filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned()))

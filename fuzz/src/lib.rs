@@ -4,12 +4,16 @@
 //! Invariant: a target panics only when the product did something that it must not do. Bytes that mean nothing
 //! are as good as any.
 
+mod chunks;
 mod core_ops;
 mod input;
+mod memory;
 mod meta;
 mod nbd;
 mod qcow2;
+mod registry;
 mod seeds;
+mod streams;
 mod trace;
 mod vhost;
 mod vmm;
@@ -33,11 +37,14 @@ mod sim;
 #[path = "../../crates/export/tests/common/wire.rs"]
 mod wire;
 
+pub use chunks::{chunk_frame, registry_index};
 pub use core_ops::core_ops;
 pub use meta::meta_attach;
 pub use nbd::{nbd_handshake, nbd_transmission};
 pub use qcow2::qcow2_image;
+pub use registry::registry_manifest;
 pub use seeds::seeds;
+pub use streams::stream_packets;
 pub use trace::trace_file;
 pub use vhost::{vhost_messages, virtqueue};
 
@@ -45,7 +52,7 @@ pub use vhost::{vhost_messages, virtqueue};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 12] = [
     ("vhost_messages", vhost_messages),
     ("virtqueue", virtqueue),
     ("nbd_handshake", nbd_handshake),
@@ -54,4 +61,8 @@ pub const TARGETS: [Target; 8] = [
     ("qcow2_image", qcow2_image),
     ("core_ops", core_ops),
     ("trace_file", trace_file),
+    ("registry_manifest", registry_manifest),
+    ("registry_index", registry_index),
+    ("chunk_frame", chunk_frame),
+    ("stream_packets", stream_packets),
 ];

@@ -15,6 +15,10 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "qcow2_image" => [None, Some(false), Some(true)].map(qcow2_image).to_vec(),
         "core_ops" => (1..7).map(core_ops).collect(),
         "trace_file" => crate::trace::seeds(),
+        "registry_manifest" => crate::registry::seeds(),
+        "registry_index" => crate::chunks::index_seeds(),
+        "chunk_frame" => crate::chunks::frame_seeds(),
+        "stream_packets" => crate::streams::seeds(),
         _ => Vec::new(),
     }
 }

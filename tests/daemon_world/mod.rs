@@ -4,7 +4,8 @@
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spillway_testkit::disk;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -55,6 +56,16 @@ impl World {
     /// Exit code, standard output, standard error.
     pub fn spillway(&self, arguments: &[&str]) -> (i32, String, String) {
         finishes(&mut self.command(arguments))
+    }
+
+    /// All metrics of the daemon, also those of each machine.
+    pub fn metrics(&self) -> String {
+        let mut stream = UnixStream::connect(self.path("sock")).unwrap();
+        let request = "GET /v1/metrics?machines=true HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
     }
 
     pub fn ok(&self, arguments: &[&str]) -> String {

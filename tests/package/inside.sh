@@ -18,9 +18,10 @@ figure() { spillway machine show "$1" --json | tr -d ' ,' | sed -n "s/^\"$2\"://
 until_so() {
     tries=0
     until "$@"; do
-        [ $tries -lt 240 ]
+        [ $tries -lt 60 ]
         tries=$((tries + 1))
-        sleep 0.5
+        # Each look takes a guest without KVM half a second of its processor.
+        sleep 2
     done
 }
 is() { [ "$(of "$1")" = "$2" ]; }

@@ -68,7 +68,7 @@ fn the_package_runs_under_systemd_and_machines_outlive_the_daemon() {
             Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
         ],
         memory_mib: 1024,
-        vcpus: 2,
+        vcpus: 1,
         accelerator: Accelerator::Tcg,
         reboots: false,
     };

@@ -1,18 +1,11 @@
 //! What cannot be a registry, or is not one: each refusal says what, where, and what to do; nothing half-made stays, and no
 //! secret is shown.
 
-use crate::daemon_world::World;
 use crate::scene::{
-    ACCESS_KEY, SECRET_KEY, assert_nothing_left, digest, folder, host, import, s3, write_credentials,
+    ACCESS_KEY, SECRET_KEY, assert_nothing_left, digest, folder, host, import, refused, s3, write_credentials,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-
-fn refused(host: &World, arguments: &[&str], code: i32, words: &[&str]) {
-    let (found, out, err) = host.spillway(arguments);
-    assert_eq!(found, code, "{arguments:?}: {out}{err}");
-    words.iter().for_each(|word| assert!(err.contains(word), "{arguments:?}: {err}: {word}"));
-}
 
 #[test]
 fn an_address_that_is_none_is_refused() {

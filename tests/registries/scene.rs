@@ -17,10 +17,23 @@ pub const DATA: [u64; 7] = [0, 1, 2, 5, 9, 17, 24];
 
 /// A host that knows `spillway-streamd`.
 pub fn host() -> World {
+    host_with(&[])
+}
+
+/// The same, which may download from where these rules say.
+pub fn host_with(rules: &[&str]) -> World {
     World::with(|_| {
         let worker = disk::program().unwrap().with_file_name("spillway-worker");
-        vec!["--worker".into(), worker.display().to_string()]
+        let rules = rules.iter().flat_map(|rule| ["--import-from".to_owned(), (*rule).to_owned()]);
+        ["--worker".into(), worker.display().to_string()].into_iter().chain(rules).collect()
     })
+}
+
+/// The command fails with this code, and says these words.
+pub fn refused(host: &World, arguments: &[&str], code: i32, words: &[&str]) {
+    let (found, out, err) = host.spillway(arguments);
+    assert_eq!(found, code, "{arguments:?}: {out}{err}");
+    words.iter().for_each(|word| assert!(err.contains(word), "{arguments:?}: {err}: {word}"));
 }
 
 /// Writes a disk image: random data in the second half of some chunks, the rest zeroes. `version` decides the content of the last
@@ -81,7 +94,7 @@ impl Drop for Serving {
 }
 
 /// Starts a server, and waits until it says its address.
-fn start(command: &mut Command, address: impl Fn(&str) -> Option<String>) -> Serving {
+pub fn start(command: &mut Command, address: impl Fn(&str) -> Option<String>) -> Serving {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut serving = Serving { child, url: String::new() };
     let child = &mut serving.child;
@@ -180,17 +193,13 @@ pub fn write_credentials(world: &World, name: &str, secret: &str) -> PathBuf {
 impl S3 {
     /// Adds it as a registry.
     pub fn add(&self, host: &World, name: &str) {
+        self.add_at(host, name, "s3://images/golden", &self.server.url);
+    }
+
+    /// Adds a part of it at the address of a proxy in front of it.
+    pub fn add_at(&self, host: &World, name: &str, url: &str, endpoint: &str) {
         let credentials = self.credentials.display().to_string();
-        host.ok(&[
-            "registry",
-            "add",
-            name,
-            "s3://images/golden",
-            "--endpoint",
-            &self.server.url,
-            "--credentials",
-            &credentials,
-        ]);
+        host.ok(&["registry", "add", name, url, "--endpoint", endpoint, "--credentials", &credentials]);
     }
 }
 

@@ -1,6 +1,8 @@
 //! Images that go through a registry are the same on each host, and other programs can read them.
 
+use crate::far::assert_goes_through_a_proxy;
 use crate::scene::{DATA, S3, SIZE, digest, disk_of, files, folder, host, import, s3, web};
+use crate::streamed::{content, serve};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
@@ -60,10 +62,15 @@ fn an_image_goes_through_s3_and_is_read_from_a_web_server() {
     s3.add(&other, "hub");
     other.ok(&["image", "pull", "hub/debian"]);
     assert_eq!(fs::read(disk_of(&other, "debian", 1)).unwrap(), fs::read(&file).unwrap());
+    // A disk reads it with the same credentials.
+    other.ok(&["image", "import", "streamed", "--from", "hub/debian:1", "--residency", "lazy"]);
+    let nbd = serve(&other, "desk", "streamed");
+    assert!(content(&other, &nbd) == fs::read(&file).unwrap());
     // An interrupted push sends only the rest: here all was sent and the name is missing.
     golden.ok(&["registry", "delete", "hub/debian:1"]);
     let pushed = golden.json(&["image", "push", "debian", "hub"]);
     assert_eq!((&pushed["found_chunks"], &pushed["sent_chunks"]), (&8.into(), &0.into()), "{pushed}");
+    assert_goes_through_a_proxy(&golden, &s3);
 
     let shared = folder(&golden, "folder");
     golden.ok(&["image", "push", "debian", "folder"]);
@@ -116,6 +123,9 @@ fn a_push_repairs_what_a_registry_has_lost() {
     // Another version does not need the damaged one.
     golden.ok(&["image", "push", "debian:2", "hub"]);
     golden.ok(&["image", "push", "debian:1", "hub"]);
+    // A chunk that both have is looked for as well.
+    fs::remove_file(chunk).unwrap();
+    assert_eq!(golden.json(&["image", "push", "debian:1", "hub"])["sent_chunks"], 1);
     let other = host();
     other.ok(&["registry", "add", "hub", &format!("file://{}", shared.display())]);
     for version in [1, 2] {

@@ -7,7 +7,7 @@ use crate::catalog::{
     CatalogRollback, CatalogSpec, CatalogUpdate, NewCatalog, RolloutChange, RolloutStrategy,
 };
 use crate::host::NewHostAction;
-use crate::image::{ImageCommit, ImageImport, VersionChoice};
+use crate::image::{ImageCommit, ImageDownload, ImageImport, VersionChoice};
 use crate::machine::{ClaimRenewal, MachineAction, NewClaim};
 use crate::registry::{ImagePull, ImagePush, Registry, RegistryCollection};
 use crate::size_text;
@@ -215,6 +215,7 @@ bounded! {
     ClaimRenewal { ttl_seconds: TTL_SECONDS }
     VersionChoice { version: VERSION }
     ImageImport {}
+    ImageDownload {}
     ImageCommit {}
     ImagePull {}
     ImagePush {}

@@ -31,6 +31,25 @@ impl Figure for u64 {
     }
 }
 
+/// A value of which the greatest of several objects counts, and not their sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Greatest(pub u64);
+
+impl Figure for Greatest {
+    fn add(&mut self, other: &Greatest) {
+        self.0 = self.0.max(other.0);
+    }
+
+    fn since(&self, _earlier: &Greatest) -> Greatest {
+        *self
+    }
+
+    fn is_behind(&self, _earlier: &Greatest) -> bool {
+        false
+    }
+}
+
 macro_rules! figures {
     ($($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $field:ident: $type:ty,)+ })+) => {$(
         $(#[$doc])*
@@ -110,6 +129,18 @@ figures! {
         write_count: u64,
         /// Time that those writes took, summed over them, in nanoseconds.
         write_ns: u64,
+        /// Chunks of streamed images that disks asked `spillway-streamd` for, because they did not know them in the cache.
+        chunks_asked: u64,
+        /// Chunks of streamed images that were on this host, or were zeroes, when a disk read them for the first time.
+        chunks_found: u64,
+        /// Bytes that those chunks have in the image.
+        chunks_found_bytes: u64,
+        /// Waits for chunks of streamed images that have ended.
+        chunk_waits: u64,
+        /// Time that those waits took, summed over them, in nanoseconds.
+        chunk_wait_ns: u64,
+        /// Times that reads of a disk waited for a chunk for 10 seconds or more.
+        chunk_stalls: u64,
     }
     /// Levels of disks, and how many disks have reached a state.
     DiskLevels {
@@ -137,6 +168,48 @@ figures! {
         full: u64,
         /// Disks whose overflow writes fail repeatedly.
         degraded: u64,
+        /// Chunks of streamed images that reads wait for.
+        chunks_missing: u64,
+        /// Disks whose reads have waited for a chunk of a streamed image for 10 seconds or more.
+        stalled: u64,
+        /// Time in which 99% of a disk's waits for chunks have ended, since its start, in nanoseconds. Of several disks, the greatest.
+        #[schema(value_type = u64)]
+        chunk_wait_p99_ns: Greatest,
+    }
+    /// Counters of the process that brings the chunks of streamed images, since it was started. It outlives the daemon.
+    StreamCounters {
+        /// Chunks that were asked for and were in the cache. Disks read chunks of which they know that they are there without asking.
+        cache_chunks: u64,
+        /// Bytes that those chunks have in the image.
+        cache_bytes: u64,
+        /// Chunks that were copied from another image on this host.
+        seed_chunks: u64,
+        /// Bytes that those chunks have in the image.
+        seed_bytes: u64,
+        /// Chunks that came from other hosts.
+        peer_chunks: u64,
+        /// Bytes that those chunks have in the image.
+        peer_bytes: u64,
+        /// Chunks that came from registries.
+        store_chunks: u64,
+        /// Bytes of those chunks, as they are in the images.
+        store_bytes: u64,
+        /// Bytes that registries sent for chunks, which are compressed there.
+        received_bytes: u64,
+        /// Chunks that were passed to disks and not kept, since the cache had no space or could not be written.
+        passed_chunks: u64,
+        /// Chunks that were removed from the cache to make space.
+        evicted_chunks: u64,
+        /// How often a registry lacked a chunk, or sent another content than its digest says.
+        wrong_chunks: u64,
+        /// Chunks that were sent to other hosts.
+        uploaded_chunks: u64,
+        /// Bytes of chunks that were sent to other hosts.
+        uploaded_bytes: u64,
+        /// How often another host sent wrong bytes, after which it was not asked for 10 minutes.
+        wrong_peers: u64,
+        /// Requests of other hosts that were refused because of the upload limit.
+        refused_uploads: u64,
     }
     /// Numbers of the machines of a catalog, by state.
     MachineCounts {
@@ -185,6 +258,31 @@ pub struct Figures {
     pub machines: Vec<MachineFigures>,
     /// Space of the stores that have answered in time.
     pub stores: Vec<StoreFigures>,
+    /// Cache of streamed images; null if no version is streamed, or its process has not answered in time.
+    #[serde(default)]
+    pub stream: Option<StreamFigures>,
+}
+
+impl Figures {
+    /// Bytes of chunks that a registry need not send, since they were in the cache, in another image or on another host.
+    pub fn stream_saved_bytes(&self) -> u64 {
+        let found = self.catalogs.iter().map(|catalog| catalog.counters.chunks_found_bytes);
+        let came = self.stream.map(|stream| stream.counters).unwrap_or_default();
+        found.sum::<u64>() + came.cache_bytes + came.seed_bytes + came.peer_bytes
+    }
+}
+
+/// Cache of the streamed images of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StreamFigures {
+    /// Bytes of chunks in the cache.
+    pub used_bytes: u64,
+    /// Largest number of bytes of chunks in the cache.
+    pub limit_bytes: u64,
+    /// Number of chunks that are being brought.
+    pub inflight: u64,
+    /// Counters of the process that brings the chunks.
+    pub counters: StreamCounters,
 }
 
 /// Sums over the machines of a catalog, including deleted ones.
@@ -257,6 +355,16 @@ mod tests {
         assert!(more.is_behind(&sum) && !sum.is_behind(&more) && !sum.is_behind(&sum));
         let less = DiskCounters { guest: PlaneCounters::default(), stalls: 9, ..sum };
         assert!(less.is_behind(&sum), "one that is less is enough, however deep");
+    }
+
+    #[test]
+    fn the_greatest_wait_counts() {
+        let of =
+            |ns| DiskLevels { chunks_missing: 1, chunk_wait_p99_ns: Greatest(ns), ..DiskLevels::default() };
+        let mut sum = of(5);
+        [of(9), of(2)].iter().for_each(|other| sum.add(other));
+        assert_eq!((sum.chunks_missing, sum.chunk_wait_p99_ns), (3, Greatest(9)));
+        assert_eq!(serde_json::to_value(sum).unwrap()["chunk_wait_p99_ns"], 9);
     }
 
     #[test]

@@ -40,10 +40,13 @@ pub struct ImageDetails {
 }
 
 /// What is on the host of a version that is streamed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CachedVersion {
     /// Number of the version that is streamed.
     pub version: u32,
+    /// Which chunks are brought before a disk needs them: the most of what the version has and of what catalogs ask for whose
+    /// machines use it.
+    pub residency: Residency,
     /// Number of chunks that the version has.
     pub chunks: u64,
     /// Number of chunks that are on the host, or are zeroes.
@@ -52,10 +55,29 @@ pub struct CachedVersion {
     pub present_bytes: u64,
     /// Number of chunks of its boot sets: those that machines read until they are ready.
     pub boot_chunks: u64,
+    /// Bytes that these chunks have in the image.
+    #[serde(default)]
+    pub boot_bytes: u64,
+    /// Boot sets of the version, one for each catalog, by the names of the catalogs.
+    #[serde(default)]
+    pub boot_sets: Vec<CachedBootSet>,
     /// Number of chunks that its residency asks for and that are not there yet.
     pub unfilled_chunks: u64,
-    /// Whether all chunks were compared and written to the medium, so that the registry is not needed any more.
+    /// Whether the version is complete: all chunks were compared and written to the medium, and the registry is not needed.
     pub is_whole: bool,
+}
+
+/// Chunks that machines of a catalog read of a version until they are ready.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CachedBootSet {
+    /// Name of the catalog of those machines.
+    pub catalog: String,
+    /// Number of chunks of the boot set.
+    pub chunks: u64,
+    /// Bytes that the chunks of the boot set have in the image.
+    pub bytes: u64,
+    /// Number of boots that were recorded on this host; 0: the boot set came from the registry.
+    pub boots: u64,
 }
 
 /// An immutable state of an image.
@@ -78,8 +100,8 @@ pub struct ImageVersion {
     pub stored_bytes: u64,
     /// Digest of the list of the chunks' digests, `sha256:` and 64 hexadecimal digits.
     pub digest: Option<String>,
-    /// For a version that is streamed from its registry: which of its chunks are brought before a disk needs them. None: the
-    /// version is whole, as a file in its store.
+    /// For a version that is streamed from its registry: which of its chunks are brought before a disk needs them, at least.
+    /// None: the version is not streamed, but a file in its store.
     #[serde(default)]
     pub residency: Option<Residency>,
     /// Notes about the import that its owner may not expect, such as another size.
@@ -90,8 +112,8 @@ pub struct ImageVersion {
     pub created: Timestamp,
 }
 
-/// Which chunks of a streamed version are brought to the host before a disk needs them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Which chunks of a streamed version are brought to the host before a disk needs them, from none to all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Residency {
     /// None: each chunk comes when a disk reads it for the first time.
@@ -103,9 +125,6 @@ pub enum Residency {
 }
 
 impl Residency {
-    /// All of them.
-    pub const ALL: [Residency; 3] = [Residency::Lazy, Residency::Boot, Residency::Full];
-
     /// The word of it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -134,7 +153,7 @@ pub enum VersionState {
 pub enum Origin {
     /// The version was imported from a file.
     Import {
-        /// Its path on the host.
+        /// Its path on the host, or the address that it was downloaded from, without what follows a `?`.
         path: String,
         /// Format that the request named.
         format: SourceFormat,
@@ -195,6 +214,34 @@ pub struct ImageImport {
     /// Name of the store for the version; none for the default one.
     #[serde(default)]
     pub store: Option<Name>,
+}
+
+/// Asks for a version made from a file that the daemon downloads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ImageDownload {
+    /// Address of the file: `https://HOST/PATH`, `http://HOST/PATH`, or `oci://REGISTRY/REPOSITORY[:TAG][@sha256:HEX]` for the
+    /// file below `disk/` in an image of an OCI registry. It has no user and password.
+    pub url: String,
+    /// Format of the file; it is never guessed.
+    pub format: SourceFormat,
+    /// SHA-256 that the file at a web server must have: 64 hexadecimal digits; none to compare nothing.
+    #[serde(default)]
+    pub sha256: Option<String>,
+    /// Name of the store for the version; none for the default one.
+    #[serde(default)]
+    pub store: Option<Name>,
+}
+
+impl ImageDownload {
+    /// Returns the request for a log: without what may be a secret in its address, which is not checked yet.
+    pub fn without_secrets(&self) -> ImageDownload {
+        let shown = self.url.split('?').next().unwrap_or_default();
+        // Only a digest follows an '@' that follows no name of a user.
+        let has_user = shown.split('@').skip(1).any(|part| !part.starts_with("sha256:"));
+        let url = if has_user { "(secret)" } else { shown };
+        ImageDownload { url: url.to_owned(), ..self.clone() }
+    }
 }
 
 /// Asks for a version made from a machine's disk: the image with what the machine has written over it.
@@ -278,6 +325,27 @@ impl fmt::Display for ImageRef {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_has_no_secret_of_an_address() {
+        let shown = |url: &str| {
+            let download =
+                ImageDownload { url: url.into(), format: SourceFormat::Raw, sha256: None, store: None };
+            download.without_secrets().url
+        };
+        for url in ["https://host/a", "oci://host/a@sha256:12", "rubbish", ""] {
+            assert_eq!(shown(url), url);
+        }
+        assert_eq!(shown("https://host/a?secret#x?y"), "https://host/a");
+        for url in [
+            "https://me:secret@host/a",
+            "https:/me:secret@host",
+            "me:secret@sha256:@host",
+            "oci://secret@host/a@sha256:1",
+        ] {
+            assert_eq!(shown(url), "(secret)", "{url}");
+        }
+    }
 
     #[test]
     fn an_image_is_named_with_or_without_a_version() {

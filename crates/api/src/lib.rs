@@ -36,13 +36,13 @@ pub use check::{
 pub use curve::{CURVE_LIMITS, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
 pub use event::{Event, EventId, EventKind};
 pub use figures::{
-    CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, MachineCounts, MachineFigures, PlaneCounters,
-    StoreFigures,
+    CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, MachineCounts, MachineFigures,
+    PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
 pub use host::{HostAction, HostBudget, HostDetails, NewHostAction, UnreadableRecord};
 pub use image::{
-    CachedVersion, Image, ImageCommit, ImageDetails, ImageImport, ImageRef, ImageVersion, Origin, Residency,
-    SourceFormat, VersionChoice, VersionState,
+    CachedBootSet, CachedVersion, Image, ImageCommit, ImageDetails, ImageDownload, ImageImport, ImageRef,
+    ImageVersion, Origin, Residency, SourceFormat, VersionChoice, VersionState,
 };
 pub use leftover::{Leftover, LeftoverDisk};
 pub use machine::{

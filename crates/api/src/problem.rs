@@ -20,7 +20,7 @@ pub enum ErrorCode {
     Invalid,
     /// The request has no token, or one that the daemon does not know.
     Unauthenticated,
-    /// The user's role does not permit the request.
+    /// The user's role, or a setting of the daemon, does not permit the request.
     Forbidden,
     /// There is no object of that name.
     NotFound,
@@ -112,9 +112,11 @@ impl ErrorCode {
                 "The caller is unknown",
                 "Send a token that spillwayd knows: `Authorization: Bearer TOKEN`.",
             ),
-            ErrorCode::Forbidden => {
-                (403, "The role is not sufficient", "Use a token with the role that `detail` names.")
-            }
+            ErrorCode::Forbidden => (
+                403,
+                "The request is not permitted",
+                "Use a token with the role, or change the setting, that `detail` names.",
+            ),
             ErrorCode::NotFound => {
                 (404, "The object does not exist", "Check the name. After a DELETE: it is done.")
             }

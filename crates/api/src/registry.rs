@@ -1,11 +1,11 @@
-//! Registries: stores of images that hosts share.
+//! Registries: places of images that hosts share.
 
 use crate::{ImageRef, Name, Residency};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
-/// A registry: a store that contains images for many hosts.
+/// A registry: a bucket, a folder or a web server with images for many hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Registry {
@@ -27,7 +27,7 @@ pub struct Registry {
     /// Public keys of minisign. If there are any, images are only taken if one of these has signed them.
     #[serde(default)]
     pub require_signature: Vec<String>,
-    /// Whether nobody else writes to the registry. Needed for stores of S3 without conditional requests.
+    /// Whether nobody else writes to the registry. Needed for S3 services without conditional writes.
     #[serde(default)]
     pub single_writer: bool,
 }
@@ -43,7 +43,8 @@ pub struct RegistryCheck {
     pub can_list: bool,
     /// Whether objects can be written and deleted.
     pub can_write: bool,
-    /// Whether the store tells two writers of one object apart. Without that a registry needs `single_writer`.
+    /// Whether the registry has conditional writes (`PUT` with `If-None-Match`). Without them it needs `single_writer`, with which they
+    /// are not used.
     pub can_create: bool,
     /// Versions of images in the registry, in the order of their names and numbers; empty if it cannot list.
     pub images: Vec<ImageRef>,
@@ -74,7 +75,7 @@ pub struct ImagePull {
     #[serde(default)]
     pub store: Option<Name>,
     /// Streams the version instead of copying it: its disks start at once, and chunks come from the registry as they are
-    /// needed. None: the whole version is copied.
+    /// needed. Changes the residency of a version that is streamed already. None: the whole version is copied.
     #[serde(default)]
     pub residency: Option<Residency>,
 }

@@ -6,6 +6,7 @@
 use crate::error::{Exit, Failure};
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,6 +33,34 @@ Examples:
   spillway lab report docs/studies/seed-000 --out /tmp/report  a study that was kept as results.json
 
 results.json in a folder of results is all that its report needs: copy it to keep a study without its runs.";
+
+const STORE_PROXY_EXAMPLES: &str = "\
+Examples:
+  spillway lab store-proxy --folder /srv/images --model latency=30ms,latency-p99=300ms,bandwidth=100M
+  spillway lab store-proxy --to http://127.0.0.1:9000 --model status-503=0.05,cut-body=0.01,at=/chunks/
+  spillway registry add far http://127.0.0.1:8080                                 a folder, behind --listen 127.0.0.1:8080
+  spillway registry add far s3://images/golden --endpoint http://127.0.0.1:8080   an S3 service, behind the same
+  spillway image import far --from far/debian:1 --residency lazy                  a version that was pushed to that registry
+  curl http://127.0.0.1:8081/figures                                              with --control 127.0.0.1:8081
+  curl http://127.0.0.1:8081/model -d '{ \"latency_ns\": 30000000, \"next\": [\"reset\"], \"away\": null }'
+
+It prints its addresses and runs until it is interrupted. A model has these parts, each at most once:
+  latency=TIME         median time from a request to the first byte of its answer: us, ms or s
+  latency-p99=TIME     99th percentile of that time [default: every request takes the median]
+  bandwidth=SIZE       bytes per second of all connections together, in each direction
+  status-403=CHANCE    from 0 to 1: the answer is 403, and the store is not asked. The same: status-404, status-429, status-500,
+                       status-503
+  cut-body=CHANCE      the connection is closed after a random part of the body
+  flipped-bit=CHANCE   one bit of the body is wrong
+  other-object=CHANCE  the body is that of another object
+  stalled-body=CHANCE  the body makes no progress after a random part of it
+  reset=CHANCE         the connection is reset; the store may have carried out the request
+  stall=TIME           how long a stalled body makes no progress [default: for ever]
+  at=TEXT              only requests whose path has this text have faults [default: all]
+  away=HOW             silent: requests are not answered until that changes. refuses: connections are refused
+
+The control endpoint has GET and DELETE /figures, and GET and POST /model. POST replaces the whole model. Its 'next' is a list of
+faults that the next requests have, one each.";
 
 /// What to do with studies.
 #[derive(Debug, Subcommand)]
@@ -92,6 +121,9 @@ pub enum LabCommand {
         #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
         scratch: PathBuf,
     },
+    /// Make the store of a registry behave as one that is far away, slow, busy or broken, by a proxy in front of it
+    #[command(after_help = STORE_PROXY_EXAMPLES)]
+    StoreProxy(StoreProxy),
     /// List the studies that are installed
     List {
         /// Print JSON
@@ -130,6 +162,30 @@ pub struct Run {
     /// Exit with 1 if any run was dropped, not only if a scenario has no valid run
     #[arg(long)]
     strict: bool,
+}
+
+/// Options of `lab store-proxy`.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("origin").required(true).args(["to", "folder"])))]
+pub struct StoreProxy {
+    /// Address and port at which clients are answered; port 0 is a free one
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Address and port of the control endpoint, which must not be reachable by others
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
+    control: SocketAddr,
+    /// Pass requests on to this store, as http://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    to: Option<String>,
+    /// Serve the files of this folder, which are only read
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+    /// Delays, bandwidth and faults, such as latency=30ms,status-503=0.01 [default: none]
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Seed of the random choices: the same one repeats them for each object
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
 }
 
 /// Becomes the program that does it, with what stands behind `lab`.

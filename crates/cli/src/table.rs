@@ -7,12 +7,21 @@ use spillway_control::{Latency, Plane, Stats, bytes};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// What is told in a line of its own, under the name of its first counter: whether it is shown if that is 0, and what stands beside
+/// What is told in a line of its own, under the name of its first counter: whether it is shown if all is 0, and what stands beside
 /// it.
 const LINES: [(bool, &Counter, &[&Counter]); 7] = [
     (true, shown("map.bytes"), &[]),
     (true, shown("inflight"), &[shown("waiting")]),
-    (false, shown("chunks.asked"), &[shown("chunks.missing"), shown("chunks.stalls")]),
+    (
+        false,
+        shown("chunks.asked"),
+        &[
+            shown("chunks.missing"),
+            shown("chunks.stalls"),
+            shown("chunks.found"),
+            shown("chunks.found_bytes"),
+        ],
+    ),
     (
         false,
         shown("evictions.blocks"),
@@ -154,7 +163,8 @@ pub fn gauges(stats: &Stats) -> String {
         line(own_file(&stats.mode), format!("{used}, {file}"));
     }
     for (is_shown_if_zero, first, rest) in LINES {
-        if is_shown_if_zero || (first.value)(stats) > 0 {
+        let mut all = rest.iter().chain([&first]);
+        if is_shown_if_zero || all.any(|counter| (counter.value)(stats) > 0) {
             let texts = [first.text(stats), named(rest)];
             line(
                 first.short,
@@ -268,11 +278,14 @@ mod tests {
         s.discards.bytes = 1 << 20;
         s.failed.requests = 7;
         s.degraded = 1;
+        s.chunks.found = 40;
+        s.chunks.found_bytes = 40 << 20;
         let text = gauges(&s);
         for line in [
             "evicted      1,234 blocks, background writes 0, urgent writes 2, promoted 1 block, moved by collector 0 blocks\n",
             "stalls       3, time waited 1.5 ms\n",
             "in flight    0, waiting for space 0\n",
+            "chunks asked 0, missing 0, stalls 0, chunks found 40, bytes found 40.0 MiB\n",
             "discards     0, given back 1.0 MiB, flushes 0\n",
             "trouble      failed requests 7, degraded 1\n",
             ", peak 0 B\n",

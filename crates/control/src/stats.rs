@@ -85,8 +85,8 @@ keys! {
     }
     /// The block map.
     Map { bytes: u64 }
-    /// Chunks of a streamed image that were not on this host.
-    Chunks { asked: u64, missing: u64, stalls: u64, stalled: u64 }
+    /// Chunks of a streamed image, by whether they were on this host when the disk read them for the first time.
+    Chunks { asked: u64, found: u64, found_bytes: u64, missing: u64, stalls: u64, stalled: u64 }
     /// RAM tier to overflow.
     Evictions { background: u64, urgent: u64, blocks: u64 }
     /// Overflow to RAM tier.

@@ -22,7 +22,7 @@ use crate::images::Images;
 use crate::machines::{MachineHostConfig, Machines};
 use crate::operations::Operations;
 use crate::records;
-use crate::registries::Registries;
+use crate::registries::{Downloads, Registries, SourceRule};
 use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
@@ -118,6 +118,8 @@ pub struct DaemonSettings {
     pub stream_fill_bytes_per_second: u64,
     /// Hosts to which chunks of streamed images are sent, and from which they come.
     pub peers: Option<PeerOrder>,
+    /// Hosts that images may be downloaded from.
+    pub import_from: Vec<SourceRule>,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
 }
@@ -172,6 +174,7 @@ struct Records {
     events: Events,
     operations: Operations,
     registries: Registries,
+    downloads: Downloads,
     streaming: Streaming,
     stores: Stores,
     images: Images,
@@ -191,6 +194,7 @@ impl Records {
         let stores = Stores::open(objects.clone(), &state.join("store"))?;
         let streamd = settings.program.with_file_name(STREAMD);
         let registries = Registries::new(objects.clone(), operations.clone(), streamd.clone());
+        let downloads = Downloads::new(streamd.clone(), settings.import_from.clone());
         let cache = settings.stream_cache.clone().unwrap_or_else(|| state.join("cache"));
         let at = StreamingSettings {
             folder: state.join("streamd"),
@@ -208,15 +212,37 @@ impl Records {
             hypervisor: settings.hypervisor,
             machines: machine_folder(state),
         };
-        let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, complain)?;
-        Ok(Records { store, objects, events, operations, registries, streaming, stores, images, catalogs })
+        let catalogs = Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, complain)?;
+        Ok(Records {
+            store,
+            objects,
+            events,
+            operations,
+            registries,
+            downloads,
+            streaming,
+            stores,
+            images,
+            catalogs,
+        })
     }
 
     /// Adopts the machines. Returns the state of the API's routes.
     fn app(self, parts: MachineHostConfig, audit: Audit, state: &Path) -> Result<ApiState> {
-        let Records { store, objects, events, operations, registries, streaming, stores, images, catalogs } =
-            self;
+        let Records {
+            store,
+            objects,
+            events,
+            operations,
+            registries,
+            downloads,
+            streaming,
+            stores,
+            images,
+            catalogs,
+        } = self;
         let streamed = images.clone();
+        tokio::spawn(streaming.clone().follow(objects.watch()));
         streaming.begin(parts.scopes.clone(), events.clone(), move || streamed.all_streamed())?;
         let idempotency = Idempotency::new(objects.clone());
         let machines =
@@ -225,6 +251,7 @@ impl Records {
             audit,
             answered: ResponseCounters::default(),
             catalogs,
+            downloads,
             events,
             idempotency,
             images,

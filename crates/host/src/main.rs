@@ -15,6 +15,7 @@ use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::events::log_line;
 use spillway_host::failure::{self, Failure};
 use spillway_host::guest_users::UserChoice;
+use spillway_host::registries::SourceRule;
 use spillway_host::streaming::PeerOptions;
 use spillway_host::systemd::ServiceManager;
 use std::ffi::OsString;
@@ -145,8 +146,8 @@ struct Arguments {
     /// Folder of the cache in which chunks of streamed images are kept [default: DIR/cache]
     #[arg(long, value_name = "PATH")]
     stream_cache: Option<PathBuf>,
-    /// Largest size of that cache. Chunks of images that no disk uses are removed first; chunks that find no space are used and
-    /// not kept
+    /// Largest size of that cache. When it is full, chunks of images that no disk uses are removed; if there are none, new chunks
+    /// are used and not kept
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size, default_value = "20G")]
     stream_cache_size: u64,
     /// Bytes a second at which the chunks of images with residency full are brought
@@ -154,6 +155,10 @@ struct Arguments {
     stream_fill_rate: u64,
     #[command(flatten)]
     peers: PeerOptions,
+    /// Host that 'image import' may download from: HOST, HOST:PORT, http://HOST or http://HOST:PORT for one without TLS, or '*' for any host with
+    /// a public address. Add ',local' for a host with a loopback or link-local address. May be repeated [default: none]
+    #[arg(long, value_name = "RULE")]
+    import_from: Vec<SourceRule>,
     /// Print the OpenAPI description of the HTTP API and exit
     #[arg(long)]
     print_openapi: bool,
@@ -305,6 +310,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         stream_cache_bytes: arguments.stream_cache_size,
         stream_fill_bytes_per_second: arguments.stream_fill_rate,
         peers: arguments.peers.order().context("--peer-listen")?,
+        import_from: arguments.import_from,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,

@@ -45,6 +45,8 @@ struct TrackedOperation {
 pub struct Progress {
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
+    /// What earlier phases have done.
+    earlier_bytes: AtomicU64,
     cancelled: AtomicBool,
     outcome: Mutex<Option<OperationOutcome>>,
 }
@@ -52,12 +54,21 @@ pub struct Progress {
 impl Progress {
     /// Sets the total.
     pub fn set_total(&self, bytes: u64) {
-        self.total_bytes.store(bytes, Ordering::Relaxed);
+        self.total_bytes.store(self.earlier(bytes), Ordering::Relaxed);
     }
 
     /// Sets what is done.
     pub fn set_done(&self, bytes: u64) {
-        self.done_bytes.store(bytes, Ordering::Relaxed);
+        self.done_bytes.store(self.earlier(bytes), Ordering::Relaxed);
+    }
+
+    /// Begins another phase: from now on totals and what is done are added to what was done before.
+    pub fn begin_phase(&self) {
+        self.earlier_bytes.store(self.done_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn earlier(&self, bytes: u64) -> u64 {
+        self.earlier_bytes.load(Ordering::Relaxed).saturating_add(bytes)
     }
 
     /// Adds to what is done.

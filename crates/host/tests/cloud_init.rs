@@ -74,7 +74,7 @@ fn boot(kit: &Kit, image: &Path, seed: &Path) -> Vec<String> {
             Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
         ],
         memory_mib: 768,
-        vcpus: 2,
+        vcpus: 1,
         accelerator: Accelerator::Tcg,
         reboots: false,
     };

@@ -22,6 +22,22 @@ pub fn of_chunk(chunk: &[u8]) -> ChunkDigest {
     Sha256::digest(chunk).into()
 }
 
+/// Makes the digest of a chunk that comes in parts.
+#[derive(Default)]
+pub struct OfParts(Sha256);
+
+impl OfParts {
+    /// The next part.
+    pub fn add(&mut self, part: &[u8]) {
+        self.0.update(part);
+    }
+
+    /// The digest of all parts, as one chunk.
+    pub fn finish(self) -> ChunkDigest {
+        self.0.finalize().into()
+    }
+}
+
 /// How long the list of a disk of this size is, in bytes.
 pub fn list_bytes(size_bytes: u64) -> u64 {
     size_bytes.div_ceil(CHUNK_BYTES) * size_of::<ChunkDigest>() as u64
@@ -43,14 +59,23 @@ impl Root {
 
     /// `sha256:` and 64 hexadecimal digits.
     pub fn finish(self) -> String {
-        let hexadecimal: String = self.finish_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("sha256:{hexadecimal}")
+        named(&self.finish_bytes())
     }
 
     /// The same as bytes.
     pub fn finish_bytes(self) -> ChunkDigest {
         self.0.finalize().into()
     }
+}
+
+/// Lower-case hexadecimal digits, two for each byte.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// An image's digest as people and APIs have it: `sha256:` and 64 lower-case hexadecimal digits.
+pub fn named(root: &ChunkDigest) -> String {
+    format!("sha256:{}", hex(root))
 }
 
 /// The bytes of an image's digest: `sha256:` and 64 lower-case hexadecimal digits.

@@ -67,6 +67,11 @@ impl StreamedImage {
         (offset / self.chunk_bytes) as u32
     }
 
+    /// How many chunks it has.
+    pub fn chunks(&self) -> u64 {
+        self.chunks
+    }
+
     /// Where a chunk begins, in bytes.
     pub fn offset_of(&self, chunk: u32) -> u64 {
         u64::from(chunk) * self.chunk_bytes

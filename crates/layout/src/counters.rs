@@ -219,6 +219,10 @@ pub struct Counters {
     pub chunk_stalls: AtomicU64,
     /// Gauge: 1 while one is, else 0.
     pub is_chunk_stalled: AtomicU64,
+    /// Chunks of a streamed image that were on this host, or were zeroes, when this disk read them for the first time.
+    pub chunks_found: AtomicU64,
+    /// Their bytes.
+    pub chunks_found_bytes: AtomicU64,
 
     /// Guest reads, from acceptance to completion.
     pub read_latency: Histogram,

@@ -30,7 +30,7 @@ const PAGE: u64 = 4096;
 /// The first word of memory that is a disk's.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 /// Version of this layout; a worker refuses memory of another.
-pub const LAYOUT_VERSION: u64 = 8;
+pub const LAYOUT_VERSION: u64 = 9;
 
 /// What the directory says of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

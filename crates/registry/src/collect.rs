@@ -8,7 +8,7 @@
 //! and its clock runs as fast as others do.
 
 use crate::error::{RegistryError, RegistryErrorKind};
-use crate::index::{Index, hex};
+use crate::index::Index;
 use crate::keys::{
     CHUNKS, GC, IMAGES, NAMES, UPLOADS, candidates_key, candidates_of, chunk_key, chunk_of, deleting_key,
     image_of, index_key, is_deleting, manifest_key, name_of,
@@ -19,7 +19,7 @@ use crate::resolve::{NamedImage, index_of};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use spillway_image::MAX_DISK_BYTES;
-use spillway_image::digests::{ChunkDigest, unhex};
+use spillway_image::digests::{ChunkDigest, hex, unhex};
 use std::collections::{BTreeSet, HashSet};
 
 const WIDTH: usize = 16;
@@ -103,7 +103,7 @@ impl Doomed {
     }
 
     fn to_bytes(&self) -> Vec<u8> {
-        let texts = |digests: &BTreeSet<ChunkDigest>| digests.iter().map(hex).collect();
+        let texts = |digests: &BTreeSet<ChunkDigest>| digests.iter().map(|digest| hex(digest)).collect();
         let object = DoomedObject {
             chunks: texts(&self.chunks),
             images: texts(&self.images),
@@ -345,8 +345,11 @@ async fn delete<Clock: Fn() -> i64>(
         }
         Ok(())
     };
+    // Without an answer the mark stays until it is too old: the store may still carry out the deletion.
     let deleted = deleted.await;
-    objects.delete(vec![mark]).await?;
+    if !deleted.as_ref().is_err_and(|e| e.kind == RegistryErrorKind::Unreachable) {
+        objects.delete(vec![mark]).await?;
+    }
     deleted
 }
 

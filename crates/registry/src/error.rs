@@ -23,6 +23,8 @@ pub enum RegistryErrorKind {
     Unsupported,
     /// Another program works on the registry.
     Busy,
+    /// The settings of this host do not allow it.
+    Forbidden,
     /// Something on this host failed.
     Local,
 }

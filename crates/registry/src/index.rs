@@ -5,7 +5,7 @@
 
 use crate::chunk::check_chunk_bytes;
 use sha2::{Digest, Sha256};
-use spillway_image::digests::{ChunkDigest, OF_ZEROES, Root};
+use spillway_image::digests::{ChunkDigest, OF_ZEROES, Root, hex};
 
 /// Types and marks of casync's `caformat.h`.
 const INDEX_TYPE: u64 = 0x9682_4d9c_7b12_9ff9;
@@ -122,13 +122,8 @@ impl Index {
 
     /// SHA-256 of the `.caibx`, as a manifest has it.
     pub fn file_digest(bytes: &[u8]) -> String {
-        hex(&Sha256::digest(bytes).into())
+        hex(&Sha256::digest(bytes))
     }
-}
-
-/// 64 hexadecimal digits.
-pub fn hex(digest: &ChunkDigest) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -1,21 +1,28 @@
 //! Orders of the daemon to a job of `spillway-streamd`, and what the job says. Owns their form: one JSON object on standard
 //! input, and one a line on standard output.
 
+use crate::download::DownloadOrder;
 use crate::{BootSets, CollectReport, ProbeReport, PushReport, RegistryError, RegistryErrorKind};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// What a job does, and where.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct JobOrder {
-    /// The registry.
-    pub place: Place,
-    /// What is done.
-    pub work: Work,
+#[serde(rename_all = "snake_case")]
+pub enum JobOrder {
+    /// Work on a registry.
+    Registry {
+        /// The registry.
+        place: Place,
+        /// What is done.
+        work: Work,
+    },
+    /// The download of an image that is in no registry of ours. The answer is `Downloaded`.
+    Download(DownloadOrder),
 }
 
 /// Address of a registry, and how it is used.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// `s3://bucket/prefix`, `https://host/path`, `http://host/path` or `file:///folder`.
     pub url: String,
@@ -29,7 +36,7 @@ pub struct Place {
     pub credentials: Option<PathBuf>,
 }
 
-/// Work of a job.
+/// Work of a job on a registry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
@@ -107,12 +114,14 @@ pub enum Work {
     },
 }
 
-/// What a job says. `Progress` may come often; one of the others comes last.
+/// What a job says. `Progress` and `Total` may come often; one of the others comes last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobMessage {
     /// So many bytes of the image are done.
     Progress(u64),
+    /// So many bytes there are to do, as far as is known.
+    Total(u64),
     /// What the store is.
     Probed(ProbeReport),
     /// What was pushed.
@@ -129,6 +138,11 @@ pub enum JobMessage {
     Collected(CollectReport),
     /// The name is deleted.
     Forgotten,
+    /// The image is in the file.
+    Downloaded {
+        /// Address for people; of an OCI registry with the digest of the manifest.
+        url: String,
+    },
     /// It failed.
     Failed {
         /// Kind of the error.

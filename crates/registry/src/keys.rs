@@ -1,7 +1,6 @@
 //! Keys of objects. Owns where each kind of object is, and reads back what a key names.
 
-use crate::index::hex;
-use spillway_image::digests::{ChunkDigest, unhex};
+use spillway_image::digests::{ChunkDigest, hex, unhex};
 
 /// The format of a registry.
 pub const FORMAT: &str = "spillway.json";

@@ -23,6 +23,7 @@
 mod boot;
 mod chunk;
 mod collect;
+pub mod download;
 mod error;
 mod index;
 pub mod job;

@@ -4,9 +4,9 @@
 //! holds whoever pushed.
 
 use crate::chunk::check_chunk_bytes;
-use crate::index::{Index, hex};
+use crate::index::Index;
 use serde::{Deserialize, Serialize};
-use spillway_image::digests::{ChunkDigest, root_of};
+use spillway_image::digests::{ChunkDigest, named, root_of};
 use spillway_image::size_fault;
 
 /// Largest manifest that is read, in bytes.
@@ -35,7 +35,7 @@ impl Manifest {
     pub fn of(index: &Index) -> Manifest {
         Manifest {
             format: 1,
-            digest: format!("sha256:{}", hex(&index.root())),
+            digest: named(&index.root()),
             size_bytes: index.size_bytes,
             chunk_bytes: index.chunk_bytes,
             encoding: "zstd".into(),
@@ -86,7 +86,7 @@ impl Manifest {
             return Err("it is not the index that the manifest names".into());
         }
         let index = Index::parse(bytes)?;
-        if index.size_bytes != self.size_bytes || format!("sha256:{}", hex(&index.root())) != self.digest {
+        if index.size_bytes != self.size_bytes || named(&index.root()) != self.digest {
             return Err("it is the index of another image".into());
         }
         Ok(index)

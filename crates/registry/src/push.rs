@@ -84,7 +84,11 @@ pub async fn push(
     for attempt in 0..MOST_ATTEMPTS {
         let intent = intent_key(&format!("{}-{attempt}", order.id));
         objects.put(&intent, order.index.to_bytes()).await?;
-        let pushed = push_with_intent(objects, source, order, &intent, &mut report).await;
+        let pushed = push_with_intent(objects, source, order, &intent, was_there, &mut report).await;
+        // Without an answer the intent stays until it is too old: the store may still make the name.
+        if pushed.as_ref().is_err_and(|e| e.kind == RegistryErrorKind::Unreachable) {
+            return pushed.map(|()| report);
+        }
         // Whoever read the intents before this one goes away reads the name afterwards.
         let was_alive = objects.exists(&intent).await?;
         if pushed.is_err() || was_alive {
@@ -93,7 +97,7 @@ pub async fn push(
         }
     }
     let message =
-        "collections of garbage took this push for dead several times: is the clock of the store right?";
+        "collections of garbage took this push for dead several times: is the clock of the registry right?";
     Err(RegistryError::new(RegistryErrorKind::Busy, message))
 }
 
@@ -122,11 +126,14 @@ async fn push_with_intent(
     source: &impl ChunkSource,
     order: &PushOrder<'_>,
     intent: &str,
+    was_there: bool,
     report: &mut PushReport,
 ) -> Result<(), RegistryError> {
     let (index, root) = (order.index, order.index.root());
     wait_for_deletions(objects, index, &root).await?;
-    send_chunks(objects, source, order, report).await?;
+    // Who pushes a version again may do so to repair it: then each chunk is looked for.
+    let earlier = if was_there { HashSet::new() } else { chunks_of_others(objects, order).await? };
+    send_chunks(objects, source, order, &earlier, report).await?;
     let manifest = Manifest::of(index);
     write_once(objects, &index_key(&root), index.to_bytes()).await?;
     write_once(objects, &manifest_key(&root), manifest.to_bytes()).await?;
@@ -138,10 +145,13 @@ async fn push_with_intent(
         return Ok(());
     }
     let named = serde_json::to_vec(&NamedImage { digest: manifest.digest }).expect("it is a text");
-    if !objects.create(&name_key(order.name, order.version), named).await? {
-        is_named(objects, order, &root).await?;
+    if objects.create(&name_key(order.name, order.version), named).await?
+        || is_named(objects, order, &root).await?
+    {
+        return Ok(());
     }
-    Ok(())
+    let message = "somebody has made the name and deleted it again: push again";
+    Err(RegistryError::new(RegistryErrorKind::Busy, message))
 }
 
 /// Waits until no deletion can take what this push needs.
@@ -174,16 +184,11 @@ async fn wait_for_deletions(
     }
 }
 
-/// Sends the chunks that are missing.
-async fn send_chunks(
+/// The chunks of the other versions with this name. To be called after the intent was written: what these versions have stays.
+async fn chunks_of_others(
     objects: &impl Objects,
-    source: &impl ChunkSource,
     order: &PushOrder<'_>,
-    report: &mut PushReport,
-) -> Result<(), RegistryError> {
-    let index = order.index;
-    // After the intent was written: what these versions have stays. The chunks of the version itself are looked for, so that
-    // a push repairs what a store has lost.
+) -> Result<HashSet<ChunkDigest>, RegistryError> {
     let mut earlier: HashSet<ChunkDigest> = HashSet::new();
     let others = versions(objects, order.name).await?.into_iter().filter(|version| *version != order.version);
     for version in others {
@@ -201,6 +206,18 @@ async fn send_chunks(
             Err(e) => return Err(e),
         }
     }
+    Ok(earlier)
+}
+
+/// Sends the chunks that are missing, and not among the earlier ones.
+async fn send_chunks(
+    objects: &impl Objects,
+    source: &impl ChunkSource,
+    order: &PushOrder<'_>,
+    earlier: &HashSet<ChunkDigest>,
+    report: &mut PushReport,
+) -> Result<(), RegistryError> {
+    let index = order.index;
     // The first place of each, and how many bytes of the image are such chunks.
     let mut different: HashMap<ChunkDigest, (usize, u64)> = HashMap::new();
     for (chunk, digest) in index.digests.iter().enumerate() {

@@ -11,9 +11,9 @@ pub const USERS: &str = "streamd.sock";
 /// Name of the control socket.
 pub const CONTROL: &str = "streamd.ctl";
 /// Largest packet on the control socket, in bytes.
-pub const MOST_CONTROL_BYTES: usize = 64 << 10;
+pub const MOST_CONTROL_BYTES: usize = 128 << 10;
 /// Version of these forms, and of what disks are answered. Processes of another version are replaced.
-pub const SERVE_VERSION: u32 = 1;
+pub const SERVE_VERSION: u32 = 3;
 
 /// What is served, and where: the argument of the process, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,9 +74,14 @@ pub enum ControlRequest {
         place: Place,
         /// Which chunks are brought before a disk needs them. What was asked before no longer counts.
         fill: Fill,
+        /// Whether it is only checked that there is space for these chunks.
+        dry_run: bool,
     },
     /// All images have been named: what else is in the cache is removed, and chunks are kept from now on. Answered by `Done`.
-    Sweep,
+    Sweep {
+        /// Digests of those that could not be named, as `sha256:HEX`: what is there of them stays.
+        others: Vec<String>,
+    },
     /// Serves an image no longer, and removes it from the cache. Refused while a disk uses it. Answered by `Done`.
     Forget {
         /// Digest of the image.
@@ -135,8 +140,14 @@ pub struct CacheFigures {
     pub used_bytes: u64,
     /// Most bytes of chunks in the cache.
     pub budget_bytes: u64,
-    /// Chunks that disks asked for and that were in the cache.
+    /// Chunks that were asked for and that were in the cache. Disks read chunks of which they know that they are there without asking.
     pub cache_chunks: u64,
+    /// Their bytes.
+    pub cache_bytes: u64,
+    /// Chunks that were copied from another image in the cache, or from another place of the same one.
+    pub seed_chunks: u64,
+    /// Their bytes.
+    pub seed_bytes: u64,
     /// Chunks that came from registries.
     pub store_chunks: u64,
     /// Their bytes, as they are in the images.
@@ -147,7 +158,7 @@ pub struct CacheFigures {
     pub passed_chunks: u64,
     /// Chunks that were removed to make space.
     pub evicted_chunks: u64,
-    /// Chunks that came with another content than their digest says.
+    /// How often a registry lacked a chunk, or sent another content than its digest says.
     pub wrong_chunks: u64,
     /// Chunks that are being brought.
     pub flights: u64,

@@ -3,15 +3,14 @@
 //! image the name of a new one.
 
 use crate::error::{RegistryError, RegistryErrorKind};
-use crate::index::hex;
-use spillway_image::digests::ChunkDigest;
+use spillway_image::digests::{ChunkDigest, named};
 
 /// Largest signature that is read, in bytes.
 pub const MOST_SIGNATURE_BYTES: u64 = 4096;
 
 /// The trusted comment that a signature must have.
 pub fn trusted_comment(name: &str, version: u32, root: &ChunkDigest) -> String {
-    format!("spillway {name}:{version} sha256:{}", hex(root))
+    format!("spillway {name}:{version} {}", named(root))
 }
 
 /// A public key of minisign.

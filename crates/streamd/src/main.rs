@@ -1,7 +1,9 @@
 //! `spillway-streamd`: brings images from registries. The daemon `spillwayd` starts it; nobody else needs to.
 //!
-//! Owns all traffic with stores of images. It has no other rights than those that its starter left it.
+//! Owns all traffic with stores of images, and with the web servers and OCI registries that images are imported from. It has no other rights than those that its starter left it.
 
+mod causes;
+mod download;
 mod job;
 mod serve;
 mod store;

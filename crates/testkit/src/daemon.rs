@@ -25,15 +25,21 @@ pub struct Daemon {
 impl Daemon {
     /// Starts the one that lies beside `spillway`. State, socket and messages go to `dir`.
     pub fn start(spillway: &Path, dir: &Path, options: &[&str]) -> Result<Daemon> {
+        Daemon::start_within(&[], spillway, dir, options)
+    }
+
+    /// The same by a command that executes what follows its own words, such as `nsenter --net=FILE`.
+    pub fn start_within(prefix: &[String], spillway: &Path, dir: &Path, options: &[&str]) -> Result<Daemon> {
         let program = spillway.with_file_name("spillwayd");
         check_built(&program)?;
         let text = |path: PathBuf| path.display().to_string();
-        let mut arguments =
-            vec!["--state".into(), text(dir.join("state")), "--socket".into(), text(dir.join("sock"))];
-        arguments.extend(options.iter().map(ToString::to_string));
+        let mut words = prefix.to_vec();
+        words.push(program.to_str().context("the program's path is not UTF-8")?.into());
+        words.extend(["--state".into(), text(dir.join("state"))]);
+        words.extend(["--socket".into(), text(dir.join("sock"))]);
+        words.extend(options.iter().map(ToString::to_string));
         let log = dir.join("spillwayd.log");
-        let program = program.to_str().context("the program's path is not UTF-8")?;
-        let mut server = Server::start("spillwayd", program, &arguments, None, &log)?;
+        let mut server = Server::start("spillwayd", &words[0], &words[1..], None, &log)?;
         let ready = wait_until(PATIENCE, || {
             let is_ready = std::fs::read_to_string(&log).unwrap_or_default().contains("spillwayd: ready on");
             (is_ready || server.ended().ok().flatten().is_some()).then_some(is_ready)
@@ -59,6 +65,11 @@ impl Daemon {
     pub fn json(&self, arguments: &[&str]) -> Result<Value> {
         let text = self.ask(&[arguments, &["--json"]].concat())?;
         serde_json::from_str(&text).with_context(|| format!("spillway {} --json", arguments.join(" ")))
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.server.pid()
     }
 
     /// The end of what it has printed.

@@ -19,6 +19,7 @@ pub mod oracle;
 pub mod process;
 mod shared;
 pub mod steady;
+pub mod store_proxy;
 
 pub use disk::Disk;
 pub use driver::{Ask, Driver, Shape};

@@ -1,7 +1,7 @@
 //! Settings of catalogs. Owns the settings, their words and their defaults; the daemon checks combinations.
 
 use super::Ready;
-use crate::{DiskMode, ImageRef, Name};
+use crate::{DiskMode, ImageRef, Name, Residency};
 use serde::{Deserialize, Serialize};
 use spillway_control::{DiskSettings, Rate};
 use std::collections::BTreeMap;
@@ -19,6 +19,10 @@ const SECRETS: &[&str] = &["user_data"];
 pub struct CatalogSpec {
     /// Image of the catalog. With a version it stays at that one; without, each start takes the published one.
     pub image: ImageRef,
+    /// For a version that is streamed: which of its chunks are brought to the host before a disk needs them, at least. By default
+    /// those that the residency of the version asks for. A version that was copied is not affected.
+    #[serde(default)]
+    pub residency: Option<Residency>,
     /// Number of machines that the catalog has, from 0 on.
     #[serde(default)]
     pub count: u32,
@@ -193,6 +197,7 @@ impl CatalogSpec {
             "overflow_bytes",
             "ram_bytes",
             "ram_guarantee_bytes",
+            "residency",
             "warm",
         ];
         live.contains(&setting)

@@ -2,17 +2,18 @@
 
 use super::registry::RemoteRef;
 use super::sign::sign;
+use super::words::{RESIDENCIES, words};
 use super::{Daemon, Limit, progress, table};
 use crate::error::{Exit, Failure};
 use crate::output;
-use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
 use spillway_api::client::Client;
 use spillway_api::{
-    BootFacts, CachedVersion, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit, ImageDetails,
-    ImageImport, ImageManifest, ImagePull, ImagePush, ImageRef, ImageVersion, MachineDetails, Name,
-    Operation, OperationOutcome, Origin, PartitionTable, PushOutcome, Residency, SourceFormat, VersionChoice,
-    VersionState,
+    BootFacts, CachedBootSet, CachedVersion, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit,
+    ImageDetails, ImageDownload, ImageImport, ImageManifest, ImagePull, ImagePush, ImageRef, ImageVersion,
+    MachineDetails, Name, Operation, OperationOutcome, Origin, PartitionTable, PushOutcome, Residency,
+    SourceFormat, VersionChoice, VersionState,
 };
 use spillway_control::bytes;
 use std::path::{Path, PathBuf};
@@ -26,10 +27,18 @@ const IMPORT_EXAMPLES: &str = "\
 Examples:
   spillway image import debian debian-12.qcow2 --format qcow2
   spillway image import desktop --from hub/debian:3
+  spillway image import debian https://images.example.org/debian-12.qcow2 --format qcow2 \\
+      --sha256 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+  spillway image import fedora oci://quay.io/containerdisks/fedora:42 --format qcow2
+
+spillwayd downloads only from hosts that its option --import-from names. A file that ends in .gz or .zst is
+unpacked. With oci:// the file is the only one below disk/ in an image of an OCI registry, as KubeVirt's
+containerDisks have it, or the only file of an artifact.
 
 With --residency the version is streamed: its disks start at once, and chunks come from the registry
 when a disk reads them for the first time. They are kept in a cache on the host (spillwayd
---stream-cache-size). A version without residency is copied whole.
+--stream-cache-size). Without --residency the version is copied. Import a streamed version again to
+change its residency; catalogs can ask for more ('spillway catalog create --residency').
   spillway image import desktop --from hub/debian:3 --residency boot";
 
 const PUSH_EXAMPLES: &str = "\
@@ -43,34 +52,9 @@ Examples:
 /// What to do with images.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Import a new version of an image from a file or a registry; the first one creates the image and is published
+    /// Import a new version of an image from a file, an address or a registry; the first one creates the image and is published
     #[command(after_help = IMPORT_EXAMPLES)]
-    Import {
-        /// The image
-        name: Name,
-        /// A disk image on spillwayd's host, which it must be able to read
-        #[arg(required_unless_present = "from", conflicts_with = "from")]
-        file: Option<PathBuf>,
-        /// Format of the file; it is never guessed
-        #[arg(long, value_parser = format(), required_unless_present = "from", conflicts_with = "from")]
-        format: Option<SourceFormat>,
-        /// A version in a registry, such as hub/debian:3, instead of a file. It has the same number here
-        #[arg(long, value_name = "REGISTRY/IMAGE[:VERSION]")]
-        from: Option<RemoteRef>,
-        /// With --from: stream the version, and bring these chunks before a disk needs them: lazy (none), boot (those that
-        /// machines read until they are ready), full (all, in the background) [default: the version is copied whole]
-        #[arg(long, value_name = "HOW", value_parser = residency(), requires = "from")]
-        residency: Option<Residency>,
-        /// Store for the version [default: the first of class shared, then local]
-        #[arg(long)]
-        store: Option<Name>,
-        /// Idempotency key: repeating the import with it within a day imports nothing more
-        #[arg(long, value_name = "KEY")]
-        key: Option<String>,
-        /// Do not wait for the end
-        #[arg(long)]
-        no_wait: bool,
-    },
+    Import(ImportArguments),
     /// Copy a version to a registry
     #[command(after_help = PUSH_EXAMPLES)]
     Push {
@@ -158,6 +142,41 @@ pub enum ImageCommand {
     },
 }
 
+/// What to import, and how.
+#[derive(Debug, Args)]
+pub struct ImportArguments {
+    /// The image
+    name: Name,
+    /// A disk image on spillwayd's host, which it must be able to read; or its address: https://HOST/PATH, http://HOST/PATH,
+    /// oci://REGISTRY/REPOSITORY:TAG, or oci://REGISTRY/REPOSITORY@sha256:HEX
+    #[arg(value_name = "FILE|URL")]
+    #[arg(required_unless_present = "from", conflicts_with = "from")]
+    file: Option<PathBuf>,
+    /// Format of the file; it is never guessed
+    #[arg(long, value_parser = format(), required_unless_present = "from", conflicts_with = "from")]
+    format: Option<SourceFormat>,
+    /// With https:// and http://: SHA-256 that the downloaded file must have
+    #[arg(long, value_name = "HEX", conflicts_with = "from")]
+    sha256: Option<String>,
+    /// A version in a registry, such as hub/debian:3, instead of a file. It has the same number here
+    #[arg(long, value_name = "REGISTRY/IMAGE[:VERSION]")]
+    from: Option<RemoteRef>,
+    /// With --from: stream the version, and bring these chunks before a disk needs them: lazy (none), boot (those that
+    /// machines read until they are ready), full (all, in the background). Changes the residency of a version that is
+    /// streamed already [default: the version is copied]
+    #[arg(long, value_name = "HOW", value_parser = words::<Residency>(RESIDENCIES), requires = "from")]
+    residency: Option<Residency>,
+    /// Store for the version [default: the first of class shared, then local]
+    #[arg(long)]
+    store: Option<Name>,
+    /// Idempotency key: repeating the import with it within a day imports nothing more
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Do not wait for the end
+    #[arg(long)]
+    no_wait: bool,
+}
+
 fn format() -> impl TypedValueParser<Value = SourceFormat> {
     use SourceFormat::{Qcow2, Raw, Vhdx, Vmdk, Vpc};
     let formats = [Raw, Qcow2, Vmdk, Vhdx, Vpc];
@@ -166,34 +185,19 @@ fn format() -> impl TypedValueParser<Value = SourceFormat> {
     })
 }
 
-fn residency() -> impl TypedValueParser<Value = Residency> {
-    PossibleValuesParser::new(Residency::ALL.map(Residency::as_str)).map(|word| {
-        *Residency::ALL.iter().find(|how| how.as_str() == word).expect("no other word is possible")
-    })
-}
-
 /// Does it.
 pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
     let client = daemon.client()?;
     match command {
-        ImageCommand::Import { name, from: Some(from), residency, store, key, no_wait, .. } => {
-            let RemoteRef { registry, image } = from;
-            let pull = ImagePull { registry, image, store, residency };
-            import_from(daemon, &client, &name, &pull, key.as_deref(), no_wait)
-        }
+        ImageCommand::Import(arguments) => import(daemon, &client, arguments),
         ImageCommand::Pull { image: RemoteRef { registry, image }, store, no_wait } => {
             let name = image.name.clone();
             let pull = ImagePull { registry, image, store, residency: None };
-            import_from(daemon, &client, &name, &pull, None, no_wait)
+            let begun: Operation = client.post(&format!("/v1/images/{name}/pulls"), &pull)?;
+            attend(daemon, &client, &name, &begun, no_wait)
         }
         ImageCommand::Push { image, registry, sign, no_wait } => {
             push(daemon, &client, &image, &registry, sign.as_deref(), no_wait)
-        }
-        ImageCommand::Import { name, file, format, store, key, no_wait, .. } => {
-            let import = file_import(daemon, file, format, store)?;
-            let at = format!("/v1/images/{name}/versions");
-            let begun: Operation = client.post_once(&at, key.as_deref(), &import)?;
-            attend(daemon, &client, &name, &begun, no_wait)
         }
         ImageCommand::Commit { machine, name, publish, key, no_wait } => {
             let name = name.map_or_else(|| image_of(&client, &machine), Ok)?;
@@ -260,17 +264,30 @@ fn check(daemon: &Daemon, client: &Client, image: &ImageRef, strict: bool) -> Re
     }
 }
 
-/// Imports a version from a registry.
-fn import_from(
-    daemon: &Daemon,
-    client: &Client,
-    name: &Name,
-    pull: &ImagePull,
-    key: Option<&str>,
-    no_wait: bool,
-) -> Result<(), Failure> {
-    let begun: Operation = client.post_once(&format!("/v1/images/{name}/pulls"), key, pull)?;
-    attend(daemon, client, name, &begun, no_wait)
+/// Imports from a registry, from an address, or from a file.
+fn import(daemon: &Daemon, client: &Client, arguments: ImportArguments) -> Result<(), Failure> {
+    let ImportArguments { name, file, format, sha256, from, residency, store, key, no_wait } = arguments;
+    let at = |what: &str| format!("/v1/images/{name}/{what}");
+    let url = file.as_ref().and_then(|file| file.to_str()).filter(|text| text.contains("://"));
+    let begun: Operation = match (from, url) {
+        (Some(RemoteRef { registry, image }), _) => {
+            let pull = ImagePull { registry, image, store, residency };
+            client.post_once(&at("pulls"), key.as_deref(), &pull)?
+        }
+        (None, Some(url)) => {
+            let format = format.ok_or_else(|| Failure::usage("give the --format of the image"))?;
+            let download = ImageDownload { url: url.to_owned(), format, sha256, store };
+            client.post_once(&at("downloads"), key.as_deref(), &download)?
+        }
+        (None, None) if sha256.is_some() => {
+            return Err(Failure::usage("--sha256 is for addresses: compare a file with sha256sum"));
+        }
+        (None, None) => {
+            let import = file_import(daemon, file, format, store)?;
+            client.post_once(&at("versions"), key.as_deref(), &import)?
+        }
+    };
+    attend(daemon, client, &name, &begun, no_wait)
 }
 
 /// What to import of a file.
@@ -420,7 +437,10 @@ fn show(daemon: &Daemon, client: &Client, name: &Name) -> Result<(), Failure> {
         let rows = details.versions.iter().map(|version| row(&details.image, version));
         let mut text = table(["VERSION", "STATE", "DISK", "STORED", "CREATED", "DIGEST", "FROM"], rows);
         for cached in &details.cached {
-            text += &format!("version {}: {}\n", cached.version, cached_in_words(cached));
+            let boot_sets = boot_sets_in_words(cached);
+            for line in [cached_in_words(cached)].iter().chain(&boot_sets) {
+                text += &format!("version {}: {line}\n", cached.version);
+            }
         }
         for version in &details.versions {
             version.notes.iter().for_each(|note| text += &format!("version {}: {note}\n", version.version));
@@ -431,17 +451,30 @@ fn show(daemon: &Daemon, client: &Client, name: &Name) -> Result<(), Failure> {
 
 /// What is on the host of a version that is streamed.
 fn cached_in_words(cached: &CachedVersion) -> String {
-    let CachedVersion { chunks, present_chunks, present_bytes, boot_chunks, .. } = *cached;
-    let boot = match boot_chunks {
-        0 => String::from("no boot was recorded yet"),
-        n => format!("machines read {n} until they are ready"),
-    };
+    let CachedVersion { residency, chunks, present_chunks, present_bytes, .. } = cached;
     let whole = match (cached.is_whole, cached.unfilled_chunks) {
-        (true, _) => "; whole: the registry is not needed any more".into(),
+        (true, _) => "; complete: the registry is not needed any more".into(),
         (false, 0) => String::new(),
         (false, n) => format!("; {n} are being brought"),
     };
-    format!("{present_chunks} of {chunks} chunks are here ({}), {boot}{whole}", bytes(present_bytes))
+    let (residency, size) = (residency.as_str(), bytes(*present_bytes));
+    format!("residency {residency}, {present_chunks} of {chunks} chunks are here ({size}){whole}")
+}
+
+/// The boot sets of such a version, each in a line.
+fn boot_sets_in_words(cached: &CachedVersion) -> Vec<String> {
+    if cached.boot_sets.is_empty() {
+        return vec!["no boot set: no boot was recorded yet".into()];
+    }
+    let number = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let line = |set: &CachedBootSet| {
+        let from = match set.boots {
+            0 => "from the registry".into(),
+            n => format!("of {}", number(n, "boot")),
+        };
+        format!("boot set of {}: {} ({}), {from}", set.catalog, number(set.chunks, "chunk"), bytes(set.bytes))
+    };
+    cached.boot_sets.iter().map(line).collect()
 }
 
 fn row(image: &Image, version: &ImageVersion) -> [String; 7] {
@@ -471,4 +504,45 @@ fn row(image: &Image, version: &ImageVersion) -> [String; 7] {
         digest.to_owned(),
         from,
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_here_of_a_streamed_version_and_its_boot_sets_are_told() {
+        let set = |catalog: &str, chunks: u64, boots| CachedBootSet {
+            catalog: catalog.into(),
+            chunks,
+            bytes: chunks << 20,
+            boots,
+        };
+        let mut cached = CachedVersion {
+            version: 2,
+            residency: Residency::Boot,
+            chunks: 100,
+            present_chunks: 12,
+            present_bytes: 10 << 20,
+            boot_chunks: 0,
+            boot_bytes: 0,
+            boot_sets: Vec::new(),
+            unfilled_chunks: 3,
+            is_whole: false,
+        };
+        let words = "residency boot, 12 of 100 chunks are here (10.0 MiB); 3 are being brought";
+        assert_eq!(cached_in_words(&cached), words);
+        assert_eq!(boot_sets_in_words(&cached), ["no boot set: no boot was recorded yet"]);
+        cached.boot_sets = vec![set("desk", 40, 3), set("lab", 1, 1), set("other", 7, 0)];
+        assert_eq!(
+            boot_sets_in_words(&cached),
+            [
+                "boot set of desk: 40 chunks (40.0 MiB), of 3 boots",
+                "boot set of lab: 1 chunk (1.0 MiB), of 1 boot",
+                "boot set of other: 7 chunks (7.0 MiB), from the registry",
+            ]
+        );
+        cached.is_whole = true;
+        assert!(cached_in_words(&cached).ends_with("; complete: the registry is not needed any more"));
+    }
 }

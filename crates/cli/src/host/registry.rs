@@ -13,19 +13,34 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 const ADD_EXAMPLES: &str = "\
-The file of --credentials is one of AWS's tools:
+The file of --credentials is one of AWS's tools. Only root needs to read it (chmod 0600):
   [default]
   aws_access_key_id = ...
   aws_secret_access_key = ...
+
+http:// is without TLS: everybody on the way can read the images. The secret key is never sent. A session token
+(aws_session_token) is sent with each request: do not use one over http://.
+
+A registry that was added cannot be changed: remove it, and add it again.
 
 Examples:
   spillway registry add hub s3://images/golden --endpoint https://s3.example.org --credentials /etc/spillway/hub
   spillway registry add mirror https://images.example.org/golden --require-signature /etc/spillway/images.pub
   spillway registry add share file:///srv/images";
 
+const DELETE_EXAMPLES: &str = "\
+The registry does not know which hosts stream a version. Before you delete one, look at each host with 'spillway image
+show NAME': a version that is streamed and not complete there still needs the registry. After 'registry gc --delete',
+reads of its missing chunks end with I/O errors.
+
+Example:
+  spillway registry delete hub/debian:1";
+
 const GC_EXAMPLES: &str = "\
 Without --delete nothing is changed. With it, garbage is recorded, and what a collection recorded at least --gap ago is
 deleted if it is garbage still: a push that is in progress keeps what it needs.
+
+A version that was deleted from the registry keeps no chunks there, also if hosts still stream it.
 
 Examples:
   spillway registry gc hub
@@ -34,7 +49,7 @@ Examples:
 /// What to do with registries.
 #[derive(Debug, Subcommand)]
 pub enum RegistryCommand {
-    /// Add a registry: a store of images for many hosts
+    /// Add a registry: a bucket, a folder or a web server with images for many hosts
     #[command(after_help = ADD_EXAMPLES)]
     Add(Add),
     /// List registries
@@ -45,11 +60,12 @@ pub enum RegistryCommand {
         name: Name,
     },
     /// Delete a version of an image from a registry; 'gc' removes what nothing else needs
+    #[command(after_help = DELETE_EXAMPLES)]
     Delete {
         /// The version in the registry, such as hub/debian:3
         image: RemoteRef,
     },
-    /// Collect garbage: what no version needs
+    /// Collect garbage: what no version in the registry needs
     #[command(after_help = GC_EXAMPLES)]
     Gc {
         /// The registry
@@ -76,9 +92,9 @@ pub enum RegistryCommand {
 pub struct Add {
     /// Name of the registry
     name: Name,
-    /// Address: s3://BUCKET/PREFIX, https://HOST/PATH (read only) or file:///FOLDER
+    /// Address: s3://BUCKET/PREFIX, file:///FOLDER, or https://HOST/PATH or http://HOST/PATH (only for reading)
     url: String,
-    /// With s3: address of the S3 service [default: AWS]
+    /// With s3: address of the S3 service, https://HOST or http://HOST, each also with :PORT [default: AWS]
     #[arg(long, value_name = "URL")]
     endpoint: Option<String>,
     /// With s3: region of the bucket [default: us-east-1]
@@ -90,7 +106,7 @@ pub struct Add {
     /// Take images only if this key of minisign has signed them: the key, or its file. Several keys: one of them
     #[arg(long, value_name = "KEY")]
     require_signature: Vec<String>,
-    /// Nobody else pushes to the registry: for stores without conditional requests
+    /// Nobody else pushes to the registry: for S3 services without conditional writes
     #[arg(long)]
     single_writer: bool,
 }
@@ -192,7 +208,7 @@ fn told(check: &RegistryCheck) -> String {
         false => "nothing yet; the first push makes it a registry",
     };
     let mut text = format!(
-        "{}: {state}\nlist: {}, write: {}, two writers are told apart: {}\n",
+        "{}: {state}\nlist: {}, write: {}, conditional writes: {}\n",
         check.registry,
         yes(check.can_list),
         yes(check.can_write),

@@ -23,6 +23,9 @@ pub fn shortened(text: &str, most: usize) -> String {
     }
 }
 
+/// Residencies of streamed versions, from none of the chunks to all.
+pub const RESIDENCIES: &[&str] = &["lazy", "boot", "full"];
+
 /// Parser that accepts these words.
 pub fn words<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     all: &'static [&'static str],

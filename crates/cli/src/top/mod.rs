@@ -4,6 +4,7 @@
 
 mod rows;
 mod screen;
+mod stream;
 
 use crate::error::{Exit, Failure};
 use crate::host::Daemon;
@@ -15,6 +16,7 @@ use spillway_api::Figures;
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
+use stream::StreamSummary;
 
 /// What a row is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -109,22 +111,29 @@ fn no_terminal(error: io::Error) -> Failure {
 fn once(moments: &Moments, json: bool, args: &Top) -> String {
     let mut rows = moments.rows(args.by);
     rows::arrange(&mut rows, &args.filter, args.sort, false);
+    let stream = StreamSummary::of(moments);
     if json {
         let time = moments.last().map(|figures| figures.time.to_string());
-        let value = serde_json::json!({ "time": time, "rows": rows });
+        let value = serde_json::json!({ "time": time, "rows": rows, "stream": stream });
         return format!("{value:#}\n");
     }
     let titles = COLUMNS.each_ref().map(Column::title);
-    crate::host::table(
+    let mut text = crate::host::table(
         titles.each_ref().map(String::as_str),
         rows.iter().map(|row| COLUMNS.each_ref().map(|column| (column.text)(row))),
-    )
+    );
+    for line in stream.iter().flat_map(StreamSummary::lines) {
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use rows::tests::moment;
+    use stream::tests::streamed;
 
     #[test]
     fn a_table_and_json_have_every_row() {
@@ -144,6 +153,20 @@ mod tests {
             (&json["rows"][0]["name"], &json["rows"][0]["rates"]["written_bytes"]),
             (&"b".into(), &2048.0.into())
         );
+        assert!(json["stream"].is_null() && !table.contains("stream"), "{table}");
         assert!(column("such").unwrap_err().contains("written/s"));
+    }
+    #[test]
+    fn the_cache_of_streamed_images_follows_the_table() {
+        let mut moments = Moments::default();
+        moments.add(streamed(0, 0, [0; 4]));
+        moments.add(streamed(2, 4, [0, 0, 0, 10]));
+        let args = Top { by: By::Machine, sort: 2, filter: String::new(), interval: 1, once: true };
+        let table = once(&moments, false, &args);
+        let last: Vec<&str> = table.lines().skip(2).collect();
+        assert!(last[0].starts_with("stream cache 999.0 GiB of 1000.0 GiB  saved 4.0 MiB"), "{table}");
+        assert_eq!(last[1], "chunks/s  cache 2  seed 0  peer 0  store 5");
+        let json: serde_json::Value = serde_json::from_str(&once(&moments, true, &args)).unwrap();
+        assert_eq!(json["stream"]["chunk_rates"]["store"], 5.0, "{json:#}");
     }
 }

@@ -70,6 +70,12 @@ impl Moments {
         self.0.back()
     }
 
+    /// The moment before the last, and the seconds since then; none if no time has passed.
+    pub fn previous(&self) -> Option<(f64, &Figures)> {
+        let before = self.0.iter().rev().nth(1)?;
+        Some((self.passed(before), before)).filter(|(seconds, _)| *seconds > 0.0)
+    }
+
     /// Seconds from that moment to the last.
     fn passed(&self, from: &Figures) -> f64 {
         self.last().map_or(0.0, |last| last.time.duration_since(from.time).as_secs_f64())
@@ -78,7 +84,7 @@ impl Moments {
     /// Of each machine or catalog what it is, and what it was lately.
     pub fn rows(&self, by: By) -> Vec<Row> {
         let Some(now) = self.last() else { return Vec::new() };
-        let before = self.0.iter().rev().nth(1).map(|figures| (self.passed(figures), index(figures, by)));
+        let before = self.previous().map(|(seconds, figures)| (seconds, index(figures, by)));
         let oldest = self.0.front().map(|figures| (self.passed(figures), index(figures, by)));
         let mut rows = match by {
             By::Machine => now.machines.iter().map(machine).collect::<Vec<_>>(),
@@ -87,7 +93,7 @@ impl Moments {
         let now = index(now, by);
         for row in &mut rows {
             let Some((counters, levels)) = now.get(row.name.as_str()) else { continue };
-            if let Some((seconds, before)) = before.as_ref().filter(|(seconds, _)| *seconds > 0.0) {
+            if let Some((seconds, before)) = &before {
                 let was = before.get(row.name.as_str()).map_or_else(DiskCounters::default, |was| *was.0);
                 row.rates = Some(rates(&counters.since(&was), *seconds));
             }
@@ -115,6 +121,8 @@ fn machine(machine: &spillway_api::MachineFigures) -> Row {
         state = "full".into();
     } else if machine.unresponsive {
         state = "unresponsive".into();
+    } else if machine.levels.stalled > 0 {
+        state = "stalled".into();
     } else if machine.claimed {
         state.push_str(", claimed");
     }
@@ -137,6 +145,7 @@ fn catalog(catalog: &spillway_api::CatalogFigures) -> Row {
         (m.failed, "failed"),
         (catalog.levels.full, "full"),
         (catalog.unresponsive_disks, "unresponsive"),
+        (catalog.levels.stalled, "stalled"),
         (m.claimed, "claimed"),
     ] {
         if number > 0 {
@@ -213,7 +222,7 @@ impl Column {
 }
 
 /// Most important first: what does not fit on a screen is left out from the end.
-pub const COLUMNS: [Column; 14] = [
+pub const COLUMNS: [Column; 15] = [
     Column { title: Title::Own("NAME"), text: |r| r.name.clone(), order: |a, b| a.name.cmp(&b.name) },
     Column { title: Title::Own("STATE"), text: |r| r.state.clone(), order: |a, b| a.state.cmp(&b.state) },
     Column {
@@ -276,10 +285,16 @@ pub const COLUMNS: [Column; 14] = [
         text: |r| OVERFLOW_USED.unit.text(r.levels.overflow_used_bytes),
         order: |a, b| b.levels.overflow_used_bytes.cmp(&a.levels.overflow_used_bytes),
     },
+    Column {
+        title: Title::Level(MISSING),
+        text: |r| MISSING.unit.text(r.levels.chunks_missing),
+        order: |a, b| b.levels.chunks_missing.cmp(&a.levels.chunks_missing),
+    },
 ];
 
 const RAM_USED: &Counter = shown("ram.used_bytes");
 const OVERFLOW_USED: &Counter = shown("overflow.used_bytes");
+const MISSING: &Counter = shown("chunks.missing");
 
 /// Which column has this title, whatever the case.
 pub fn column(title: &str) -> Option<usize> {

@@ -4,6 +4,7 @@
 
 use super::By;
 use super::rows::{COLUMNS, Moments, Row, arrange};
+use super::stream::StreamSummary;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -107,10 +108,12 @@ impl Screen {
         arrange(&mut rows, &self.filter, self.column, self.reverse);
         self.rows = rows.len();
         self.step(0);
+        let lines = self.head(moments);
+        let height = lines.len().max(2) as u16;
         let [head, body, foot] =
-            Layout::vertical([Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)])
+            Layout::vertical([Constraint::Length(height), Constraint::Min(0), Constraint::Length(1)])
                 .areas(frame.area());
-        frame.render_widget(Paragraph::new(self.head(moments)), head);
+        frame.render_widget(Paragraph::new(lines), head);
         let columns = fitting(&rows, body.width);
         let title = |&column: &usize| {
             let mark = match (column == self.column, self.reverse) {
@@ -156,7 +159,8 @@ impl Screen {
             Some(trouble) => Line::styled(trouble.clone(), Style::new().fg(Color::Red)),
             None => Line::raw(format!("{tiers}  free: {}", stores.collect::<Vec<_>>().join(", "))),
         };
-        vec![Line::raw(first), second]
+        let stream = StreamSummary::of(moments).map(|stream| stream.lines().map(Line::raw));
+        [Line::raw(first), second].into_iter().chain(stream.into_iter().flatten()).collect()
     }
 
     fn foot(&self) -> Line<'static> {
@@ -197,6 +201,7 @@ fn style(row: &Row) -> Style {
 #[cfg(test)]
 mod tests {
     use super::super::rows::tests::moment;
+    use super::super::stream::tests::streamed;
     use super::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -209,8 +214,12 @@ mod tests {
     }
 
     fn picture(screen: &mut Screen, width: u16, height: u16) -> Vec<String> {
+        picture_of(screen, &moments(), width, height)
+    }
+
+    fn picture_of(screen: &mut Screen, moments: &Moments, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| screen.draw(frame, &moments())).unwrap();
+        terminal.draw(|frame| screen.draw(frame, moments)).unwrap();
         let cells = terminal.backend().buffer().content();
         cells
             .chunks(width.max(1).into())
@@ -257,6 +266,18 @@ mod tests {
         for title in ["NAME", "STATE", "FILL", "FULL IN", "SPARED", "WRITTEN/s"] {
             assert!(seen[2].contains(title), "{title}: {seen:#?}");
         }
+    }
+
+    #[test]
+    fn the_cache_of_streamed_images_has_two_lines_of_its_own() {
+        let mut streaming = Moments::default();
+        streaming.add(streamed(0, 0, [0; 4]));
+        streaming.add(streamed(1, 300, [0, 10, 20, 30]));
+        let mut screen = Screen::new(By::Machine, 2, "");
+        let seen = picture_of(&mut screen, &streaming, 80, 10);
+        assert!(seen[2].starts_with("stream cache 999.0 GiB of 1000.0 GiB  saved 330.0 MiB"), "{seen:#?}");
+        assert_eq!(seen[3].trim_end(), "chunks/s  cache 300  seed 10  peer 20  store 30");
+        assert!(seen[4].starts_with("NAME") && seen[5].starts_with("desk-1"), "{seen:#?}");
     }
 
     #[test]

@@ -54,6 +54,7 @@ impl RequestAction {
             (&Method::DELETE, ["machines", name, "claim"]) => act(Role::Operate, "release", "machine", name),
             (&Method::POST, ["images", name, "versions"]) => act(Role::Admin, "import", "image", name),
             (&Method::POST, ["images", name, "commits"]) => act(Role::Admin, "commit", "image", name),
+            (&Method::POST, ["images", name, "downloads"]) => act(Role::Admin, "import", "image", name),
             (&Method::POST, ["images", name, "pulls"]) => act(Role::Admin, "pull", "image", name),
             (&Method::POST, ["images", name, "versions", version, "pushes"]) => {
                 act(Role::Admin, "push", "image", &format!("{name}:{version}"))

@@ -16,8 +16,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use spillway_api::{
-    Empty, ErrorCode, Image, ImageCheck, ImageCommit, ImageDetails, ImageImport, ImageManifest, ImagePull,
-    ImagePush, Name, Operation, OperationState, Page, VersionChoice,
+    Empty, ErrorCode, Image, ImageCheck, ImageCommit, ImageDetails, ImageDownload, ImageImport,
+    ImageManifest, ImagePull, ImagePush, Name, Operation, OperationState, Page, VersionChoice,
 };
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -38,6 +38,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(verify_image_version))
         .routes(routes!(check_image_version))
         .routes(routes!(publish_image_version))
+        .routes(routes!(download_image))
         .routes(routes!(pull_image))
         .routes(routes!(push_image_version))
         .routes(routes!(get_image_manifest))
@@ -118,6 +119,28 @@ async fn import_image(
     let key = key.of(&caller.name, &format!("imports/{name}"), &import);
     let (images, once) = (app.images.clone(), OperationStart { note, key, wait });
     once.begin(app, move |key| images.import(&name, import, key)).await
+}
+
+/// Begins to download an image from a web server or from an OCI registry, and to import it as a new version. Only hosts that the
+/// option `--import-from` of `spillwayd` names are asked; it is `forbidden` otherwise.
+#[utoipa::path(post, path = "/{name}/downloads", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImageDownload, responses(
+    (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
+    (status = 202, description = "The operation continues; `Location` is the path to ask for it.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse
+))]
+async fn download_image(
+    State(app): State<ApiState>,
+    Extension(caller): Extension<Caller>,
+    note: RequestNote,
+    Path(name): Path<Name>,
+    key: IdempotencyKey,
+    Query(wait): Query<Wait>,
+    Body(download): Body<ImageDownload>,
+) -> OperationResponse {
+    note.asked(&download.without_secrets());
+    let key = key.of(&caller.name, &format!("downloads/{name}"), &download);
+    let (images, downloads) = (app.images.clone(), app.downloads.clone());
+    let once = OperationStart { note, key, wait };
+    once.begin(app, move |key| images.download(&downloads, &name, &download, key)).await
 }
 
 /// How an operation is started.
@@ -257,8 +280,8 @@ async fn check_image_version(
     Ok(Json(app.images.check(&name, version).await?))
 }
 
-/// Begins to copy a version from a registry. It has the same number and digest as there; if the host has it already,
-/// nothing is done.
+/// Begins to copy a version from a registry, or to stream it. It has the same number and digest as there. If the host has a copy
+/// already, nothing is done. If it streams the version already, its residency is changed; a copy is refused then.
 #[utoipa::path(post, path = "/{name}/pulls", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = ImagePull, responses(
     (status = 200, description = "The operation has ended within `wait`; its state says how.", body = Operation),
     (status = 202, description = "The operation continues; `Location` is the path to ask for it.", body = Operation, headers(("Location" = String, description = "Path of the operation on this daemon."))), ProblemResponse

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use spillway_api::exposition::{CONTENT_TYPE, Exposition, seconds};
 use spillway_api::{
     CURVE_LIMITS, CatalogFigures, CurveFigures, DiskCounters, DiskLevels, EventKind, Figures, MachineCounts,
-    PlaneCounters,
+    PlaneCounters, StreamCounters, StreamFigures,
 };
 use spillway_control::counters::of_metric;
 use std::collections::BTreeMap;
@@ -96,7 +96,7 @@ fn help_of(metric: &str, own: Option<&'static str>) -> &'static str {
     own.or_else(|| of_metric(metric).map(|counter| counter.help)).expect("a test looks at each row")
 }
 
-const LEVELS: [DiskColumn<DiskLevels>; 12] = [
+const LEVELS: [DiskColumn<DiskLevels>; 14] = [
     ("ram_used_bytes", None, |l| l.ram_used_bytes),
     ("ram_limit_bytes", None, |l| l.ram_limit_bytes),
     ("overflow_used_bytes", None, |l| l.overflow_used_bytes),
@@ -109,6 +109,10 @@ const LEVELS: [DiskColumn<DiskLevels>; 12] = [
     ("disks_critical", Some("Disks whose write cache is critically full."), |l| l.critical),
     ("disks_full", Some("Disks whose write cache is full: writes wait or fail."), |l| l.full),
     ("disks_degraded", Some("Disks whose overflow writes go on failing."), |l| l.degraded),
+    ("chunks_missing", None, |l| l.chunks_missing),
+    ("disks_stalled", Some("Disks whose reads have waited for a chunk for 10 seconds or more."), |l| {
+        l.stalled
+    }),
 ];
 
 const PLANES: [DiskColumn<PlaneCounters>; 4] = [
@@ -118,7 +122,7 @@ const PLANES: [DiskColumn<PlaneCounters>; 4] = [
     ("written_bytes_total", None, |p| p.written_bytes),
 ];
 
-const COUNTERS: [DiskColumn<DiskCounters>; 12] = [
+const COUNTERS: [DiskColumn<DiskCounters>; 17] = [
     ("base_store_reads_total", None, |c| c.base_store_reads),
     ("base_store_read_bytes_total", None, |c| c.base_store_read_bytes),
     ("evicted_blocks_total", None, |c| c.evicted_blocks),
@@ -131,13 +135,19 @@ const COUNTERS: [DiskColumn<DiskCounters>; 12] = [
     ("worker_restarts_total", None, |c| c.worker_restarts),
     ("guest_reads_completed_total", Some("Guest reads completed."), |c| c.read_count),
     ("guest_writes_completed_total", Some("Guest writes completed."), |c| c.write_count),
+    ("chunks_asked_total", None, |c| c.chunks_asked),
+    ("chunks_found_total", None, |c| c.chunks_found),
+    ("chunks_found_bytes_total", None, |c| c.chunks_found_bytes),
+    ("chunk_waits_total", Some("Waits for chunks that have ended."), |c| c.chunk_waits),
+    ("chunk_stalls_total", None, |c| c.chunk_stalls),
 ];
 
-const SECONDS: [DiskColumn<DiskCounters>; 4] = [
+const SECONDS: [DiskColumn<DiskCounters>; 5] = [
     ("stall_seconds_total", None, |c| c.stall_ns),
     ("throttled_seconds_total", None, |c| c.throttled_ns),
     ("guest_read_seconds_total", Some("How long guest reads took."), |c| c.read_ns),
     ("guest_write_seconds_total", Some("How long guest writes took."), |c| c.write_ns),
+    ("chunk_wait_seconds_total", Some("How long disks waited for chunks."), |c| c.chunk_wait_ns),
 ];
 
 const MACHINES: [FigureColumn<MachineCounts>; 3] = [
@@ -164,6 +174,37 @@ const CURVES: [FigureColumn<CurveFigures>; 3] = [
     }),
     ("recommended_bytes", "The one that would have absorbed 95% of what each wrote.", |c| {
         c.recommended_bytes
+    }),
+];
+
+const STREAM_LEVELS: [FigureColumn<StreamFigures>; 3] = [
+    ("cache_used_bytes", "Bytes of chunks in the cache of streamed images.", |s| s.used_bytes),
+    ("cache_limit_bytes", "Largest number of bytes of chunks in it.", |s| s.limit_bytes),
+    ("chunks_inflight", "Chunks that are being brought.", |s| s.inflight),
+];
+
+/// A source of chunks, and how to read the number of them that came from it, and their bytes.
+type ChunkSource = (&'static str, fn(&StreamCounters) -> u64, fn(&StreamCounters) -> u64);
+
+const CHUNK_SOURCES: [ChunkSource; 4] = [
+    ("cache", |c| c.cache_chunks, |c| c.cache_bytes),
+    ("seed", |c| c.seed_chunks, |c| c.seed_bytes),
+    ("peer", |c| c.peer_chunks, |c| c.peer_bytes),
+    ("store", |c| c.store_chunks, |c| c.store_bytes),
+];
+
+const STREAM_COUNTERS: [FigureColumn<StreamCounters>; 8] = [
+    ("received_bytes_total", "Bytes that registries sent for chunks.", |c| c.received_bytes),
+    ("passed_chunks_total", "Chunks that were passed to disks and not kept.", |c| c.passed_chunks),
+    ("evicted_chunks_total", "Chunks that were removed to make space.", |c| c.evicted_chunks),
+    ("wrong_chunks_total", "Times that a registry lacked a chunk, or sent another content.", |c| {
+        c.wrong_chunks
+    }),
+    ("uploaded_chunks_total", "Chunks that were sent to other hosts.", |c| c.uploaded_chunks),
+    ("uploaded_bytes_total", "Bytes of chunks that were sent to other hosts.", |c| c.uploaded_bytes),
+    ("wrong_peers_total", "Times that another host sent wrong bytes.", |c| c.wrong_peers),
+    ("refused_uploads_total", "Requests of other hosts that the upload limit refused.", |c| {
+        c.refused_uploads
     }),
 ];
 
@@ -214,6 +255,42 @@ fn families(text: &mut Exposition, of: &str, rows: &[SampleSource]) {
         for row in rows {
             text.sample(&name, row.labels.iter().copied(), seconds(value(row.counters)));
         }
+    }
+}
+
+/// Writes how long disks wait for chunks. A percentile cannot be summed: of several disks it is the greatest.
+fn chunk_wait_family(text: &mut Exposition, of: &str, rows: &[SampleSource]) {
+    let name = format!("{of}_chunk_wait_p99_seconds");
+    text.family(
+        &name,
+        "gauge",
+        "Time in which 99% of a disk's waits for chunks have ended; the greatest of the disks.",
+    );
+    for row in rows {
+        text.sample(&name, row.labels.iter().copied(), seconds(row.levels.chunk_wait_p99_ns.0));
+    }
+}
+
+/// Writes the families of the cache of streamed images. There are no samples while nothing is streamed.
+fn stream_families(text: &mut Exposition, stream: Option<&StreamFigures>) {
+    for (name, help, value) in STREAM_LEVELS {
+        let name = format!("stream_{name}");
+        text.family(&name, "gauge", help);
+        stream.iter().for_each(|stream| text.sample(&name, [], value(stream)));
+    }
+    let counters = stream.map(|stream| stream.counters);
+    text.family("stream_chunks_total", "counter", "Chunks that were brought, by where they were.");
+    for (source, chunks, _) in CHUNK_SOURCES {
+        counters.iter().for_each(|c| text.sample("stream_chunks_total", [("source", source)], chunks(c)));
+    }
+    text.family("stream_bytes_total", "counter", "Bytes of those chunks, as they are in the images.");
+    for (source, _, bytes) in CHUNK_SOURCES {
+        counters.iter().for_each(|c| text.sample("stream_bytes_total", [("source", source)], bytes(c)));
+    }
+    for (name, help, value) in STREAM_COUNTERS {
+        let name = format!("stream_{name}");
+        text.family(&name, "counter", help);
+        counters.iter().for_each(|c| text.sample(&name, [], value(c)));
     }
 }
 
@@ -274,7 +351,9 @@ fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesByMachine) {
         levels: &catalog.levels,
         counters: &catalog.counters,
     });
-    families(text, "catalog", &rows.collect::<Vec<_>>());
+    let rows = rows.collect::<Vec<_>>();
+    families(text, "catalog", &rows);
+    chunk_wait_family(text, "catalog", &rows);
     let mut of: BTreeMap<&str, CurveFigures> = BTreeMap::new();
     curves.values().for_each(|(catalog, curve)| of.entry(catalog.as_str()).or_default().add(curve));
     let rows = of.into_iter().map(|(catalog, curve)| (vec![("catalog", catalog)], curve));
@@ -292,7 +371,9 @@ fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesByMachine) 
         levels: &machine.levels,
         counters: &machine.counters,
     });
-    families(text, "machine", &rows.collect::<Vec<_>>());
+    let rows = rows.collect::<Vec<_>>();
+    families(text, "machine", &rows);
+    chunk_wait_family(text, "machine", &rows);
     let rows = curves.iter().map(|(machine, (catalog, curve))| {
         (vec![("catalog", catalog.as_str()), ("machine", machine.as_str())], *curve)
     });
@@ -309,6 +390,7 @@ fn host(text: &mut Exposition, figures: &Figures, app: &ApiState) {
     for store in &figures.stores {
         text.sample("store_free_bytes", [("store", store.name.as_str())], store.free_bytes);
     }
+    stream_families(text, figures.stream.as_ref());
     text.family("events_total", "counter", "Events by kind.");
     for kind in EventKind::ALL {
         let word = crate::machines::word(kind);

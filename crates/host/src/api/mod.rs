@@ -34,7 +34,7 @@ use crate::idempotency::Idempotency;
 use crate::images::Images;
 use crate::machines::Machines;
 use crate::operations::Operations;
-use crate::registries::Registries;
+use crate::registries::{Downloads, Registries};
 use crate::stores::Stores;
 use axum::extract::DefaultBodyLimit;
 use axum::http::Uri;
@@ -58,6 +58,8 @@ pub struct ApiState {
     pub answered: ResponseCounters,
     /// The catalogs.
     pub catalogs: Catalogs,
+    /// Downloads of images.
+    pub downloads: Downloads,
     /// The events.
     pub events: Events,
     /// Answers to requests with idempotency keys.
@@ -93,7 +95,7 @@ pub struct ApiState {
         (name = "machines", description = "Machines of the catalogs: their state, actions and claims."),
         (name = "operations", description = "Work that continues after the request that began it."),
         (name = "problem-types", description = "Kinds of problems that error responses can have."),
-        (name = "registries", description = "Stores of images that hosts share."),
+        (name = "registries", description = "Buckets, folders and web servers with images that hosts share."),
         (name = "stores", description = "Folders that hold images and disks."),
     ),
     security((), ("bearerToken" = [])),

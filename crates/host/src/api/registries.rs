@@ -95,7 +95,8 @@ async fn collect_registry(
     attend(&app, begun, wait).await
 }
 
-/// Deletes a version of an image from a registry. Its chunks stay until a collection of garbage.
+/// Deletes a version of an image from a registry. Its chunks stay until a collection of garbage. Hosts that stream the
+/// version cannot get missing chunks after that, and the registry does not know which hosts stream it.
 #[utoipa::path(delete, path = "/{name}/images/{image}/{version}", params(("name" = Name, Path), ("image" = Name, Path), ("version" = u32, Path)), responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_registry_image(
     State(app): State<ApiState>,

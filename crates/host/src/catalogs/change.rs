@@ -36,7 +36,7 @@ impl Catalogs {
         let counting = self.counting();
         let warnings = self.check(name, spec)?;
         self.check_names_free(name, spec)?;
-        let (mut catalog, before, notes, is_new) = self.objects.change(|changes| {
+        let changed = self.objects.change(|changes| {
             let before = self.found(changes, name, terms.expected)?;
             check(&before, spec, terms.discard_data)?;
             // A claim ends with a reset, so machines that start to keep their data must not be claimed.
@@ -50,6 +50,7 @@ impl Catalogs {
                 let version = self.version(changes, &spec.image)?;
                 notes.extend(update::take(&mut catalog, version));
             }
+            self.check_streamed(changes, &catalog, terms.dry_run)?;
             let is_new = catalog != before && !terms.dry_run;
             // An earlier change may have been interrupted.
             let is_unfinished = changes.get::<Removal>(name.as_str())?.is_some() && !terms.dry_run;
@@ -63,7 +64,8 @@ impl Catalogs {
                 false => changes.forget(),
             }
             Ok::<_, HostError>((catalog, before, notes, is_new || is_unfinished))
-        })?;
+        });
+        let (mut catalog, before, notes, is_new) = self.keep_or_undo(changed, terms.dry_run)?;
         if is_new {
             self.count(&counting, &catalog)?;
             catalog = self.get(name)?;

@@ -9,16 +9,18 @@ mod records;
 #[cfg(test)]
 mod scale_tests;
 mod spec;
+mod streamed;
 mod update;
 
 pub use change::CatalogChangeTerms;
 pub(crate) use records::{check_no_removal, whole};
 pub use spec::serial_pattern;
-pub(crate) use update::follow;
+pub(crate) use update::{follow, follows, take};
 
 use crate::error::HostError;
 use crate::hypervisor::domain;
 use crate::idempotency::IdempotentRequest;
+use crate::images::Images;
 use crate::resources::budget::{Capacity, Need};
 use crate::store::{Changes, Objects, RecordKind, Revision, StoredRecord};
 use crate::stores::Stores;
@@ -66,6 +68,7 @@ pub struct HostSettings {
 pub struct Catalogs {
     objects: Objects,
     stores: Stores,
+    images: Images,
     host: HostSettings,
     /// Held while machines are recorded or removed, so that no two catalogs take one name.
     counting: Arc<Mutex<()>>,
@@ -77,10 +80,11 @@ impl Catalogs {
     pub fn open(
         objects: Objects,
         stores: Stores,
+        images: Images,
         host: HostSettings,
         complain: &mut dyn FnMut(&str),
     ) -> Result<Catalogs, HostError> {
-        let catalogs = Catalogs { objects, stores, host, counting: Arc::default() };
+        let catalogs = Catalogs { objects, stores, images, host, counting: Arc::default() };
         let counting = catalogs.counting();
         // Complete interrupted removals; those of a catalog that still exists are completed with its count.
         for removal in catalogs.objects.list::<Removal>()? {
@@ -160,6 +164,7 @@ impl Catalogs {
                 created: since,
                 warnings: warnings.clone(),
             };
+            self.check_streamed(changes, &catalog, dry_run)?;
             match dry_run {
                 true => changes.forget(),
                 false => {
@@ -168,7 +173,8 @@ impl Catalogs {
                 }
             }
             Ok(catalog)
-        })?;
+        });
+        let catalog = self.keep_or_undo(catalog, dry_run)?;
         if dry_run {
             return Ok((catalog, false));
         }
@@ -210,6 +216,14 @@ impl Catalogs {
         let Some(found) = changes.get::<Catalog>(name.as_str())? else { return Err(self.none(name)) };
         Tag::from(found.revision).check(&format!("catalog {name}"), expected)?;
         Ok(found.value)
+    }
+
+    /// Undoes what was begun for a catalog that could not be recorded.
+    fn keep_or_undo<T>(&self, recorded: Result<T, HostError>, dry_run: bool) -> Result<T, HostError> {
+        if recorded.is_err() && !dry_run {
+            self.images.look_at_residencies();
+        }
+        recorded
     }
 
     /// Checks whether the settings are possible on this host. Returns warnings.
@@ -311,9 +325,8 @@ impl Catalogs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::{ImageChangeTerms, Images, key};
+    use crate::images::{ImageChangeTerms, key};
     use crate::machines::testing::{TestHost, spec};
-    use crate::operations::Operations;
     use crate::resources::budget::NO_LIMITS;
     use crate::store::SqliteStore;
     use crate::store::failing::FailingStore;
@@ -342,7 +355,9 @@ mod tests {
             (Hypervisor::Qemu, &console, &longer, None),
         ] {
             let host = of(hypervisor, folder);
-            let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut |why| panic!("{why}"));
+            let images = Images::of_whole(&objects, &stores);
+            let catalogs =
+                Catalogs::open(objects.clone(), stores.clone(), images, host, &mut |why| panic!("{why}"));
             let spec = serde_json::from_value(spec.clone()).unwrap();
             let checked = catalogs.unwrap().check(&"desk".parse().unwrap(), &spec);
             match (checked, why) {
@@ -399,15 +414,8 @@ mod tests {
             .unwrap();
         let mut complain = |why: &str| panic!("{why}");
         let host = of(Hypervisor::Qemu, "/machines");
-        let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut complain).unwrap();
-        let images = Images::open(
-            objects.clone(),
-            Operations::default(),
-            stores,
-            crate::streaming::Streaming::of_nothing(objects),
-            &mut complain,
-        )
-        .unwrap();
+        let images = Images::of_whole(&objects, &stores);
+        let catalogs = Catalogs::open(objects, stores, images.clone(), host, &mut complain).unwrap();
         let spec = |image: &str| serde_json::from_value(json!({ "image": image, "count": 0 })).unwrap();
         let [small, large, name] = ["small", "large", "big"].map(|name| name.parse::<Name>().unwrap());
         let unkeyed = IdempotentRequest::default();

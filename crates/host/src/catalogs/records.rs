@@ -301,8 +301,9 @@ mod tests {
                 hypervisor: Hypervisor::None,
                 machines: "/machines".into(),
             };
+            let images = crate::images::Images::of_whole(&objects, &stores);
             let catalogs =
-                Catalogs::open(objects.clone(), stores, host, &mut |line| panic!("{line}")).unwrap();
+                Catalogs::open(objects.clone(), stores, images, host, &mut |line| panic!("{line}")).unwrap();
             assert_eq!(catalogs.machines(None).unwrap(), []);
             assert!(objects.list::<Belongings>().unwrap().is_empty());
             objects.change(check_no_removal).unwrap();

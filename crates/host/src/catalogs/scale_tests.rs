@@ -3,7 +3,7 @@
 use super::{CatalogChangeTerms, Catalogs, HostSettings};
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
-use crate::images;
+use crate::images::{self, Images};
 use crate::machines::MachineDeleteTerms;
 use crate::machines::desired_state::DesiredState;
 use crate::resources::budget::NO_LIMITS;
@@ -49,7 +49,9 @@ impl Host {
             .unwrap();
         let host =
             HostSettings { capacity: NO_LIMITS, hypervisor: Hypervisor::None, machines: "/machines".into() };
-        let catalogs = Catalogs::open(objects.clone(), stores, host, &mut |line| panic!("{line}")).unwrap();
+        let images = Images::of_whole(&objects, &stores);
+        let catalogs =
+            Catalogs::open(objects.clone(), stores, images, host, &mut |line| panic!("{line}")).unwrap();
         Host { catalogs, objects, steps, _dir: dir }
     }
 

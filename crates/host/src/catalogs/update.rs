@@ -6,13 +6,14 @@
 
 use super::Catalogs;
 use super::change::{CatalogChangeTerms, check};
+use super::streamed::check_mode;
 use crate::error::HostError;
 use crate::store::{Changes, Revision};
 use crate::tags::Tag;
 use jiff::Timestamp;
 use spillway_api::{
     Catalog, CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, ErrorCode, HistoryEntry, ImageRef,
-    Name, Rollout, RolloutAction, RolloutStrategy,
+    ImageVersion, Name, Rollout, RolloutAction, RolloutStrategy,
 };
 use std::num::NonZeroU32;
 
@@ -97,7 +98,7 @@ impl Catalogs {
         terms: CatalogChangeTerms,
         choose: impl Fn(&Catalog) -> Result<ImageRef, HostError>,
     ) -> Result<(Catalog, Catalog), HostError> {
-        let ((mut catalog, before, notes), written) = self.objects.change_at(|changes| {
+        let moved = self.objects.change_at(|changes| {
             let mut catalog = self.found(changes, name, terms.expected)?;
             let before = catalog.clone();
             let mut spec = catalog.spec.clone();
@@ -136,12 +137,14 @@ impl Catalogs {
                 let (image, version, strategy) = (old.image, old.version, old.strategy);
                 format!("this replaces the rollout of {image}:{version} ({strategy}) of {since}, which had not ended")
             }));
+            self.check_streamed(changes, &catalog, terms.dry_run)?;
             match terms.dry_run || catalog == before {
                 true => changes.forget(),
                 false => changes.put(name.as_str(), &catalog),
             }
             Ok::<_, HostError>((catalog, before, notes))
-        })?;
+        });
+        let ((mut catalog, before, notes), written) = self.keep_or_undo(moved, terms.dry_run)?;
         // The revision is the one that was written: a rollout with nothing to do has ended already.
         catalog.revision = written.map_or(catalog.revision, |revision| revision.0);
         catalog.warnings.extend(notes);
@@ -151,10 +154,11 @@ impl Catalogs {
 
 /// Moves the catalogs that follow an image to the version that is being published.
 pub(crate) fn follow(changes: &mut Changes, image: &Name, version: u32) -> Result<(), HostError> {
+    let published = changes.get::<ImageVersion>(&crate::images::key(image, version))?;
     for catalog in changes.list_readable_below::<Catalog>("")? {
         let mut catalog = catalog.value;
-        let follows = catalog.spec.image.name == *image && catalog.spec.image.version.is_none();
-        if follows && catalog.version != version {
+        if follows(&catalog, image) && catalog.version != version {
+            published.iter().try_for_each(|published| check_mode(&catalog, &published.value))?;
             take(&mut catalog, version);
             changes.put(catalog.name.as_str(), &catalog);
         }
@@ -162,9 +166,14 @@ pub(crate) fn follow(changes: &mut Changes, image: &Name, version: u32) -> Resul
     Ok(())
 }
 
+/// Whether a catalog takes each version of the image that is published.
+pub(crate) fn follows(catalog: &Catalog, image: &Name) -> bool {
+    catalog.spec.image.name == *image && catalog.spec.image.version.is_none()
+}
+
 /// Sets the version that machines take at their next start, and adds it to the history. A rollout in progress brings it
 /// from then on. Returns notes.
-pub(super) fn take(catalog: &mut Catalog, version: u32) -> Vec<String> {
+pub(crate) fn take(catalog: &mut Catalog, version: u32) -> Vec<String> {
     let image = catalog.spec.image.name.clone();
     let mut notes = Vec::new();
     let is_last = |entry: &HistoryEntry| (&entry.image, entry.version) == (&image, version);

@@ -73,7 +73,7 @@ pub struct Conversion {
 pub struct ImportSource {
     file: File,
     format: SourceFormat,
-    /// Path, for people.
+    /// Path or address, for people.
     path: PathBuf,
     /// Length and time of the last write when it was opened. Writers that ignore QEMU's locks change them.
     opened: (u64, Option<SystemTime>),
@@ -100,6 +100,12 @@ impl ImportSource {
         keep_writers_out(&file, path).map_err(|e| HostError::new(ErrorCode::InUse, e.to_string()))?;
         let opened = last_write(&file);
         Ok(ImportSource { file, format, path: path.to_owned(), opened })
+    }
+
+    /// Opens a file that was downloaded from this address.
+    pub fn open_download(path: &Path, url: &str, format: SourceFormat) -> Result<ImportSource, HostError> {
+        let source = ImportSource::open(path, format)?;
+        Ok(ImportSource { path: PathBuf::from(url), ..source })
     }
 
     /// Refuses a file that was written to since it was opened: its content may be inconsistent.

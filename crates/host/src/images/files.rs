@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 const DISK: &str = "disk.raw";
 const DIGESTS: &str = "digests";
+/// File that was downloaded, until it has been converted to the disk.
+const DOWNLOAD: &str = "download";
 
 /// Paths of a version's files.
 #[derive(Clone, Debug)]
@@ -55,6 +57,18 @@ impl VersionFiles {
             Ok(file)
         };
         make().map_err(|e| self.failed("cannot be made", e))
+    }
+
+    /// Creates the folder of the version, with an empty file for a download.
+    pub fn begin_download(&self) -> Result<PathBuf, HostError> {
+        let path = self.partial.join(DOWNLOAD);
+        let made = fs::create_dir_all(&self.partial).and_then(|()| File::create_new(&path));
+        made.map(|_| path).map_err(|e| self.failed("cannot be made", e))
+    }
+
+    /// Removes a download, which has been converted.
+    pub fn end_download(&self) -> Result<(), HostError> {
+        fs::remove_file(self.partial.join(DOWNLOAD)).map_err(|e| self.failed("cannot be finished", e))
     }
 
     /// Creates the unfinished list of digests.

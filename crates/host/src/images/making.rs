@@ -1,11 +1,11 @@
-//! Creation of versions: imports from files and commits from machines' disks. Owns the numbers of versions, the records
+//! Creation of versions: imports from files and from addresses, and commits from machines' disks. Owns the numbers of versions, the records
 //! of unfinished ones, and their operations.
 //!
 //! Invariant: a number is used once; an idempotency key is recorded in the transaction that records its version; a failed
 //! or cancelled operation leaves neither file nor record; deleting the version that a commit is based on, or starting its
 //! machine, conflicts with the commit.
 
-use super::convert::ImportSource;
+use super::convert::{Conversion, ImportSource};
 use super::digest::{self, ChunkDigest};
 use super::files::{VersionFiles, highest};
 use super::merged::MergedDisk;
@@ -14,12 +14,13 @@ use super::{Images, key, reference};
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
 use crate::operations::Progress;
+use crate::registries::Downloads;
 use crate::store::{Changes, StoredRecord};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
-    ErrorCode, Image, ImageCommit, ImageImport, ImageRef, ImageVersion, Name, Operation, Origin, Residency,
-    StoreFolder, VersionState,
+    ErrorCode, Image, ImageCommit, ImageDownload, ImageImport, ImageRef, ImageVersion, Name, Operation,
+    Origin, Residency, StoreFolder, VersionState,
 };
 use spillway_image::size_fault;
 use std::collections::BTreeMap;
@@ -78,6 +79,57 @@ impl Images {
             move |images, version, progress| {
                 images.make(version, false, progress, |files, _| {
                     source.convert(&files.partial_disk(), size_bytes, progress)
+                })
+            },
+        )
+    }
+
+    /// Begins to download an image and to import it as a new version. The flag is `true` as with an import.
+    pub fn download(
+        &self,
+        downloads: &Downloads,
+        name: &Name,
+        download: &ImageDownload,
+        key: &IdempotentRequest,
+    ) -> Result<(Operation, bool), HostError> {
+        if let Some(begun) = self.begun(key)? {
+            return Ok((begun, true));
+        }
+        let checked = downloads.check(download)?;
+        let store = self.stores.for_images(download.store.as_ref())?;
+        self.stores.check(&store)?;
+        let (format, shown) = (download.format, checked.shown());
+        let origin = Origin::Import { path: shown.clone(), format };
+        let downloads = downloads.clone();
+        self.begin(
+            key,
+            |changes| {
+                let new = NewVersion {
+                    name,
+                    origin: &origin,
+                    store: &store,
+                    // Not known before the download.
+                    size_bytes: 0,
+                    notes: &[],
+                    pulled: None,
+                    residency: None,
+                };
+                let version = new.record(changes)?;
+                Ok((format!("import {name}:{} from {shown}", version.version), version))
+            },
+            move |images, version, progress| {
+                let store = images.stores.get(&version.store)?;
+                let files = VersionFiles::of(&store.path, &version.image, version.version);
+                let path = files.begin_download()?;
+                let url = downloads.run(&checked, &path, progress)?;
+                let source = ImportSource::open_download(&path, &url, format)?;
+                let Conversion { size_bytes, notes } = source.look()?;
+                let origin = Origin::Import { path: url, format };
+                let version = ImageVersion { origin, size_bytes, notes, ..version.clone() };
+                progress.begin_phase();
+                images.make(&version, false, progress, |files, _| {
+                    source.convert(&files.partial_disk(), size_bytes, progress)?;
+                    files.end_download()
                 })
             },
         )

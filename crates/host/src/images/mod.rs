@@ -11,6 +11,7 @@ mod digest;
 mod files;
 mod making;
 mod merged;
+mod residency;
 mod sharing;
 mod source;
 mod streamed;
@@ -105,6 +106,15 @@ pub(crate) fn check_size(version: &ImageVersion) -> Result<(), HostError> {
 }
 
 impl Images {
+    /// Of a host that streams nothing.
+    #[cfg(test)]
+    pub fn of_whole(objects: &Objects, stores: &Stores) -> Images {
+        let (operations, streaming) = (Operations::default(), Streaming::of_nothing(objects.clone()));
+        let mut complain = |why: &str| panic!("{why}");
+        Images::open(objects.clone(), operations, stores.clone(), streaming, &mut complain)
+            .expect("its records can be read")
+    }
+
     /// Opens the recorded images. Undoes what an earlier daemon did not finish; if that fails, `complain` is called and
     /// the next start tries again.
     pub fn open(
@@ -188,11 +198,17 @@ impl Images {
         version: u32,
         terms: ImageChangeTerms,
     ) -> Result<(Tag, Image), HostError> {
-        self.change_image(name, terms, |image, changes| {
+        let found = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        self.stream_to_publish(&found, terms.dry_run)?;
+        let published = self.change_image(name, terms, |image, changes| {
             check_size(&self.ready(changes, name, version)?.value)?;
             image.published = Some(version);
             catalogs::follow(changes, name, version)
-        })
+        });
+        if published.is_err() && found.residency.is_some() {
+            self.look_at_residencies();
+        }
+        published
     }
 
     /// Sets a tag to a version; a version that had the tag loses it.

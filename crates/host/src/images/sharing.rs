@@ -13,7 +13,7 @@ use crate::operations::Progress;
 use crate::registries::{JobFiles, Registries, strange};
 use spillway_api::{
     ErrorCode, ImageManifest, ImagePull, ImagePush, ImageRef, ImageVersion, Name, Operation,
-    OperationOutcome, Origin, PushOutcome, VersionState,
+    OperationOutcome, Origin, PushOutcome, Residency, VersionState,
 };
 use spillway_image::digests::{CHUNK_BYTES, list_bytes};
 use spillway_registry::job::{JobMessage, ResolvedImage, Work};
@@ -90,8 +90,8 @@ impl Images {
         })
     }
 
-    /// Begins to copy a version from a registry. If the host has it already, the operation does nothing. The flag is `true` as
-    /// with an import.
+    /// Begins to copy a version from a registry, or to stream it. If the host has it already, the operation changes at most its
+    /// residency. The flag is `true` as with an import.
     pub fn pull(
         &self,
         registries: &Registries,
@@ -109,9 +109,14 @@ impl Images {
         let number = NonZeroU32::new(found.version);
         let image = ImageRef { name: pull.image.name.clone(), version: number };
         let what = format!("pull {name}:{} from {}/{image}", found.version, pull.registry);
-        if self.has(name, &found, &what)? {
+        if let Some(there) = self.has(name, &found, &what)? {
+            let change = changed_residency(&there, &pull)?;
             let operation = self.operations.describe(what, Some(reference(name, found.version)));
-            return self.operations.begin(operation, |_| Ok(())).map(|operation| (operation, false));
+            let (images, name) = (self.clone(), name.clone());
+            let begun = self.operations.begin(operation, move |_| {
+                change.map_or(Ok(()), |residency| images.set_residency(&name, found.version, residency))
+            });
+            return begun.map(|operation| (operation, false));
         }
         let origin = Origin::Registry { registry: pull.registry.clone(), image };
         let new = NewVersion {
@@ -163,20 +168,19 @@ impl Images {
             other => return Err(strange(&other)),
         }
         let stored_bytes = files.finish_streamed(&list)?;
-        let streamed = self.streamed_version(version)?;
-        self.streaming.serve(&streamed)?;
+        self.stream(version, false)?;
         progress.set_done(version.size_bytes);
         self.record_ready(version, false, stored_bytes, &digest)?;
-        self.streaming.changed();
+        self.look_at_residencies();
         Ok(())
     }
 
-    /// Whether the host has the version already. It is an error if it has another one of that number.
-    fn has(&self, name: &Name, found: &ResolvedImage, what: &str) -> Result<bool, HostError> {
+    /// The version, if the host has it already. It is an error if it has another one of that number.
+    fn has(&self, name: &Name, found: &ResolvedImage, what: &str) -> Result<Option<ImageVersion>, HostError> {
         let number = found.version;
         let there = self.objects.get::<ImageVersion>(&super::key(name, number))?;
         match there.map(|there| there.value) {
-            None => Ok(false),
+            None => Ok(None),
             Some(there) if there.digest.as_ref() != Some(&found.digest) => {
                 let message = format!(
                     "{what}: this host has a {name}:{number} with another digest: give the image another name here ('image import \
@@ -184,7 +188,7 @@ impl Images {
                 );
                 Err(HostError::new(ErrorCode::Exists, message))
             }
-            Some(there) if there.state == VersionState::Ready => Ok(true),
+            Some(there) if there.state == VersionState::Ready => Ok(Some(there)),
             Some(_) => {
                 let message = format!("{what}: {name}:{number} is being made or deleted: wait for that");
                 Err(HostError::new(ErrorCode::Conflict, message))
@@ -198,6 +202,39 @@ impl Images {
         let store = self.store_of(&version)?;
         let files = VersionFiles::of(&store.path, name, number);
         Ok((version, files))
+    }
+}
+
+/// The residency that a version of this host gets by a pull. None: it stays as it is.
+///
+/// # Errors
+/// The pull asks for a copy, and the version is streamed: its disks read the file in the cache; or the other way round.
+fn changed_residency(there: &ImageVersion, pull: &ImagePull) -> Result<Option<Residency>, HostError> {
+    let (name, number, from) = (&there.image, there.version, &pull.registry);
+    match (there.residency, pull.residency) {
+        (None, None) => Ok(None),
+        (None, Some(asked)) => {
+            let message = format!(
+                "{name}:{number} has no residency {}: it is copied, and all of it is on this host. To stream it, give the image another \
+                 name here ('spillway image import NAME --from {from}/{}:{number} --residency {}')",
+                asked.as_str(),
+                pull.image.name,
+                asked.as_str(),
+            );
+            Err(HostError::new(ErrorCode::Conflict, message))
+        }
+        (Some(is), Some(asked)) => Ok(Some(asked).filter(|asked| *asked != is)),
+        (Some(is), None) => {
+            let message = format!(
+                "{name}:{number} cannot be copied: it is streamed on this host (residency {}), and stays so until it is deleted. To \
+                 bring all its chunks, ask for residency full ('spillway image import {name} --from {from}/{}:{number} --residency \
+                 full'); for a copy, give the image another name here ('spillway image import NAME --from {from}/{}:{number}')",
+                is.as_str(),
+                pull.image.name,
+                pull.image.name,
+            );
+            Err(HostError::new(ErrorCode::Conflict, message))
+        }
     }
 }
 

@@ -2,10 +2,15 @@
 //!
 //! Invariant: an image is in the cache as long as any version is it.
 
+use super::residency::Residencies;
 use super::{Images, VersionFiles, check_size};
 use crate::error::HostError;
-use crate::streaming::StreamedVersion;
-use spillway_api::{CachedVersion, ErrorCode, ImageDetails, ImageVersion, Name, Origin, VersionState};
+use crate::images::CHUNK_BYTES;
+use crate::streaming::{BootSet, StreamedVersion};
+use spillway_api::{
+    CachedBootSet, CachedVersion, Catalog, ErrorCode, ImageDetails, ImageVersion, Name, Origin, Residency,
+    StreamFigures,
+};
 use spillway_control::Streamed;
 use std::path::PathBuf;
 
@@ -25,8 +30,8 @@ pub(super) fn check_whole(version: &ImageVersion, done: &str) -> Result<(), Host
     let Some(_) = version.residency else { return Ok(()) };
     let (name, number) = (&version.image, version.version);
     let message = format!(
-        "{name}:{number} cannot be {done}: it is streamed, and not whole on this host: copy it ('spillway image pull') under \
-         another name"
+        "{name}:{number} cannot be {done}: it is streamed: copy it under another name ('spillway image import NAME --from \
+         REGISTRY/IMAGE:VERSION'), and use that"
     );
     Err(HostError::new(ErrorCode::Conflict, message).permanent())
 }
@@ -49,17 +54,21 @@ impl Images {
 
     /// Returns the versions that are streamed and can be used.
     pub fn all_streamed(&self) -> Result<Vec<StreamedVersion>, HostError> {
-        let all = self.objects.list::<ImageVersion>()?.into_iter().map(|version| version.value);
-        let used = all.filter(|version| version.residency.is_some() && version.state == VersionState::Ready);
-        used.map(|version| self.streamed_version(&version)).collect()
+        let all = Residencies::read(&self.objects)?;
+        all.versions().iter().map(|version| self.streamed_version(version, &all)).collect()
     }
 
     /// What is told of a version to the process that brings its chunks.
-    pub(super) fn streamed_version(&self, version: &ImageVersion) -> Result<StreamedVersion, HostError> {
+    fn streamed_version(
+        &self,
+        version: &ImageVersion,
+        all: &Residencies,
+    ) -> Result<StreamedVersion, HostError> {
         let reference = format!("{}:{}", version.image, version.version);
         let store = self.stores.get(&version.store)?;
         let files = VersionFiles::of(&store.path, &version.image, version.version);
-        match (&version.origin, &version.digest, version.residency) {
+        let residency = version.digest.as_deref().and_then(|digest| all.of(digest));
+        match (&version.origin, &version.digest, residency) {
             (Origin::Registry { registry, .. }, Some(digest), Some(residency)) => Ok(StreamedVersion {
                 reference,
                 digest: digest.clone(),
@@ -70,6 +79,89 @@ impl Images {
             }),
             _ => Err(files.damaged("its record names no registry, no digest or no residency".into())),
         }
+    }
+
+    /// Begins to serve a version, and to bring what its residency asks for, before that is recorded. With `dry_run` it is only checked
+    /// whether the cache has space for that.
+    ///
+    /// # Errors
+    /// The cache has no space, with the numbers.
+    pub(super) fn stream(&self, version: &ImageVersion, dry_run: bool) -> Result<(), HostError> {
+        let all = Residencies::read(&self.objects)?.with_version(version);
+        self.streaming.serve(&self.streamed_version(version, &all)?, dry_run)
+    }
+
+    /// Begins to bring what a catalog, as it would be, asks for of a streamed version, or only checks whether there is space for that.
+    /// If the catalog is not recorded then, call [`Images::look_at_residencies`].
+    ///
+    /// # Errors
+    /// The cache has no space, with the numbers.
+    pub fn stream_for(
+        &self,
+        catalog: &Catalog,
+        version: &ImageVersion,
+        dry_run: bool,
+    ) -> Result<(), HostError> {
+        let refused =
+            |e: HostError| HostError { message: format!("catalog {}: {}", catalog.name, e.message), ..e };
+        self.stream_if_more(version, dry_run, |all| all.with_catalog(catalog)).map_err(refused)
+    }
+
+    /// Begins to bring what the catalogs that follow the image ask for of a version that is about to be published, or only checks
+    /// whether there is space for that. If it is not published then, call [`Images::look_at_residencies`].
+    ///
+    /// # Errors
+    /// The cache has no space, with the numbers.
+    pub(super) fn stream_to_publish(&self, version: &ImageVersion, dry_run: bool) -> Result<(), HostError> {
+        let refused = |e: HostError| HostError {
+            message: format!(
+                "{}:{} for the catalogs that follow the image: {}",
+                version.image, version.version, e.message
+            ),
+            ..e
+        };
+        self.stream_if_more(version, dry_run, |all| all.with_published(version)).map_err(refused)
+    }
+
+    /// Serves a version with what a change of the records asks for, if that is more than before.
+    fn stream_if_more(
+        &self,
+        version: &ImageVersion,
+        dry_run: bool,
+        change: impl FnOnce(Residencies) -> Residencies,
+    ) -> Result<(), HostError> {
+        let (Some(_), Some(digest)) = (version.residency, version.digest.as_deref()) else { return Ok(()) };
+        let before = Residencies::read(&self.objects)?;
+        let is = before.of(digest);
+        let after = change(before);
+        match after.of(digest) > is {
+            true => self.streaming.serve(&self.streamed_version(version, &after)?, dry_run),
+            false => Ok(()),
+        }
+    }
+
+    /// Lets what is recorded decide again what is brought.
+    pub fn look_at_residencies(&self) {
+        self.streaming.changed();
+    }
+
+    /// Changes the residency of a ready version that is streamed.
+    pub(super) fn set_residency(
+        &self,
+        name: &Name,
+        number: u32,
+        residency: Residency,
+    ) -> Result<(), HostError> {
+        let after = |found| ImageVersion { residency: Some(residency), ..found };
+        let found = self.objects.change(|changes| self.ready(changes, name, number))?.value;
+        self.stream(&after(found), false)?;
+        let changed = self.objects.change(|changes| {
+            let found = self.ready(changes, name, number)?.value;
+            changes.put(&super::key(name, number), &after(found));
+            Ok(())
+        });
+        self.look_at_residencies();
+        changed
     }
 
     /// Removes the chunks of a version that is being removed, unless another one is the same image.
@@ -85,19 +177,43 @@ impl Images {
         self.streaming.boot_sets().forget(digest)
     }
 
+    /// Figures of the cache; none if no version is streamed, or the process that brings chunks does not answer.
+    pub fn stream_figures(&self) -> Option<StreamFigures> {
+        let figures = self.streaming.figures()?;
+        let is_used = self.all_streamed().is_ok_and(|versions| !versions.is_empty());
+        is_used.then_some(figures)
+    }
+
     /// What is in the cache of the versions that are streamed.
     pub fn cached(&self, details: &ImageDetails) -> Result<Vec<CachedVersion>, HostError> {
         let streamed = details.versions.iter().filter(|version| version.residency.is_some());
-        let mut cached = Vec::new();
+        let (all, mut cached) = (Residencies::read(&self.objects)?, Vec::new());
         for version in streamed {
             let Some(digest) = &version.digest else { continue };
+            let Some(residency) = all.of(digest) else { continue };
             let Some(found) = self.streaming.image(digest) else { continue };
+            let boot_sets = self.streaming.boot_sets();
+            // The last chunk may be shorter.
+            let bytes = |chunks: &[u32]| -> u64 {
+                let begins = chunks.iter().map(|chunk| u64::from(*chunk) * CHUNK_BYTES);
+                begins.map(|begin| version.size_bytes.saturating_sub(begin).min(CHUNK_BYTES)).sum()
+            };
+            let set = |set: BootSet| CachedBootSet {
+                chunks: set.chunks.len() as u64,
+                bytes: bytes(&set.chunks),
+                boots: set.boots as u64,
+                catalog: set.catalog,
+            };
+            let boot = boot_sets.of(digest)?;
             cached.push(CachedVersion {
                 version: version.version,
+                residency,
                 chunks: found.chunks,
                 present_chunks: found.present_chunks,
                 present_bytes: found.present_bytes,
-                boot_chunks: self.streaming.boot_sets().of(digest)?.len() as u64,
+                boot_chunks: boot.len() as u64,
+                boot_bytes: bytes(&boot),
+                boot_sets: boot_sets.by_catalog(digest)?.into_iter().map(set).collect(),
                 unfilled_chunks: found.unfilled_chunks,
                 is_whole: found.is_whole,
             });
@@ -116,7 +232,7 @@ impl Images {
         if version.residency.is_none() {
             return Ok(None);
         }
-        let streamed = self.streamed_version(&version)?;
+        let streamed = self.streamed_version(&version, &Residencies::read(&self.objects)?)?;
         let wanted = self.streaming.boot_sets().wants_more(&streamed.digest, catalog)?;
         Ok(Some(streamed).filter(|_| wanted))
     }

@@ -160,6 +160,7 @@ impl Machines {
             catalogs.clone(),
             objects.clone(),
             stores.clone(),
+            images.clone(),
             folders.clone(),
         ));
         let shared = MachineServices::new(

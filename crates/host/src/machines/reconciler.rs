@@ -43,7 +43,10 @@ const TICK: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(10);
 
 /// Why a machine that runs does nothing.
-const HELD: &str = "its guest is stopped until chunks of its image arrive from the registry";
+const HELD: &str = "its guest is paused until chunks of its image arrive from the registry";
+
+/// Why a disk does not answer whose guest is not paused.
+const STALLED: &str = "its disk waits for chunks of its image, which do not arrive from the registry";
 
 /// Reconciles one machine.
 pub struct MachineReconciler {
@@ -338,7 +341,7 @@ impl MachineReconciler {
         }
         if wanted.restarts > run.restarts {
             self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
-            if let Some(until) = self.vmm.shut_down(vmm, &mut run, wanted.grace()).await? {
+            if let Some(until) = self.shut_down(vmm, &mut run, wanted.grace()).await? {
                 let wait = WakeupConditions::for_end_of(Some(disk), Some(vmm))?;
                 return Ok(StepOutcome::Rest(WakeupConditions { until: until.min(wait.until), ..wait }));
             }
@@ -347,9 +350,7 @@ impl MachineReconciler {
         }
         attached?;
         self.attempts.vmm_runs();
-        if let Some(text) = self.vmm.hold(&mut run, self.disk.is_stalled()).await? {
-            self.raise(EventKind::Disk, text);
-        }
+        self.hold(&mut run).await?;
         let heeds_until = self.vmm.cancel_shutdown(&mut run, wanted.grace()).await?;
         self.adjust(catalog, &mut run).await?;
         let ready = if run.spec.ready.is_none() { Some(None) } else { self.probe.answer() };
@@ -367,6 +368,14 @@ impl MachineReconciler {
         }))
     }
 
+    /// Stops the guest's processors, or lets them go on, as its disk waits for chunks of the image or does not.
+    async fn hold(&mut self, run: &mut RunRecord) -> Result<(), HostError> {
+        if let Some(text) = self.vmm.hold(run, self.disk.is_stalled()).await? {
+            self.raise(EventKind::Disk, text);
+        }
+        Ok(())
+    }
+
     /// Handles a running machine that needs no restart.
     async fn stay_running(
         &mut self,
@@ -380,7 +389,11 @@ impl MachineReconciler {
             Some(_) => self.firmware.look(&self.folder, run).await,
             None => None,
         };
-        let held = run.held.then(|| HELD.to_owned());
+        let held = match (run.held, self.disk.is_stalled()) {
+            (true, _) => Some(HELD.to_owned()),
+            (false, true) => Some(STALLED.to_owned()),
+            (false, false) => None,
+        };
         let status = status.with_pending(run.pending(catalog)).hint(held.or(hint));
         let is_crashing = self.attempts.is_crashing(Instant::now()).is_some();
         let status = status.unstable(is_crashing);

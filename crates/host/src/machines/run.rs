@@ -206,6 +206,11 @@ impl RunRecord {
         self.kept.is_some() || self.data.is_some()
     }
 
+    /// Whether the end of the run discards everything that its guest has written.
+    pub fn keeps_nothing(&self) -> bool {
+        !self.keeps_disk_while_off() && !self.keeps_files()
+    }
+
     /// Whether the host has booted since: data that was not durable is lost, and removed files may be back.
     pub fn is_of_another_boot(&self) -> bool {
         self.boot != boot_id()
@@ -460,11 +465,24 @@ mod tests {
     }
 
     #[test]
+    fn what_a_stop_discards_is_what_nothing_keeps() {
+        let with_data =
+            RunRecord { data: Some("/d".into()), ..run(json!({ "data_disk_bytes": 1 << 20 }), None) };
+        let dedicated = run(json!({ "type": "dedicated" }), Some("/k"));
+        for keeps in [with_data, dedicated, run(json!({ "reset": "never" }), None)] {
+            assert!(!keeps.keeps_nothing(), "{keeps:?}");
+        }
+        assert!(run(json!({}), None).keeps_nothing());
+        assert!(run(json!({ "reset": "guest-reboot", "scratch_disk_bytes": 1 << 20 }), None).keeps_nothing());
+    }
+
+    #[test]
     fn what_the_next_start_takes_is_said_one_by_one() {
         let run = run(json!({ "vcpus": 1, "user_data": "a secret" }), None);
         let taken_now = json!({
             "vcpus": 1, "user_data": "a secret", "mode": "ram+overflow", "ram_bytes": 1 << 30, "warm": 3,
             "image": "debian:1", "naming": "desk-###", "grace_seconds": 5, "labels": { "a": "b" }, "autostart": true,
+            "residency": "full",
         });
         assert_eq!(run.pending(&catalog(taken_now, 1)), []);
         let taken_later = json!({ "vcpus": 2, "user_data": "another", "network": "none" });

@@ -14,7 +14,6 @@ use crate::error::HostError;
 use crate::events::Events;
 use crate::idempotency::IdempotentRequest;
 use crate::images::{Images, key};
-use crate::operations::Operations;
 use crate::resources::budget::Capacity;
 use crate::scopes::Scopes;
 use crate::store::{Objects, SqliteStore, Store};
@@ -49,17 +48,11 @@ impl TestHost {
         let mut complain = |why: &str| panic!("{why}");
         let events = Events::open(&path("events"), &mut complain);
         let stores = Stores::open(objects.clone(), &path("store")).unwrap();
-        let images = Images::open(
-            objects.clone(),
-            Operations::default(),
-            stores.clone(),
-            crate::streaming::Streaming::of_nothing(objects.clone()),
-            &mut complain,
-        )
-        .unwrap();
+        let images = Images::of_whole(&objects, &stores);
         let (hypervisor, machines) = (Hypervisor::None, path("machines"));
         let host = HostSettings { capacity, hypervisor, machines: machines.clone() };
-        let catalogs = Catalogs::open(objects.clone(), stores.clone(), host, &mut complain).unwrap();
+        let catalogs =
+            Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, &mut complain).unwrap();
         let folders = MachineFolders::new(machines.clone());
         folders.make().unwrap();
         let registry = Arc::<MachineRegistry>::default();
@@ -69,6 +62,7 @@ impl TestHost {
             catalogs.clone(),
             objects.clone(),
             stores.clone(),
+            images.clone(),
             folders.clone(),
         );
         let parts = MachineHostConfig {

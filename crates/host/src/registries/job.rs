@@ -30,49 +30,69 @@ pub struct JobFiles<'a> {
 pub struct Job<'a> {
     /// The program `spillway-streamd`.
     pub program: &'a Path,
-    /// The registry.
-    pub registry: &'a Registry,
+    /// What it is about, for errors that do not say it themselves.
+    pub subject: String,
     /// Longest time for it.
     pub deadline: Duration,
 }
 
 impl Job<'_> {
-    /// Carries out the work. Returns its result.
-    pub fn run(&self, work: Work, files: JobFiles<'_>, progress: &Progress) -> Result<JobMessage, HostError> {
-        let Registry { name, url, .. } = self.registry;
-        let fault = |why: String| HostError::new(ErrorCode::Internal, format!("registry {name}: {why}"));
-        spillway_control::program::check_program(self.program).map_err(|e| {
-            let message = format!("registry {name}: {e}: the program is in the package spillway");
-            HostError::new(ErrorCode::Unavailable, message)
-        })?;
-        let credentials = match &self.registry.credentials {
+    /// Carries out work on a registry. Returns its result.
+    pub fn work_on(
+        &self,
+        registry: &Registry,
+        work: Work,
+        files: JobFiles<'_>,
+        progress: &Progress,
+    ) -> Result<JobMessage, HostError> {
+        let Registry { name, url, .. } = registry;
+        let credentials = match &registry.credentials {
             None => None,
             Some(path) => Some(File::open(path).map_err(|e| {
                 let message = format!("registry {name}: the credentials in {}: {e}", path.display());
                 HostError::new(ErrorCode::Unavailable, message)
             })?),
         };
-        let place = place_of(self.registry, credentials.as_ref().map(|file| path_of(file).into()));
-        let mut order: File =
+        let place = place_of(registry, credentials.as_ref().map(|file| path_of(file).into()));
+        let folder = url.strip_prefix("file://").map(Path::new);
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            let message = format!("registry {name}: {}: there is no such folder", folder.display());
+            return Err(HostError::invalid(message));
+        }
+        let JobFiles { reads, writes } = files;
+        let reads = reads.into_iter().chain(&credentials).collect();
+        self.run(&JobOrder::Registry { place, work }, JobFiles { reads, writes }, folder, progress)
+    }
+
+    /// Runs the process to its end. It may also change the files of `folder`. Returns its result.
+    pub fn run(
+        &self,
+        order: &JobOrder,
+        files: JobFiles<'_>,
+        folder: Option<&Path>,
+        progress: &Progress,
+    ) -> Result<JobMessage, HostError> {
+        let subject = &self.subject;
+        let fault = |why: String| HostError::new(ErrorCode::Internal, format!("{subject}: {why}"));
+        spillway_control::program::check_program(self.program).map_err(|e| {
+            let message = format!("{subject}: {e}: the program is in the package spillway");
+            HostError::new(ErrorCode::Unavailable, message)
+        })?;
+        let mut input: File =
             memfd_create("order", MemfdFlags::CLOEXEC).map_err(|e| fault(format!("no order: {e}")))?.into();
-        serde_json::to_writer(&order, &JobOrder { place, work })
-            .map_err(|e| fault(format!("no order: {e}")))?;
-        order.flush().and_then(|()| order.rewind()).map_err(|e| fault(format!("no order: {e}")))?;
+        serde_json::to_writer(&input, order).map_err(|e| fault(format!("no order: {e}")))?;
+        input.flush().and_then(|()| input.rewind()).map_err(|e| fault(format!("no order: {e}")))?;
         let mut job = Confined::new(&self.program.to_string_lossy(), self.deadline)
             .arg("job")
-            .stdin(order)
+            .stdin(input)
             .with_network();
-        for file in files.reads.iter().copied().chain(&credentials) {
+        for file in files.reads {
             job = job.may_read(file);
         }
         if let Some(folder) = &files.writes {
             job = job.may_write(folder);
         }
-        if let Some(folder) = url.strip_prefix("file://").map(Path::new) {
-            if !folder.is_dir() {
-                let message = format!("registry {name}: {}: there is no such folder", folder.display());
-                return Err(HostError::invalid(message));
-            }
+        if let Some(folder) = folder {
             job = job.may_change(folder);
         }
         let mut lines = Lines::default();
@@ -81,11 +101,15 @@ impl Job<'_> {
             progress.goes_on()?;
             files.writes.as_ref().map_or(Ok(()), |folder| has_room(folder))
         })?;
-        match lines.last {
-            Some(JobMessage::Failed { kind, message }) => {
-                Err(HostError::new(code_of(kind), format!("registry {name}: {message}")))
+        match (lines.last, order) {
+            // It names its address itself.
+            (Some(JobMessage::Failed { kind, message }), JobOrder::Download(_)) => {
+                Err(HostError::new(code_of(kind), message))
             }
-            Some(last) if ended.success => Ok(last),
+            (Some(JobMessage::Failed { kind, message }), JobOrder::Registry { .. }) => {
+                Err(HostError::new(code_of(kind), format!("{subject}: {message}")))
+            }
+            (Some(last), _) if ended.success => Ok(last),
             _ => Err(fault(format!("spillway-streamd has ended without a result: {}", ended.complaint))),
         }
     }
@@ -118,6 +142,7 @@ impl Lines {
                 .map_err(|e| format!("spillway-streamd says what is not understood: {e}"))?;
             match message {
                 JobMessage::Progress(bytes) => progress.set_done(bytes),
+                JobMessage::Total(bytes) => progress.set_total(bytes),
                 other => self.last = Some(other),
             }
         }
@@ -136,6 +161,7 @@ fn code_of(kind: RegistryErrorKind) -> ErrorCode {
         RegistryErrorKind::Exists => ErrorCode::Exists,
         RegistryErrorKind::Unsigned | RegistryErrorKind::Busy => ErrorCode::Conflict,
         RegistryErrorKind::Unsupported => ErrorCode::Invalid,
+        RegistryErrorKind::Forbidden => ErrorCode::Forbidden,
         RegistryErrorKind::Local => ErrorCode::Unavailable,
     }
 }

@@ -1,13 +1,15 @@
-//! Registries of images. Owns their records and what is checked before one is used; the program `spillway-streamd` does all
-//! traffic with them.
+//! Registries of images, and other places that images are downloaded from. Owns the registries' records, the rules about the
+//! other places, and what is checked before one is used; the program `spillway-streamd` does all traffic with them.
 //!
 //! Invariant: the daemon opens the file of a registry's credentials, and never reads it.
 
+mod download;
 mod job;
 
 use crate::error::HostError;
 use crate::operations::{Operations, Progress};
 use crate::store::{Objects, RecordKind, StoredRecord};
+pub use download::{Downloads, SourceRule};
 use job::Job;
 pub use job::{JobFiles, place_of};
 use spillway_api::{
@@ -23,7 +25,7 @@ use std::time::Duration;
 
 /// Longest time to find out what is at an address.
 const LOOK: Duration = Duration::from_secs(45);
-/// Longest time for a push, a pull or a collection: a day, as an import.
+/// Longest time for a push, a pull, a collection or a download: a day, as an import.
 const LONG: Duration = Duration::from_secs(86_400);
 /// Grace and gap of a collection, in seconds.
 const GRACE_SECONDS: u32 = 7 * 86_400;
@@ -91,8 +93,8 @@ impl Registries {
         let writes = found.can_write == Some(true);
         if writes && found.can_create == Some(false) && !registry.single_writer {
             let message = format!(
-                "{name}: this store does not tell two writers of one object apart: if nobody else pushes to the registry, add it \
-                 with --single-writer"
+                "{name}: this registry has no conditional writes (PUT with If-None-Match): if nobody else pushes to it, add it with \
+                 --single-writer"
             );
             return Err(HostError::new(ErrorCode::Conflict, message));
         }
@@ -140,7 +142,8 @@ impl Registries {
 
     /// Finds out what is at the address of a registry.
     pub fn check(&self, name: &Name) -> Result<RegistryCheck, HostError> {
-        let found = self.probe(&self.get(name)?)?;
+        let registry = self.get(name)?;
+        let found = self.probe(&registry)?;
         let images = found.images.into_iter().filter_map(|(name, version)| {
             Some(ImageRef { name: name.parse().ok()?, version: Some(NonZeroU32::new(version)?) })
         });
@@ -149,7 +152,7 @@ impl Registries {
             is_registry: found.is_registry,
             can_list: found.can_list,
             can_write: found.can_write.unwrap_or(false),
-            can_create: found.can_create.unwrap_or(false),
+            can_create: found.can_create.unwrap_or(false) && !registry.single_writer,
             images: images.collect(),
         })
     }
@@ -216,7 +219,7 @@ impl Registries {
         files: JobFiles<'_>,
         deadline: Duration,
     ) -> Result<JobMessage, HostError> {
-        Job { program: &self.program, registry, deadline }.run(work, files, &Progress::default())
+        self.job(registry, deadline).work_on(registry, work, files, &Progress::default())
     }
 
     /// Runs a long job, with its progress.
@@ -227,7 +230,11 @@ impl Registries {
         files: JobFiles<'_>,
         progress: &Progress,
     ) -> Result<JobMessage, HostError> {
-        Job { program: &self.program, registry, deadline: LONG }.run(work, files, progress)
+        self.job(registry, LONG).work_on(registry, work, files, progress)
+    }
+
+    fn job(&self, registry: &Registry, deadline: Duration) -> Job<'_> {
+        Job { program: &self.program, subject: format!("registry {}", registry.name), deadline }
     }
 
     /// Finds an image in a registry.

@@ -4,7 +4,7 @@
 //! when it is needed.
 
 use crate::error::HostError;
-use crate::store::{Objects, RecordKind, StoredRecord};
+use crate::store::{Object, Objects, RecordKind, StoredRecord};
 use serde::{Deserialize, Serialize};
 use spillway_api::Name;
 use spillway_registry::{BootSets as SharedSets, MOST_BOOT_CHUNKS};
@@ -51,6 +51,17 @@ impl RecordedBoots {
         set.sort_unstable_by_key(|(chunk, (_, first))| (*first, *chunk));
         set.into_iter().map(|(chunk, _)| chunk).take(MOST_BOOT_CHUNKS).collect()
     }
+}
+
+/// The boot set of an image and a catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BootSet {
+    /// Name of the catalog.
+    pub catalog: String,
+    /// Its chunks, in the order of their first use.
+    pub chunks: Vec<u32>,
+    /// Number of boots that were recorded on this host. 0: the set came from a registry.
+    pub boots: usize,
 }
 
 /// The boot sets of a host.
@@ -110,11 +121,22 @@ impl BootSets {
         })
     }
 
+    /// The sets of an image, by catalog.
+    pub fn by_catalog(&self, digest: &str) -> Result<Vec<BootSet>, HostError> {
+        let prefix = key(digest, "");
+        let all = self.objects.list_below::<RecordedBoots>(&prefix)?;
+        let set = |found: &Object<RecordedBoots>| BootSet {
+            catalog: found.name.strip_prefix(&prefix).unwrap_or(&found.name).to_owned(),
+            chunks: found.value.chunks(),
+            boots: found.value.boots.len(),
+        };
+        Ok(all.iter().map(set).collect())
+    }
+
     /// The chunks of all sets of an image, each once.
     pub fn of(&self, digest: &str) -> Result<Vec<u32>, HostError> {
-        let all = self.objects.list_below::<RecordedBoots>(&key(digest, ""))?;
         let mut seen = HashSet::new();
-        let chunks = all.iter().flat_map(|found| found.value.chunks());
+        let chunks = self.by_catalog(digest)?.into_iter().flat_map(|set| set.chunks);
         Ok(chunks.filter(|chunk| seen.insert(*chunk)).take(MOST_BOOT_CHUNKS).collect())
     }
 
@@ -146,6 +168,12 @@ mod tests {
         shared.catalogs.insert("no name".into(), vec![1]);
         sets.take("sha256:ab", &shared).unwrap();
         assert_eq!(sets.of("sha256:ab").unwrap(), [9, 8]);
+        let set = |catalog: &str, chunks: &[u32], boots| BootSet {
+            catalog: catalog.into(),
+            chunks: chunks.to_vec(),
+            boots,
+        };
+        assert_eq!(sets.by_catalog("sha256:ab").unwrap(), [set("desk", &[9, 8], 0)]);
         assert!(sets.of("sha256:a").unwrap().is_empty());
         let boots: [&[u32]; 6] = [&[4, 2, 7], &[2, 4, 5], &[7, 1], &[], &[3, 1], &[3, 6]];
         let known: [&[u32]; 6] = [&[4, 2, 7], &[2, 4], &[2, 4, 7], &[2, 4, 7], &[2, 4, 7, 1], &[2, 4, 7, 1]];
@@ -157,6 +185,8 @@ mod tests {
         }
         sets.record("sha256:ab", &lab, vec![1, 70]).unwrap();
         assert_eq!(sets.of("sha256:ab").unwrap(), [2, 4, 7, 1, 70]);
+        let known = [set("desk", &[2, 4, 7, 1], 5), set("lab", &[1, 70], 1)];
+        assert_eq!(sets.by_catalog("sha256:ab").unwrap(), known);
         sets.forget("sha256:ab").unwrap();
         assert!(sets.of("sha256:ab").unwrap().is_empty() && sets.wants_more("sha256:ab", &desk).unwrap());
     }

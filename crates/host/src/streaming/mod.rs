@@ -8,32 +8,39 @@ mod boot_sets;
 mod client;
 mod peers;
 
+pub use boot_sets::BootSet;
 pub use peers::PeerOptions;
 
 use crate::error::HostError;
 use crate::events::Events;
+use crate::images::CHUNK_BYTES;
 use crate::processes::{self, ObservedProcess};
 use crate::registries::{JobFiles, Registries, place_of};
 use crate::scopes::Scopes;
-use crate::store::{Objects, RecordKind};
+use crate::store::{ChangeNotice, Objects, RecordKind, StoredRecord};
 use boot_sets::BootSets;
 use client::ControlClient;
 use rustix::event::{EventfdFlags, eventfd};
-use spillway_api::{ErrorCode, EventKind, Name, Residency};
+use spillway_api::{
+    Catalog, ErrorCode, EventKind, ImageVersion, Name, Residency, StreamCounters, StreamFigures,
+};
 use spillway_control::Streamed;
 use spillway_control::program::check_program;
+use spillway_image::digests::hex;
 use spillway_registry::job::Work;
-use spillway_registry::root_of;
 use spillway_registry::serve::{
     CacheFigures, ControlReply, ControlRequest, Fill, ImageFigures, PeerOrder, SERVE_VERSION, ServeOrder,
     USERS,
 };
+use spillway_registry::{Index, root_of};
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
 
 /// Name of the process.
 const PROCESS: &str = "streamd";
@@ -62,7 +69,7 @@ pub struct StreamedVersion {
     pub size_bytes: u64,
     /// The registry that it came from.
     pub registry: Name,
-    /// Which chunks are brought before a disk needs them.
+    /// Which chunks are brought before a disk needs them, as the image and the catalogs ask for.
     pub residency: Residency,
     /// File with the digests of its chunks.
     pub digests: PathBuf,
@@ -160,18 +167,31 @@ impl Streaming {
 
     /// How a disk opens an image, and the path of the image's file, for people.
     pub fn opened_at(&self, digest: &str) -> Result<(Streamed, PathBuf), HostError> {
-        let hex = root_of(digest)
-            .map(|root| root.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        let root = root_of(digest)
             .ok_or_else(|| HostError::new(ErrorCode::Damaged, format!("{digest} is no digest")))?;
         let Inner { settings, .. } = &*self.0;
         let streamed = Streamed { socket: settings.folder.join(USERS), digest: digest.into() };
-        Ok((streamed, settings.cache.join(hex).join("disk.raw")))
+        Ok((streamed, settings.cache.join(hex(&root)).join("disk.raw")))
     }
 
-    /// Begins to serve a version that is about to be recorded as ready.
-    pub fn serve(&self, version: &StreamedVersion) -> Result<(), HostError> {
+    /// Begins to serve a version, and to bring what its residency asks for. With `dry_run` it is only checked whether there is space
+    /// for that.
+    pub fn serve(&self, version: &StreamedVersion, dry_run: bool) -> Result<(), HostError> {
         let (client, _) = self.bring_up()?;
-        self.name(&client, version)
+        self.name(&client, version, dry_run)
+    }
+
+    /// Looks again whenever records change from which residencies follow.
+    pub async fn follow(self, mut changes: Receiver<ChangeNotice>) {
+        let decides =
+            |key: &String| [Catalog::PREFIX, ImageVersion::PREFIX].iter().any(|kind| key.starts_with(kind));
+        loop {
+            match changes.recv().await {
+                Ok(changed) if !changed.keys.iter().any(decides) => {}
+                Ok(_) | Err(RecvError::Lagged(_)) => self.changed(),
+                Err(RecvError::Closed) => return,
+            }
+        }
     }
 
     /// The recorded boot sets.
@@ -186,6 +206,7 @@ impl Streaming {
         catalog: &Name,
         chunks: Vec<u32>,
     ) -> Result<(), HostError> {
+        let chunks = with_data(version, chunks)?;
         let Some(chunks) = self.0.boot_sets.record(&version.digest, catalog, chunks)? else { return Ok(()) };
         self.changed();
         let registry = self.0.registries.get(&version.registry)?;
@@ -225,10 +246,10 @@ impl Streaming {
     }
 
     /// Figures of the whole cache; none if the process is not there.
-    pub fn figures(&self) -> Option<CacheFigures> {
+    pub fn figures(&self) -> Option<StreamFigures> {
         let client = ControlClient::connect(&self.0.settings.folder).ok()?;
         match client.ask(&ControlRequest::Figures, &[]) {
-            Ok(ControlReply::Figures(figures)) => Some(figures),
+            Ok(ControlReply::Figures(figures)) => Some(stream_figures(&figures)),
             _ => None,
         }
     }
@@ -356,17 +377,33 @@ impl Streaming {
 
     /// Names all images to the process. Returns which could not be, and why.
     fn name_all(&self, client: &ControlClient) -> Result<Vec<String>, HostError> {
-        let mut complaints = Vec::new();
-        for version in self.list()? {
-            if let Err(e) = self.name(client, &version) {
-                complaints.push(format!("{} cannot be streamed: {e}", version.reference));
+        let (mut versions, mut complaints, mut others) = (self.list()?, Vec::new(), Vec::new());
+        // What needs less than before makes space for what needs more.
+        versions.sort_by_key(|version| version.residency);
+        let mut named = Vec::new();
+        for version in versions {
+            match self.name(client, &version, false) {
+                Ok(()) => named.push(version.digest),
+                Err(e) => {
+                    complaints.push(format!("{} cannot be streamed: {e}", version.reference));
+                    others.push(version.digest);
+                }
             }
         }
-        client.order(&ControlRequest::Sweep, &[])?;
+        // A version that was deleted meanwhile may have been named after it was forgotten.
+        let now = self.list()?;
+        named.retain(|digest| now.iter().all(|version| version.digest != *digest));
+        named.iter().for_each(|digest| _ = self.forget(digest));
+        client.order(&ControlRequest::Sweep { others }, &[])?;
         Ok(complaints)
     }
 
-    fn name(&self, client: &ControlClient, version: &StreamedVersion) -> Result<(), HostError> {
+    fn name(
+        &self,
+        client: &ControlClient,
+        version: &StreamedVersion,
+        dry_run: bool,
+    ) -> Result<(), HostError> {
         let registry = self.0.registries.get(&version.registry)?;
         let open = |path: &Path| {
             File::open(path).map_err(|e| {
@@ -386,13 +423,58 @@ impl Streaming {
             place: place_of(&registry, None),
             fill: match version.residency {
                 Residency::Lazy => Fill::Nothing,
-                Residency::Boot => Fill::Chunks(self.0.boot_sets.of(&version.digest)?),
+                Residency::Boot => {
+                    let mut chunks = self.0.boot_sets.of(&version.digest)?;
+                    // A set may come from a registry, which may be anybody's.
+                    let count = version.size_bytes.div_ceil(CHUNK_BYTES);
+                    chunks.retain(|chunk| u64::from(*chunk) < count);
+                    Fill::Chunks(chunks)
+                }
                 Residency::Full => Fill::All,
             },
+            dry_run,
         };
         let fds: Vec<_> = [&digests].into_iter().chain(&credentials).map(AsFd::as_fd).collect();
         client.order(&request, &fds)?;
         refused
+    }
+}
+
+/// The chunks without those of zeroes, which nobody needs to bring.
+fn with_data(version: &StreamedVersion, mut chunks: Vec<u32>) -> Result<Vec<u32>, HostError> {
+    let list = fs::read(&version.digests).map_err(|e| {
+        HostError::new(ErrorCode::Unavailable, format!("{} cannot be read: {e}", version.digests.display()))
+    })?;
+    let digests = list.as_chunks().0.to_vec();
+    let index = Index { size_bytes: version.size_bytes, chunk_bytes: CHUNK_BYTES, digests };
+    chunks.retain(|chunk| (*chunk as usize) < index.digests.len() && !index.is_zero(*chunk as usize));
+    Ok(chunks)
+}
+
+/// The figures as the API has them.
+fn stream_figures(of: &CacheFigures) -> StreamFigures {
+    StreamFigures {
+        used_bytes: of.used_bytes,
+        limit_bytes: of.budget_bytes,
+        inflight: of.flights,
+        counters: StreamCounters {
+            cache_chunks: of.cache_chunks,
+            cache_bytes: of.cache_bytes,
+            seed_chunks: of.seed_chunks,
+            seed_bytes: of.seed_bytes,
+            peer_chunks: of.peer_chunks,
+            peer_bytes: of.peer_bytes,
+            store_chunks: of.store_chunks,
+            store_bytes: of.store_bytes,
+            received_bytes: of.received_bytes,
+            passed_chunks: of.passed_chunks,
+            evicted_chunks: of.evicted_chunks,
+            wrong_chunks: of.wrong_chunks,
+            uploaded_chunks: of.uploaded_chunks,
+            uploaded_bytes: of.uploaded_bytes,
+            wrong_peers: of.wrong_peers,
+            refused_uploads: of.refused_uploads,
+        },
     }
 }
 

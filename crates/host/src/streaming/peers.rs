@@ -18,8 +18,8 @@ const LEAST_UPLOAD: u64 = 1 << 20;
 /// Options for peers.
 #[derive(Args, Clone, Debug)]
 pub struct PeerOptions {
-    /// Address of a host that has the same streamed images; give the option once for each. Chunks come from these hosts before
-    /// the registry is asked. The list is the same on all hosts, and may have this one in it
+    /// Address of another host (a peer) that streams the same images; give the option once for each. A missing chunk is requested
+    /// from the hosts that own it, then from the registry. The list is the same on all hosts, and may have this one in it
     #[arg(long, value_name = "URL", value_parser = peer_address, requires = "peer_listen")]
     peer: Vec<String>,
     /// Send chunks of streamed images to other hosts that connect to this TCP address. Both sides need a certificate of --peer-ca
@@ -35,7 +35,7 @@ pub struct PeerOptions {
     #[arg(long, value_name = "FILE", requires = "peer_listen")]
     peer_key: Option<PathBuf>,
     /// With --peer-listen: file with the certificate of the authority that signed the certificates of all peers (PEM). Whoever has
-    /// a certificate of this authority may read streamed images
+    /// a certificate of this authority can read each streamed image whose digest, or whose chunks' digests, they know
     #[arg(long, value_name = "FILE", requires = "peer_listen")]
     peer_ca: Option<PathBuf>,
     /// With --peer-listen: most bytes that are sent to other hosts each second, at least 1M

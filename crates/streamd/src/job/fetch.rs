@@ -19,7 +19,7 @@ const BLOCK_BYTES: usize = 4096;
 const STEP_BYTES: u64 = 16 << 20;
 
 /// Writes a chunk, but for blocks of zeroes, which the file has already.
-fn write(disk: &File, at: u64, plain: &[u8]) -> std::io::Result<()> {
+pub fn write_data(disk: &File, at: u64, plain: &[u8]) -> std::io::Result<()> {
     let is_zero = |block: &[u8]| block.iter().all(|byte| *byte == 0);
     let mut from = 0;
     while from < plain.len() {
@@ -58,7 +58,7 @@ pub async fn fetch(store: &RemoteStore, digest: &str, to: &Path) -> Result<u64, 
             let written = tokio::task::spawn_blocking(move || {
                 let plain = open_frame(&frame, &digest, index.len_of(chunks[0]))?;
                 for chunk in &chunks {
-                    write(&disk, *chunk as u64 * index.chunk_bytes, &plain).map_err(cannot)?;
+                    write_data(&disk, *chunk as u64 * index.chunk_bytes, &plain).map_err(cannot)?;
                 }
                 Ok::<_, RegistryError>(plain.len() as u64 * chunks.len() as u64)
             });

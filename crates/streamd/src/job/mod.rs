@@ -5,6 +5,9 @@
 mod fetch;
 mod push;
 
+pub use fetch::write_data;
+
+use crate::download::download;
 use crate::store::{Credentials, RemoteStore};
 use spillway_registry::job::{JobMessage, JobOrder, Place, ResolvedImage, Work};
 use spillway_registry::{
@@ -33,7 +36,7 @@ pub fn run() -> ExitCode {
 }
 
 /// Writes a line. If nobody reads, the job has no use any more.
-fn say(message: &JobMessage) {
+pub fn say(message: &JobMessage) {
     let mut line = serde_json::to_vec(message).expect("it has only numbers and texts");
     line.push(b'\n');
     if std::io::stdout().lock().write_all(&line).is_err() {
@@ -41,7 +44,8 @@ fn say(message: &JobMessage) {
     }
 }
 
-fn local(why: impl std::fmt::Display) -> RegistryError {
+/// An error of this host.
+pub fn local(why: impl std::fmt::Display) -> RegistryError {
     RegistryError::new(RegistryErrorKind::Local, why)
 }
 
@@ -53,8 +57,13 @@ fn carry_out() -> Result<JobMessage, RegistryError> {
     let _already = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(local)?;
     runtime.block_on(async move {
-        let store = RemoteStore::open(&order.place, credentials_of(&order.place)?, PATIENCE)?;
-        work(&store, order.work).await
+        match order {
+            JobOrder::Download(order) => download(order).await,
+            JobOrder::Registry { place, work: what } => {
+                let store = RemoteStore::open(&place, credentials_of(&place)?, PATIENCE)?;
+                work(&store, what).await
+            }
+        }
     })
 }
 

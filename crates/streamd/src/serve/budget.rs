@@ -13,16 +13,18 @@ const BLOCK_BYTES: u64 = 4096;
 pub struct Budget {
     most_bytes: u64,
     used_bytes: Mutex<u64>,
+    /// Part of these that is of images which are not served.
+    others_bytes: Mutex<u64>,
 }
 
 impl Budget {
     /// A cache of this size.
     pub fn new(most_bytes: u64) -> Budget {
-        Budget { most_bytes, used_bytes: Mutex::new(0) }
+        Budget { most_bytes, used_bytes: Mutex::default(), others_bytes: Mutex::default() }
     }
 
     /// Space that a chunk takes.
-    fn space(len: u64) -> u64 {
+    pub fn space(len: u64) -> u64 {
         len.next_multiple_of(BLOCK_BYTES)
     }
 
@@ -52,6 +54,14 @@ impl Budget {
         *used = used.checked_sub(Budget::space(len)).expect("it was counted");
     }
 
+    /// Files of images that are not served take so many bytes, in place of what they took before.
+    pub fn set_others(&self, bytes: u64) {
+        let mut others = self.others_bytes.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut used = self.used();
+        *used = *used - *others + bytes;
+        *others = bytes;
+    }
+
     /// Bytes in use beyond the budget.
     pub fn surplus_bytes(&self) -> u64 {
         self.used().saturating_sub(self.most_bytes)
@@ -76,5 +86,9 @@ mod tests {
         budget.give_back(512);
         assert_eq!(budget.used_bytes(), (3 << 20) - 4096);
         assert!(!budget.take(u64::MAX - 4096));
+        budget.set_others(8192);
+        assert_eq!((budget.used_bytes(), budget.surplus_bytes()), ((3 << 20) + 4096, 4096));
+        budget.set_others(0);
+        assert_eq!(budget.used_bytes(), (3 << 20) - 4096);
     }
 }

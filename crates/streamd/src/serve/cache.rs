@@ -5,15 +5,17 @@
 //! are told.
 
 use super::budget::Budget;
+use super::by_digest::ByDigest;
 use super::fill;
-use super::health::Health;
-use super::image::{CachedImage, Kept};
-use super::peers::{ByDigest, Came, Peers, Wanted};
+use super::health::{Health, StoreAt};
+use super::image::{self, Aside, CachedImage, Kept};
+use super::peers::{Came, Peers, Wanted};
+use super::seeds::{self, Found, Place};
 use super::source::Source;
-use crate::store::RemoteStore;
+use super::telling::Telling;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
-use spillway_image::digests::ChunkDigest;
+use spillway_image::digests::{ChunkDigest, named};
 use spillway_registry::serve::{CacheFigures, Fill, ServeOrder};
 use spillway_registry::{Index, RegistryError};
 use std::collections::{HashMap, HashSet};
@@ -22,7 +24,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
 /// What a flight brought.
@@ -51,9 +53,10 @@ enum Way {
 pub struct ServedImage {
     /// Its files.
     pub cached: CachedImage,
-    store: Mutex<Arc<RemoteStore>>,
     health: Arc<Health>,
     flights: Mutex<HashMap<(u32, Way), Flight>>,
+    /// It is served no longer.
+    ended: watch::Sender<bool>,
     /// Requests to its store. Of the image, so that a store that is away holds up no other.
     width: Semaphore,
     /// When it was asked for the last time.
@@ -61,7 +64,7 @@ pub struct ServedImage {
     /// What brings chunks before a disk needs them.
     filling: Mutex<Option<AbortHandle>>,
     root: ChunkDigest,
-    /// Made when another host asks for the first time.
+    /// Made when another host, or another image, looks for a chunk for the first time.
     by_digest: OnceLock<ByDigest>,
 }
 
@@ -73,6 +76,10 @@ pub struct Cache {
     /// Everything that is in the folder is counted.
     is_counted: AtomicBool,
     seen: Seen,
+    /// What could not be removed of images that are served no longer. Locked while files are removed, before `images`.
+    left: Mutex<Vec<Aside>>,
+    /// Faults of the disk that it is on.
+    faults: Telling,
     peers: Option<Arc<Peers>>,
 }
 
@@ -80,6 +87,9 @@ pub struct Cache {
 #[derive(Default)]
 struct Seen {
     cache_chunks: AtomicU64,
+    cache_bytes: AtomicU64,
+    seed_chunks: AtomicU64,
+    seed_bytes: AtomicU64,
     store_chunks: AtomicU64,
     store_bytes: AtomicU64,
     received_bytes: AtomicU64,
@@ -95,7 +105,8 @@ fn count(counter: &AtomicU64, n: u64) {
 /// Requests for an image at a time.
 const DEMAND_WIDTH: usize = 64;
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks, whoever ended while holding the lock.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -104,7 +115,16 @@ impl Cache {
     pub fn new(order: ServeOrder, peers: Option<Arc<Peers>>) -> Cache {
         let budget = Budget::new(order.budget_bytes);
         let (images, is_counted) = (Mutex::default(), AtomicBool::new(false));
-        Cache { order, budget, images, is_counted, seen: Seen::default(), peers }
+        Cache {
+            order,
+            budget,
+            images,
+            is_counted,
+            seen: Seen::default(),
+            left: Mutex::default(),
+            faults: Telling::default(),
+            peers,
+        }
     }
 
     /// What the process was started with.
@@ -113,17 +133,20 @@ impl Cache {
     }
 
     /// Serves an image from now on, with this store for what is missing. One that is served goes on with this store.
-    pub fn serve(&self, index: Index, store: RemoteStore) -> io::Result<Arc<ServedImage>> {
-        let (root, store) = (index.root(), Arc::new(store));
+    pub fn serve(&self, index: Index, at: StoreAt) -> Result<Arc<ServedImage>, String> {
+        let root = index.root();
         let mut images = locked(&self.images);
         if let Some(image) = images.get(&root) {
-            *locked(&image.store) = store;
+            image.health.replace(at).map_err(|e| e.to_string())?;
             return Ok(Arc::clone(image));
         }
+        let least_hedge = Duration::from_millis(self.order.hedge_milliseconds);
+        let health = Health::new(at, least_hedge).map_err(|e| e.to_string())?;
+        let cached = CachedImage::open(&self.order.cache, index, &self.budget);
         let served = Arc::new(ServedImage {
-            cached: CachedImage::open(&self.order.cache, index, &self.budget)?,
-            store: Mutex::new(store),
-            health: Health::new(Duration::from_millis(self.order.hedge_milliseconds)),
+            cached: cached.map_err(|e| format!("the cache: {e}"))?,
+            health,
+            ended: watch::Sender::new(false),
             flights: Mutex::default(),
             width: Semaphore::new(DEMAND_WIDTH),
             used: Mutex::new(Instant::now()),
@@ -135,29 +158,41 @@ impl Cache {
         Ok(served)
     }
 
-    /// Sets which chunks of an image are brought before a disk needs them, and begins to bring them.
+    /// Sets which chunks of an image are brought before a disk needs them, and begins to bring them. With `dry_run` it is only checked
+    /// whether there is space for them.
     ///
     /// # Errors
-    /// There is no space for them, beside those of other images.
-    pub fn fill(self: &Arc<Cache>, image: &Arc<ServedImage>, fill: &Fill) -> Result<(), String> {
-        let mut filling = locked(&image.filling);
-        if !image.cached.pin(fill) {
+    /// There is no space for them, beside those of other images. Nothing has changed.
+    pub fn fill(
+        self: &Arc<Cache>,
+        image: &Arc<ServedImage>,
+        fill: &Fill,
+        dry_run: bool,
+    ) -> Result<(), String> {
+        let images = locked(&self.images);
+        if !images.get(&image.root).is_some_and(|served| Arc::ptr_eq(served, image)) {
+            return Err("it is served no longer: its last version is being deleted".into());
+        }
+        if image.cached.is_pinned(fill) {
             return Ok(());
         }
-        if let Some(filling) = filling.take() {
-            filling.abort();
-        }
-        let images: Vec<_> = locked(&self.images).values().cloned().collect();
-        let pinned: u64 = images.iter().map(|image| image.cached.pinned_bytes()).sum();
-        if pinned > self.order.budget_bytes {
-            let needs = image.cached.pinned_bytes();
-            image.cached.pin(&Fill::Nothing);
+        let others = images.values().filter(|other| !other.is(&image.root));
+        let others: u64 = others.map(|other| other.cached.pinned_bytes()).sum();
+        let needs = image.cached.bytes_of(fill);
+        if others.saturating_add(needs) > self.order.budget_bytes {
             return Err(format!(
-                "its chunks that are to stay take {needs} bytes, those of other images {}, and the cache has {}: make it larger \
+                "its chunks that are to stay take {needs} bytes, those of other images {others}, and the cache has {}: make it larger \
                  (spillwayd --stream-cache-size), or choose residency lazy",
-                pinned - needs,
                 self.order.budget_bytes
             ));
+        }
+        if dry_run {
+            return Ok(());
+        }
+        image.cached.pin(fill);
+        let mut filling = locked(&image.filling);
+        if let Some(filling) = filling.take() {
+            filling.abort();
         }
         if *fill != Fill::Nothing {
             let (cache, image) = (Arc::clone(self), Arc::clone(image));
@@ -178,29 +213,60 @@ impl Cache {
 
     /// Serves an image no longer, and removes its files. False: somebody uses it.
     pub fn forget(&self, root: &ChunkDigest) -> io::Result<bool> {
-        let mut images = locked(&self.images);
-        let Some(image) = images.get(root) else { return Ok(true) };
-        if !image.cached.remove(&self.budget)? {
-            return Ok(false);
+        let mut left = locked(&self.left);
+        let aside = {
+            let mut images = locked(&self.images);
+            let Some(image) = images.get(root) else { return Ok(true) };
+            let Some(aside) = image.cached.set_aside()? else { return Ok(false) };
+            if let Some(filling) = locked(&image.filling).take() {
+                filling.abort();
+            }
+            // What waits for a store that is away would wait for nobody.
+            image.ended.send_replace(true);
+            images.remove(root);
+            aside
+        };
+        // Files of gigabytes take their time.
+        let removed = aside.remove(&self.budget);
+        if removed.is_err() {
+            left.push(aside);
         }
-        if let Some(filling) = locked(&image.filling).take() {
-            filling.abort();
-        }
-        images.remove(root);
-        Ok(true)
+        removed.map(|()| true)
     }
 
-    /// All images are served that should be: removes what else is in the folder, and what is beyond the budget as far as nobody
-    /// uses it. From now on chunks are kept.
-    pub fn sweep(&self) -> io::Result<()> {
-        let images = self.images();
-        let folders: HashSet<_> = images.iter().map(|image| image.cached.folder().to_owned()).collect();
-        for entry in fs::read_dir(&self.order.cache)? {
-            let path = entry?.path();
-            if !folders.contains(&path) && path.is_dir() {
-                fs::remove_dir_all(&path)?;
+    /// All images are served that should be, but for `others`, which could not be named: removes what else is in the folder, and
+    /// what is beyond the budget as far as nobody uses it. From now on chunks are kept.
+    pub fn sweep(&self, others: &[ChunkDigest]) -> io::Result<()> {
+        let others: HashSet<_> =
+            others.iter().map(|root| image::folder_of(&self.order.cache, root)).collect();
+        let mut left = locked(&self.left);
+        let (images, removed) = {
+            // An image that is named meanwhile waits: its new folder is no stranger's.
+            let images = locked(&self.images);
+            let mut own: HashSet<_> = images.values().map(|image| image.cached.folder().to_owned()).collect();
+            let of_others: u64 = others.difference(&own).map(|folder| image::bytes_in(folder)).sum();
+            self.budget.set_others(of_others);
+            own.extend(others);
+            let mut removed = Vec::new();
+            for entry in fs::read_dir(&self.order.cache)? {
+                let path = entry?.path();
+                if !own.contains(&path) && path.is_dir() {
+                    removed.push(image::set_aside(path)?);
+                }
+            }
+            (images.values().cloned().collect::<Vec<_>>(), removed)
+        };
+        while let Some(aside) = left.last() {
+            aside.remove(&self.budget)?;
+            left.pop();
+        }
+        for folder in removed {
+            match fs::remove_dir_all(folder) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
             }
         }
+        drop(left);
         for image in images {
             let surplus = self.budget.surplus_bytes();
             if surplus > 0 {
@@ -219,6 +285,9 @@ impl Cache {
             used_bytes: self.budget.used_bytes(),
             budget_bytes: self.order.budget_bytes,
             cache_chunks: get(&self.seen.cache_chunks),
+            cache_bytes: get(&self.seen.cache_bytes),
+            seed_chunks: get(&self.seen.seed_chunks),
+            seed_bytes: get(&self.seen.seed_bytes),
             store_chunks: get(&self.seen.store_chunks),
             store_bytes: get(&self.seen.store_bytes),
             received_bytes: get(&self.seen.received_bytes),
@@ -235,6 +304,12 @@ impl Cache {
         self.is_counted.load(Ordering::Acquire)
     }
 
+    /// Whether a chunk that is missing has to come from another host or a registry.
+    pub async fn is_far(&self, image: &ServedImage, chunk: u32) -> bool {
+        let (images, Some(wanted)) = (self.images(), image.wanted(chunk)) else { return true };
+        !blocking(move || Ok(seeds::may_find(&images, &wanted))).await.unwrap_or(false)
+    }
+
     /// Brings a chunk of an image into its file.
     pub async fn bring(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32) -> Brought {
         self.flight(image, chunk, Way::Any).await
@@ -249,7 +324,11 @@ impl Cache {
         let begin = || {
             let (cache, image, of_fault) = (Arc::clone(self), Arc::clone(image), Arc::clone(image));
             let task = tokio::spawn(async move {
-                let brought = cache.fly(&image, chunk, way).await;
+                let mut ended = image.ended.subscribe();
+                let brought = tokio::select! {
+                    brought = cache.fly(&image, chunk, way) => brought,
+                    _ = ended.wait_for(|ended| *ended) => damaged("the image is served no longer"),
+                };
                 locked(&image.flights).remove(&(chunk, way));
                 brought
             });
@@ -265,13 +344,25 @@ impl Cache {
     }
 
     async fn fly(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Brought {
-        *locked(&image.used) = Instant::now();
+        image.touch();
         let Some(wanted) = image.wanted(chunk) else { return damaged("there is no such chunk") };
-        let here = Arc::clone(image);
-        let found = blocking(move || here.cached.verify(chunk as usize)).await;
-        if matches!(found, Ok(true)) {
-            count(&self.seen.cache_chunks, u64::from(way == Way::Any));
-            return Brought::Resident;
+        // In one step: each wakes a thread, which on an idle host takes longer than the search.
+        let (here, images) = (Arc::clone(image), self.images());
+        let found = blocking(move || Ok(seeds::look(&here, &images, &wanted)));
+        match found.await {
+            Ok(Found::Here) => {
+                if way == Way::Any {
+                    count(&self.seen.cache_chunks, 1);
+                    count(&self.seen.cache_bytes, wanted.len);
+                }
+                return Brought::Resident;
+            }
+            Ok(Found::Elsewhere(seed)) => {
+                count(&self.seen.seed_chunks, 1);
+                count(&self.seen.seed_bytes, wanted.len);
+                return self.keep_or_pass(image, chunk, seed.bytes, Some(seed.place)).await;
+            }
+            Ok(Found::Nowhere) | Err(_) => {}
         }
         if way == Way::Store {
             return self.fly_from_store(image, &wanted).await;
@@ -279,18 +370,14 @@ impl Cache {
         let from_store = async { self.flight(image, chunk, Way::Store).await };
         let Some(peers) = &self.peers else { return from_store.await };
         match peers.fetch(&wanted, from_store).await {
-            Came::Peer(bytes) => self.keep_or_pass(image, chunk, bytes).await,
+            Came::Peer(bytes) => self.keep_or_pass(image, chunk, bytes, None).await,
             Came::Store(brought) => brought,
         }
     }
 
     async fn fly_from_store(self: &Arc<Cache>, image: &Arc<ServedImage>, wanted: &Wanted) -> Brought {
         let _turn = image.width.acquire().await;
-        let source = Source {
-            store: || Arc::clone(&locked(&image.store)),
-            health: &image.health,
-            wrong: &self.seen.wrong_chunks,
-        };
+        let source = Source { health: &image.health, wrong: &self.seen.wrong_chunks };
         let fetched = match source.fetch(&wanted.digest, wanted.len).await {
             Ok(fetched) => fetched,
             Err(e) => return Brought::Damaged(Arc::new(e)),
@@ -298,7 +385,7 @@ impl Cache {
         count(&self.seen.store_chunks, 1);
         count(&self.seen.store_bytes, wanted.len);
         count(&self.seen.received_bytes, fetched.received_bytes);
-        self.keep_or_pass(image, wanted.chunk, fetched.bytes).await
+        self.keep_or_pass(image, wanted.chunk, fetched.bytes, None).await
     }
 
     async fn keep_or_pass(
@@ -306,37 +393,63 @@ impl Cache {
         image: &Arc<ServedImage>,
         chunk: u32,
         bytes: Vec<u8>,
+        copied: Option<Place>,
     ) -> Brought {
         let bytes = Arc::new(bytes);
         let (cache, here, kept) = (Arc::clone(self), Arc::clone(image), Arc::clone(&bytes));
-        match blocking(move || cache.keep(&here, chunk as usize, &kept)).await {
+        match blocking(move || cache.keep(&here, chunk as usize, &kept, copied.as_ref())).await {
             Ok(Kept::Yes) => Brought::Resident,
             // A cache that cannot be written does not keep a guest from its chunk.
-            Ok(Kept::NoSpace) | Err(_) => {
+            other => {
+                match other {
+                    Ok(Kept::DiskFull) => {
+                        self.faults.tell("the file system of the cache is full: chunks are not kept")
+                    }
+                    Err(e) => self
+                        .faults
+                        .tell(format_args!("the cache cannot be written, and chunks are not kept: {e}")),
+                    Ok(_) => {}
+                }
                 count(&self.seen.passed_chunks, 1);
                 Brought::Passed(bytes)
             }
         }
     }
 
-    /// Keeps a chunk, after space was made for it if necessary.
-    fn keep(&self, image: &ServedImage, chunk: usize, bytes: &[u8]) -> io::Result<Kept> {
+    /// Keeps a chunk, after space was made for it if necessary. `copied` says where it was copied from, if it was.
+    fn keep(
+        &self,
+        image: &ServedImage,
+        chunk: usize,
+        bytes: &[u8],
+        copied: Option<&Place>,
+    ) -> io::Result<Kept> {
         if !self.is_counted() {
             return Ok(Kept::NoSpace);
         }
         loop {
             let kept = image.cached.keep(chunk, bytes, &self.budget)?;
-            if kept == Kept::Yes || !self.evict(image, bytes.len() as u64)? {
+            let is_full = matches!(kept, Kept::NoSpace | Kept::DiskFull);
+            if !is_full || !self.evict(image, bytes.len() as u64, copied)? {
                 return Ok(kept);
             }
         }
     }
 
-    /// Removes chunks of an image that nobody uses, the one first that was used longest ago. False: there is none.
-    fn evict(&self, wanted_for: &ServedImage, bytes: u64) -> io::Result<bool> {
+    /// Removes chunks of an image that nobody uses: the one that was copied, otherwise those of the image that was used longest ago.
+    /// False: there is none.
+    fn evict(&self, wanted_for: &ServedImage, bytes: u64, copied: Option<&Place>) -> io::Result<bool> {
+        // What was copied is needed least, and the other chunks of its image may be copied next.
+        if let Some(Place { image, chunk }) = copied.filter(|place| !place.image.is(&wanted_for.root)) {
+            let freed = image.cached.evict_chunk(*chunk as usize, &self.budget)?;
+            if freed > 0 {
+                count(&self.seen.evicted_chunks, freed);
+                return Ok(true);
+            }
+        }
         let mut others = self.images();
-        others.retain(|image| !std::ptr::eq(Arc::as_ptr(image), wanted_for));
-        others.sort_by_key(|image| *locked(&image.used));
+        others.retain(|image| !image.is(&wanted_for.root));
+        others.sort_by_cached_key(|image| *locked(&image.used));
         for image in others {
             let freed = image.cached.shrink(bytes, &self.budget)?;
             if freed > 0 {
@@ -356,9 +469,19 @@ impl ServedImage {
         chunks.len()
     }
 
+    /// Somebody uses it now.
+    pub fn touch(&self) {
+        *locked(&self.used) = Instant::now();
+    }
+
     /// Digest of the image.
     pub fn name(&self) -> String {
-        spillway_registry::Manifest::of(self.cached.index()).digest
+        named(&self.root)
+    }
+
+    /// Whether this is its digest.
+    pub fn is(&self, root: &ChunkDigest) -> bool {
+        self.root == *root
     }
 
     /// One of its chunks.

@@ -5,6 +5,7 @@
 use super::cache::{Brought, Cache, ServedImage};
 use super::packets::Connection;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use spillway_image::ResidencyWriter;
 use spillway_image::asks::{ANSWER_BYTES, Answer, MOST_ASKED, Opened, answer, asked, opens};
 use std::fs::File;
 use std::io;
@@ -23,7 +24,20 @@ pub async fn serve(cache: Arc<Cache>, connection: Connection) -> io::Result<()> 
     let Some(image) = named.and_then(|root| cache.image(&root)) else {
         return connection.send(b"unknown", &[]).await;
     };
-    let user = Arc::clone(&image);
+    image.touch();
+    let done = serve_image(&cache, &image, connection).await;
+    // Most of what it read needed nobody to be asked.
+    image.touch();
+    done
+}
+
+async fn serve_image(
+    cache: &Arc<Cache>,
+    image: &Arc<ServedImage>,
+    connection: Arc<Connection>,
+) -> io::Result<()> {
+    let mut packet = [0; MOST_PACKET_BYTES];
+    let user = Arc::clone(image);
     let opened =
         tokio::task::spawn_blocking(move || user.cached.for_user()).await.map_err(io::Error::other)?;
     let (file, residency) = opened?;
@@ -32,14 +46,19 @@ pub async fn serve(cache: Arc<Cache>, connection: Connection) -> io::Result<()> 
     connection.send(&opened.packet(), &[file.as_fd(), residency.memory()]).await?;
     // The user has it now, and with it the lock.
     drop(file);
+    let chunks = index.digests.len();
     let places = Arc::new(Semaphore::new(MOST_ASKED));
     loop {
         let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
         let Some(chunk) = asked(connection.receive(&mut packet).await?) else { return Ok(()) };
-        let (cache, image, connection) = (Arc::clone(&cache), Arc::clone(&image), Arc::clone(&connection));
+        if chunk as usize >= chunks {
+            return Ok(());
+        }
+        let (cache, image, connection) = (Arc::clone(cache), Arc::clone(image), Arc::clone(&connection));
+        let residency = Arc::clone(&residency);
         tokio::spawn(async move {
             // If it fails, the other side has gone.
-            let _ = reply(&cache, &image, &connection, chunk).await;
+            let _ = reply(&cache, &image, &connection, &residency, chunk).await;
             drop(place);
         });
     }
@@ -49,10 +68,21 @@ async fn reply(
     cache: &Arc<Cache>,
     image: &Arc<ServedImage>,
     connection: &Connection,
+    residency: &ResidencyWriter,
     chunk: u32,
 ) -> io::Result<()> {
     let packet = |kind| -> [u8; ANSWER_BYTES] { answer(chunk, kind) };
-    match cache.bring(image, chunk).await {
+    let is_unseen =
+        |brought: &Brought| matches!(brought, Brought::Resident) && !residency.has(u64::from(chunk));
+    let mut brought = cache.bring(image, chunk).await;
+    if is_unseen(&brought) {
+        // That flight is from before this user came: the chunk was removed since. What a flight from now on brings is not, as long
+        // as the user is there.
+        brought = cache.bring(image, chunk).await;
+    }
+    match brought {
+        // The user has gone, and its memory with it.
+        _ if is_unseen(&brought) => Ok(()),
         Brought::Resident => connection.send(&packet(Answer::Resident), &[]).await,
         Brought::Passed(bytes) => {
             let content =

@@ -3,11 +3,11 @@
 //! Invariant: each request has one answer, in order. Credentials come as a descriptor and are never answered.
 
 use super::cache::Cache;
+use super::health::StoreAt;
 use super::packets::Connection;
-use crate::store::{Credentials, RemoteStore};
+use crate::store::Credentials;
 use spillway_image::digests::{CHUNK_BYTES, list_bytes};
 use spillway_image::size_fault;
-use spillway_registry::job::Place;
 use spillway_registry::serve::{ControlReply, ControlRequest, MOST_CONTROL_BYTES, SERVE_VERSION};
 use spillway_registry::{Index, root_of};
 use std::fs::File;
@@ -15,7 +15,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Serves a connection until it ends.
 pub async fn serve(cache: Arc<Cache>, connection: Connection) -> io::Result<()> {
@@ -45,15 +44,23 @@ fn carry_out(cache: &Arc<Cache>, request: ControlRequest, fds: Vec<OwnedFd>) -> 
             let program = env!("CARGO_PKG_VERSION").into();
             Ok(ControlReply::Hello { version: SERVE_VERSION, program, order: cache.order().clone() })
         }
-        ControlRequest::Serve { digest, size_bytes, place, fill } => {
+        ControlRequest::Serve { digest, size_bytes, place, fill, dry_run } => {
             let mut fds = fds.into_iter();
             let list = fds.next().ok_or("the list of digests is missing")?;
             let index = read_index(&digest, size_bytes, &list.into())?;
-            let store = open_store(&place, fds.next())?;
-            let image = cache.serve(index, store).map_err(in_cache)?;
-            cache.fill(&image, &fill).map(|()| ControlReply::Done)
+            let credentials = fds.next().map(|file| {
+                Credentials::read(&file.into())
+                    .map_err(|why| format!("{}: the file of the credentials {why}", place.url))
+            });
+            let at = StoreAt { place, credentials: credentials.transpose()? };
+            let image = cache.serve(index, at)?;
+            cache.fill(&image, &fill, dry_run).map(|()| ControlReply::Done)
         }
-        ControlRequest::Sweep => cache.sweep().map(|()| ControlReply::Done).map_err(in_cache),
+        ControlRequest::Sweep { others } => {
+            let others: Option<Vec<_>> = others.iter().map(|digest| root_of(digest)).collect();
+            let others = others.ok_or("a digest of an image is none")?;
+            cache.sweep(&others).map(|()| ControlReply::Done).map_err(in_cache)
+        }
         ControlRequest::Forget { digest } => match cache.forget(&root(&digest)?) {
             Ok(true) => Ok(ControlReply::Done),
             Ok(false) => Err(format!("{digest}: a disk uses it")),
@@ -81,13 +88,4 @@ fn read_index(digest: &str, size_bytes: u64, list: &File) -> Result<Index, Strin
         true => Ok(index),
         false => Err(format!("{digest}: the list of digests is of another image")),
     }
-}
-
-fn open_store(place: &Place, credentials: Option<OwnedFd>) -> Result<RemoteStore, String> {
-    let credentials = credentials.map(|file| {
-        Credentials::read(&file.into())
-            .map_err(|why| format!("{}: the file of the credentials {why}", place.url))
-    });
-    // What is missing is asked for again by what fetches it.
-    RemoteStore::open(place, credentials.transpose()?, Duration::ZERO).map_err(|e| e.to_string())
 }

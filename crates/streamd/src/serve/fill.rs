@@ -1,13 +1,14 @@
-//! Brings chunks before a disk needs them: those of a boot set as fast as they come, whole images at a limited rate. Owns the order
-//! and the pace; what disks ask for goes first.
+//! Brings chunks before a disk needs them: those of a boot set as fast as they come, whole images at a limited rate. What is
+//! on this host already is copied without this limit. Owns the order and the pace; what disks ask for goes first.
 //!
 //! Invariant: what was brought is compared as everything else is; of a whole image it is known when all of it is on the medium.
 
-use super::cache::{Brought, Cache, ServedImage};
+use super::cache::{Brought, Cache, ServedImage, locked};
 use futures_util::StreamExt;
 use futures_util::stream;
 use spillway_registry::serve::Fill;
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
@@ -30,22 +31,32 @@ pub async fn fill(cache: Arc<Cache>, image: Arc<ServedImage>, fill: Fill) {
     let is_whole = fill == Fill::All;
     let width = if is_whole { WHOLE_WIDTH } else { BOOT_WIDTH };
     loop {
-        let mut pace = Pace::new(cache.order().fill_bytes_per_second);
+        let pace = Mutex::new(Pace::new(cache.order().fill_bytes_per_second));
         let chunks = image.cached.filled();
         let brought = stream::iter(chunks).map(|chunk| {
-            // What an earlier process has kept is only compared.
-            let comes = is_whole && !image.cached.may_have(chunk);
-            let wait = if comes { pace.next(image.cached.index().len_of(chunk)) } else { Duration::ZERO };
-            let (cache, image) = (&cache, &image);
+            let (cache, image, pace) = (&cache, &image, &pace);
             async move {
+                // What an earlier process has kept is only compared.
+                let comes = is_whole && !image.cached.may_have(chunk);
+                if comes && cache.is_far(image, chunk as u32).await {
+                    let wait = locked(pace).next(image.cached.index().len_of(chunk));
+                    sleep(wait).await;
+                }
                 while comes && image.flights() >= DEMAND {
                     sleep(LOOK).await;
                 }
-                sleep(wait).await;
-                matches!(cache.bring(image, chunk as u32).await, Brought::Resident)
+                cache.bring(image, chunk as u32).await
             }
         });
-        let all = brought.buffered(width).fold(true, async |all, here| all && here).await;
+        let mut brought = pin!(brought.buffered(width));
+        let mut all = true;
+        while let Some(brought) = brought.next().await {
+            all &= matches!(brought, Brought::Resident);
+            // There is no space: what follows would not be kept either.
+            if matches!(brought, Brought::Passed(_)) {
+                break;
+            }
+        }
         if all {
             break;
         }
@@ -54,7 +65,7 @@ pub async fn fill(cache: Arc<Cache>, image: Arc<ServedImage>, fill: Fill) {
     if is_whole {
         let durable = tokio::task::spawn_blocking(move || image.cached.make_durable()).await;
         if let Ok(Err(e)) = durable {
-            eprintln!("spillway-streamd: an image is whole, and cannot be brought to the medium: {e}");
+            eprintln!("spillway-streamd: an image is complete, and cannot be brought to the medium: {e}");
         }
     }
 }

@@ -2,11 +2,14 @@
 //!
 //! Invariant: while it is not known to answer, one small request is sent each [`EACH`], however many chunks are waited for.
 
+use super::cache::locked;
 use super::pace::Pace;
-use crate::store::RemoteStore;
-use spillway_registry::is_registry;
-use std::sync::Arc;
+use super::telling::Telling;
+use crate::store::{Credentials, RemoteStore};
+use spillway_registry::job::Place;
+use spillway_registry::{RegistryError, is_registry};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -16,6 +19,22 @@ const EACH: Duration = Duration::from_millis(400);
 /// Longest time of one of them.
 const LOOK: Duration = Duration::from_secs(10);
 
+/// Where a store is, and what it is asked with.
+#[derive(PartialEq, Eq)]
+pub struct StoreAt {
+    /// The address.
+    pub place: Place,
+    /// For signing requests.
+    pub credentials: Option<Credentials>,
+}
+
+impl StoreAt {
+    fn open(&self) -> Result<Arc<RemoteStore>, RegistryError> {
+        // What is missing is asked for again by what fetches it.
+        RemoteStore::open(&self.place, self.credentials.clone(), Duration::ZERO).map(Arc::new)
+    }
+}
+
 /// What is known of a store.
 pub struct Health {
     /// How often it was found to answer while somebody doubted it.
@@ -23,13 +42,54 @@ pub struct Health {
     /// Somebody looks at it.
     is_looked_at: AtomicBool,
     pace: Pace,
+    store: Mutex<(StoreAt, Arc<RemoteStore>)>,
+    /// Its errors.
+    errors: Telling,
+    /// Its chunks that are missing or damaged.
+    wrong: Telling,
 }
 
 impl Health {
     /// Of a store of which nothing is known; a second request is never sent beside one before this time.
-    pub fn new(least_hedge: Duration) -> Arc<Health> {
+    pub fn new(at: StoreAt, least_hedge: Duration) -> Result<Arc<Health>, RegistryError> {
         let (answers, is_looked_at) = (watch::Sender::new(0), AtomicBool::new(false));
-        Arc::new(Health { answers, is_looked_at, pace: Pace::new(least_hedge) })
+        let store = at.open()?;
+        let (store, pace) = (Mutex::new((at, store)), Pace::new(least_hedge));
+        Ok(Arc::new(Health {
+            answers,
+            is_looked_at,
+            pace,
+            store,
+            errors: Telling::default(),
+            wrong: Telling::default(),
+        }))
+    }
+
+    /// The store.
+    pub fn store(&self) -> Arc<RemoteStore> {
+        Arc::clone(&locked(&self.store).1)
+    }
+
+    /// The image may have another place, or other credentials. Where chunks are waited for, the next look is at this store.
+    pub fn replace(&self, at: StoreAt) -> Result<(), RegistryError> {
+        let mut known = locked(&self.store);
+        // Credentials that cannot be read for a moment: those that are known may still be good.
+        let is_without = known.0.place == at.place && at.credentials.is_none();
+        if known.0 != at && !is_without {
+            let store = at.open()?;
+            *known = (at, store);
+        }
+        Ok(())
+    }
+
+    /// Tells in the log which chunk is missing or damaged.
+    pub fn tell_wrong(&self, error: &RegistryError) {
+        self.wrong.tell(error);
+    }
+
+    /// Tells in the log why a chunk does not come.
+    pub fn tell(&self, error: &RegistryError) {
+        self.errors.tell(format_args!("{error}; it is asked again until it answers"));
     }
 
     /// A count that rises when the store is found to answer.
@@ -48,16 +108,11 @@ impl Health {
     }
 
     /// Waits until the store is found to answer after it had answered so often, while `has_begun` is not set: then it waits for ever.
-    pub async fn answers_again(
-        self: &Arc<Health>,
-        store: &Arc<RemoteStore>,
-        answers: u64,
-        has_begun: &AtomicBool,
-    ) {
+    pub async fn answers_again(self: &Arc<Health>, answers: u64, has_begun: &AtomicBool) {
         let mut seen = self.answers.subscribe();
         loop {
             if !self.is_looked_at.swap(true, Ordering::AcqRel) {
-                tokio::spawn(Arc::clone(self).look(Arc::clone(store)));
+                tokio::spawn(Arc::clone(self).look());
             }
             // It cannot fail: the sender is ours.
             let _ = timeout(LOOK, seen.wait_for(|now| *now > answers)).await;
@@ -70,11 +125,11 @@ impl Health {
         }
     }
 
-    /// Looks at the store until it answers.
-    async fn look(self: Arc<Health>, store: Arc<RemoteStore>) {
+    /// Looks at the store until it answers, or nobody waits for it.
+    async fn look(self: Arc<Health>) {
         let (told, mut answered) = watch::channel(false);
-        loop {
-            let (store, told) = (Arc::clone(&store), told.clone());
+        while self.answers.receiver_count() > 0 {
+            let (store, told) = (self.store(), told.clone());
             // A look may be lost, as the requests were: the next one is not held up.
             tokio::spawn(async move {
                 if let Ok(Ok(true)) = timeout(LOOK, is_registry(&*store)).await {

@@ -12,19 +12,21 @@ use super::budget::Budget;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::Errno;
 use spillway_image::ResidencyWriter;
-use spillway_image::digests::{ChunkDigest, of_chunk};
+use spillway_image::digests::{ChunkDigest, hex, of_chunk};
 use spillway_registry::Index;
 use spillway_registry::serve::{Fill, ImageFigures};
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const DISK: &str = "disk.raw";
 const MAP: &str = "map";
+/// Extension of folders that are being removed.
+const REMOVED: &str = "removed";
 
 /// The image.
 pub struct CachedImage {
@@ -46,8 +48,39 @@ pub struct CachedImage {
 pub enum Kept {
     /// It is in the file.
     Yes,
-    /// The cache, or its file system, has no space for it.
+    /// The cache has no space for it.
     NoSpace,
+    /// The file system of the cache has none.
+    DiskFull,
+    /// The image is served no longer.
+    Gone,
+}
+
+/// Files of an image that is served no longer. They are counted until they are removed.
+pub struct Aside {
+    folder: PathBuf,
+    /// Lengths of the chunks that are counted.
+    counted: Vec<u64>,
+}
+
+impl Aside {
+    /// Removes the files.
+    pub fn remove(&self, budget: &Budget) -> io::Result<()> {
+        match fs::remove_dir_all(&self.folder) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        self.counted.iter().for_each(|len| budget.give_back(*len));
+        Ok(())
+    }
+}
+
+/// What a write has become that failed for this reason.
+fn disk_full(error: io::Error) -> io::Result<Kept> {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Ok(Kept::DiskFull),
+        _ => Err(error),
+    }
 }
 
 /// The memory of an image of which nothing is known to be in its file but its zeroes, which are holes.
@@ -58,8 +91,31 @@ fn new_residency(index: &Index) -> io::Result<Arc<ResidencyWriter>> {
     Ok(Arc::new(residency))
 }
 
-fn folder_of(cache: &Path, root: &ChunkDigest) -> PathBuf {
-    cache.join(root.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+/// The folder of an image.
+pub fn folder_of(cache: &Path, root: &ChunkDigest) -> PathBuf {
+    cache.join(hex(root))
+}
+
+/// Gives a folder a name that no other has.
+pub fn set_aside(path: PathBuf) -> io::Result<PathBuf> {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    if path.extension().is_some_and(|extension| extension == REMOVED) {
+        return Ok(path);
+    }
+    // Others may be left from a process that ended before it was done.
+    loop {
+        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        let aside = path.with_extension(format!("{number}.{REMOVED}"));
+        if !aside.exists() {
+            fs::rename(&path, &aside)?;
+            return Ok(aside);
+        }
+    }
+}
+
+/// Bytes that the files in the folder of an image take. An image that is not there has none.
+pub fn bytes_in(folder: &Path) -> u64 {
+    fs::metadata(folder.join(DISK)).map_or(0, |file| file.blocks() * 512)
 }
 
 impl CachedImage {
@@ -133,7 +189,11 @@ impl CachedImage {
 
     /// The file for another user, who keeps it from being emptied as long as the descriptor lives, and the memory.
     pub fn for_user(&self) -> io::Result<(File, Arc<ResidencyWriter>)> {
-        let _no_removal = self.present();
+        let present = self.present();
+        if present.is_empty() {
+            // It is served no longer: what is at its path now is another one's.
+            return Err(io::ErrorKind::NotFound.into());
+        }
         let file = File::open(self.folder.join(DISK))?;
         flock(&file, FlockOperation::NonBlockingLockShared)?;
         Ok((file, self.residency()))
@@ -150,16 +210,21 @@ impl CachedImage {
         if residency.has(chunk as u64) {
             return Ok(true);
         }
-        if self.present().get(chunk).is_none_or(|byte| *byte == 0) {
-            return Ok(false);
-        }
-        let mut bytes = vec![0; self.index.len_of(chunk) as usize];
-        self.disk.read_exact_at(&mut bytes, chunk as u64 * self.index.chunk_bytes)?;
-        let is_good = of_chunk(&bytes) == self.index.digests[chunk];
+        let is_good = self.read_verified(chunk)?.is_some();
         if is_good {
             residency.set(chunk as u64);
         }
         Ok(is_good)
+    }
+
+    /// Reads a whole chunk. None: it is not in the file as its digest says. The chunk may be removed meanwhile.
+    pub fn read_verified(&self, chunk: usize) -> io::Result<Option<Vec<u8>>> {
+        if self.present().get(chunk).is_none_or(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; self.index.len_of(chunk) as usize];
+        self.disk.read_exact_at(&mut bytes, chunk as u64 * self.index.chunk_bytes)?;
+        Ok(Some(bytes).filter(|bytes| of_chunk(bytes) == self.index.digests[chunk]))
     }
 
     /// Reads a part of a chunk, if its bit is set. False: it is not, or not any more. Nothing is removed meanwhile.
@@ -186,74 +251,93 @@ impl CachedImage {
     /// Keeps a chunk whose bytes were found to be right.
     pub fn keep(&self, chunk: usize, bytes: &[u8], budget: &Budget) -> io::Result<Kept> {
         let mut present = self.present();
-        let Some(is_new) = present.get(chunk).map(|byte| *byte == 0) else { return Ok(Kept::NoSpace) };
+        let Some(is_new) = present.get(chunk).map(|byte| *byte == 0) else { return Ok(Kept::Gone) };
         if is_new && !budget.take(bytes.len() as u64) {
             return Ok(Kept::NoSpace);
         }
-        let at = chunk as u64 * self.index.chunk_bytes;
-        let written =
-            self.map.write_all_at(&[1], chunk as u64).and_then(|()| self.disk.write_all_at(bytes, at));
-        match written {
+        if let Err(e) = self.map.write_all_at(&[1], chunk as u64) {
+            if is_new {
+                budget.give_back(bytes.len() as u64);
+            }
+            return disk_full(e);
+        }
+        // From here on it is counted, until it was removed.
+        present[chunk] = 1;
+        match self.disk.write_all_at(bytes, chunk as u64 * self.index.chunk_bytes) {
             Ok(()) => {
-                present[chunk] = 1;
                 self.residency().set(chunk as u64);
                 Ok(Kept::Yes)
             }
             Err(e) => {
-                if is_new {
-                    self.remove_chunk(&mut present, chunk)?;
+                if is_new && self.remove_chunk(&mut present, chunk).is_ok() {
                     budget.give_back(bytes.len() as u64);
                 }
-                match e.kind() {
-                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Ok(Kept::NoSpace),
-                    _ => Err(e),
-                }
+                disk_full(e)
             }
         }
     }
 
-    /// Sets what is not removed to make space. False: that is what it was.
-    pub fn pin(&self, fill: &Fill) -> bool {
-        let mut pinned = self.pinned.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let is_new = *pinned != *fill;
-        *pinned = fill.clone();
-        is_new
+    fn pinned(&self) -> MutexGuard<'_, Fill> {
+        self.pinned.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Bytes of the chunks that are not removed to make space, whether they are there or not.
+    /// Sets what is not removed to make space.
+    pub fn pin(&self, fill: &Fill) {
+        *self.pinned() = fill.clone();
+    }
+
+    /// Whether this is what is not removed to make space.
+    pub fn is_pinned(&self, fill: &Fill) -> bool {
+        *self.pinned() == *fill
+    }
+
+    /// Bytes that the chunks take that are not removed to make space, whether they are there or not.
     pub fn pinned_bytes(&self) -> u64 {
-        let bytes = |chunk: usize| if self.index.is_zero(chunk) { 0 } else { self.index.len_of(chunk) };
-        self.filled().into_iter().map(bytes).sum()
+        self.bytes_of(&self.pinned())
+    }
+
+    /// Bytes that these chunks take in the cache.
+    pub fn bytes_of(&self, fill: &Fill) -> u64 {
+        let bytes = |chunk: usize| {
+            if self.index.is_zero(chunk) { 0 } else { Budget::space(self.index.len_of(chunk)) }
+        };
+        self.chunks_of(fill).into_iter().map(bytes).sum()
     }
 
     /// The chunks that are to be there before a disk needs them, in their order.
     pub fn filled(&self) -> Vec<usize> {
-        let pinned = self.pinned.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.chunks_of(&self.pinned())
+    }
+
+    fn chunks_of(&self, fill: &Fill) -> Vec<usize> {
         let chunks = self.index.digests.len();
-        match &*pinned {
+        match fill {
             Fill::Nothing => Vec::new(),
             Fill::All => (0..chunks).collect(),
             Fill::Chunks(some) => some.iter().map(|chunk| *chunk as usize).filter(|n| *n < chunks).collect(),
         }
     }
 
-    /// Everything is in the file: brings it to the medium, so that from now on nothing else is needed.
+    /// Everything is in the file: brings it to the medium, so that from now on nothing else is needed as long as all of it is to stay.
     pub fn make_durable(&self) -> io::Result<()> {
         self.disk.sync_data()?;
         self.map.sync_data()?;
-        self.is_whole.store(true, Ordering::Release);
+        let present = self.present();
+        let is_there = |chunk| self.index.is_zero(chunk) || present.get(chunk).is_some_and(|byte| *byte != 0);
+        let is_whole = self.is_pinned(&Fill::All) && (0..self.index.digests.len()).all(is_there);
+        self.is_whole.store(is_whole, Ordering::Release);
         Ok(())
     }
 
-    /// Removes all files, if nobody uses the image. False: somebody does.
-    pub fn remove(&self, budget: &Budget) -> io::Result<bool> {
+    /// Takes all files out of the image's folder, if nobody uses the image. None: somebody does.
+    pub fn set_aside(&self) -> io::Result<Option<Aside>> {
         let mut present = self.present();
-        let Some(_alone) = self.lock_alone()? else { return Ok(false) };
-        fs::remove_dir_all(&self.folder)?;
+        let Some(_alone) = self.lock_alone()? else { return Ok(None) };
+        let folder = set_aside(self.folder.clone())?;
         let counted = present.iter().enumerate().filter(|(_, byte)| **byte != 0);
-        counted.for_each(|(chunk, _)| budget.give_back(self.index.len_of(chunk)));
+        let counted = counted.map(|(chunk, _)| self.index.len_of(chunk)).collect();
         present.clear();
-        Ok(true)
+        Ok(Some(Aside { folder, counted }))
     }
 
     /// What is in the cache.
@@ -274,34 +358,57 @@ impl CachedImage {
                     present.get(*chunk).is_some_and(|byte| *byte == 0) && !self.index.is_zero(*chunk)
                 })
                 .count() as u64,
-            is_whole: self.is_whole.load(Ordering::Acquire),
+            // What does not have to stay may go.
+            is_whole: self.is_pinned(&Fill::All) && self.is_whole.load(Ordering::Acquire),
         }
     }
 
     /// Removes chunks of so many bytes or a little more, if nobody uses the file. Returns how many were removed.
     pub fn shrink(&self, bytes: u64, budget: &Budget) -> io::Result<u64> {
+        self.evict_from((0..self.index.digests.len()).rev(), bytes, budget)
+    }
+
+    /// Removes this chunk, if nobody uses the file. Returns how many were removed.
+    pub fn evict_chunk(&self, chunk: usize, budget: &Budget) -> io::Result<u64> {
+        self.evict_from([chunk].into_iter(), 1, budget)
+    }
+
+    fn evict_from(
+        &self,
+        mut chunks: impl Iterator<Item = usize>,
+        bytes: u64,
+        budget: &Budget,
+    ) -> io::Result<u64> {
         let mut present = self.present();
-        if matches!(*self.pinned.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), Fill::All) {
+        if self.is_pinned(&Fill::All) || present.is_empty() {
             return Ok(0);
         }
         let Some(_alone) = self.lock_alone()? else { return Ok(0) };
-        // Nobody has the old memory any more; the next user gets one without these chunks.
-        let residency = new_residency(&self.index)?;
-        *self.residency.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = residency;
-        let (mut freed, mut removed) = (0, 0);
         let pinned: HashSet<usize> = self.filled().into_iter().collect();
-        for chunk in (0..present.len()).rev() {
-            if freed >= bytes {
-                break;
-            }
-            if present[chunk] != 0 && !pinned.contains(&chunk) {
-                self.remove_chunk(&mut present, chunk)?;
-                let len = self.index.len_of(chunk);
-                budget.give_back(len);
-                (freed, removed) = (freed + len, removed + 1);
+        let (mut freed, mut removed) = (0, Vec::new());
+        while freed < bytes
+            && let Some(chunk) = chunks.next()
+        {
+            if present.get(chunk).is_some_and(|byte| *byte != 0) && !pinned.contains(&chunk) {
+                freed += Budget::space(self.index.len_of(chunk));
+                removed.push(chunk);
             }
         }
-        Ok(removed)
+        if removed.is_empty() {
+            return Ok(0);
+        }
+        // Nobody has the old memory any more; the next user gets one without these chunks.
+        let (before, after) = (self.residency(), new_residency(&self.index)?);
+        let gone: HashSet<usize> = removed.iter().copied().collect();
+        let stays = |chunk: &usize| before.has(*chunk as u64) && !gone.contains(chunk);
+        (0..present.len()).filter(stays).for_each(|chunk| after.set(chunk as u64));
+        *self.residency.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = after;
+        for chunk in &removed {
+            self.is_whole.store(false, Ordering::Release);
+            self.remove_chunk(&mut present, *chunk)?;
+            budget.give_back(self.index.len_of(*chunk));
+        }
+        Ok(removed.len() as u64)
     }
 
     /// A lock that lasts as long as its file and is had only if nobody uses the image.
@@ -437,23 +544,30 @@ mod tests {
         assert_eq!(image.shrink(u64::MAX, &budget).unwrap(), 0);
         assert!(memory.has(0) && memory.has(1), "who has the old memory may still read");
         drop(other);
+        image.make_durable().unwrap();
         let removed = image.shrink(1, &budget).unwrap();
         assert_eq!((removed, image.figures().present_chunks), (1, 1));
-        assert_eq!(image.shrink(u64::MAX, &budget).unwrap(), 1);
+        assert!(!image.figures().is_whole);
+        image.pin(&Fill::Chunks(vec![0]));
+        assert_eq!((image.evict_chunk(0, &budget).unwrap(), image.evict_chunk(1, &budget).unwrap()), (0, 0));
+        image.pin(&Fill::Nothing);
+        assert_eq!(image.evict_chunk(0, &budget).unwrap(), 1);
         assert_eq!(budget.used_bytes(), 0);
         let (file, memory) = image.for_user().unwrap();
         assert!(!memory.has(0) && file.metadata().unwrap().blocks() == 0);
         assert_eq!(image.keep(0, &chunk(0), &budget).unwrap(), Kept::Yes);
-        assert!(!image.remove(&budget).unwrap(), "it is used");
+        assert!(image.set_aside().unwrap().is_none(), "it is used");
         drop(file);
         let mut read = [0; 8];
         assert_eq!(image.residency_bits(), [0b00001]);
         assert!(image.read_resident(0, 64, &mut read).unwrap() && read == chunk(0)[64..72]);
         assert!(!image.read_resident(1, 0, &mut read).unwrap());
-        assert!(image.remove(&budget).unwrap() && !image.folder().exists());
-        assert!(!image.read_resident(0, 64, &mut read).unwrap());
-        assert_eq!(budget.used_bytes(), 0);
+        let aside = image.set_aside().unwrap().unwrap();
+        assert!(!image.folder().exists() && !image.read_resident(0, 64, &mut read).unwrap());
+        assert_eq!(budget.used_bytes(), CHUNK_BYTES, "it still takes space");
+        aside.remove(&budget).unwrap();
+        assert_eq!((budget.used_bytes(), fs::read_dir(dir.path()).unwrap().count()), (0, 0));
         // Who was still bringing a chunk finds no image any more.
-        assert_eq!(image.keep(0, &chunk(0), &budget).unwrap(), Kept::NoSpace);
+        assert_eq!(image.keep(0, &chunk(0), &budget).unwrap(), Kept::Gone);
     }
 }

@@ -5,6 +5,7 @@
 //! daemon has named all images, so that everything in it is counted.
 
 mod budget;
+mod by_digest;
 mod cache;
 mod connection;
 mod control;
@@ -15,7 +16,9 @@ mod pace;
 mod packets;
 mod peers;
 mod sandbox;
+mod seeds;
 mod source;
+mod telling;
 
 use cache::Cache;
 use packets::{Connection, Listener};

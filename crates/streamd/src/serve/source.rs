@@ -26,14 +26,15 @@ const AFTER_REFUSED: Duration = Duration::from_millis(200);
 const MOST_AFTER_REFUSED: Duration = Duration::from_secs(3);
 /// How often a store may say that it has no such chunk, or give a wrong one, before it is given up.
 const MOST_WRONG: u32 = 3;
+/// Pieces of the time after which a store is asked twice. In each of them this process has run: what it missed while others had the
+/// processors was not the store's silence.
+const PIECES: u32 = 4;
 /// Longest time to find out whether a store that lacks a chunk is a registry at all.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// How chunks are fetched.
-pub struct Source<'a, S: Fn() -> Arc<RemoteStore>> {
-    /// The store, which may be another one the next time.
-    pub store: S,
-    /// Whether it answers, and how fast.
+pub struct Source<'a> {
+    /// The store, which may be another one the next time, whether it answers, and how fast.
     pub health: &'a Arc<Health>,
     /// Counts chunks that had another content than their digest says.
     pub wrong: &'a AtomicU64,
@@ -47,19 +48,19 @@ pub struct Fetched {
     pub received_bytes: u64,
 }
 
-impl<S: Fn() -> Arc<RemoteStore>> Source<'_, S> {
+impl Source<'_> {
     /// Fetches a chunk. Returns it, or why no source has it.
     pub async fn fetch(&self, digest: &ChunkDigest, len: u64) -> Result<Fetched, RegistryError> {
         let (mut wrong, mut refused) = (0, 0);
         loop {
-            let store = (self.store)();
             let answers = self.health.answers();
+            let store = self.health.store();
             let has_begun = AtomicBool::new(false);
             let attempt = pin!(self.attempt(&store, digest, len, &has_begun));
             let silence = pin!(async {
                 sleep(SILENCE).await;
                 // What others learn of the store tells whether this request was lost.
-                self.health.answers_again(&store, answers, &has_begun).await;
+                self.health.answers_again(answers, &has_begun).await;
             });
             let error = match select(attempt, silence).await {
                 Either::Left((Ok(fetched), _)) => return Ok(fetched),
@@ -69,13 +70,15 @@ impl<S: Fn() -> Arc<RemoteStore>> Source<'_, S> {
             // A folder that is not mounted, or a bucket that is gone, has no chunks either.
             if is_wrong(&error) && is_there(&store).await {
                 self.wrong.fetch_add(1, Ordering::Relaxed);
+                self.health.tell_wrong(&error);
                 wrong += 1;
                 if wrong >= MOST_WRONG {
                     return Err(error);
                 }
                 sleep(AFTER_WRONG).await;
             } else {
-                self.health.answers_again(&store, answers, &AtomicBool::new(false)).await;
+                self.health.tell(&error);
+                self.health.answers_again(answers, &AtomicBool::new(false)).await;
                 // One that answers, and not with chunks, has too much to do.
                 if refused > 0 {
                     sleep((AFTER_REFUSED * refused).min(MOST_AFTER_REFUSED)).await;
@@ -85,7 +88,7 @@ impl<S: Fn() -> Arc<RemoteStore>> Source<'_, S> {
         }
     }
 
-    /// Asks once, and once more if that takes long. The first that has an answer wins.
+    /// Asks once, and once more if the first byte does not come for long. The first that has a whole answer wins.
     async fn attempt(
         &self,
         store: &RemoteStore,
@@ -103,7 +106,14 @@ impl<S: Fn() -> Arc<RemoteStore>> Source<'_, S> {
         };
         let first = pin!(once());
         let second = pin!(async {
-            sleep(self.health.hedge()).await;
+            let piece = self.health.hedge() / PIECES;
+            for _ in 0..PIECES {
+                sleep(piece).await;
+            }
+            // A slow body is not sent faster for being asked for twice.
+            if has_begun.load(Ordering::Acquire) {
+                return std::future::pending().await;
+            }
             once().await
         });
         let frame = match select(first, second).await {

@@ -1,18 +1,18 @@
 //! Addresses of registries. Owns which are accepted, and the settings of each kind of client.
 
 use super::RemoteStore;
+use super::client::Connector;
 use super::credentials::Credentials;
+use object_store::RetryConfig;
 use object_store::aws::AmazonS3Builder;
 use object_store::http::HttpBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ClientOptions, RetryConfig};
 use spillway_registry::job::Place;
 use spillway_registry::{RegistryError, RegistryErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
-const CONNECT: Duration = Duration::from_secs(10);
 /// Most times that a request is repeated.
 const MOST_RETRIES: usize = 10;
 /// Longest time without a byte of an answer: of a request that is repeated here, and of one that its sender repeats.
@@ -43,16 +43,11 @@ pub fn open(
     }
 }
 
-fn client(may_be_plain: bool, patience: Duration) -> (ClientOptions, RetryConfig) {
+/// A client, and how often it repeats a request.
+fn client(may_be_plain: bool, patience: Duration) -> (Connector, RetryConfig) {
     let (max_retries, silence) = if patience.is_zero() { (0, SILENCE.1) } else { (MOST_RETRIES, SILENCE.0) };
-    // No limit for a whole body: one that makes progress is not ended.
-    let options = ClientOptions::new()
-        .with_connect_timeout(CONNECT)
-        .with_read_timeout(silence)
-        .with_timeout_disabled()
-        .with_allow_http(may_be_plain)
-        .with_http1_only();
-    (options, RetryConfig { max_retries, retry_timeout: patience, ..RetryConfig::default() })
+    let retry = RetryConfig { max_retries, retry_timeout: patience, ..RetryConfig::default() };
+    (Connector { may_be_plain, silence }, retry)
 }
 
 fn s3(
@@ -66,11 +61,11 @@ fn s3(
         return Err(refused(place, "it names no bucket: give s3://BUCKET/PREFIX"));
     }
     let is_plain = place.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
-    let (options, retry) = client(is_plain, patience);
+    let (connector, retry) = client(is_plain, patience);
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(bucket)
         .with_region(place.region.as_deref().unwrap_or("us-east-1"))
-        .with_client_options(options)
+        .with_http_connector(connector)
         .with_retry(retry);
     if let Some(endpoint) = &place.endpoint {
         builder = builder.with_endpoint(endpoint.trim_end_matches('/'));
@@ -91,19 +86,21 @@ fn s3(
         store: Arc::new(store),
         url: place.url.clone(),
         prefix,
+        folder: None,
         is_read_only: false,
         creates: !place.single_writer,
     })
 }
 
 fn web(place: &Place, patience: Duration) -> Result<RemoteStore, RegistryError> {
-    let (options, retry) = client(place.url.starts_with("http://"), patience);
-    let builder = HttpBuilder::new().with_url(&place.url).with_client_options(options).with_retry(retry);
+    let (connector, retry) = client(place.url.starts_with("http://"), patience);
+    let builder = HttpBuilder::new().with_url(&place.url).with_http_connector(connector).with_retry(retry);
     let store = builder.build().map_err(|e| refused(place, &e.to_string()))?;
     Ok(RemoteStore {
         store: Arc::new(store),
         url: place.url.clone(),
         prefix: Path::default(),
+        folder: None,
         is_read_only: true,
         creates: false,
     })
@@ -118,6 +115,7 @@ fn folder(place: &Place, path: &str) -> Result<RemoteStore, RegistryError> {
         store: Arc::new(store.with_fsync(true)),
         url: place.url.clone(),
         prefix: Path::default(),
+        folder: Some(path.into()),
         is_read_only: false,
         creates: true,
     })
@@ -134,6 +132,7 @@ fn absent_folder(place: &Place, path: &str) -> Result<RemoteStore, RegistryError
         store: Arc::new(LocalFileSystem::new()),
         url: place.url.clone(),
         prefix,
+        folder: None,
         is_read_only: true,
         creates: false,
     })

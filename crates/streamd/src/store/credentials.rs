@@ -7,6 +7,7 @@ use std::io::Read;
 const MOST_BYTES: u64 = 64 << 10;
 
 /// Keys for signing requests. No `Debug`: they appear in no log.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub access_key: String,
     pub secret_key: String,

@@ -1,11 +1,9 @@
 //! Errors of stores, in words. Owns what each answer means, and what to do about it.
 
+use crate::causes::{root_cause, shortened};
 use object_store::Error;
 use spillway_registry::{RegistryError, RegistryErrorKind};
 use std::error::Error as _;
-
-/// Longest part of a store's own words in a message, in characters.
-const MOST_WORDS: usize = 300;
 
 /// Whether the store says that there is no such object. A store without the bucket says something else.
 pub fn is_absent(error: &Error) -> bool {
@@ -20,27 +18,27 @@ pub fn understood(url: &str, key: &str, error: &Error) -> RegistryError {
     let (kind, why) = if has(&["NoSuchBucket"]) {
         (RegistryErrorKind::Absent, "the bucket does not exist: create it, or correct the address".to_owned())
     } else if has(&["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"]) {
-        (RegistryErrorKind::Denied, "the store refuses the credentials: correct their file".to_owned())
+        (RegistryErrorKind::Denied, "the registry refuses the credentials: correct their file".to_owned())
     } else if has(&["RequestTimeTooSkewed"]) {
         (
             RegistryErrorKind::Denied,
-            "the clock of this host differs from the store's: set the clock".to_owned(),
+            "the clock of this host differs from the registry's: set the clock".to_owned(),
         )
     } else {
         match error {
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (
                 RegistryErrorKind::Denied,
-                "the store refuses it: are there credentials (--credentials), and may they do this?"
+                "the registry refuses it: are there credentials (--credentials), and may they do this?"
                     .to_owned(),
             ),
             Error::NotFound { .. } => (RegistryErrorKind::Absent, "it does not exist".to_owned()),
             Error::NotSupported { .. } | Error::NotImplemented { .. } => {
-                (RegistryErrorKind::Unsupported, format!("the store cannot do it ({})", shortened(&said)))
+                (RegistryErrorKind::Unsupported, format!("the registry cannot do it ({})", shortened(&said)))
             }
             Error::Generic { store: "LocalFileSystem", .. } => (RegistryErrorKind::Local, shortened(&said)),
             _ => (
                 RegistryErrorKind::Unreachable,
-                format!("the store does not answer as it should: {}", shortened(&root_cause(error))),
+                format!("the registry does not answer as it should: {}", root_cause(error)),
             ),
         }
     };
@@ -59,22 +57,4 @@ fn chain(error: &Error) -> String {
         cause = error.source();
     }
     said
-}
-
-/// What the innermost cause says: the others repeat it, with much that people do not ask for.
-fn root_cause(error: &Error) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(cause) = innermost.source() {
-        innermost = cause;
-    }
-    innermost.to_string()
-}
-
-/// Words of a store, which may be anything, for a message.
-fn shortened(said: &str) -> String {
-    let mut short: String = said.chars().take(MOST_WORDS).flat_map(char::escape_debug).collect();
-    if said.chars().nth(MOST_WORDS).is_some() {
-        short += "...";
-    }
-    short
 }

@@ -3,19 +3,27 @@
 //! Invariant: credentials leave this module only in requests to the store.
 
 mod address;
+mod client;
 mod credentials;
 mod failure;
+mod folder;
 
 pub use credentials::Credentials;
 use failure::understood;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use spillway_registry::job::Place;
 use spillway_registry::{ListedObject, Objects, RegistryError, RegistryErrorKind};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// How often an object is created that somebody else creates at the same time, and the pause after the first time.
+const MOST_CONFLICTS: u32 = 5;
+const AFTER_CONFLICT: Duration = Duration::from_millis(200);
 
 /// A registry's store.
 pub struct RemoteStore {
@@ -23,6 +31,8 @@ pub struct RemoteStore {
     /// Address, for people.
     url: String,
     prefix: Path,
+    /// The folder that is the registry, if it is one.
+    folder: Option<PathBuf>,
     is_read_only: bool,
     /// Whether objects are created in one step.
     creates: bool,
@@ -115,14 +125,26 @@ impl Objects for RemoteStore {
             }
             return self.put(key, content).await.map(|()| true);
         }
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        match self.store.put_opts(&self.path(key), content.into(), options).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-                Ok(false)
+        let content = PutPayload::from(content);
+        for attempt in 1..=MOST_CONFLICTS {
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            match self.store.put_opts(&self.path(key), content.clone(), options).await {
+                Ok(_) => return Ok(true),
+                Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                }
+                Err(e) => return Err(self.failed(key, &e)),
             }
-            Err(e) => Err(self.failed(key, &e)),
+            // Stores say this too (409) of two that write at the same time, of which the other may never end.
+            if self.exists(key).await? {
+                return Ok(false);
+            }
+            tokio::time::sleep(AFTER_CONFLICT * attempt).await;
         }
+        let message = format!(
+            "{}: {key} cannot be written: the registry says that somebody else writes it, and it does not appear: try again",
+            self.url
+        );
+        Err(RegistryError::new(RegistryErrorKind::Busy, message))
     }
 
     async fn list(&self, folder: &str) -> Result<Vec<ListedObject>, RegistryError> {
@@ -130,16 +152,19 @@ impl Objects for RemoteStore {
             let message = format!("{}: objects of a web server cannot be listed", self.url);
             return Err(RegistryError::new(RegistryErrorKind::Unsupported, message));
         }
+        if let Some(root) = self.folder.clone() {
+            let key = folder.to_owned();
+            let listed = tokio::task::spawn_blocking(move || folder::list(&root, &key)).await;
+            let listed = listed.map_err(io::Error::other).and_then(|listed| listed);
+            return listed.map_err(|e| {
+                RegistryError::new(RegistryErrorKind::Local, format!("{}: {folder}: {e}", self.url))
+            });
+        }
         let prefix = self.path(folder);
         let mut listed = Vec::new();
         let mut objects = self.store.list(Some(&prefix));
         while let Some(object) = objects.next().await {
-            let object = match object {
-                Ok(object) => object,
-                // A folder that was never made has nothing in it.
-                Err(e) if failure::is_absent(&e) => break,
-                Err(e) => return Err(self.failed(folder, &e)),
-            };
+            let object = object.map_err(|e| self.failed(folder, &e))?;
             let parts: Option<Vec<_>> = object.location.prefix_match(&self.prefix).map(Iterator::collect);
             let Some(parts) = parts else { continue };
             listed.push(ListedObject {
@@ -167,5 +192,71 @@ impl Objects for RemoteStore {
 
     async fn pause(&self, seconds: u64) {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    /// An S3 store that answers PUT and HEAD with these, one after the other and then with the last. Returns its address.
+    fn store(puts: &'static [u16], heads: &'static [u16]) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        // It ends with the test's process.
+        thread::spawn(move || {
+            let (mut put, mut head) = (puts.iter().peekable(), heads.iter().peekable());
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (mut reader, mut writer) = (BufReader::new(stream.try_clone().unwrap()), stream);
+                let (mut first, mut len) = (String::new(), 0);
+                reader.read_line(&mut first).unwrap();
+                loop {
+                    let mut line = String::new();
+                    if reader.read_line(&mut line).unwrap() <= 2 {
+                        break;
+                    }
+                    if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+                        len = value.trim().parse().unwrap();
+                    }
+                }
+                reader.read_exact(&mut vec![0; len]).unwrap();
+                let answers = if first.starts_with("PUT") { &mut put } else { &mut head };
+                let status = **answers.peek().unwrap();
+                if answers.len() > 1 {
+                    answers.next();
+                }
+                let rest = "ETag: \"1\"\r\nLast-Modified: Fri, 27 Nov 2026 20:00:00 GMT\r\nContent-Length: 0\r\nConnection: close";
+                write!(writer, "HTTP/1.1 {status} Said\r\n{rest}\r\n\r\n").unwrap();
+            }
+        });
+        address
+    }
+
+    async fn creates(puts: &'static [u16], heads: &'static [u16]) -> Result<bool, RegistryErrorKind> {
+        let _already = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+        let place = Place {
+            url: "s3://images/golden".into(),
+            endpoint: Some(store(puts, heads)),
+            region: None,
+            single_writer: false,
+            credentials: None,
+        };
+        let store = RemoteStore::open(&place, None, Duration::ZERO).unwrap();
+        store.create("chunks/ab/c", vec![1; 100]).await.map_err(|e| e.kind)
+    }
+
+    #[tokio::test]
+    async fn a_conflict_is_no_proof_that_somebody_has_made_the_object() {
+        assert_eq!(creates(&[200], &[404]).await, Ok(true));
+        assert_eq!(creates(&[412], &[200]).await, Ok(false));
+        assert_eq!(creates(&[409], &[200]).await, Ok(false));
+        // Who was faster has failed.
+        assert_eq!(creates(&[409, 409, 200], &[404]).await, Ok(true));
+        // Who was faster has not ended yet.
+        assert_eq!(creates(&[409], &[404, 404, 200]).await, Ok(false));
+        assert_eq!(creates(&[409], &[404]).await, Err(RegistryErrorKind::Busy));
     }
 }

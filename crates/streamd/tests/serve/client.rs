@@ -1,6 +1,6 @@
 //! A worker of the test's: asks for chunks, and reads them where they are.
 
-use crate::scene::{SIZE, chunk_len};
+use crate::scene::SIZE;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, connect, recvmsg, send, sendmsg, socket,
@@ -26,6 +26,7 @@ pub enum Got {
 pub struct Client {
     socket: OwnedFd,
     image: Option<(File, Residency)>,
+    size_bytes: u64,
 }
 
 impl Client {
@@ -36,17 +37,22 @@ impl Client {
     pub fn try_connect(path: &Path) -> Option<Client> {
         let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         connect(&socket, &SocketAddrUnix::new(path).unwrap()).ok()?;
-        Some(Client { socket, image: None })
+        Some(Client { socket, image: None, size_bytes: SIZE })
     }
 
     pub fn open(path: &Path, root: &[u8; 32]) -> Client {
-        let mut client = Client::connect(path);
+        Client::open_sized(path, root, SIZE)
+    }
+
+    /// Opens an image of another size.
+    pub fn open_sized(path: &Path, root: &[u8; 32], size_bytes: u64) -> Client {
+        let mut client = Client { size_bytes, ..Client::connect(path) };
         send(&client.socket, &open(root), SendFlags::NOSIGNAL).unwrap();
         let (packet, mut fds) = client.receive();
-        let opened = Opened { size_bytes: SIZE, chunk_bytes: 1 << 20 };
+        let opened = Opened { size_bytes, chunk_bytes: 1 << 20 };
         assert_eq!(Opened::parse(&packet), Some(opened));
         let (memory, file) = (fds.pop().unwrap(), File::from(fds.pop().unwrap()));
-        let residency = Residency::open(memory.as_fd(), u64::from(crate::CHUNKS)).unwrap();
+        let residency = Residency::open(memory.as_fd(), size_bytes.div_ceil(1 << 20)).unwrap();
         client.image = Some((file, residency));
         client
     }
@@ -98,7 +104,7 @@ impl Client {
             Answer::Damaged => Got::Damaged,
             Answer::Passed => {
                 let file = File::from(fds.pop().unwrap());
-                let mut bytes = vec![0; chunk_len(chunk) as usize];
+                let mut bytes = vec![0; self.chunk_len(chunk)];
                 file.read_exact_at(&mut bytes, 0).unwrap();
                 Got::Passed(bytes)
             }
@@ -117,12 +123,16 @@ impl Client {
         got
     }
 
+    fn chunk_len(&self, chunk: u32) -> usize {
+        (self.size_bytes - (u64::from(chunk) << 20)).min(1 << 20) as usize
+    }
+
     pub fn has(&self, chunk: u32) -> bool {
         self.image.as_ref().unwrap().1.has(chunk.into())
     }
 
     pub fn read(&self, chunk: u32) -> Vec<u8> {
-        let mut bytes = vec![0; chunk_len(chunk) as usize];
+        let mut bytes = vec![0; self.chunk_len(chunk)];
         self.image.as_ref().unwrap().0.read_exact_at(&mut bytes, u64::from(chunk) << 20).unwrap();
         bytes
     }

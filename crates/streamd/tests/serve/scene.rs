@@ -59,29 +59,34 @@ pub struct Registry {
     pub web: Web,
 }
 
+/// Content of an image, of which two chunks are zeroes.
+pub fn content(seed: u64) -> Vec<u8> {
+    let mut random = Rng::new(seed);
+    let mut bytes = vec![0; SIZE as usize];
+    let words = bytes.as_chunks_mut::<8>().0.iter_mut().enumerate();
+    for (_, word) in words.filter(|(at, _)| !matches!((at * 8) >> 20, 3 | 6)) {
+        *word = random.next_u64().to_le_bytes();
+    }
+    bytes
+}
+
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_spillway-streamd"))
 }
 
 impl Registry {
+    /// With images of other content each.
     pub fn new(seeds: &[u64]) -> Registry {
+        Registry::of(seeds.iter().map(|seed| content(*seed)).collect())
+    }
+
+    /// With these images.
+    pub fn of(contents: Vec<Vec<u8>>) -> Registry {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let shared = dir.path().join("registry");
         [shared.clone(), dir.path().join("cache")].iter().for_each(|folder| fs::create_dir(folder).unwrap());
         let mut images = Vec::new();
-        for (n, seed) in seeds.iter().enumerate() {
-            let mut random = Rng::new(*seed);
-            let mut bytes = vec![0; SIZE as usize];
-            // Two chunks are zeroes.
-            for word in bytes
-                .as_chunks_mut::<8>()
-                .0
-                .iter_mut()
-                .enumerate()
-                .filter(|(at, _)| !matches!((at * 8) >> 20, 3 | 6))
-            {
-                *word.1 = random.next_u64().to_le_bytes();
-            }
+        for (n, bytes) in contents.into_iter().enumerate() {
             let digests: Vec<_> = bytes.chunks(MIB as usize).map(of_chunk).collect();
             let (disk, list) = (dir.path().join("disk"), dir.path().join("digests"));
             fs::write(&disk, &bytes).unwrap();
@@ -113,12 +118,16 @@ fn place(url: &str) -> Value {
 }
 
 pub fn place_of(registry: &Registry) -> Place {
-    serde_json::from_value(place(&registry.web.url)).unwrap()
+    place_at(&registry.web.url)
+}
+
+pub fn place_at(url: &str) -> Place {
+    serde_json::from_value(place(url)).unwrap()
 }
 
 fn job(place: &Value, work: &Value) {
     let mut job = program().arg("job").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let order = json!({ "place": place, "work": work }).to_string();
+    let order = json!({ "registry": { "place": place, "work": work } }).to_string();
     job.stdin.take().unwrap().write_all(order.as_bytes()).unwrap();
     let done = job.wait_with_output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
@@ -150,7 +159,7 @@ impl Streamd {
     }
 
     pub fn swept(self) -> Streamd {
-        assert_eq!(self.control.control(&ControlRequest::Sweep, &[]), ControlReply::Done);
+        assert_eq!(self.control.control(&ControlRequest::Sweep { others: vec![] }, &[]), ControlReply::Done);
         self
     }
 
@@ -213,18 +222,24 @@ impl Streamd {
         rustix::process::kill_process(process, signal).unwrap();
     }
 
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Names an image as the daemon does.
     pub fn serve(&self, registry: &Registry, n: usize, fill: Fill) -> ControlReply {
+        self.serve_from(registry, n, fill, place_of(registry))
+    }
+
+    /// The same, with the chunks at this place.
+    pub fn serve_from(&self, registry: &Registry, n: usize, fill: Fill, place: Place) -> ControlReply {
         let image = &registry.images[n];
         let list = tempfile::tempfile().unwrap();
         let digests: Vec<_> = image.bytes.chunks(MIB as usize).map(of_chunk).collect();
         list.write_all_at(&digests.concat(), 0).unwrap();
-        let request = ControlRequest::Serve {
-            digest: image.digest(),
-            size_bytes: SIZE,
-            place: place_of(registry),
-            fill,
-        };
+        let request =
+            ControlRequest::Serve { digest: image.digest(), size_bytes: SIZE, place, fill, dry_run: false };
         self.control.control(&request, &[list.as_fd()])
     }
 
@@ -234,6 +249,11 @@ impl Streamd {
             ControlReply::Image(figures) => figures,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Serves an image no longer.
+    pub fn forget(&self, registry: &Registry, n: usize) -> ControlReply {
+        self.control.control(&ControlRequest::Forget { digest: registry.images[n].digest() }, &[])
     }
 
     pub fn kill(&mut self) {
@@ -257,6 +277,13 @@ fn disks(cache: &Path) -> impl Iterator<Item = PathBuf> {
 /// Space that the images take in the cache.
 pub fn blocks_bytes(cache: &Path) -> u64 {
     disks(cache).map(|disk| fs::metadata(disk).unwrap().blocks() * 512).sum()
+}
+
+/// Writes over a chunk of an image in the cache.
+pub fn overwrite(registry: &Registry, n: usize, chunk: u32) {
+    let root: String = registry.images[n].root.iter().map(|byte| format!("{byte:02x}")).collect();
+    let disk = File::options().write(true).open(registry.cache().join(root).join("disk.raw")).unwrap();
+    disk.write_all_at(&vec![0xa5; chunk_len(chunk) as usize], u64::from(chunk) * MIB).unwrap();
 }
 
 /// Changes some bytes of each file.

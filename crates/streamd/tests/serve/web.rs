@@ -21,8 +21,12 @@ pub enum Fault {
     Flips,
     /// With less than it says.
     Cuts,
-    /// With one of the others, every second time.
+    /// With one of the three before, every second time.
     Sometimes,
+    /// With the address of the same object at the other server.
+    Redirects,
+    /// With an error whose text has no end.
+    Babbles,
 }
 
 struct State {
@@ -31,6 +35,7 @@ struct State {
     changed: Condvar,
     gets: Mutex<BTreeMap<String, u64>>,
     answers: AtomicU64,
+    other: Mutex<String>,
 }
 
 pub struct Web {
@@ -48,6 +53,7 @@ impl Web {
             changed: Condvar::new(),
             gets: Mutex::default(),
             answers: AtomicU64::new(0),
+            other: Mutex::default(),
         });
         let of_server = Arc::clone(&state);
         // It ends with the test's process.
@@ -58,6 +64,11 @@ impl Web {
             }
         });
         Web { state, url }
+    }
+
+    /// The server to which requests are redirected.
+    pub fn redirect_to(&self, other: &Web) {
+        *self.state.other.lock().unwrap() = other.url.clone();
     }
 
     pub fn set(&self, fault: Fault) {
@@ -109,6 +120,19 @@ fn serve(state: &State, stream: TcpStream) -> std::io::Result<()> {
         if fault == Fault::Refuses {
             write!(writer, "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")?;
             continue;
+        }
+        if fault == Fault::Redirects {
+            let other = state.other.lock().unwrap().clone();
+            write!(writer, "HTTP/1.1 302 Found\r\nLocation: {other}{path}\r\nContent-Length: 0\r\n\r\n")?;
+            continue;
+        }
+        if fault == Fault::Babbles {
+            write!(writer, "HTTP/1.1 500 Internal Server Error\r\nContent-Length: {}\r\n\r\n", 1u64 << 40)?;
+            let text = [b'x'; 1 << 16];
+            // Until nobody reads on.
+            loop {
+                writer.write_all(&text)?;
+            }
         }
         let Ok(mut body) = fs::read(state.folder.join(path.trim_start_matches('/'))) else {
             write!(writer, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;

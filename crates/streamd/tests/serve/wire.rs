@@ -2,9 +2,11 @@
 
 use crate::scene::{CHUNKS, Image};
 use spillway_image::digests::of_chunk;
+use spillway_testkit::process::wait_until;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -112,7 +114,22 @@ pub enum Manner {
 
 /// A host that answers.
 pub struct Fake {
-    asked: Arc<Mutex<Vec<String>>>,
+    asked: Arc<Asked>,
+}
+
+/// What a host was asked.
+#[derive(Default)]
+struct Asked {
+    /// Paths of chunks.
+    chunks: Mutex<Vec<String>>,
+    /// It has answered a question other than for a chunk: what it has, or whether it is there.
+    has_been_seen: AtomicBool,
+}
+
+impl Asked {
+    fn answered(&self, line: &str) {
+        self.has_been_seen.fetch_or(line.contains(" /have/"), Ordering::Release);
+    }
 }
 
 impl Fake {
@@ -130,7 +147,7 @@ impl Fake {
         let listener = TcpListener::bind(address).unwrap();
         let chunks: Vec<_> = (0..CHUNKS).map(|chunk| image.chunk(chunk).to_vec()).collect();
         let chunks = Arc::new(chunks);
-        let asked = Arc::new(Mutex::new(Vec::new()));
+        let asked = Arc::new(Asked::default());
         let of_server = Arc::clone(&asked);
         // It ends with the test's process.
         thread::spawn(move || {
@@ -148,7 +165,13 @@ impl Fake {
 
     /// Paths of chunks that it was asked for.
     pub fn asked(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
+        self.asked.chunks.lock().unwrap().clone()
+    }
+
+    /// Waits until it has answered what it has, or whether it is there.
+    pub fn wait_until_seen(&self) {
+        let seen = || self.asked.has_been_seen.load(Ordering::Acquire).then_some(());
+        wait_until(Duration::from_secs(120), seen).expect("somebody looks at the host");
     }
 }
 
@@ -162,7 +185,7 @@ fn answer_all(
     stream: StreamOwned<ServerConnection, TcpStream>,
     manner: Manner,
     chunks: &[Vec<u8>],
-    asked: &Mutex<Vec<String>>,
+    asked: &Asked,
 ) -> Option<()> {
     let mut reader = BufReader::new(stream);
     loop {
@@ -177,13 +200,14 @@ fn answer_all(
         let found = match path.starts_with("/have/") {
             true => (!line.starts_with("HEAD")).then(|| vec![0xff; chunks.len().div_ceil(8)]),
             false => {
-                asked.lock().unwrap().push(path.into());
+                asked.chunks.lock().unwrap().push(path.into());
                 let chunk = chunks.iter().find(|chunk| path_of(chunk) == path);
                 chunk.filter(|_| manner != Manner::Empty).cloned()
             }
         };
         let Some(mut body) = found else {
             write!(writer, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").ok()?;
+            asked.answered(&line);
             continue;
         };
         let mut says = body.len();
@@ -209,5 +233,6 @@ fn answer_all(
         if body.len() < says {
             return None;
         }
+        asked.answered(&line);
     }
 }

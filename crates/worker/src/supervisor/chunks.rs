@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long an answer of it may take.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause before the next try of what a person has to mend.
+const MENDING: Duration = Duration::from_secs(10);
 /// Pause before the next try.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -93,16 +95,24 @@ pub(super) fn open(at: &Streamed, cache: BaseCache) -> Result<OpenedStream, Supe
             Err(_) => std::thread::sleep(PAUSE),
         }
     };
-    if cache == BaseCache::None {
-        fcntl_setfl(&opened.image.file, OFlags::DIRECT).map_err(|e| {
-            let what =
-                "the cache of streamed images cannot be read past the page cache, as --base-cache none asks";
-            let advice =
-                "use --base-cache host, or put the cache on a file system that has O_DIRECT (ext4, xfs)";
-            SupervisorError::caused(ErrorKind::Image, what, e, advice)
-        })?;
-    }
+    set_cache(&opened.image, cache)?;
     Ok(opened)
+}
+
+/// Has the image read through the host's page cache or past it.
+///
+/// # Errors
+/// The file system of the cache cannot.
+pub(super) fn set_cache(image: &OpenedImage, cache: BaseCache) -> Result<(), SupervisorError> {
+    if cache != BaseCache::None {
+        return Ok(());
+    }
+    fcntl_setfl(&image.file, OFlags::DIRECT).map_err(|e| {
+        let what =
+            "the cache of streamed images cannot be read past the page cache, as --base-cache none asks";
+        let advice = "use --base-cache host, or put the cache on a file system that has O_DIRECT (ext4, xfs)";
+        SupervisorError::caused(ErrorKind::Image, what, e, advice)
+    })
 }
 
 /// Connects, and names the image.
@@ -189,6 +199,11 @@ impl Chunks {
     /// There is none; the next try is due after a pause, since it may be lost again and again.
     pub fn try_later(&mut self) {
         self.state = State::None(Instant::now() + PAUSE);
+    }
+
+    /// What was opened cannot be used, and a person has to mend that.
+    pub fn try_after_mending(&mut self) {
+        self.state = State::None(Instant::now() + MENDING);
     }
 
     /// Asks for a connection when it is due.

@@ -4,7 +4,7 @@
 //! Invariant: after the first worker has served, a worker runs or is about to be started until the supervisor stops, except
 //! while a killed worker has not ended. The messages of a dead worker are processed before the next one starts.
 
-use super::chunks::{Chunks, OpenedStream};
+use super::chunks::{Chunks, OpenedStream, set_cache};
 use super::clients::Client;
 use super::event_loop::Supervisor;
 use super::process::{Program, Received, Worker};
@@ -239,6 +239,14 @@ impl Supervisor {
         let Some(opened) = self.chunks.as_mut().and_then(Chunks::take) else { return };
         let OpenedStream { image, residency, chunk_bytes, connection } = opened;
         let is_same = self.disk.is_same_image(&image, chunk_bytes);
+        if !is_same && let Err(e) = set_cache(&image, self.disk.settings().base_cache()) {
+            // What is there is still read from the old file.
+            if self.life.may_log() {
+                self.announce("notice", &format!("the image has another file in the cache now: {e}"));
+            }
+            self.chunks.iter_mut().for_each(Chunks::try_after_mending);
+            return;
+        }
         let again = residency.try_clone();
         self.disk.set_residency(residency);
         match (is_same, again) {

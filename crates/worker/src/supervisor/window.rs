@@ -136,6 +136,8 @@ impl Drop for Window {
 fn chunks(c: &Counters) -> Chunks {
     Chunks {
         asked: get(&c.chunks_asked),
+        found: get(&c.chunks_found),
+        found_bytes: get(&c.chunks_found_bytes),
         missing: get(&c.chunks_missing),
         stalls: get(&c.chunk_stalls),
         stalled: get(&c.is_chunk_stalled),

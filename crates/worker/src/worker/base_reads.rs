@@ -10,7 +10,7 @@ use super::io::IoResult;
 use super::transfers::Transfers;
 use spillway_core::{Counters, Errno, OpId, add, set};
 use spillway_image::{Arrival, BaseImage, BaseReader, Extent, ExtentCache, ExtentKind, Finished, RawImage};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -18,8 +18,9 @@ use std::os::unix::fs::FileExt;
 /// Jobs of the base image's thread at a time; more wait here.
 const BASE_JOBS: usize = 32;
 
-/// How long a chunk may be missing until that is told: guests give up a disk that does not answer for 30 seconds.
-const STALL_NS: u64 = 10_000_000_000;
+/// How long a chunk may be missing until that is told: 10 seconds, but for the time until the guest is stopped then. Guests give up a
+/// disk that does not answer for 30 seconds.
+const STALL_NS: u64 = 9_700_000_000;
 
 /// The base image.
 pub struct BaseReads {
@@ -33,18 +34,41 @@ pub struct BaseReads {
     /// Where the image was found not to be what its digests say.
     damaged: Vec<u64>,
     missing: Missing,
-    /// Of a streamed image, until somebody has asked for it.
-    touched: Option<Box<TouchedChunks>>,
+    used: UsedChunks,
 }
 
-/// The chunks that were read, in the order of their first use.
+/// The chunks of a streamed image that were read since the start or the last reset.
 #[derive(Default)]
-struct TouchedChunks {
-    seen: HashSet<u32>,
-    order: Vec<u32>,
+struct UsedChunks {
+    /// A bit for each chunk; empty for other images.
+    bits: Vec<u64>,
+    /// In the order of their first use, until somebody has asked for it.
+    order: Option<Vec<u32>>,
+    /// Since the counters were published: chunks that were there at their first use, and their bytes.
+    found: u64,
+    found_bytes: u64,
 }
 
-/// Chunks whose first use is noted.
+impl UsedChunks {
+    /// Whether this is a use of a chunk after the first.
+    #[inline]
+    fn has(&self, chunk: u32) -> bool {
+        self.bits.get(chunk as usize / 64).is_none_or(|bits| bits >> (chunk % 64) & 1 == 1)
+    }
+
+    /// Notes the first use of a chunk of so many bytes, which is there or is not.
+    fn add(&mut self, chunk: u32, len: u64, is_there: bool) {
+        self.bits[chunk as usize / 64] |= 1 << (chunk % 64);
+        if let Some(order) = self.order.as_mut().filter(|order| order.len() < MOST_TOUCHED) {
+            order.push(chunk);
+        }
+        if is_there {
+            (self.found, self.found_bytes) = (self.found + 1, self.found_bytes + len);
+        }
+    }
+}
+
+/// Chunks whose order of first use is noted.
 const MOST_TOUCHED: usize = 8192;
 
 /// The chunks of a streamed image that were asked for.
@@ -92,7 +116,7 @@ impl BaseReads {
             bounce: Vec::new(),
             damaged: Vec::new(),
             missing: Missing::default(),
-            touched: None,
+            used: UsedChunks::default(),
         };
         reads.note_touches();
         reads
@@ -100,20 +124,25 @@ impl BaseReads {
 
     /// Notes which chunks of a streamed image are read from now on.
     pub fn note_touches(&mut self) {
-        self.touched = matches!(self.image, BaseImage::Streamed(_)).then(Box::default);
+        let BaseImage::Streamed(image) = &self.image else { return };
+        self.used.bits = vec![0; image.chunks().div_ceil(64) as usize];
+        self.used.order = Some(Vec::new());
     }
 
-    /// The chunks that were read since then, in the order of their first use. No more are noted.
+    /// The chunks that were read since then, in the order of their first use. Their order is noted no longer.
     pub fn take_touched(&mut self) -> Vec<u32> {
-        self.touched.take().map(|touched| touched.order).unwrap_or_default()
+        self.used.order.take().unwrap_or_default()
     }
 
-    #[cold]
+    /// Notes that a chunk of a streamed image is read.
+    #[inline]
     fn touch(&mut self, offset: u64) {
-        let (BaseImage::Streamed(image), Some(touched)) = (&self.image, &mut self.touched) else { return };
+        let BaseImage::Streamed(image) = &self.image else { return };
         let chunk = image.chunk_at(offset);
-        if touched.order.len() < MOST_TOUCHED && touched.seen.insert(chunk) {
-            touched.order.push(chunk);
+        if !self.used.has(chunk) {
+            let at = image.offset_of(chunk);
+            let len = (image.offset_of(chunk + 1)).min(image.file().size_bytes()) - at;
+            self.used.add(chunk, len, image.has(offset));
         }
     }
 
@@ -166,6 +195,8 @@ impl BaseReads {
         let missing = &mut self.missing;
         add(&c.chunks_asked, std::mem::take(&mut missing.asked));
         add(&c.chunk_stalls, std::mem::take(&mut missing.stalls));
+        add(&c.chunks_found, std::mem::take(&mut self.used.found));
+        add(&c.chunks_found_bytes, std::mem::take(&mut self.used.found_bytes));
         set(&c.chunks_missing, missing.chunks.len() as u64);
         set(&c.is_chunk_stalled, u64::from(missing.is_stalled));
         missing.took_ns.drain(..).for_each(|ns| c.chunk_latency.record(ns, 1));
@@ -221,9 +252,7 @@ impl BaseReads {
 
     /// What can be served without waiting. `None`: it would have to wait.
     pub fn now(&mut self, offset: u64, len: u32) -> Option<Result<Now<'_>, Errno>> {
-        if self.touched.is_some() {
-            self.touch(offset);
-        }
+        self.touch(offset);
         let (image, offset) = match &self.image {
             BaseImage::Raw { .. } if self.is_hole(offset, len) => return Some(Ok(Now::Zeroes)),
             BaseImage::Raw { image, .. } => (image, offset),
@@ -241,9 +270,7 @@ impl BaseReads {
 
     /// Reads what has to be waited for.
     pub fn read(&mut self, transfers: &mut Transfers, op: OpId, offset: u64, len: u32) {
-        if self.touched.is_some() {
-            self.touch(offset);
-        }
+        self.touch(offset);
         let file = match &self.image {
             BaseImage::Raw { image, .. } => Some((image, offset)),
             BaseImage::Streamed(image) if image.has(offset) => Some((image.file(), offset)),

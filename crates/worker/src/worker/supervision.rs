@@ -483,7 +483,7 @@ impl Reactor {
                 let text = match self.start.chunk_bytes {
                     Some(len) => format!(
                         "no registry has the {len} bytes of the image from {at} on as their digest says: reads there fail; \
-                         'spillway registry check' says more"
+                         the log of spillway-streamd names its object in the registry"
                     ),
                     None => format!(
                         "the base image is not what its digest says, in the {CHUNK_BYTES} bytes from {at} on: reads there fail; \
@@ -535,7 +535,7 @@ fn stall_event(stalled: bool) -> FromWorker {
         true => (
             "chunks-missing",
             "chunks of the image have not arrived for 10 seconds: reads that need them wait; check the registry \
-             ('spillway registry check')",
+             ('spillway registry check NAME')",
         ),
         false => ("chunks-arrive", "chunks of the image arrive again"),
     };

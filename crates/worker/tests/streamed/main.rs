@@ -3,11 +3,13 @@
 
 mod source;
 
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use source::{CHUNK, CHUNKS, Gives, ROOT, SIZE, Source};
 use spillway_control::program::{ServeOrder, ServeOutput};
-use spillway_control::{Client, DiskSettings, Mode, Request, ServeSettings, Stats, Streamed};
+use spillway_control::{BaseCache, Client, DiskSettings, Mode, Request, ServeSettings, Stats, Streamed};
 use spillway_testkit::{Ask, Driver};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::thread;
@@ -33,6 +35,10 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 impl Disk {
     fn start(mode: Mode) -> Disk {
+        Disk::with(mode, BaseCache::Host)
+    }
+
+    fn with(mode: Mode, base_cache: BaseCache) -> Disk {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let source = Source::new(dir.path());
         let digest = format!("sha256:{}", ROOT.map(|byte| format!("{byte:02x}")).concat());
@@ -40,6 +46,7 @@ impl Disk {
             settings: DiskSettings {
                 mode: Some(mode),
                 ram_bytes: mode.has_ram().then_some(8 << 20),
+                base_cache: Some(base_cache),
                 ..DiskSettings::default()
             },
             image: Some(dir.path().join("disk.raw")),
@@ -77,6 +84,25 @@ impl Disk {
 
     fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+
+    /// Whether the worker reads the file of the cache past the host's page cache.
+    fn passes_the_page_cache(&self) -> bool {
+        let process = PathBuf::from(format!("/proc/{}", self.stats().worker_pid));
+        let files = std::fs::read_dir(process.join("fd")).unwrap().map(|entry| entry.unwrap());
+        let file = self.source.file();
+        let same = files.filter(|open| {
+            std::fs::metadata(open.path()).is_ok_and(|found| (found.dev(), found.ino()) == file)
+        });
+        let flags: Vec<_> = same
+            .map(|open| {
+                let told = std::fs::read_to_string(process.join("fdinfo").join(open.file_name())).unwrap();
+                let flags = told.lines().find_map(|line| line.strip_prefix("flags:")).unwrap();
+                OFlags::from_bits_retain(u32::from_str_radix(flags.trim(), 8).unwrap())
+            })
+            .collect();
+        assert!(!flags.is_empty(), "it has no such file open");
+        flags.iter().all(|flags| flags.contains(OFlags::DIRECT))
     }
 
     /// Reads, and compares.
@@ -124,7 +150,7 @@ fn each_chunk_is_asked_for_once_and_what_is_there_waits_for_none() {
     assert!(begun.elapsed() < PROMPT, "{:?}", begun.elapsed());
     assert!(waiting.iter().all(|buffer| !driver.is_finished(*buffer)));
     let chunks = disk.stats().chunks;
-    assert_eq!((chunks.asked, chunks.missing, chunks.stalls), (4, 2, 0));
+    assert_eq!((chunks.asked, chunks.missing, chunks.stalls, chunks.found), (4, 2, 0, 0));
     disk.source.set(Gives::Chunks);
     for (at, buffer) in places.into_iter().zip(waiting) {
         let at = at as usize;
@@ -154,6 +180,13 @@ fn each_chunk_is_asked_for_once_and_what_is_there_waits_for_none() {
     disk.reads(&mut driver, 5 * CHUNK, 4096);
     disk.reads(&mut driver, 0, 4096);
     assert_eq!(touched(), [5, 0]);
+    // Each that is there is counted once for each generation of the disk, and the last one is shorter.
+    disk.reads(&mut driver, 0, 4096);
+    let found = || (disk.stats().chunks.found, disk.stats().chunks.found_bytes);
+    assert_eq!(found(), (2, 2 * CHUNK));
+    disk.reads(&mut driver, SIZE - 4096, 4096);
+    assert_eq!(found(), (3, 2 * CHUNK + (SIZE - 1) % CHUNK + 1));
+    assert_eq!(disk.stats().chunks.asked, 7);
     drop(driver);
     assert!(disk.stop().0.success());
 }
@@ -180,9 +213,10 @@ fn chunks_may_be_passed_on_and_only_a_damaged_one_is_an_error() {
 
 #[test]
 fn the_other_process_and_the_worker_may_die_at_any_time() {
-    let disk = Disk::start(Mode::Ram);
+    let disk = Disk::with(Mode::Ram, BaseCache::None);
     let mut driver = disk.driver();
     disk.reads(&mut driver, 0, 4096);
+    assert!(disk.passes_the_page_cache());
     for round in 1..6 {
         disk.source.set(Gives::Nothing);
         let waiting = driver.start(read(round * CHUNK), |_| {}).unwrap();
@@ -209,6 +243,7 @@ fn the_other_process_and_the_worker_may_die_at_any_time() {
         (0..=round).for_each(|n| disk.reads(&mut driver, n * CHUNK + 4096, 4096));
     }
     assert!(disk.log().contains("the image has another file in the cache now"), "{}", disk.log());
+    assert!(disk.passes_the_page_cache(), "also in the other file");
 }
 
 #[test]

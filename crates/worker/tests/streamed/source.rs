@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
@@ -137,6 +137,12 @@ impl Source {
     /// Its files are lost, too.
     pub fn lose_files(&self) {
         self.state().file = new_file(&self.folder);
+    }
+
+    /// Device and number of the file that it has now.
+    pub fn file(&self) -> (u64, u64) {
+        let found = self.state().file.metadata().unwrap();
+        (found.dev(), found.ino())
     }
 
     pub fn set(&self, gives: Gives) {

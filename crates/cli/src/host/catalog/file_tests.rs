@@ -89,7 +89,7 @@ fn a_word_that_is_not_known_is_refused_with_one_that_is() {
 
 #[test]
 fn what_is_written_is_read_again() {
-    let every_setting = r##"{"image": "debian:7", "count": 20, "type": "pooled", "mode": "ram+overflow",
+    let every_setting = r##"{"image": "debian:7", "residency": "boot", "count": 20, "type": "pooled", "mode": "ram+overflow",
         "ram_bytes": 268435457, "ram_guarantee_bytes": 4096, "overflow_bytes": 10737418240,
         "overflow_store": "fast", "full": "fail", "warn_at": 70, "critical_at": 95, "iops": 500, "iops_burst": 50,
         "bandwidth_bytes": 104857600, "bandwidth_burst_bytes": 1048576, "base_cache": "none", "verify_reads": true, "data_disk_bytes": 1073741824,

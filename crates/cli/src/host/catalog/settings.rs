@@ -6,12 +6,13 @@ use super::{file, show, warn};
 use crate::args::settings::DiskOptions;
 use crate::error::Failure;
 use crate::host::Daemon;
-use crate::host::words::{NetworkWord, label, number, size, words};
+use crate::host::words::{NetworkWord, RESIDENCIES, label, number, size, words};
 use crate::output;
 use clap::Args;
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, NewCatalog, Ready, ResetEvent, bounds, parse_ttl,
+    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, NewCatalog, Ready, ResetEvent, Residency, bounds,
+    parse_ttl,
 };
 use std::path::{Path, PathBuf};
 
@@ -43,6 +44,10 @@ struct Settings {
     /// The image: debian follows the published version, debian:2 does not
     #[arg(long, value_name = "IMAGE[:VERSION]", required_unless_present = "file")]
     image: Option<ImageRef>,
+    /// Chunks of a streamed image that are brought before a disk needs them, at least [default: those that the version was
+    /// imported with]
+    #[arg(long, value_name = "HOW", value_parser = words::<Residency>(RESIDENCIES))]
+    residency: Option<Residency>,
     #[arg(long, default_value_t = 0, value_parser = number(&bounds::MACHINES), help = bounds::MACHINES.help("Number of machines"))]
     count: u32,
     /// pooled machines are reset, dedicated ones keep their data
@@ -59,7 +64,7 @@ struct Settings {
     /// Store for overflow files [default: the first of class local]
     #[arg(long, value_name = "STORE")]
     overflow_store: Option<Name>,
-    /// Verify each MiB of the image against its digest before its first use
+    /// Verify each MiB of the image against its digest before its first use. No effect on streamed versions: they always are
     #[arg(long)]
     verify_reads: bool,
     #[arg(
@@ -177,6 +182,7 @@ impl Settings {
         let keys = keys.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         Ok(CatalogSpec {
             image,
+            residency: self.residency,
             count: self.count,
             kind: self.kind,
             disk: self.disk.settings(),

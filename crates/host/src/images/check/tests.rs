@@ -74,7 +74,7 @@ fn mke2fs(tree: &Path, to: &Path, further: &[&str]) {
 }
 
 pub fn checked(disk: &File) -> CheckedVersion {
-    check(disk, Instant::now() + Duration::from_secs(40)).unwrap()
+    check(disk, Instant::now() + Duration::from_secs(300)).unwrap()
 }
 
 /// Findings that are more than notes, except the missing boot loader of a bare file system.

@@ -6,12 +6,14 @@
 
 mod accounts;
 pub mod curves;
+mod late;
 
 use super::run::MachineFolders;
 use super::views::MachineReader;
 use super::{View, blocking, disk};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
+use crate::images::Images;
 use crate::json_lines::JsonLines;
 use crate::processes;
 use crate::short_path::ShortPath;
@@ -19,11 +21,12 @@ use crate::store::Objects;
 use crate::stores::Stores;
 use accounts::{Accounts, DiskId, DiskReport};
 use jiff::Timestamp;
+use late::LateQuery;
 use rustix::process::{Pid, getpid};
 use serde_json::Value;
 use spillway_api::{
-    Catalog, CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Machine, MachineCounts,
-    MachineFigures, Name, Phase, PlaneCounters, Power, Selector, StoreFigures,
+    Catalog, CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, Machine, MachineCounts,
+    MachineFigures, Name, Phase, PlaneCounters, Power, Selector, StoreFigures, StreamFigures,
 };
 use spillway_control::{Plane, Request, Response, Stats};
 use std::collections::{HashMap, HashSet};
@@ -32,7 +35,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Longest wait for all disks together.
@@ -50,11 +53,13 @@ pub struct FigureCollector {
     catalogs: Catalogs,
     objects: Objects,
     stores: Stores,
+    images: Images,
     folders: MachineFolders,
     /// Sums of the disks' counters.
     accounts: Mutex<Accounts>,
     last: tokio::sync::Mutex<Option<(Instant, Arc<Figures>)>>,
-    space: Mutex<Option<JoinHandle<Vec<StoreFigures>>>>,
+    space: LateQuery<Vec<StoreFigures>>,
+    stream: LateQuery<Option<StreamFigures>>,
 }
 
 impl FigureCollector {
@@ -64,6 +69,7 @@ impl FigureCollector {
         catalogs: Catalogs,
         objects: Objects,
         stores: Stores,
+        images: Images,
         folders: MachineFolders,
     ) -> FigureCollector {
         let accounts = Accounts::new(processes::begins(getpid()).ok().flatten().unwrap_or(0));
@@ -72,10 +78,12 @@ impl FigureCollector {
             catalogs,
             objects,
             stores,
+            images,
             folders,
             accounts: Mutex::new(accounts),
             last: tokio::sync::Mutex::default(),
-            space: Mutex::default(),
+            space: LateQuery::default(),
+            stream: LateQuery::default(),
         }
     }
 
@@ -93,7 +101,10 @@ impl FigureCollector {
         let until = Instant::now() + PATIENCE;
         let unresponsive = self.ask_disks(&views, until).await;
         let stores = self.space(until).await;
-        let figures = Arc::new(self.sum(&views, &catalogs, &unresponsive, stores));
+        let images = self.images.clone();
+        let stream = self.stream.answer(until, move || images.stream_figures()).await.flatten();
+        let figures = Figures { stores, stream, ..self.sum(&views, &catalogs, &unresponsive) };
+        let figures = Arc::new(figures);
         *last = Some((Instant::now(), Arc::clone(&figures)));
         Ok(figures)
     }
@@ -131,37 +142,23 @@ impl FigureCollector {
 
     /// Returns the space of the stores. A file system that does not answer is not asked again until it does.
     async fn space(&self, until: Instant) -> Vec<StoreFigures> {
-        let under_way = self.space.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let stores = self.stores.clone();
-        let mut asking = under_way.unwrap_or_else(|| {
-            tokio::task::spawn_blocking(move || {
-                let space = |store: spillway_api::StoreFolder| {
-                    let found = rustix::fs::statvfs(&store.path).ok()?;
-                    Some(StoreFigures {
-                        name: store.name,
-                        size_bytes: found.f_blocks * found.f_frsize,
-                        free_bytes: found.f_bavail * found.f_frsize,
-                    })
-                };
-                stores.list().unwrap_or_default().into_iter().filter_map(space).collect()
-            })
-        });
-        match tokio::time::timeout_at(until, &mut asking).await {
-            Ok(found) => found.unwrap_or_default(),
-            Err(_) => {
-                *self.space.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(asking);
-                Vec::new()
-            }
-        }
+        let ask = move || {
+            let space = |store: spillway_api::StoreFolder| {
+                let found = rustix::fs::statvfs(&store.path).ok()?;
+                Some(StoreFigures {
+                    name: store.name,
+                    size_bytes: found.f_blocks * found.f_frsize,
+                    free_bytes: found.f_bavail * found.f_frsize,
+                })
+            };
+            stores.list().unwrap_or_default().into_iter().filter_map(space).collect()
+        };
+        self.space.answer(until, ask).await.unwrap_or_default()
     }
 
-    fn sum(
-        &self,
-        views: &[View],
-        catalogs: &[Catalog],
-        unresponsive: &HashSet<Name>,
-        stores: Vec<StoreFigures>,
-    ) -> Figures {
+    /// Adds up what the disks have reported.
+    fn sum(&self, views: &[View], catalogs: &[Catalog], unresponsive: &HashSet<Name>) -> Figures {
         let mut accounts = self.accounts();
         let machines = views.iter().map(|view| &view.machine.name).collect();
         accounts.keep(&machines, &catalogs.iter().map(|catalog| &catalog.name).collect());
@@ -208,7 +205,8 @@ impl FigureCollector {
             sum.spared_bytes = account.spared_bytes(sum.levels.ram_used_bytes);
         }
         let catalogs = catalogs.iter().filter_map(|catalog| of.remove(&catalog.name)).collect();
-        Figures { time: Timestamp::now(), since: accounts.since, catalogs, machines, stores }
+        let (time, since) = (Timestamp::now(), accounts.since);
+        Figures { time, since, catalogs, machines, stores: Vec::new(), stream: None }
     }
 }
 
@@ -318,6 +316,12 @@ fn counters(s: &Stats) -> DiskCounters {
         read_ns: s.latency.read.sum_ns,
         write_count: s.latency.write.count,
         write_ns: s.latency.write.sum_ns,
+        chunks_asked: s.chunks.asked,
+        chunks_found: s.chunks.found,
+        chunks_found_bytes: s.chunks.found_bytes,
+        chunk_waits: s.latency.chunk.count,
+        chunk_wait_ns: s.latency.chunk.sum_ns,
+        chunk_stalls: s.chunks.stalls,
     }
 }
 
@@ -335,5 +339,8 @@ fn levels(s: &Stats) -> DiskLevels {
         critical: u64::from(s.level > 1),
         full: u64::from(s.is_full > 0),
         degraded: u64::from(s.degraded > 0),
+        chunks_missing: s.chunks.missing,
+        stalled: s.chunks.stalled,
+        chunk_wait_p99_ns: Greatest(s.latency.chunk.p99_ns),
     }
 }

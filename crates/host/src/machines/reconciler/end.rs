@@ -48,7 +48,7 @@ impl MachineReconciler {
                     }
                     false => Duration::ZERO,
                 };
-                if let Some(until) = self.vmm.shut_down(&vmm, &mut run, grace).await? {
+                if let Some(until) = self.shut_down(&vmm, &mut run, grace).await? {
                     let wait = WakeupConditions::for_end_of(None, Some(&vmm))?;
                     return Ok(StepOutcome::Rest(WakeupConditions { until: until.min(wait.until), ..wait }));
                 }
@@ -92,6 +92,30 @@ impl MachineReconciler {
         } else {
             StepOutcome::Over
         })
+    }
+
+    /// Asks the guest to shut down, once. Returns its deadline; `None`: it has to be ended now. A guest whose processors are stopped,
+    /// because chunks of its image do not arrive, cannot shut down: it is ended at once if the end of the run discards what it has
+    /// written. Otherwise chunks may arrive within its time, and it goes on then.
+    pub(super) async fn shut_down(
+        &mut self,
+        vmm: &Process,
+        run: &mut RunRecord,
+        grace: Duration,
+    ) -> Result<Option<Instant>, HostError> {
+        if run.held || self.disk.is_stalled() {
+            self.disk.listen(self.folder.path()).await;
+            // A VMM that does not answer is no reason to wait longer.
+            let _ = self.hold(run).await;
+        }
+        if run.held && run.keeps_nothing() && !grace.is_zero() {
+            self.raise(
+                EventKind::Disk,
+                "its guest cannot shut down, since chunks of its image do not arrive from the registry: it is ended at once",
+            );
+            return Ok(None);
+        }
+        self.vmm.shut_down(vmm, run, grace).await
     }
 
     /// Whether the deleted machine's data is removed with it.

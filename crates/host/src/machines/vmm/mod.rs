@@ -203,7 +203,7 @@ impl Vmm {
             self.folder.save_in_background(run).await?;
         }
         Ok(Some(match must_wait {
-            true => "the guest is stopped until chunks of its image arrive",
+            true => "the guest is paused until chunks of its image arrive",
             false => "the guest goes on",
         }))
     }

@@ -15,6 +15,7 @@ mod peers;
 mod report;
 mod scale;
 mod scale_report;
+mod stream;
 mod targets;
 
 use anyhow::{Context, Result, ensure};
@@ -38,6 +39,8 @@ enum Part {
     FirstMinute,
     /// What recording costs each request, and with --against what this program costs beside another, in pairs of new disks
     Overhead,
+    /// Images from a far store: boots, misses, many hosts and disks, faults, outages. For root: hosts have network namespaces
+    Stream,
     /// Scale, first-minute, cliff, then peers
     All,
 }
@@ -45,7 +48,7 @@ enum Part {
 impl Part {
     /// Whether it is all of it, or this one.
     fn includes(self, part: Part) -> bool {
-        self == part || self == Part::All && part != Part::Overhead
+        self == part || self == Part::All && !matches!(part, Part::Overhead | Part::Stream)
     }
 }
 
@@ -53,7 +56,7 @@ impl Part {
 #[derive(Parser)]
 #[command(
     name = "bench",
-    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'first-minute' about 20, 'overhead' about 4, with --against 12, 'all --quick' about 8.\n\
+    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'first-minute' about 20, 'overhead' about 4, with --against 12, 'stream' an hour or more, 'all --quick' about 8.\n\
         Nothing else may run meanwhile: both cores are used.\n\n\
         Examples:\n  \
         bench --quick                  each load on every disk\n  \
@@ -73,7 +76,7 @@ struct Options {
     /// Rounds; the figures are medians over them [default: 3, of first-minute 5, of overhead 20; quick 2].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
-    /// Rows of the part 'first-minute' [default: all]: fresh-sequential, fresh-deep, fresh-random, fresh-many, nbd-64k, nbd-256k, nbd-1m, asleep, asleep-together, demo.
+    /// Rows [default: all]. Of 'first-minute': fresh-sequential, fresh-deep, fresh-random, fresh-many, nbd-64k, nbd-256k, nbd-1m, asleep, asleep-together, demo. Of 'stream': S1, S3 to S10.
     #[arg(long, value_delimiter = ',')]
     rows: Vec<String>,
     /// Queue depths of the peers' part.
@@ -97,10 +100,10 @@ struct Options {
     /// Without Spillway: to try the peers.
     #[arg(long, conflicts_with = "check")]
     peers_only: bool,
-    /// The folder for bench.json, cliff.json, cliff.svg, scale.json, first-minute.json and overhead.json.
+    /// The folder for bench.json, cliff.json, cliff.svg, scale.json, first-minute.json, overhead.json and stream.json.
     #[arg(long, default_value = "docs/benchmarks")]
     out: PathBuf,
-    /// Exit with 1 when a target of the parts 'peers', 'scale', 'first-minute' and 'overhead' is missed, after a list of all that are.
+    /// Exit with 1 when a target of the parts 'peers', 'scale', 'first-minute', 'overhead' and 'stream' is missed, after a list of all that are.
     #[arg(long)]
     check: bool,
 }
@@ -171,6 +174,12 @@ fn bench(options: &Options) -> Result<bool> {
         let found = overhead::measure(options, &environment)?;
         overhead::print(&found);
         keep_json(&found, &options.out.join("overhead.json"))?;
+        checks.extend(found.checks);
+    }
+    if options.part.includes(Part::Stream) {
+        let found = stream::measure(options, &environment)?;
+        found.print();
+        keep_json(&found, &options.out.join("stream.json"))?;
         checks.extend(found.checks);
     }
     if options.part.includes(Part::FirstMinute) {

@@ -4,6 +4,7 @@
 //! Invariant: a failure is said on standard error, in one line but for what a machine's console said last, without anything that
 //! a terminal obeys, and has an exit code of `spillway`'s.
 
+mod far_store;
 mod predictions;
 mod studies;
 
@@ -50,6 +51,8 @@ enum Command {
     },
     /// Compare the advisor's curves with disks of other sizes
     Predict(predictions::Predict),
+    /// Make a registry's store behave as one that is far away, slow, busy or broken
+    StoreProxy(far_store::ProxyOptions),
     /// Show the studies that are shipped
     List {
         /// JSON
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Command::Report(args) => studies::make_report(&args),
         Command::Compare { a, b, json } => studies::compare(&a, &b, json),
         Command::Predict(args) => predictions::predict(&args),
+        Command::StoreProxy(args) => far_store::run(&args).map(|never| match never {}),
         Command::List { json } => studies::list(json),
     };
     done.unwrap_or_else(|e| {

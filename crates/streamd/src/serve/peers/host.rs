@@ -4,11 +4,11 @@
 //! for a host that is known not to answer.
 
 use super::client::Wanted;
-use super::{Counts, MAY_FETCH, count, hex};
+use super::{Counts, MAY_FETCH, count};
 use crate::serve::pace::Pace;
 use reqwest::header::RETRY_AFTER;
 use reqwest::{Client, Response, StatusCode, Url};
-use spillway_image::digests::{ChunkDigest, of_chunk};
+use spillway_image::digests::{ChunkDigest, OfParts, hex};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -191,7 +191,7 @@ impl Host {
         let asked = async {
             let response = self.client.get(self.url(&format!("have/{}", hex(&root)))).send().await?;
             match response.status() {
-                StatusCode::OK => Ok(body(response, len).await?.filter(|bits| bits.len() == len)),
+                StatusCode::OK => Ok(body(response, len, |_| ()).await?.filter(|bits| bits.len() == len)),
                 _ => Ok(None),
             }
         };
@@ -247,12 +247,10 @@ impl Host {
             _ => return Ok(None),
         }
         stage.has_begun.store(true, Ordering::Release);
-        let (digest, len) = (wanted.digest, wanted.len as usize);
-        let bytes = timeout(BODY, body(response, len)).await.map_err(|_| Failed)??;
-        let compared = tokio::task::spawn_blocking(move || {
-            bytes.filter(|bytes| bytes.len() == len && of_chunk(bytes) == digest)
-        });
-        let right = compared.await.map_err(|_| Failed)?;
+        let (mut came, len) = (OfParts::default(), wanted.len as usize);
+        // Compared while the rest is on its way.
+        let bytes = timeout(BODY, body(response, len, |part| came.add(part))).await.map_err(|_| Failed)??;
+        let right = bytes.filter(|bytes| bytes.len() == len && came.finish() == wanted.digest);
         if right.is_none() {
             self.leave_alone(&name);
         }
@@ -303,13 +301,18 @@ impl From<reqwest::Error> for Failed {
     }
 }
 
-/// The body of an answer; none if it has more bytes than this.
-async fn body(mut response: Response, most_bytes: usize) -> Result<Option<Vec<u8>>, Failed> {
+/// The body of an answer; none if it has more bytes than this. Each part is told of when it comes.
+async fn body(
+    mut response: Response,
+    most_bytes: usize,
+    mut comes: impl FnMut(&[u8]),
+) -> Result<Option<Vec<u8>>, Failed> {
     let mut bytes = Vec::with_capacity(most_bytes);
     while let Some(part) = timeout(PART, response.chunk()).await.map_err(|_| Failed)?? {
         if bytes.len() + part.len() > most_bytes {
             return Ok(None);
         }
+        comes(&part);
         bytes.extend_from_slice(&part);
     }
     Ok(Some(bytes))

@@ -4,7 +4,6 @@
 //! Invariants: a request is never passed on: what another host asks for comes from this cache, or from the registry. What another host
 //! sends is compared with its digest before it is used.
 
-mod by_digest;
 mod client;
 mod host;
 mod owners;
@@ -12,12 +11,10 @@ mod server;
 mod tls;
 mod upload;
 
-pub use by_digest::ByDigest;
 pub use client::{Came, Wanted};
 pub use server::serve;
 
 use host::Host;
-use spillway_image::digests::ChunkDigest;
 use spillway_registry::serve::{CacheFigures, PeerOrder};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -114,8 +111,4 @@ impl Peers {
             ..CacheFigures::default()
         }
     }
-}
-
-fn hex(digest: &ChunkDigest) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

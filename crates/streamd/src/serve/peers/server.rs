@@ -3,9 +3,9 @@
 //! Invariant: only bytes that were compared with their digest are sent. They are read while chunks cannot be removed. A chunk that is
 //! missing is fetched from the store alone, and only as an owner.
 
-use super::{MAY_FETCH, Peers, Wanted, count, hex};
+use super::{MAY_FETCH, Peers, Wanted, count};
 use crate::serve::cache::{Brought, Cache, ServedImage};
-use futures_util::stream;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::{Body, Bytes, Frame, Incoming};
@@ -15,7 +15,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt::set_tcp_user_timeout;
-use spillway_image::digests::{ChunkDigest, unhex};
+use spillway_image::digests::{ChunkDigest, hex, unhex};
 use std::convert::Infallible;
 use std::io;
 use std::net::TcpListener as StdListener;
@@ -42,8 +42,10 @@ const STORE: Duration = Duration::from_secs(20);
 const MOST_HEADER_BYTES: usize = 16 << 10;
 /// Most lines of a header.
 const MOST_HEADER_LINES: usize = 32;
-/// Bytes of a chunk that are read at a time.
-const PIECE: u64 = 128 << 10;
+/// Bytes of a chunk that are read at a time. With two of them for each of the connections, these take at most 256 MiB.
+const PIECE: u64 = 256 << 10;
+/// Pieces of a chunk that are read and not yet sent.
+const PIECES: usize = 2;
 
 /// Body of an answer.
 type Answer = UnsyncBoxBody<Bytes, io::Error>;
@@ -112,14 +114,6 @@ struct Found {
 enum Content {
     File(Arc<ServedImage>, u32),
     Memory(Arc<Vec<u8>>),
-}
-
-/// A chunk that is being sent.
-struct Sending {
-    peers: Arc<Peers>,
-    content: Content,
-    at: u64,
-    len: u64,
 }
 
 impl Server {
@@ -254,21 +248,18 @@ fn full(bytes: Vec<u8>) -> Answer {
     Full::new(Bytes::from(bytes)).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// A body that is read piece by piece, as the other side takes it.
-fn sending(peers: Arc<Peers>, content: Content, len: u64) -> Answer {
-    let sending = Sending { peers, content, at: 0, len };
-    let pieces = stream::try_unfold(sending, |mut sending| async move {
-        let len = PIECE.min(sending.len - sending.at);
-        if len == 0 {
-            return Ok(None);
-        }
-        let piece = piece(sending.content.clone(), sending.at, len as usize).await?;
-        sending.at += len;
-        count(&sending.peers.counts.uploaded_bytes, len);
-        count(&sending.peers.counts.uploaded_chunks, u64::from(sending.at == sending.len));
-        Ok::<_, io::Error>(Some((Frame::data(Bytes::from(piece)), sending)))
+/// A body that is read piece by piece: the next one while the other side takes this one.
+fn sending(peers: Arc<Peers>, bytes: Content, len: u64) -> Answer {
+    let pieces = stream::iter((0..len).step_by(PIECE as usize));
+    let read = pieces.map(move |at| piece(bytes.clone(), at, PIECE.min(len - at) as usize)).buffered(PIECES);
+    let mut left = len;
+    let sent = read.map_ok(move |piece| {
+        left -= piece.len() as u64;
+        count(&peers.counts.uploaded_bytes, piece.len() as u64);
+        count(&peers.counts.uploaded_chunks, u64::from(left == 0));
+        Frame::data(Bytes::from(piece))
     });
-    StreamBody::new(pieces).boxed_unsync()
+    StreamBody::new(sent).boxed_unsync()
 }
 
 /// # Errors

@@ -1,0 +1,180 @@
+//! A far and broken store: whatever it does, a disk gets the bytes of its image or none.
+
+use crate::client::{Client, Got};
+use crate::scene::{Registry, Streamd};
+use spillway_image::digests::of_chunk;
+use spillway_registry::job::Place;
+use spillway_registry::serve::{ControlReply, ControlRequest, Fill};
+use spillway_registry::{Index, chunk_key, compress};
+use spillway_testkit::Rng;
+use spillway_testkit::store_proxy::{Origin, StoreFault, StoreModel, StoreProxy, StoreProxySettings};
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+/// Chunks of each image.
+const CHUNKS: u32 = 48;
+/// Faults that are injected at least, without SPILLWAY_STORE_FAULTS, and those for each image: many requests at a time, since each fault
+/// of a chunk is followed by a pause.
+const FAULTS: u64 = 2000;
+const FAULTS_OF_IMAGE: u64 = 500;
+
+/// A chunk that needs few bytes in a registry: some are random, and the rest repeats a word.
+fn chunk(image: u64, chunk: u32) -> Vec<u8> {
+    let mut random = Rng::new(image << 32 | u64::from(chunk));
+    let word = random.next_u64().to_le_bytes();
+    let mut bytes = word.repeat(MIB / 8);
+    let some = 8 * random.below(500) as usize;
+    bytes[..some].as_chunks_mut::<8>().0.iter_mut().for_each(|word| *word = random.next_u64().to_le_bytes());
+    bytes
+}
+
+fn index(image: u64) -> Index {
+    let digests = (0..CHUNKS).map(|n| of_chunk(&chunk(image, n))).collect();
+    Index { size_bytes: u64::from(CHUNKS) << 20, chunk_bytes: 1 << 20, digests }
+}
+
+/// Writes the chunks of an image to a registry. Returns its index.
+fn store(folder: &Path, image: u64) -> Index {
+    let index = index(image);
+    for (n, digest) in (0..).zip(&index.digests) {
+        let path = folder.join(chunk_key(digest));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, compress(&chunk(image, n))).unwrap();
+    }
+    index
+}
+
+fn serve(streamd: &Streamd, index: &Index, url: &str) {
+    let list = tempfile::tempfile().unwrap();
+    list.write_all_at(&index.digests.concat(), 0).unwrap();
+    let digest = index.root().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let request = ControlRequest::Serve {
+        digest: format!("sha256:{digest}"),
+        size_bytes: index.size_bytes,
+        place: Place {
+            url: url.into(),
+            endpoint: None,
+            region: None,
+            single_writer: false,
+            credentials: None,
+        },
+        fill: Fill::Nothing,
+        dry_run: false,
+    };
+    assert_eq!(streamd.control.control(&request, &[list.as_fd()]), ControlReply::Done);
+}
+
+/// All faults, nearly always. Most are of those after which a chunk is soon asked for again.
+fn broken() -> StoreModel {
+    let chances = [
+        (StoreFault::FlippedBit, 0.32),
+        (StoreFault::OtherObject, 0.25),
+        (StoreFault::Status404, 0.1),
+        (StoreFault::CutBody, 0.1),
+        (StoreFault::Reset, 0.05),
+        (StoreFault::Status503, 0.05),
+        (StoreFault::StalledBody, 0.04),
+        (StoreFault::Status500, 0.02),
+        (StoreFault::Status429, 0.02),
+        (StoreFault::Status403, 0.02),
+    ];
+    let stall_ns = Duration::from_millis(50).as_nanos() as u64;
+    StoreModel { faults: chances.into(), at: "/chunks/".into(), stall_ns, ..StoreModel::default() }
+}
+
+/// Reads a whole image. Chunks that were given up are asked for again.
+fn read(streamd: &Streamd, image: u64, index: &Index) {
+    let mut client = Client::open_sized(&streamd.socket, &index.root(), index.size_bytes);
+    (0..CHUNKS).for_each(|chunk| client.ask(chunk));
+    let mut resident = 0;
+    while resident < CHUNKS {
+        match client.answer() {
+            (n, Got::Resident) => {
+                assert!(client.has(n) && client.read(n) == chunk(image, n), "image {image}, chunk {n}");
+                resident += 1;
+            }
+            (n, Got::Damaged) => {
+                assert!(!client.has(n));
+                client.ask(n);
+            }
+            (n, Got::Passed(_)) => panic!("there is space for {n}"),
+        }
+    }
+}
+
+#[test]
+fn no_fault_of_a_store_becomes_a_wrong_byte() {
+    let seed = std::env::var("SPILLWAY_SEED").ok().map_or(3, |seed| seed.parse().unwrap());
+    println!("SPILLWAY_SEED={seed}");
+    let faults = std::env::var("SPILLWAY_STORE_FAULTS").map_or(FAULTS, |faults| faults.parse().unwrap());
+    let images = faults.div_ceil(FAULTS_OF_IMAGE);
+    let registry = Registry::new(&[]);
+    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
+    let indexes: Vec<_> = (0..images).map(|image| store(&registry.shared(), image)).collect();
+    let settings = StoreProxySettings::new(Origin::Folder(registry.shared()));
+    let proxy = StoreProxy::start(StoreProxySettings { model: broken(), seed, ..settings }).unwrap();
+    let streamd = Streamd::start(&registry, 4 << 30);
+    indexes.iter().for_each(|index| serve(&streamd, index, &proxy.url()));
+    thread::scope(|scope| {
+        let read = |(image, index)| {
+            let streamd = &streamd;
+            scope.spawn(move || read(streamd, image, index))
+        };
+        let readers: Vec<_> = (0..).zip(&indexes).map(read).collect();
+        let until = Instant::now() + Duration::from_secs(120 + faults / 100);
+        while proxy.figures().total_faults() < faults {
+            assert!(Instant::now() < until, "{:?}", proxy.figures().faults);
+            assert!(!readers.iter().all(|reader| reader.is_finished()), "they had too few faults");
+            thread::sleep(Duration::from_millis(5));
+        }
+        proxy.set_model(StoreModel::default()).unwrap();
+    });
+    let figures = proxy.figures();
+    println!("{:?}", figures.faults);
+    assert!(StoreFault::ALL.iter().all(|fault| figures.faults[fault] > 20), "{:?}", figures.faults);
+    let cache = streamd.figures();
+    assert!(cache.wrong_chunks > 0 && cache.passed_chunks == 0, "{cache:?}");
+    assert_eq!(cache.store_chunks, images * u64::from(CHUNKS), "each is kept once");
+}
+
+#[test]
+fn a_user_that_has_gone_is_not_answered_for_ever() {
+    let registry = Registry::new(&[]);
+    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
+    let [first, second] = [0, 1].map(|image| store(&registry.shared(), image));
+    let proxy = StoreProxy::start(StoreProxySettings::new(Origin::Folder(registry.shared()))).unwrap();
+    let streamd = Streamd::start(&registry, 3 << 20);
+    [&first, &second].iter().for_each(|index| serve(&streamd, index, &proxy.url()));
+    let open = |index: &Index| Client::open_sized(&streamd.socket, &index.root(), index.size_bytes);
+    let mut user = open(&first);
+    assert!(matches!(user.get(0), Got::Resident));
+    // A chunk comes late, and who asked for it goes.
+    let stall_ns = Duration::from_millis(800).as_nanos() as u64;
+    let next = vec![StoreFault::StalledBody];
+    proxy.set_model(StoreModel { next, at: "/chunks/".into(), stall_ns, ..StoreModel::default() }).unwrap();
+    user.ask(1);
+    while proxy.figures().total_faults() == 0 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(user);
+    // Another image takes the space: the first one has another memory from then on.
+    let mut other = open(&second);
+    (0..3).for_each(|chunk| assert!(matches!(other.get(chunk), Got::Resident)));
+    assert!(streamd.figures().evicted_chunks > 0);
+    drop(other);
+    while streamd.figures().flights > 0 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let before = streamd.figures();
+    assert_eq!(before.store_chunks, 5, "it came");
+    thread::sleep(Duration::from_millis(200));
+    let asked = streamd.figures().cache_chunks - before.cache_chunks;
+    assert!(asked < 2, "nobody asks, and {asked} chunks were found");
+    let mut user = open(&first);
+    assert!(matches!(user.get(1), Got::Resident) && user.has(1) && user.read(1) == chunk(0, 1));
+}
