@@ -10,6 +10,7 @@ use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
 use crate::json_lines::JsonLines;
 use crate::short_path::ShortPath;
+use regex::bytes::Regex;
 use serde_json::{Value, json};
 use spillway_api::Ready;
 use std::io;
@@ -28,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// Longest part of a console line that is matched.
 const MAX_CONSOLE_LINE_BYTES: usize = 4 << 10;
+/// SeaBIOS's last line before a kernel given by the host. It writes the end of a line only with what it writes next, so a kernel
+/// that never returns to it (an unpacked one, by its PVH entry) continues this line.
+const FIRMWARE_LAST_LINE: &str = "Booting from ROM..";
 /// Pause between two reads of the console: a guest with much output costs no more than one with little.
 const LOOK: Duration = Duration::from_millis(20);
 /// Number of refused addresses before the user is told: a new address may belong to its last owner for a moment.
@@ -203,7 +207,7 @@ async fn read_console(
             let piece_line = without_end(piece);
             line.extend_from_slice(&piece_line[..piece_line.len().min(space)]);
             // The last line may be a prompt without a line end.
-            if space > 0 && pattern.is_match(plain(&line).as_bytes()) {
+            if space > 0 && fits(&pattern, &plain(&line)) {
                 return Ok(None);
             }
             if piece.ends_with(b"\n") {
@@ -212,6 +216,12 @@ async fn read_console(
         }
         sleep(LOOK).await;
     }
+}
+
+/// Whether the pattern matches this line, or the part of it that the guest wrote after the firmware's last line.
+fn fits(pattern: &Regex, line: &str) -> bool {
+    let guests = line.strip_prefix(FIRMWARE_LAST_LINE);
+    pattern.is_match(line.as_bytes()) || guests.is_some_and(|line| pattern.is_match(line.as_bytes()))
 }
 
 /// Connects to a guest's console, which accepts one client at a time.
@@ -289,6 +299,13 @@ mod tests {
             .unwrap(),
             None
         );
+    }
+
+    #[test]
+    fn a_guests_first_line_may_continue_that_of_its_firmware() {
+        let seen = b"\x1bc\x1b[?7l\x1b[2J\x1b[0mBooting from ROM..GUEST-UP 1.20";
+        let fits = |pattern: &str| fits(&serial_pattern(pattern).unwrap(), &plain(seen));
+        assert!(fits("^GUEST-UP") && fits("^Booting from ROM") && !fits("^ROM"));
     }
 
     #[tokio::test]
