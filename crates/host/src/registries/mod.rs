@@ -264,8 +264,8 @@ fn check_url(registry: &Registry) -> Result<(), HostError> {
         let known = if address == url { &["s3", "https", "http", "file"][..] } else { &["https", "http"] };
         if !known.contains(&scheme) || address.len() > MOST_URL_BYTES {
             let forms = match address == url {
-                true => "give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER",
-                false => "an endpoint is given as https://HOST",
+                true => "give s3://BUCKET/PREFIX, https://HOST/PATH, http://HOST/PATH or file:///FOLDER",
+                false => "an endpoint is given as https://HOST or http://HOST",
             };
             return Err(refuse(forms));
         }

@@ -22,7 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
@@ -64,19 +64,21 @@ pub struct ServedImage {
     /// What brings chunks before a disk needs them.
     filling: Mutex<Option<AbortHandle>>,
     root: ChunkDigest,
-    /// Made when another host, or another image, looks for a chunk for the first time.
-    by_digest: OnceLock<ByDigest>,
+    by_digest: ByDigest,
 }
 
 /// The cache.
 pub struct Cache {
     order: ServeOrder,
     budget: Budget,
+    /// Locked for moments only: what waits for nothing asks for it.
     images: Mutex<HashMap<ChunkDigest, Arc<ServedImage>>>,
+    /// Locked while it changes which images are served and what of them is to stay, before `images`. Files are opened meanwhile.
+    changes: Mutex<()>,
     /// Everything that is in the folder is counted.
     is_counted: AtomicBool,
     seen: Seen,
-    /// What could not be removed of images that are served no longer. Locked while files are removed, before `images`.
+    /// What could not be removed of images that are served no longer. Locked while files are removed, before `changes`.
     left: Mutex<Vec<Aside>>,
     /// Faults of the disk that it is on.
     faults: Telling,
@@ -119,6 +121,7 @@ impl Cache {
             order,
             budget,
             images,
+            changes: Mutex::default(),
             is_counted,
             seen: Seen::default(),
             left: Mutex::default(),
@@ -132,14 +135,15 @@ impl Cache {
         &self.order
     }
 
-    /// Serves an image from now on, with this store for what is missing. One that is served goes on with this store.
+    /// Serves an image from now on, with this store for what is missing. One that is served goes on with this store. It waits for files.
     pub fn serve(&self, index: Index, at: StoreAt) -> Result<Arc<ServedImage>, String> {
         let root = index.root();
-        let mut images = locked(&self.images);
-        if let Some(image) = images.get(&root) {
+        let _changes = locked(&self.changes);
+        if let Some(image) = self.image(&root) {
             image.health.replace(at).map_err(|e| e.to_string())?;
-            return Ok(Arc::clone(image));
+            return Ok(image);
         }
+        let by_digest = ByDigest::of(&index);
         let least_hedge = Duration::from_millis(self.order.hedge_milliseconds);
         let health = Health::new(at, least_hedge).map_err(|e| e.to_string())?;
         let cached = CachedImage::open(&self.order.cache, index, &self.budget);
@@ -152,9 +156,9 @@ impl Cache {
             used: Mutex::new(Instant::now()),
             filling: Mutex::default(),
             root,
-            by_digest: OnceLock::new(),
+            by_digest,
         });
-        images.insert(root, Arc::clone(&served));
+        locked(&self.images).insert(root, Arc::clone(&served));
         Ok(served)
     }
 
@@ -169,14 +173,15 @@ impl Cache {
         fill: &Fill,
         dry_run: bool,
     ) -> Result<(), String> {
-        let images = locked(&self.images);
-        if !images.get(&image.root).is_some_and(|served| Arc::ptr_eq(served, image)) {
+        let _changes = locked(&self.changes);
+        let images = self.images();
+        if !images.iter().any(|served| Arc::ptr_eq(served, image)) {
             return Err("it is served no longer: its last version is being deleted".into());
         }
         if image.cached.is_pinned(fill) {
             return Ok(());
         }
-        let others = images.values().filter(|other| !other.is(&image.root));
+        let others = images.iter().filter(|other| !other.is(&image.root));
         let others: u64 = others.map(|other| other.cached.pinned_bytes()).sum();
         let needs = image.cached.bytes_of(fill);
         if others.saturating_add(needs) > self.order.budget_bytes {
@@ -215,15 +220,15 @@ impl Cache {
     pub fn forget(&self, root: &ChunkDigest) -> io::Result<bool> {
         let mut left = locked(&self.left);
         let aside = {
-            let mut images = locked(&self.images);
-            let Some(image) = images.get(root) else { return Ok(true) };
+            let _changes = locked(&self.changes);
+            let Some(image) = self.image(root) else { return Ok(true) };
             let Some(aside) = image.cached.set_aside()? else { return Ok(false) };
             if let Some(filling) = locked(&image.filling).take() {
                 filling.abort();
             }
             // What waits for a store that is away would wait for nobody.
             image.ended.send_replace(true);
-            images.remove(root);
+            locked(&self.images).remove(root);
             aside
         };
         // Files of gigabytes take their time.
@@ -242,8 +247,9 @@ impl Cache {
         let mut left = locked(&self.left);
         let (images, removed) = {
             // An image that is named meanwhile waits: its new folder is no stranger's.
-            let images = locked(&self.images);
-            let mut own: HashSet<_> = images.values().map(|image| image.cached.folder().to_owned()).collect();
+            let _changes = locked(&self.changes);
+            let images = self.images();
+            let mut own: HashSet<_> = images.iter().map(|image| image.cached.folder().to_owned()).collect();
             let of_others: u64 = others.difference(&own).map(|folder| image::bytes_in(folder)).sum();
             self.budget.set_others(of_others);
             own.extend(others);
@@ -254,7 +260,7 @@ impl Cache {
                     removed.push(image::set_aside(path)?);
                 }
             }
-            (images.values().cloned().collect::<Vec<_>>(), removed)
+            (images, removed)
         };
         while let Some(aside) = left.last() {
             aside.remove(&self.budget)?;
@@ -305,9 +311,8 @@ impl Cache {
     }
 
     /// Whether a chunk that is missing has to come from another host or a registry.
-    pub async fn is_far(&self, image: &ServedImage, chunk: u32) -> bool {
-        let (images, Some(wanted)) = (self.images(), image.wanted(chunk)) else { return true };
-        !blocking(move || Ok(seeds::may_find(&images, &wanted))).await.unwrap_or(false)
+    pub fn is_far(&self, image: &ServedImage, chunk: u32) -> bool {
+        image.wanted(chunk).is_none_or(|wanted| seeds::is_far(image, &self.images(), &wanted))
     }
 
     /// Brings a chunk of an image into its file.
@@ -346,10 +351,13 @@ impl Cache {
     async fn fly(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Brought {
         image.touch();
         let Some(wanted) = image.wanted(chunk) else { return damaged("there is no such chunk") };
-        // In one step: each wakes a thread, which on an idle host takes longer than the search.
         let (here, images) = (Arc::clone(image), self.images());
-        let found = blocking(move || Ok(seeds::look(&here, &images, &wanted)));
-        match found.await {
+        // Each step elsewhere wakes a thread, which on an idle host takes longer than the search.
+        let found = match seeds::is_far(image, &images, &wanted) {
+            true => Ok(Found::Nowhere),
+            false => blocking(move || Ok(seeds::look(&here, &images, &wanted))).await,
+        };
+        match found {
             Ok(Found::Here) => {
                 if way == Way::Any {
                     count(&self.seen.cache_chunks, 1);
@@ -494,8 +502,7 @@ impl ServedImage {
 
     /// Its chunks with a digest.
     pub fn find(&self, digest: &ChunkDigest) -> Vec<u32> {
-        let index = self.cached.index();
-        self.by_digest.get_or_init(|| ByDigest::of(index)).find(index, digest).to_vec()
+        self.by_digest.find(self.cached.index(), digest).to_vec()
     }
 }
 

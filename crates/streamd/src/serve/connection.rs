@@ -1,6 +1,7 @@
 //! A user of an image: the connection that its supervisor opened and its worker asks on. Owns the bound of its questions.
 //!
-//! Invariant: a connection is of one image, and learns nothing of another.
+//! Invariants: a connection is of one image, and learns nothing of another. It ends when its user goes, whatever is still to be
+//! answered.
 
 use super::cache::{Brought, Cache, ServedImage};
 use super::packets::Connection;
@@ -12,9 +13,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 const MOST_PACKET_BYTES: usize = 64;
+/// Questions of a connection at a time: a user may ask the next one while it is not seen here yet that the last one was answered.
+const MOST_OPEN: usize = 2 * MOST_ASKED;
 
 /// Serves a connection until it ends.
 pub async fn serve(cache: Arc<Cache>, connection: Connection) -> io::Result<()> {
@@ -47,20 +50,18 @@ async fn serve_image(
     // The user has it now, and with it the lock.
     drop(file);
     let chunks = index.digests.len();
-    let places = Arc::new(Semaphore::new(MOST_ASKED));
+    // Nobody waits any more for these when this ends; the flights go on.
+    let mut replies = JoinSet::new();
     loop {
-        let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
         let Some(chunk) = asked(connection.receive(&mut packet).await?) else { return Ok(()) };
-        if chunk as usize >= chunks {
+        while replies.try_join_next().is_some() {}
+        if chunk as usize >= chunks || replies.len() >= MOST_OPEN {
             return Ok(());
         }
         let (cache, image, connection) = (Arc::clone(cache), Arc::clone(image), Arc::clone(&connection));
         let residency = Arc::clone(&residency);
-        tokio::spawn(async move {
-            // If it fails, the other side has gone.
-            let _ = reply(&cache, &image, &connection, &residency, chunk).await;
-            drop(place);
-        });
+        // If it fails, the other side has gone.
+        replies.spawn(async move { reply(&cache, &image, &connection, &residency, chunk).await });
     }
 }
 
@@ -77,12 +78,18 @@ async fn reply(
     let mut brought = cache.bring(image, chunk).await;
     if is_unseen(&brought) {
         // That flight is from before this user came: the chunk was removed since. What a flight from now on brings is not, as long
-        // as the user is there.
+        // as the user has the file.
         brought = cache.bring(image, chunk).await;
     }
+    if is_unseen(&brought) {
+        // Its own part of that flight was from before, too.
+        let here = Arc::clone(image);
+        let read = tokio::task::spawn_blocking(move || here.cached.read_verified(chunk as usize));
+        // None: it was removed again, so this user has not got the file.
+        let Some(bytes) = read.await.map_err(io::Error::other)?? else { return Ok(()) };
+        brought = Brought::Passed(Arc::new(bytes));
+    }
     match brought {
-        // The user has gone, and its memory with it.
-        _ if is_unseen(&brought) => Ok(()),
         Brought::Resident => connection.send(&packet(Answer::Resident), &[]).await,
         Brought::Passed(bytes) => {
             let content =

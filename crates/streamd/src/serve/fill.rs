@@ -38,7 +38,7 @@ pub async fn fill(cache: Arc<Cache>, image: Arc<ServedImage>, fill: Fill) {
             async move {
                 // What an earlier process has kept is only compared.
                 let comes = is_whole && !image.cached.may_have(chunk);
-                if comes && cache.is_far(image, chunk as u32).await {
+                if comes && cache.is_far(image, chunk as u32) {
                     let wait = locked(pace).next(image.cached.index().len_of(chunk));
                     sleep(wait).await;
                 }

@@ -70,14 +70,18 @@ impl Health {
         Arc::clone(&locked(&self.store).1)
     }
 
-    /// The image may have another place, or other credentials. Where chunks are waited for, the next look is at this store.
+    /// The image may have another place, or other credentials. Where chunks are waited for, the next look is at this store. One call at
+    /// a time.
     pub fn replace(&self, at: StoreAt) -> Result<(), RegistryError> {
-        let mut known = locked(&self.store);
-        // Credentials that cannot be read for a moment: those that are known may still be good.
-        let is_without = known.0.place == at.place && at.credentials.is_none();
-        if known.0 != at && !is_without {
+        let is_other = {
+            let known = &locked(&self.store).0;
+            // Credentials that cannot be read for a moment: those that are known may still be good.
+            *known != at && !(known.place == at.place && at.credentials.is_none())
+        };
+        if is_other {
+            // This reads files, for which nobody waits who asks for the store.
             let store = at.open()?;
-            *known = (at, store);
+            *locked(&self.store) = (at, store);
         }
         Ok(())
     }

@@ -10,18 +10,18 @@
 
 use super::budget::Budget;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use spillway_image::ResidencyWriter;
 use spillway_image::digests::{ChunkDigest, hex, of_chunk};
 use spillway_registry::Index;
 use spillway_registry::serve::{Fill, ImageFigures};
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 const DISK: &str = "disk.raw";
 const MAP: &str = "map";
@@ -34,13 +34,21 @@ pub struct CachedImage {
     index: Index,
     disk: File,
     map: File,
-    /// A copy of the map's file: a byte for each chunk, 1 if it may be in the file. Empty after the files were removed. Locked while
-    /// chunks are removed, too.
-    present: Mutex<Vec<u8>>,
+    /// A copy of the map's file: a byte for each chunk, 1 if it may be in the file. Anybody reads it; it is written with the changes
+    /// locked.
+    present: Vec<AtomicU8>,
+    changes: Mutex<Changes>,
     residency: Mutex<Arc<ResidencyWriter>>,
     /// What is not removed to make space.
     pinned: Mutex<Fill>,
     is_whole: AtomicBool,
+}
+
+/// Locked while chunks are kept or removed.
+#[derive(Default)]
+struct Changes {
+    /// The image is served no longer, and its files are another's to remove.
+    is_over: bool,
 }
 
 /// What became of a chunk that was brought.
@@ -131,10 +139,10 @@ impl CachedImage {
             options.read(true).write(true).create(true).truncate(false).open(folder.join(name))
         };
         let chunks = index.digests.len();
-        let mut present = vec![0; chunks];
+        let mut in_map = vec![0; chunks];
         let (mut disk, mut map) = (open(DISK)?, open(MAP)?);
         if map.metadata()?.len() == chunks as u64 && disk.metadata()?.len() == index.size_bytes {
-            map.read_exact_at(&mut present, 0)?;
+            map.read_exact_at(&mut in_map, 0)?;
         } else {
             // Other files of these names: whoever uses the old one keeps it as it is.
             [DISK, MAP].iter().try_for_each(|name| fs::remove_file(folder.join(name)))?;
@@ -146,25 +154,18 @@ impl CachedImage {
             folder,
             disk,
             map,
-            present: Mutex::new(present),
+            present: in_map.into_iter().map(AtomicU8::new).collect(),
+            changes: Mutex::default(),
             residency: Mutex::new(new_residency(&index)?),
             pinned: Mutex::default(),
             is_whole: AtomicBool::new(false),
             index,
         };
-        let mut present = image.present();
-        for chunk in 0..chunks {
-            let len = image.index.len_of(chunk);
-            match present[chunk] {
-                0 => {}
-                _ => budget.count(len),
-            }
-        }
+        image.present_chunks().for_each(|chunk| budget.count(image.index.len_of(chunk)));
         // After a loss of power there may be more in the file than is named.
         if let Some(_alone) = image.lock_alone()? {
-            image.punch_absent(&mut present)?;
+            image.punch_absent()?;
         }
-        drop(present);
         Ok(image)
     }
 
@@ -178,8 +179,18 @@ impl CachedImage {
         &self.index
     }
 
-    fn present(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.present.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether a chunk is named in the map.
+    fn is_present(&self, chunk: usize) -> bool {
+        self.present.get(chunk).is_some_and(|byte| byte.load(Ordering::Acquire) != 0)
+    }
+
+    /// The chunks that are named in the map.
+    fn present_chunks(&self) -> impl Iterator<Item = usize> {
+        (0..self.present.len()).filter(|chunk| self.is_present(*chunk))
     }
 
     /// The memory of this image as it is now.
@@ -189,8 +200,8 @@ impl CachedImage {
 
     /// The file for another user, who keeps it from being emptied as long as the descriptor lives, and the memory.
     pub fn for_user(&self) -> io::Result<(File, Arc<ResidencyWriter>)> {
-        let present = self.present();
-        if present.is_empty() {
+        let changes = self.changes();
+        if changes.is_over {
             // It is served no longer: what is at its path now is another one's.
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -201,7 +212,7 @@ impl CachedImage {
 
     /// Whether the chunk may be in the file, or is zeroes.
     pub fn may_have(&self, chunk: usize) -> bool {
-        self.index.is_zero(chunk) || self.present().get(chunk).is_some_and(|byte| *byte != 0)
+        self.index.is_zero(chunk) || self.is_present(chunk)
     }
 
     /// Whether the chunk is in the file as its digest says. Its bit is set then.
@@ -219,7 +230,7 @@ impl CachedImage {
 
     /// Reads a whole chunk. None: it is not in the file as its digest says. The chunk may be removed meanwhile.
     pub fn read_verified(&self, chunk: usize) -> io::Result<Option<Vec<u8>>> {
-        if self.present().get(chunk).is_none_or(|byte| *byte == 0) {
+        if !self.is_present(chunk) {
             return Ok(None);
         }
         let mut bytes = vec![0; self.index.len_of(chunk) as usize];
@@ -227,15 +238,35 @@ impl CachedImage {
         Ok(Some(bytes).filter(|bytes| of_chunk(bytes) == self.index.digests[chunk]))
     }
 
+    /// Whether a chunk may be read now: its bit is set.
+    pub fn is_resident(&self, chunk: usize) -> bool {
+        self.residency().has(chunk as u64)
+    }
+
     /// Reads a part of a chunk, if its bit is set. False: it is not, or not any more. Nothing is removed meanwhile.
     pub fn read_resident(&self, chunk: usize, at: u64, bytes: &mut [u8]) -> io::Result<bool> {
-        let present = self.present();
+        let changes = self.changes();
         // A hole of zeroes is in the file as long as that is there.
-        let is_there = !present.is_empty() && self.residency().has(chunk as u64);
+        let is_there = !changes.is_over && self.is_resident(chunk);
         if is_there {
             self.disk.read_exact_at(bytes, chunk as u64 * self.index.chunk_bytes + at)?;
         }
         Ok(is_there)
+    }
+
+    /// The same without any wait, neither for the disk nor for a change. False: it cannot be done, and nothing is known.
+    pub fn read_resident_now(&self, chunk: usize, at: u64, bytes: &mut [u8]) -> bool {
+        let changes = match self.changes.try_lock() {
+            Ok(changes) => changes,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        if changes.is_over || !self.is_resident(chunk) {
+            return false;
+        }
+        let (at, len) = (chunk as u64 * self.index.chunk_bytes + at, bytes.len());
+        // What is not in memory, or a file system that cannot tell.
+        preadv2(&self.disk, &mut [IoSliceMut::new(bytes)], at, ReadWriteFlags::NOWAIT) == Ok(len)
     }
 
     /// Which chunks may be read: bit n of byte n / 8 is chunk n.
@@ -250,8 +281,11 @@ impl CachedImage {
 
     /// Keeps a chunk whose bytes were found to be right.
     pub fn keep(&self, chunk: usize, bytes: &[u8], budget: &Budget) -> io::Result<Kept> {
-        let mut present = self.present();
-        let Some(is_new) = present.get(chunk).map(|byte| *byte == 0) else { return Ok(Kept::Gone) };
+        let changes = self.changes();
+        let Some(present) = self.present.get(chunk).filter(|_| !changes.is_over) else {
+            return Ok(Kept::Gone);
+        };
+        let is_new = !self.is_present(chunk);
         if is_new && !budget.take(bytes.len() as u64) {
             return Ok(Kept::NoSpace);
         }
@@ -262,14 +296,14 @@ impl CachedImage {
             return disk_full(e);
         }
         // From here on it is counted, until it was removed.
-        present[chunk] = 1;
+        present.store(1, Ordering::Release);
         match self.disk.write_all_at(bytes, chunk as u64 * self.index.chunk_bytes) {
             Ok(()) => {
                 self.residency().set(chunk as u64);
                 Ok(Kept::Yes)
             }
             Err(e) => {
-                if is_new && self.remove_chunk(&mut present, chunk).is_ok() {
+                if is_new && self.remove_chunk(chunk).is_ok() {
                     budget.give_back(bytes.len() as u64);
                 }
                 disk_full(e)
@@ -322,42 +356,37 @@ impl CachedImage {
     pub fn make_durable(&self) -> io::Result<()> {
         self.disk.sync_data()?;
         self.map.sync_data()?;
-        let present = self.present();
-        let is_there = |chunk| self.index.is_zero(chunk) || present.get(chunk).is_some_and(|byte| *byte != 0);
-        let is_whole = self.is_pinned(&Fill::All) && (0..self.index.digests.len()).all(is_there);
+        let _changes = self.changes();
+        let is_whole =
+            self.is_pinned(&Fill::All) && (0..self.index.digests.len()).all(|chunk| self.may_have(chunk));
         self.is_whole.store(is_whole, Ordering::Release);
         Ok(())
     }
 
     /// Takes all files out of the image's folder, if nobody uses the image. None: somebody does.
     pub fn set_aside(&self) -> io::Result<Option<Aside>> {
-        let mut present = self.present();
+        let mut changes = self.changes();
         let Some(_alone) = self.lock_alone()? else { return Ok(None) };
         let folder = set_aside(self.folder.clone())?;
-        let counted = present.iter().enumerate().filter(|(_, byte)| **byte != 0);
-        let counted = counted.map(|(chunk, _)| self.index.len_of(chunk)).collect();
-        present.clear();
+        changes.is_over = true;
+        let counted = self.present_chunks().map(|chunk| self.index.len_of(chunk)).collect();
+        self.present.iter().for_each(|byte| byte.store(0, Ordering::Release));
         Ok(Some(Aside { folder, counted }))
     }
 
     /// What is in the cache.
     pub fn figures(&self) -> ImageFigures {
-        let present = self.present();
-        let there = present.iter().enumerate().filter(|(_, byte)| **byte != 0);
-        let zeroes = (0..present.len()).filter(|chunk| self.index.is_zero(*chunk)).count();
-        let (chunks, bytes) =
-            there.fold((0, 0), |(chunks, bytes), (chunk, _)| (chunks + 1, bytes + self.index.len_of(chunk)));
+        // As it is between two changes.
+        let _changes = self.changes();
+        let chunks = self.index.digests.len();
+        let zeroes = (0..chunks).filter(|chunk| self.index.is_zero(*chunk)).count();
+        let count = |(chunks, bytes), chunk| (chunks + 1, bytes + self.index.len_of(chunk));
+        let (present_chunks, present_bytes) = self.present_chunks().fold((0, 0), count);
         ImageFigures {
-            chunks: self.index.digests.len() as u64,
-            present_chunks: chunks + zeroes as u64,
-            present_bytes: bytes,
-            unfilled_chunks: self
-                .filled()
-                .into_iter()
-                .filter(|chunk| {
-                    present.get(*chunk).is_some_and(|byte| *byte == 0) && !self.index.is_zero(*chunk)
-                })
-                .count() as u64,
+            chunks: chunks as u64,
+            present_chunks: present_chunks + zeroes as u64,
+            present_bytes,
+            unfilled_chunks: self.filled().into_iter().filter(|chunk| !self.may_have(*chunk)).count() as u64,
             // What does not have to stay may go.
             is_whole: self.is_pinned(&Fill::All) && self.is_whole.load(Ordering::Acquire),
         }
@@ -379,8 +408,8 @@ impl CachedImage {
         bytes: u64,
         budget: &Budget,
     ) -> io::Result<u64> {
-        let mut present = self.present();
-        if self.is_pinned(&Fill::All) || present.is_empty() {
+        let changes = self.changes();
+        if self.is_pinned(&Fill::All) || changes.is_over {
             return Ok(0);
         }
         let Some(_alone) = self.lock_alone()? else { return Ok(0) };
@@ -389,7 +418,7 @@ impl CachedImage {
         while freed < bytes
             && let Some(chunk) = chunks.next()
         {
-            if present.get(chunk).is_some_and(|byte| *byte != 0) && !pinned.contains(&chunk) {
+            if self.is_present(chunk) && !pinned.contains(&chunk) {
                 freed += Budget::space(self.index.len_of(chunk));
                 removed.push(chunk);
             }
@@ -401,11 +430,11 @@ impl CachedImage {
         let (before, after) = (self.residency(), new_residency(&self.index)?);
         let gone: HashSet<usize> = removed.iter().copied().collect();
         let stays = |chunk: &usize| before.has(*chunk as u64) && !gone.contains(chunk);
-        (0..present.len()).filter(stays).for_each(|chunk| after.set(chunk as u64));
+        (0..self.present.len()).filter(stays).for_each(|chunk| after.set(chunk as u64));
         *self.residency.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = after;
         for chunk in &removed {
             self.is_whole.store(false, Ordering::Release);
-            self.remove_chunk(&mut present, *chunk)?;
+            self.remove_chunk(*chunk)?;
             budget.give_back(self.index.len_of(*chunk));
         }
         Ok(removed.len() as u64)
@@ -421,22 +450,21 @@ impl CachedImage {
         }
     }
 
-    /// Removes a chunk that nobody can read: first from the file, then from the map.
-    fn remove_chunk(&self, present: &mut [u8], chunk: usize) -> io::Result<()> {
+    /// Removes a chunk that nobody can read: first from the file, then from the map. With the changes locked.
+    fn remove_chunk(&self, chunk: usize) -> io::Result<()> {
         self.punch(chunk as u64 * self.index.chunk_bytes, self.index.len_of(chunk))?;
         self.map.write_all_at(&[0], chunk as u64)?;
-        present[chunk] = 0;
+        self.present[chunk].store(0, Ordering::Release);
         Ok(())
     }
 
     /// Removes what the map does not name.
-    fn punch_absent(&self, present: &mut [u8]) -> io::Result<()> {
-        let mut from = 0;
-        for run in present.chunk_by(|a, b| a == b) {
-            let at = from * self.index.chunk_bytes;
-            from += run.len() as u64;
-            let end = (from * self.index.chunk_bytes).min(self.index.size_bytes);
-            if run[0] == 0 {
+    fn punch_absent(&self) -> io::Result<()> {
+        let chunks: Vec<_> = (0..self.present.len()).collect();
+        for run in chunks.chunk_by(|a, b| self.is_present(*a) == self.is_present(*b)) {
+            let at = run[0] as u64 * self.index.chunk_bytes;
+            let end = (at + run.len() as u64 * self.index.chunk_bytes).min(self.index.size_bytes);
+            if !self.is_present(run[0]) {
                 self.punch(at, end - at)?;
             }
         }

@@ -77,7 +77,9 @@ fn serve(order: &str) -> Result<(), RegistryError> {
     for notice in sandbox::confine(&order) {
         eprintln!("spillway-streamd: {notice}");
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(local)?;
+    // One thread for all sockets, since to wake another one takes longer than most steps. What may wait for a disk or a lock that is
+    // held meanwhile, and what computes for long, is done in others.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(local)?;
     runtime.block_on(async move {
         let (users, control) = (Listener::new(users).map_err(local)?, Listener::new(control).map_err(local)?);
         let peers = match (opened, &order.peers) {

@@ -55,9 +55,9 @@ fn find(images: &[Arc<ServedImage>], wanted: &Wanted) -> Option<Seed> {
     })
 }
 
-/// Whether one of these images may have a wanted chunk.
-pub fn may_find(images: &[Arc<ServedImage>], wanted: &Wanted) -> bool {
-    places(images, wanted).next().is_some()
+/// Whether a chunk of an image is neither where it belongs nor in these images. Reads no file.
+pub fn is_far(image: &ServedImage, images: &[Arc<ServedImage>], wanted: &Wanted) -> bool {
+    !image.cached.may_have(wanted.chunk as usize) && places(images, wanted).next().is_none()
 }
 
 /// The places whose digest is the one of the chunk, and that may be in a file.

@@ -29,7 +29,7 @@ pub fn open(
     patience: Duration,
 ) -> Result<RemoteStore, RegistryError> {
     let (scheme, rest) = place.url.split_once("://").ok_or_else(|| {
-        refused(place, "it is no address: give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER")
+        refused(place, "it is no address: give s3://BUCKET/PREFIX, https://HOST/PATH, http://HOST/PATH or file:///FOLDER")
     })?;
     if scheme != "s3" && (place.endpoint.is_some() || place.region.is_some() || credentials.is_some()) {
         return Err(refused(place, "endpoint, region and credentials are for s3:// only"));
@@ -39,7 +39,10 @@ pub fn open(
         "https" | "http" => web(place, patience),
         "file" if patience.is_zero() => absent_folder(place, rest),
         "file" => folder(place, rest),
-        _ => Err(refused(place, "give s3://BUCKET/PREFIX, https://HOST/PATH or file:///FOLDER")),
+        _ => Err(refused(
+            place,
+            "give s3://BUCKET/PREFIX, https://HOST/PATH, http://HOST/PATH or file:///FOLDER",
+        )),
     }
 }
 

@@ -20,10 +20,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::time::timeout;
 
 /// How often an object is created that somebody else creates at the same time, and the pause after the first time.
 const MOST_CONFLICTS: u32 = 5;
 const AFTER_CONFLICT: Duration = Duration::from_millis(200);
+/// Longest list of objects: those of chunks of 16 TiB.
+const MOST_LISTED: usize = 16 << 20;
+/// Longest time until the next object of a list comes. A list comes in pages, and a store may send empty ones for ever.
+const LIST_SILENCE: Duration = Duration::from_secs(600);
 
 /// A registry's store.
 pub struct RemoteStore {
@@ -162,9 +167,17 @@ impl Objects for RemoteStore {
         }
         let prefix = self.path(folder);
         let mut listed = Vec::new();
+        let endless = |why: &str| {
+            let message = format!("{}: the list of {folder} has no end: {why}", self.url);
+            RegistryError::new(RegistryErrorKind::Damaged, message)
+        };
         let mut objects = self.store.list(Some(&prefix));
-        while let Some(object) = objects.next().await {
+        let empty_pages = |_| endless("one empty page follows the other");
+        while let Some(object) = timeout(LIST_SILENCE, objects.next()).await.map_err(empty_pages)? {
             let object = object.map_err(|e| self.failed(folder, &e))?;
+            if listed.len() == MOST_LISTED {
+                return Err(endless(&format!("it has more than {MOST_LISTED} objects")));
+            }
             let parts: Option<Vec<_>> = object.location.prefix_match(&self.prefix).map(Iterator::collect);
             let Some(parts) = parts else { continue };
             listed.push(ListedObject {

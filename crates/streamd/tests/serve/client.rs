@@ -92,7 +92,12 @@ impl Client {
     }
 
     pub fn ask(&mut self, chunk: u32) {
-        send(&self.socket, &ask(chunk), SendFlags::NOSIGNAL).unwrap();
+        assert!(self.try_ask(chunk), "it is there");
+    }
+
+    /// False: the other side has gone.
+    pub fn try_ask(&mut self, chunk: u32) -> bool {
+        send(&self.socket, &ask(chunk), SendFlags::NOSIGNAL).is_ok()
     }
 
     /// The next answer; none if the other side has gone.

@@ -13,9 +13,12 @@ mod wire;
 
 use client::{Client, Got};
 use scene::{CHUNKS, Registry, Streamd, blocks_bytes, chunk_len};
-use spillway_image::asks::ask;
+use spillway_image::asks::{MOST_ASKED, ask};
 use spillway_registry::serve::{ControlReply, ControlRequest, Fill};
 use spillway_testkit::Rng;
+use spillway_testkit::process::wait_until;
+use std::collections::HashSet;
+use std::fs;
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -66,6 +69,61 @@ fn a_store_that_is_away_holds_up_nobody_but_who_needs_it() {
     // No error, however long it took.
     assert!(matches!(client.answer(), (1, Got::Resident)));
     assert!(client.read(1) == registry.images[0].chunk(1));
+}
+
+/// Unix sockets that a process has open.
+fn unix_sockets(pid: u32) -> usize {
+    let all = fs::read_to_string("/proc/net/unix").unwrap();
+    let inodes: HashSet<_> = all.lines().filter_map(|line| line.split_whitespace().nth(6)).collect();
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let links = open.filter_map(|fd| fs::read_link(fd.path()).ok()?.to_str().map(String::from));
+    links
+        .filter(|link| {
+            let inode = link.strip_prefix("socket:[").and_then(|link| link.strip_suffix(']'));
+            inode.is_some_and(|inode| inodes.contains(inode))
+        })
+        .count()
+}
+
+#[test]
+fn who_goes_is_forgotten_although_the_store_is_away() {
+    let registry = Registry::new(&[1]);
+    let streamd = Streamd::start(&registry, 1 << 30);
+    let before = unix_sockets(streamd.id());
+    assert!(before >= 2, "it listens on two: {before}");
+    registry.web.set(Fault::Hangs);
+    let mut clients: Vec<_> =
+        (0..8).map(|_| Client::open(&streamd.socket, &registry.images[0].root)).collect();
+    clients.iter_mut().for_each(|client| (0..CHUNKS).for_each(|chunk| client.ask(chunk)));
+    assert!(unix_sockets(streamd.id()) >= before + 8);
+    drop(clients);
+    let forgotten =
+        wait_until(Duration::from_secs(5), || (unix_sockets(streamd.id()) <= before).then_some(()));
+    assert!(forgotten.is_some(), "{} of {before}", unix_sockets(streamd.id()));
+    // What they asked for comes nevertheless.
+    registry.web.set(Fault::None);
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    assert!(matches!(client.get(1), Got::Resident));
+}
+
+#[test]
+fn who_asks_for_too_much_at_once_is_let_go() {
+    let registry = Registry::new(&[1]);
+    let streamd = Streamd::start(&registry, 1 << 30);
+    registry.web.set(Fault::Hangs);
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    let chunk = (0..CHUNKS).find(|chunk| !client.has(*chunk)).unwrap();
+    for _ in 0..MOST_ASKED {
+        client.ask(chunk);
+    }
+    let mut greedy = Client::open(&streamd.socket, &registry.images[0].root);
+    // It may be let go while it still asks.
+    (0..4 * MOST_ASKED).for_each(|_| _ = greedy.try_ask(chunk));
+    assert!(greedy.try_answer().is_none());
+    registry.web.set(Fault::None);
+    for _ in 0..MOST_ASKED {
+        assert!(matches!(client.answer(), (_, Got::Resident)), "it has asked for what it may");
+    }
 }
 
 #[test]
@@ -133,8 +191,8 @@ fn it_may_be_killed_at_any_time() {
         }
         if random.below(3) == 0 {
             drop(client);
-            std::fs::remove_dir_all(registry.cache()).unwrap();
-            std::fs::create_dir(registry.cache()).unwrap();
+            fs::remove_dir_all(registry.cache()).unwrap();
+            fs::create_dir(registry.cache()).unwrap();
         }
     }
     // Nothing is fetched twice that an earlier one had kept.
@@ -226,7 +284,7 @@ fn who_says_nonsense_is_let_go() {
 fn the_daemon_says_what_is_served_and_what_goes() {
     let registry = Registry::new(&[1, 2]);
     let stray = registry.cache().join("stray");
-    std::fs::create_dir(&stray).unwrap();
+    fs::create_dir(&stray).unwrap();
     let streamd = Streamd::start_unswept(&registry, 1 << 30);
     let control = &streamd.control;
     // Before all images are named, nothing is kept.

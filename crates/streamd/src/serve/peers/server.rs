@@ -161,9 +161,7 @@ impl Server {
     }
 
     async fn chunk(&self, digest: ChunkDigest, is_head: bool, may_fetch: bool) -> Response<Answer> {
-        let cache = Arc::clone(&self.cache);
-        let found = tokio::task::spawn_blocking(move || find(&cache, &digest)).await;
-        let Ok(Some(found)) = found else { return status(StatusCode::NOT_FOUND) };
+        let Some(found) = self.find(digest).await else { return status(StatusCode::NOT_FOUND) };
         let len = found.wanted.len;
         if is_head {
             let there = || content(len, nothing());
@@ -187,6 +185,18 @@ impl Server {
                 status(StatusCode::NOT_FOUND)
             }
         }
+    }
+
+    /// Looks for a chunk in all images: where it is or, if it is nowhere, where it belongs.
+    async fn find(&self, digest: ChunkDigest) -> Option<Found> {
+        let images = self.cache.images();
+        let resident = look(&images, &digest, |image, chunk| image.cached.is_resident(chunk));
+        if resident.as_ref().is_some_and(|found| found.is_resident) {
+            return resident;
+        }
+        let verified =
+            move || look(&images, &digest, |image, chunk| image.cached.verify(chunk).unwrap_or(false));
+        tokio::task::spawn_blocking(verified).await.ok()?
     }
 
     /// The bytes of a chunk, from the store if they are not here.
@@ -214,14 +224,18 @@ fn asked(path: &str) -> Option<Asked> {
     }
 }
 
-/// Looks for a chunk in all images: where it is or, if it is nowhere, where it belongs.
-fn find(cache: &Cache, digest: &ChunkDigest) -> Option<Found> {
+/// The first place of a chunk where it is or, if it is nowhere, where it belongs.
+fn look(
+    images: &[Arc<ServedImage>],
+    digest: &ChunkDigest,
+    is_there: impl Fn(&ServedImage, usize) -> bool,
+) -> Option<Found> {
     let mut missing = None;
-    for image in cache.images() {
+    for image in images {
         for chunk in image.find(digest) {
             let Some(wanted) = image.wanted(chunk) else { continue };
-            let is_resident = image.cached.verify(chunk as usize).unwrap_or(false);
-            let found = Found { image: Arc::clone(&image), wanted, is_resident };
+            let is_resident = is_there(image, chunk as usize);
+            let found = Found { image: Arc::clone(image), wanted, is_resident };
             if is_resident {
                 return Some(found);
             }
@@ -265,6 +279,13 @@ fn sending(peers: Arc<Peers>, bytes: Content, len: u64) -> Answer {
 /// # Errors
 /// The chunk was removed meanwhile: the answer is broken off.
 async fn piece(content: Content, at: u64, len: usize) -> io::Result<Vec<u8>> {
+    // Without a step to another thread, if no disk is waited for.
+    if let Content::File(image, chunk) = &content {
+        let mut bytes = vec![0; len];
+        if image.cached.read_resident_now(*chunk as usize, at, &mut bytes) {
+            return Ok(bytes);
+        }
+    }
     let read = tokio::task::spawn_blocking(move || match content {
         Content::Memory(bytes) => Ok(bytes[at as usize..at as usize + len].to_vec()),
         Content::File(image, chunk) => {
