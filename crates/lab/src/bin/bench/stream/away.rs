@@ -111,15 +111,14 @@ fn is_held(status: &Value) -> bool {
     status["message"].as_str().is_some_and(|message| message.contains("guest is paused"))
 }
 
-/// Requests that failed, for whatever reason.
+/// Requests that ended with an error. Those that are canceled when a guest is stopped are carried out when it goes on.
 fn failures(stats: &Value) -> Result<u64> {
-    let failed = stats["failed"].as_object().context("no counts of failures")?;
-    Ok(failed.values().filter_map(Value::as_u64).sum())
+    stats["failed"]["requests"].as_u64().context("no count of failures")
 }
 
 /// Events about guests that were paused.
 fn held_events(host: &Host) -> Result<u64> {
-    let events = host.daemon().ask(&["event", "list"])?;
+    let events = host.daemon().ask(&["event", "--last", "4096"])?;
     Ok(events.lines().filter(|line| line.contains("guest is paused")).count() as u64)
 }
 

@@ -69,6 +69,9 @@ impl Host {
             // All of an image as soon as the store gives it.
             "--stream-fill-rate".into(),
             "10G".into(),
+            // Twenty machines on two processors.
+            "--vcpu-overcommit".into(),
+            "1000".into(),
         ];
         if settings.peers > 0 {
             options.extend(site.peer_options(settings.number, settings.peers)?);
