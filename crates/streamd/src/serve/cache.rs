@@ -115,7 +115,7 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Cache {
     /// The cache in the folder of an order, in which nothing is kept before [`Cache::sweep`].
     pub fn new(order: ServeOrder, peers: Option<Arc<Peers>>) -> Cache {
-        let budget = Budget::new(order.budget_bytes);
+        let budget = Budget::of_files(order.budget_bytes);
         let (images, is_counted) = (Mutex::default(), AtomicBool::new(false));
         Cache {
             order,
@@ -184,10 +184,11 @@ impl Cache {
         let others = images.iter().filter(|other| !other.is(&image.root));
         let others: u64 = others.map(|other| other.cached.pinned_bytes()).sum();
         let needs = image.cached.bytes_of(fill);
-        if others.saturating_add(needs) > self.order.budget_bytes {
+        let most = self.budget.most_bytes();
+        if others.saturating_add(needs) > most {
             return Err(format!(
-                "its chunks that are to stay take {needs} bytes, those of other images {others}, and the cache has {}: make it larger \
-                 (spillwayd --stream-cache-size), or choose residency lazy",
+                "its chunks that are to stay take {needs} bytes, those of other images {others}, and the cache of {} has {most} for \
+                 chunks: make it larger (spillwayd --stream-cache-size), or choose residency lazy",
                 self.order.budget_bytes
             ));
         }

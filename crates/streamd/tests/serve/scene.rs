@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 pub const SIZE: u64 = 10 * MIB + 512;
+/// Part of a small cache's budget in which the file system keeps where the chunks are.
+pub const RECORDS: u64 = 64 << 10;
 pub const CHUNKS: u32 = 11;
 
 pub fn chunk_len(chunk: u32) -> u64 {
@@ -154,6 +156,7 @@ pub struct Streamd {
 }
 
 impl Streamd {
+    /// With a cache for so many bytes of chunks.
     pub fn start(registry: &Registry, budget_bytes: u64) -> Streamd {
         Streamd::start_unswept(registry, budget_bytes).swept()
     }
@@ -165,7 +168,7 @@ impl Streamd {
 
     /// The same, before anything is kept.
     pub fn start_unswept(registry: &Registry, budget_bytes: u64) -> Streamd {
-        Streamd::start_in(registry, registry.dir.path(), budget_bytes, None)
+        Streamd::start_in(registry, registry.dir.path(), budget_bytes + RECORDS, None)
     }
 
     /// The same in another folder than the registry's, and with other hosts.

@@ -288,6 +288,10 @@ impl Host {
             pause = (pause * 2).min(PAUSES.1);
         }
         let mut known = self.known();
+        if known.is_away {
+            // It may have other chunks than before, and is asked at once.
+            known.have.clear();
+        }
         (known.is_looked_at, known.is_away) = (false, false);
     }
 }
