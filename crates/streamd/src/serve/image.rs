@@ -217,6 +217,7 @@ impl CachedImage {
 
     /// Whether the chunk is in the file as its digest says. Its bit is set then.
     pub fn verify(&self, chunk: usize) -> io::Result<bool> {
+        // The memory first: of a chunk that is removed from now on, the bit is set where nobody looks any more.
         let residency = self.residency();
         if residency.has(chunk as u64) {
             return Ok(true);
@@ -430,11 +431,17 @@ impl CachedImage {
         let (before, after) = (self.residency(), new_residency(&self.index)?);
         let gone: HashSet<usize> = removed.iter().copied().collect();
         let stays = |chunk: &usize| before.has(*chunk as u64) && !gone.contains(chunk);
+        // Who compares a chunk of these from now on does not find it; who does so already sets its bit in the old memory.
+        removed.iter().for_each(|chunk| self.present[*chunk].store(0, Ordering::Release));
         (0..self.present.len()).filter(stays).for_each(|chunk| after.set(chunk as u64));
         *self.residency.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = after;
-        for chunk in &removed {
-            self.is_whole.store(false, Ordering::Release);
-            self.remove_chunk(*chunk)?;
+        self.is_whole.store(false, Ordering::Release);
+        for (n, chunk) in removed.iter().enumerate() {
+            if let Err(e) = self.remove_chunk(*chunk) {
+                // What is left is still in the file, and counted.
+                removed[n..].iter().for_each(|chunk| self.present[*chunk].store(1, Ordering::Release));
+                return Err(e);
+            }
             budget.give_back(self.index.len_of(*chunk));
         }
         Ok(removed.len() as u64)
@@ -535,6 +542,39 @@ mod tests {
         assert_eq!(image.keep(1, &chunk(1), &budget).unwrap(), Kept::Yes);
         assert!(image.verify(1).unwrap());
         assert_eq!(budget.used_bytes(), CHUNK_BYTES + 4096, "it was counted already");
+    }
+
+    #[test]
+    fn what_is_compared_while_it_is_removed_is_not_said_to_be_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = Budget::new(SIZE * 2);
+        let image = CachedImage::open(dir.path(), index(), &budget).unwrap();
+        let chunks: Vec<_> = (0..4).map(chunk).collect();
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    while !ends.load(Ordering::Relaxed) {
+                        (0..4).for_each(|n| _ = image.verify(n).unwrap());
+                    }
+                });
+            }
+            for _ in 0..300 {
+                for (n, bytes) in chunks.iter().enumerate() {
+                    assert_eq!(image.keep(n, bytes, &budget).unwrap(), Kept::Yes);
+                }
+                assert_eq!(image.shrink(u64::MAX, &budget).unwrap(), 4);
+                // Long enough for who began to compare before to end.
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                let said = (0..4).filter(|n| image.is_resident(*n)).count();
+                if said > 0 {
+                    ends.store(true, Ordering::Relaxed);
+                }
+                assert_eq!(said, 0, "nothing is in the file");
+            }
+            ends.store(true, Ordering::Relaxed);
+        });
+        assert_eq!((budget.used_bytes(), bytes_in(image.folder())), (0, 0));
     }
 
     #[test]
