@@ -95,6 +95,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_part_is_held_back_for_what_the_file_system_keeps_of_the_files() {
+        let chunks = |bytes| Budget::of_files(bytes).most_bytes();
+        assert_eq!([0, 4096, 64 << 10, (64 << 10) + 4096].map(chunks), [0, 0, 0, 4096]);
+        assert_eq!(chunks(100 << 20), (100 << 20) - (64 << 10));
+        assert_eq!(chunks(10 << 30), (10 << 30) - (10 << 18));
+    }
+
+    #[test]
     fn it_is_never_exceeded_and_counts_whole_blocks() {
         let budget = Budget::new(3 << 20);
         assert!(budget.take(1 << 20) && budget.take(1 << 20) && budget.take(512));

@@ -65,6 +65,7 @@ pub struct ServedImage {
     filling: Mutex<Option<AbortHandle>>,
     root: ChunkDigest,
     by_digest: ByDigest,
+    damaged: Telling,
 }
 
 /// The cache.
@@ -103,6 +104,9 @@ struct Seen {
 fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
+
+/// Chunks of an image with one digest that are looked at: a hostile image may have millions, and nobody waits for a search of them.
+const MOST_PLACES: usize = 64;
 
 /// Requests for an image at a time.
 const DEMAND_WIDTH: usize = 64;
@@ -157,6 +161,7 @@ impl Cache {
             filling: Mutex::default(),
             root,
             by_digest,
+            damaged: Telling::default(),
         });
         locked(&self.images).insert(root, Arc::clone(&served));
         Ok(served)
@@ -501,9 +506,15 @@ impl ServedImage {
         Some(Wanted { root: self.root, chunks, chunk, digest, len })
     }
 
-    /// Its chunks with a digest.
-    pub fn find(&self, digest: &ChunkDigest) -> Vec<u32> {
-        self.by_digest.find(self.cached.index(), digest).to_vec()
+    /// Its chunks with a digest: the first of them, if there are very many.
+    pub fn find(&self, digest: &ChunkDigest) -> &[u32] {
+        let found = self.by_digest.find(self.cached.index(), digest);
+        &found[..found.len().min(MOST_PLACES)]
+    }
+
+    /// Tells in the log why no source has a chunk.
+    pub fn tell_damaged(&self, chunk: u32, why: &RegistryError) {
+        self.damaged.tell(format_args!("chunk {chunk} of {}: {why}", self.name()));
     }
 }
 

@@ -18,6 +18,8 @@ use tokio::task::JoinSet;
 const MOST_PACKET_BYTES: usize = 64;
 /// Questions of a connection at a time: a user may ask the next one while it is not seen here yet that the last one was answered.
 const MOST_OPEN: usize = 2 * MOST_ASKED;
+/// Flights in a row that may be from before their user came.
+const MOST_STALE: usize = 8;
 
 /// Serves a connection until it ends.
 pub async fn serve(cache: Arc<Cache>, connection: Connection) -> io::Result<()> {
@@ -76,13 +78,15 @@ async fn reply(
     let is_unseen =
         |brought: &Brought| matches!(brought, Brought::Resident) && !residency.has(u64::from(chunk));
     let mut brought = cache.bring(image, chunk).await;
-    if is_unseen(&brought) {
+    for _ in 0..MOST_STALE {
+        if !is_unseen(&brought) {
+            break;
+        }
         // That flight is from before this user came: the chunk was removed since. What a flight from now on brings is not, as long
         // as the user has the file.
         brought = cache.bring(image, chunk).await;
     }
     if is_unseen(&brought) {
-        // Its own part of that flight was from before, too.
         let here = Arc::clone(image);
         let read = tokio::task::spawn_blocking(move || here.cached.read_verified(chunk as usize));
         // None: it was removed again, so this user has not got the file.
@@ -97,7 +101,7 @@ async fn reply(
             connection.send(&packet(Answer::Passed), &[content.as_fd()]).await
         }
         Brought::Damaged(why) => {
-            eprintln!("spillway-streamd: chunk {chunk} of {}: {why}", image.name());
+            image.tell_damaged(chunk, &why);
             connection.send(&packet(Answer::Damaged), &[]).await
         }
     }

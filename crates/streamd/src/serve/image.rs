@@ -161,11 +161,12 @@ impl CachedImage {
             is_whole: AtomicBool::new(false),
             index,
         };
-        image.present_chunks().for_each(|chunk| budget.count(image.index.len_of(chunk)));
         // After a loss of power there may be more in the file than is named.
         if let Some(_alone) = image.lock_alone()? {
             image.punch_absent()?;
         }
+        // Last, as nothing is given back if this fails.
+        image.present_chunks().for_each(|chunk| budget.count(image.index.len_of(chunk)));
         Ok(image)
     }
 
@@ -296,16 +297,18 @@ impl CachedImage {
             }
             return disk_full(e);
         }
-        // From here on it is counted, until it was removed.
-        present.store(1, Ordering::Release);
+        // From here on it is counted, until it was removed. Who compares chunks finds it when it is whole: what was written of it before
+        // an error is removed, and could be all but zeroes at its end.
         match self.disk.write_all_at(bytes, chunk as u64 * self.index.chunk_bytes) {
             Ok(()) => {
+                present.store(1, Ordering::Release);
                 self.residency().set(chunk as u64);
                 Ok(Kept::Yes)
             }
             Err(e) => {
-                if is_new && self.remove_chunk(chunk).is_ok() {
-                    budget.give_back(bytes.len() as u64);
+                match is_new && self.remove_chunk(chunk).is_ok() {
+                    true => budget.give_back(bytes.len() as u64),
+                    false => present.store(1, Ordering::Release),
                 }
                 disk_full(e)
             }
@@ -550,11 +553,19 @@ mod tests {
         let budget = Budget::new(SIZE * 2);
         let image = CachedImage::open(dir.path(), index(), &budget).unwrap();
         let chunks: Vec<_> = (0..4).map(chunk).collect();
-        let ends = AtomicBool::new(false);
+        let rounds_end = AtomicBool::new(false);
+        // Also after a failed assertion.
+        struct Ends<'a>(&'a AtomicBool);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
         std::thread::scope(|threads| {
+            let _ends = Ends(&rounds_end);
             for _ in 0..2 {
                 threads.spawn(|| {
-                    while !ends.load(Ordering::Relaxed) {
+                    while !rounds_end.load(Ordering::Relaxed) {
                         (0..4).for_each(|n| _ = image.verify(n).unwrap());
                     }
                 });
@@ -567,12 +578,8 @@ mod tests {
                 // Long enough for who began to compare before to end.
                 std::thread::sleep(std::time::Duration::from_millis(2));
                 let said = (0..4).filter(|n| image.is_resident(*n)).count();
-                if said > 0 {
-                    ends.store(true, Ordering::Relaxed);
-                }
                 assert_eq!(said, 0, "nothing is in the file");
             }
-            ends.store(true, Ordering::Relaxed);
         });
         assert_eq!((budget.used_bytes(), bytes_in(image.folder())), (0, 0));
     }

@@ -63,7 +63,7 @@ pub fn is_far(image: &ServedImage, images: &[Arc<ServedImage>], wanted: &Wanted)
 /// The places whose digest is the one of the chunk, and that may be in a file.
 fn places(images: &[Arc<ServedImage>], wanted: &Wanted) -> impl Iterator<Item = Place> {
     images.iter().flat_map(move |image| {
-        let found = image.find(&wanted.digest).into_iter();
+        let found = image.find(&wanted.digest).iter().copied();
         let others = found.filter(move |chunk| !(image.is(&wanted.root) && *chunk == wanted.chunk));
         others.filter_map(move |chunk| {
             let number = chunk as usize;

@@ -232,7 +232,7 @@ fn look(
 ) -> Option<Found> {
     let mut missing = None;
     for image in images {
-        for chunk in image.find(digest) {
+        for chunk in image.find(digest).iter().copied() {
             let Some(wanted) = image.wanted(chunk) else { continue };
             let is_resident = is_there(image, chunk as usize);
             let found = Found { image: Arc::clone(image), wanted, is_resident };
