@@ -55,14 +55,20 @@ async fn serve_image(
     // Nobody waits any more for these when this ends; the flights go on.
     let mut replies = JoinSet::new();
     loop {
-        let Some(chunk) = asked(connection.receive(&mut packet).await?) else { return Ok(()) };
-        while replies.try_join_next().is_some() {}
+        let received = tokio::select! {
+            received = connection.receive(&mut packet) => received?,
+            // An answer that cannot be given ends the connection: its user connects again, and repeats its questions.
+            Some(replied) = replies.join_next() => {
+                replied.map_err(io::Error::other)??;
+                continue;
+            }
+        };
+        let Some(chunk) = asked(received) else { return Ok(()) };
         if chunk as usize >= chunks || replies.len() >= MOST_OPEN {
             return Ok(());
         }
         let (cache, image, connection) = (Arc::clone(cache), Arc::clone(image), Arc::clone(&connection));
         let residency = Arc::clone(&residency);
-        // If it fails, the other side has gone.
         replies.spawn(async move { reply(&cache, &image, &connection, &residency, chunk).await });
     }
 }
