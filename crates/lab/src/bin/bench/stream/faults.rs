@@ -122,24 +122,24 @@ pub fn kills(bench: &Bench, figures: &mut Figures) -> Result<()> {
     let content = File::open(&bench.disk)?;
     let mut disk = host.disk(IMAGE, "disk")?;
     let (cache, data) = (host.cache(), &bench.data);
-    let (waits, wrong) = std::thread::scope(|scope| {
+    let (killed, (waits, wrong)) = std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_until(&mut disk, data, &content, &ends));
         let watcher = scope.spawn(|| watch(&cache, cache_bytes, &ends, &over, &most));
         let mut random = Rng::new(9);
-        let killed = (0..wanted).try_for_each(|_| {
+        let killed = (0..wanted).try_fold(0, |killed, _| -> Result<usize> {
             std::thread::sleep(Duration::from_millis(300 + random.below(700)));
-            kill(&host)
+            Ok(killed + kill(&host)?)
         });
         ends.store(true, Ordering::Relaxed);
         watcher.join().map_err(|_| anyhow!("the watcher panicked"))?;
         let read = reader.join().map_err(|_| anyhow!("the reader panicked"))?;
-        killed.and(read)
+        anyhow::Ok((killed?, read?))
     })?;
     let mut waits = waits;
     waits.sort_by(f64::total_cmp);
     let at =
         |share: f64| waits.get((waits.len() as f64 * share) as usize).copied().context("nothing was read");
-    figures.add("S9/kills", "times that spillway-streamd was killed", "", wanted as f64);
+    figures.add("S9/kills", "times that spillway-streamd was killed", "", killed as f64);
     figures.add("S9/reads", "reads of chunks meanwhile, one at a time", "", waits.len() as f64);
     figures.add("S9/p50", "a read: p50", "ms", at(0.5)? * 1e3);
     // Of the longest wait after each kill, the 99th of 100: there are as many long waits as kills at most.
@@ -247,13 +247,14 @@ fn damage(cache: &Path, chunks: &[u64]) -> Result<u64> {
     Ok(chunks.len() as u64)
 }
 
-/// Kills the process with the cache.
-fn kill(host: &Host) -> Result<()> {
+/// Kills the process with the cache. Returns how many there were: none, if it has not been started again yet.
+fn kill(host: &Host) -> Result<usize> {
+    let mut killed = 0;
     for pid in host.streamd_pids() {
         let pid = Pid::from_raw(pid as i32).context("a process has no id")?;
-        let _ = kill_process(pid, Signal::KILL);
+        killed += usize::from(kill_process(pid, Signal::KILL).is_ok());
     }
-    Ok(())
+    Ok(killed)
 }
 
 fn wait_for_another(host: &Host) -> Result<()> {
