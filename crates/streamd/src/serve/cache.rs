@@ -105,8 +105,9 @@ fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
-/// Chunks of an image with one digest that are looked at: a hostile image may have millions, and nobody waits for a search of them.
-const MOST_PLACES: usize = 64;
+/// Chunks of an image with one digest that are looked at, which takes microseconds: a hostile image may have millions, and the search is
+/// in the thread that serves everybody.
+const MOST_PLACES: usize = 4096;
 
 /// Requests for an image at a time.
 const DEMAND_WIDTH: usize = 64;

@@ -117,7 +117,7 @@ fn who_asks_for_too_much_at_once_is_let_go() {
         client.ask(chunk);
     }
     let mut greedy = Client::open(&streamd.socket, &registry.images[0].root);
-    // It may be let go while it still asks.
+    // The connection may be closed before all questions are sent.
     (0..4 * MOST_ASKED).for_each(|_| _ = greedy.try_ask(chunk));
     assert!(greedy.try_answer().is_none());
     registry.web.set(Fault::None);

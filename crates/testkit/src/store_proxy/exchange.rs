@@ -90,7 +90,7 @@ impl Exchange {
     /// Answers a request.
     ///
     /// # Errors
-    /// The connection is to be reset.
+    /// Whether the connection must be reset when the answer ends.
     pub async fn answer(
         self: Arc<Exchange>,
         request: Request<Incoming>,
