@@ -90,7 +90,7 @@ impl Exchange {
     /// Answers a request.
     ///
     /// # Errors
-    /// Whether the connection must be reset when the answer ends.
+    /// The caller must reset the connection, as the model says.
     pub async fn answer(
         self: Arc<Exchange>,
         request: Request<Incoming>,
