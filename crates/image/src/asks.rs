@@ -17,7 +17,7 @@ pub const ANSWER_BYTES: usize = 8;
 /// Bytes of the answer to [`open`].
 pub const OPENED_BYTES: usize = 20;
 /// Questions of a connection that are not answered, at most.
-pub const MOST_ASKED: usize = 128;
+pub const MOST_ASKED: usize = 64;
 
 /// What is said of an image that was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -65,6 +67,17 @@ impl Daemon {
     pub fn json(&self, arguments: &[&str]) -> Result<Value> {
         let text = self.ask(&[arguments, &["--json"]].concat())?;
         serde_json::from_str(&text).with_context(|| format!("spillway {} --json", arguments.join(" ")))
+    }
+
+    /// What the API has at a path.
+    pub fn get(&self, path: &str) -> Result<Value> {
+        let mut stream = UnixStream::connect(self.dir.join("sock"))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a header")?;
+        ensure!(head.starts_with("HTTP/1.1 200 "), "GET {path}: {answer}");
+        serde_json::from_str(body).with_context(|| format!("GET {path}: {body}"))
     }
 
     /// Process id.

@@ -1,4 +1,5 @@
-//! A user of an image: the connection that its supervisor opened and its worker asks on. Owns the bound of its questions.
+//! A user of an image: the connection that its supervisor opened and its worker asks on. Owns the bound of its questions, and with it
+//! that of the memory that a user can hold: at most a chunk for each question, and for each answer that it does not read.
 //!
 //! Invariants: a connection is of one image, and learns nothing of another. It ends when its user goes, whatever is still to be
 //! answered.
@@ -16,13 +17,15 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 const MOST_PACKET_BYTES: usize = 64;
-/// Questions of a connection at a time: a user may ask the next one while it is not seen here yet that the last one was answered.
-const MOST_OPEN: usize = 2 * MOST_ASKED;
-/// Flights in a row that may be from before their user came.
-const MOST_STALE: usize = 8;
+/// Space for answers that a user has not read, in bytes as the kernel counts them: about ten answers.
+const UNREAD_BYTES: usize = 4 << 10;
+/// Flights in a row that may be from before their user came: one for other hosts and the store, and one for the store alone that the
+/// next one has joined.
+const MOST_STALE: usize = 2;
 
 /// Serves a connection until it ends.
 pub async fn serve(cache: Arc<Cache>, connection: Connection) -> io::Result<()> {
+    connection.bound_unread(UNREAD_BYTES)?;
     let connection = Arc::new(connection);
     let mut packet = [0; MOST_PACKET_BYTES];
     let named = opens(connection.receive(&mut packet).await?);
@@ -64,7 +67,11 @@ async fn serve_image(
             }
         };
         let Some(chunk) = asked(received) else { return Ok(()) };
-        if chunk as usize >= chunks || replies.len() >= MOST_OPEN {
+        // A reply ends in the step that sends it, and all steps are in one thread: what its user has got is among the ended ones.
+        while let Some(replied) = replies.try_join_next() {
+            replied.map_err(io::Error::other)??;
+        }
+        if chunk as usize >= chunks || replies.len() >= MOST_ASKED {
             return Ok(());
         }
         let (cache, image, connection) = (Arc::clone(cache), Arc::clone(image), Arc::clone(&connection));
@@ -93,11 +100,8 @@ async fn reply(
         brought = cache.bring(image, chunk).await;
     }
     if is_unseen(&brought) {
-        let here = Arc::clone(image);
-        let read = tokio::task::spawn_blocking(move || here.cached.read_verified(chunk as usize));
-        // None: it was removed again, so this user has not got the file.
-        let Some(bytes) = read.await.map_err(io::Error::other)?? else { return Ok(()) };
-        brought = Brought::Passed(Arc::new(bytes));
+        // So it has not got the file any more.
+        return Err(io::ErrorKind::NotConnected.into());
     }
     match brought {
         Brought::Resident => connection.send(&packet(Answer::Resident), &[]).await,

@@ -57,7 +57,8 @@ pub async fn fill(cache: Arc<Cache>, image: Arc<ServedImage>, fill: Fill) {
                 break;
             }
         }
-        if all {
+        // What is said to be there may be from a flight that was before all this had to stay.
+        if all && image.cached.filled().into_iter().all(|chunk| image.cached.may_have(chunk)) {
             break;
         }
         sleep(AGAIN).await;

@@ -34,8 +34,8 @@ pub struct CachedImage {
     index: Index,
     disk: File,
     map: File,
-    /// A copy of the map's file: a byte for each chunk, 1 if it may be in the file. Anybody reads it; it is written with the changes
-    /// locked.
+    /// A byte for each chunk, 1 if it may be in the file. The map's file says so of these, and of what is being written or removed.
+    /// Anybody reads it; it is written with the changes locked.
     present: Vec<AtomicU8>,
     changes: Mutex<Changes>,
     residency: Mutex<Arc<ResidencyWriter>>,
@@ -67,6 +67,7 @@ pub enum Kept {
 /// Files of an image that is served no longer. They are counted until they are removed.
 pub struct Aside {
     folder: PathBuf,
+    disk: File,
     /// Lengths of the chunks that are counted.
     counted: Vec<u64>,
 }
@@ -74,6 +75,8 @@ pub struct Aside {
 impl Aside {
     /// Removes the files.
     pub fn remove(&self, budget: &Budget) -> io::Result<()> {
+        // Whoever still has it open, what it took is free, and the last to close it has nothing to do.
+        self.disk.set_len(0)?;
         match fs::remove_dir_all(&self.folder) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -256,7 +259,8 @@ impl CachedImage {
         Ok(is_there)
     }
 
-    /// The same without any wait, neither for the disk nor for a change. False: it cannot be done, and nothing is known.
+    /// The same if it is in memory, and nobody changes the image. False: it cannot be done now, and nothing is known; the kernel may
+    /// have begun to read it.
     pub fn read_resident_now(&self, chunk: usize, at: u64, bytes: &mut [u8]) -> bool {
         let changes = match self.changes.try_lock() {
             Ok(changes) => changes,
@@ -267,7 +271,7 @@ impl CachedImage {
             return false;
         }
         let (at, len) = (chunk as u64 * self.index.chunk_bytes + at, bytes.len());
-        // What is not in memory, or a file system that cannot tell.
+        // It ends with less where something is not in memory, and with an error on a file system that cannot tell.
         preadv2(&self.disk, &mut [IoSliceMut::new(bytes)], at, ReadWriteFlags::NOWAIT) == Ok(len)
     }
 
@@ -331,7 +335,8 @@ impl CachedImage {
 
     /// Bytes that the chunks take that are not removed to make space, whether they are there or not.
     pub fn pinned_bytes(&self) -> u64 {
-        self.bytes_of(&self.pinned())
+        let pinned = self.pinned().clone();
+        self.bytes_of(&pinned)
     }
 
     /// Bytes that these chunks take in the cache.
@@ -344,7 +349,8 @@ impl CachedImage {
 
     /// The chunks that are to be there before a disk needs them, in their order.
     pub fn filled(&self) -> Vec<usize> {
-        self.chunks_of(&self.pinned())
+        let pinned = self.pinned().clone();
+        self.chunks_of(&pinned)
     }
 
     fn chunks_of(&self, fill: &Fill) -> Vec<usize> {
@@ -371,11 +377,12 @@ impl CachedImage {
     pub fn set_aside(&self) -> io::Result<Option<Aside>> {
         let mut changes = self.changes();
         let Some(_alone) = self.lock_alone()? else { return Ok(None) };
+        let disk = self.disk.try_clone()?;
         let folder = set_aside(self.folder.clone())?;
         changes.is_over = true;
         let counted = self.present_chunks().map(|chunk| self.index.len_of(chunk)).collect();
         self.present.iter().for_each(|byte| byte.store(0, Ordering::Release));
-        Ok(Some(Aside { folder, counted }))
+        Ok(Some(Aside { folder, disk, counted }))
     }
 
     /// What is in the cache.
@@ -637,10 +644,17 @@ mod tests {
         assert_eq!(image.residency_bits(), [0b00001]);
         assert!(image.read_resident(0, 64, &mut read).unwrap() && read == chunk(0)[64..72]);
         assert!(!image.read_resident(1, 0, &mut read).unwrap());
+        assert!(!image.read_resident_now(1, 0, &mut read));
+        {
+            let _changes = image.changes();
+            assert!(!image.read_resident_now(0, 64, &mut read), "it waits for nobody");
+        }
         let aside = image.set_aside().unwrap().unwrap();
         assert!(!image.folder().exists() && !image.read_resident(0, 64, &mut read).unwrap());
         assert_eq!(budget.used_bytes(), CHUNK_BYTES, "it still takes space");
+        assert!(image.disk.metadata().unwrap().blocks() > 0);
         aside.remove(&budget).unwrap();
+        assert_eq!(image.disk.metadata().unwrap().blocks(), 0, "although it is open here");
         assert_eq!((budget.used_bytes(), fs::read_dir(dir.path()).unwrap().count()), (0, 0));
         // Who was still bringing a chunk finds no image any more.
         assert_eq!(image.keep(0, &chunk(0), &budget).unwrap(), Kept::Gone);

@@ -1,6 +1,7 @@
 //! Packets of SEQPACKET sockets, with descriptors, in a runtime that must not block. Owns the sockets.
 
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, recv,
@@ -58,6 +59,12 @@ impl Listener {
 }
 
 impl Connection {
+    /// Bounds what was sent and the other side has not read, in bytes as the kernel counts them.
+    pub fn bound_unread(&self, bytes: usize) -> io::Result<()> {
+        // The kernel doubles it.
+        Ok(set_socket_send_buffer_size(self.0.get_ref(), bytes / 2)?)
+    }
+
     /// The next packet, cut off after the buffer. Empty: the other side has gone.
     pub async fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
         loop {

@@ -166,16 +166,17 @@ impl Objects for RemoteStore {
             });
         }
         let prefix = self.path(folder);
-        let mut listed = Vec::new();
+        let (mut listed, mut came) = (Vec::new(), 0);
         let endless = |why: &str| {
             let message = format!("{}: the list of {folder} has no end: {why}", self.url);
             RegistryError::new(RegistryErrorKind::Damaged, message)
         };
         let mut objects = self.store.list(Some(&prefix));
-        let empty_pages = |_| endless("one empty page follows the other");
-        while let Some(object) = timeout(LIST_SILENCE, objects.next()).await.map_err(empty_pages)? {
+        let silent = |_| endless(&format!("no object has come for {} s", LIST_SILENCE.as_secs()));
+        while let Some(object) = timeout(LIST_SILENCE, objects.next()).await.map_err(silent)? {
             let object = object.map_err(|e| self.failed(folder, &e))?;
-            if listed.len() == MOST_LISTED {
+            came += 1;
+            if came > MOST_LISTED {
                 return Err(endless(&format!("it has more than {MOST_LISTED} objects")));
             }
             let parts: Option<Vec<_>> = object.location.prefix_match(&self.prefix).map(Iterator::collect);

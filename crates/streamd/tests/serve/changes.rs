@@ -3,7 +3,10 @@
 use crate::client::{Client, Got};
 use crate::scene::{CHUNKS, Registry, Streamd, place_at};
 use crate::web::{Fault, Web};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use spillway_image::asks::MOST_ASKED;
 use spillway_registry::serve::{ControlReply, ControlRequest, Fill};
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,17 +32,26 @@ fn reads(client: &mut Client, registry: &Registry, n: usize) {
 }
 
 /// Largest memory that the process has had, in bytes.
-fn peak_bytes(process: u32) -> u64 {
+pub fn peak_bytes(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Sockets that a process has open.
-fn sockets(process: u32) -> usize {
+/// What a process has open that has such a name.
+fn open_files(process: u32, named: &str) -> usize {
     let fds = fs::read_dir(format!("/proc/{process}/fd")).unwrap();
     let links = fds.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
-    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    links.filter(|link| link.to_string_lossy().starts_with(named)).count()
+}
+
+fn sockets(process: u32) -> usize {
+    open_files(process, "socket:")
+}
+
+/// Chunks that are to be passed on.
+fn passed_on(process: u32) -> usize {
+    open_files(process, "/memfd:chunk")
 }
 
 #[test]
@@ -81,6 +93,59 @@ fn who_waits_gets_the_chunk_from_the_place_that_is_named_meanwhile() {
     reads(&mut client, &registry, 0);
     let data = registry.images[0].data_chunks() as usize;
     assert_eq!(other.gets("/chunks/").values().copied().collect::<Vec<_>>(), vec![1; data]);
+}
+
+/// Lets a process open nothing more, or as much as before.
+fn allow_descriptors(process: u32, allowed: bool) {
+    let free = (0..).find(|fd| !Path::new(&format!("/proc/{process}/fd/{fd}")).exists());
+    let limit = getrlimit(Resource::Nofile);
+    let current = if allowed { limit.maximum } else { free };
+    let process = Pid::from_raw(process as i32);
+    prlimit(process, Resource::Nofile, Rlimit { current, maximum: limit.maximum }).unwrap();
+}
+
+#[test]
+fn an_answer_that_cannot_be_given_ends_the_connection_and_is_given_on_the_next() {
+    let registry = Registry::new(&[1]);
+    // Nothing is kept: each chunk needs a descriptor to be passed on.
+    let streamd = Streamd::start(&registry, 0);
+    let open = || Client::open(&streamd.socket, &registry.images[0].root);
+    let (mut client, mut other) = (open(), open());
+    let right = |client: &mut Client, chunk| matches!(client.get(chunk), Got::Passed(bytes) if bytes == registry.images[0].chunk(chunk));
+    assert!(right(&mut client, 0));
+    allow_descriptors(streamd.id(), false);
+    client.ask(1);
+    assert!(client.try_answer().is_none(), "it would be waited for without end");
+    allow_descriptors(streamd.id(), true);
+    assert!(right(&mut open(), 1) && right(&mut other, 2), "the others go on");
+}
+
+#[test]
+fn who_reads_no_answers_holds_up_nobody_and_gets_them_all() {
+    let registry = Registry::new(&[1]);
+    let streamd = Streamd::start(&registry, 0);
+    let open = || Client::open(&streamd.socket, &registry.images[0].root);
+    let data: Vec<_> = (0..CHUNKS).filter(|chunk| !matches!(chunk, 3 | 6)).collect();
+    let mut silent = open();
+    let asked: Vec<_> = (0..MOST_ASKED).map(|n| data[n % data.len()]).collect();
+    asked.iter().for_each(|chunk| silent.ask(*chunk));
+    let mut client = open();
+    for chunk in &data {
+        assert!(
+            matches!(client.get(*chunk), Got::Passed(bytes) if bytes == registry.images[0].chunk(*chunk))
+        );
+    }
+    let memory = passed_on(streamd.id());
+    assert!(memory > 0 && memory <= MOST_ASKED, "{memory}: not all of them are on their way");
+    let mut answered = HashMap::new();
+    for _ in &asked {
+        let (chunk, got) = silent.answer();
+        assert!(matches!(got, Got::Passed(bytes) if bytes == registry.images[0].chunk(chunk)));
+        *answered.entry(chunk).or_insert(0) += 1;
+    }
+    let often = |chunk| asked.iter().filter(|asked| *asked == chunk).count();
+    assert!(data.iter().all(|chunk| answered[chunk] == often(chunk)));
+    until("nothing is left in memory", || passed_on(streamd.id()) == 0);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A far and broken store: whatever it does, a disk gets the bytes of its image or none.
 
+use crate::changes::peak_bytes;
 use crate::client::{Client, Got};
 use crate::scene::{Registry, Streamd};
 use spillway_image::digests::of_chunk;
@@ -177,4 +178,64 @@ fn a_user_that_has_gone_is_not_answered_for_ever() {
     assert!(asked < 2, "nobody asks, and {asked} chunks were found");
     let mut user = open(&first);
     assert!(matches!(user.get(1), Got::Resident) && user.has(1) && user.read(1) == chunk(0, 1));
+}
+
+#[test]
+fn a_chunk_is_copied_from_any_of_very_many_places() {
+    const MANY: u32 = 5000;
+    let registry = Registry::new(&[]);
+    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
+    let digest = store(&registry.shared(), 0).digests[0];
+    let index = Index {
+        size_bytes: u64::from(MANY) << 20,
+        chunk_bytes: 1 << 20,
+        digests: vec![digest; MANY as usize],
+    };
+    let proxy = StoreProxy::start(StoreProxySettings::new(Origin::Folder(registry.shared()))).unwrap();
+    let streamd = Streamd::start(&registry, 1 << 30);
+    serve(&streamd, &index, &proxy.url());
+    let mut client = Client::open_sized(&streamd.socket, &index.root(), index.size_bytes);
+    // The only place that has it is the last.
+    for place in [MANY - 1, 0, MANY / 2] {
+        assert!(matches!(client.get(place), Got::Resident) && client.read(place) == chunk(0, 0), "{place}");
+    }
+    let figures = streamd.figures();
+    assert_eq!((figures.store_chunks, figures.seed_chunks), (1, 2));
+}
+
+#[test]
+fn what_is_copied_at_a_time_takes_little_memory() {
+    const IMAGES: u64 = 6;
+    let registry = Registry::new(&[]);
+    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
+    let first: Vec<_> = (0..IMAGES).map(|image| store(&registry.shared(), image)).collect();
+    let proxy = StoreProxy::start(StoreProxySettings::new(Origin::Folder(registry.shared()))).unwrap();
+    let streamd = Streamd::start(&registry, 4 << 30);
+    for (image, index) in (0..).zip(&first) {
+        serve(&streamd, index, &proxy.url());
+        read(&streamd, image, index);
+    }
+    // The same chunks in images of another length.
+    let second: Vec<_> = first
+        .iter()
+        .map(|index| {
+            let digests = index.digests[..CHUNKS as usize - 1].to_vec();
+            Index { size_bytes: u64::from(CHUNKS - 1) << 20, digests, ..*index }
+        })
+        .collect();
+    second.iter().for_each(|index| serve(&streamd, index, &proxy.url()));
+    fs::write(format!("/proc/{}/clear_refs", streamd.id()), "5").unwrap();
+    let before = peak_bytes(streamd.id());
+    let mut clients: Vec<_> = second
+        .iter()
+        .map(|index| Client::open_sized(&streamd.socket, &index.root(), index.size_bytes))
+        .collect();
+    clients.iter_mut().for_each(|client| (0..CHUNKS - 1).for_each(|chunk| client.ask(chunk)));
+    for client in &mut clients {
+        (1..CHUNKS).for_each(|_| assert!(matches!(client.answer(), (_, Got::Resident))));
+    }
+    let grown = (peak_bytes(streamd.id()) - before) >> 20;
+    assert_eq!(streamd.figures().seed_chunks, IMAGES * u64::from(CHUNKS - 1));
+    println!("{grown} MiB above {} MiB", before >> 20);
+    assert!(grown < 48, "{grown} MiB");
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: at any time at most two sources are asked for a chunk. A host that does not answer costs one deadline.
 
-use super::host::{Host, Stage, WIDTH};
+use super::host::{Host, Sent, Stage, WIDTH};
 use super::{Peers, count};
 use crate::serve::cache::Brought;
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
@@ -37,17 +37,17 @@ pub struct Wanted {
 
 /// What came.
 pub enum Came {
-    /// From a host: these bytes, which are right.
-    Peer(Vec<u8>),
+    /// From a host.
+    Peer(Sent),
     /// This from the store.
     Store(Brought),
 }
 
 /// A request to a host.
-type Get<'a> = BoxFuture<'a, Option<Vec<u8>>>;
+type Get<'a> = BoxFuture<'a, Option<Sent>>;
 
 enum Turn {
-    Bytes(Vec<u8>),
+    Sent(Sent),
     /// The host that was asked last has nothing.
     Nothing,
     /// It has not sent it in time.
@@ -96,18 +96,18 @@ impl Peers {
         match self.race(wanted, store).await {
             // Neither the owners nor the store have it: anybody else will do.
             Came::Store(Brought::Damaged(why)) => match self.ask_anybody(wanted).await {
-                Some(bytes) => self.counted(bytes),
+                Some(sent) => self.counted(sent),
                 None => Came::Store(Brought::Damaged(why)),
             },
-            Came::Peer(bytes) => self.counted(bytes),
+            Came::Peer(sent) => self.counted(sent),
             came => came,
         }
     }
 
-    fn counted(&self, bytes: Vec<u8>) -> Came {
+    fn counted(&self, sent: Sent) -> Came {
         count(&self.counts.peer_chunks, 1);
-        count(&self.counts.peer_bytes, bytes.len() as u64);
-        Came::Peer(bytes)
+        count(&self.counts.peer_bytes, sent.bytes.len() as u64);
+        Came::Peer(sent)
     }
 
     async fn race(&self, wanted: &Wanted, store: impl Future<Output = Brought>) -> Came {
@@ -118,14 +118,14 @@ impl Peers {
             let of_request = Arc::clone(&stage);
             let mut now = async move { host.get(wanted, *may_fetch, &of_request).await }.boxed();
             match turn(&mut earlier, &mut now, stage.is_late(host.hedge())).await {
-                Turn::Bytes(bytes) => return Came::Peer(bytes),
+                Turn::Sent(sent) => return Came::Peer(sent),
                 Turn::Nothing => {}
                 Turn::Late => earlier = Some(now),
             }
         }
         let Some(earlier) = earlier else { return Came::Store(store.await) };
         match select(earlier, pin!(store)).await {
-            Either::Left((Some(bytes), _)) => Came::Peer(bytes),
+            Either::Left((Some(sent), _)) => Came::Peer(sent),
             Either::Left((None, store)) => Came::Store(store.await),
             Either::Right((Brought::Damaged(why), earlier)) => {
                 earlier.await.map_or(Came::Store(Brought::Damaged(why)), Came::Peer)
@@ -135,11 +135,11 @@ impl Peers {
     }
 
     /// Asks the hosts that have said that they have a chunk.
-    async fn ask_anybody(&self, wanted: &Wanted) -> Option<Vec<u8>> {
+    async fn ask_anybody(&self, wanted: &Wanted) -> Option<Sent> {
         for host in self.hosts.iter().filter(|host| host.is_live() && host.has(wanted)) {
-            let bytes = host.get(wanted, false, &Stage::default()).await;
-            if bytes.is_some() {
-                return bytes;
+            let sent = host.get(wanted, false, &Stage::default()).await;
+            if sent.is_some() {
+                return sent;
             }
         }
         None
@@ -158,9 +158,9 @@ async fn turn(earlier: &mut Option<Get<'_>>, now: &mut Get<'_>, is_late: impl Fu
         };
         tokio::select! {
             biased;
-            bytes = &mut *now => return bytes.map_or(Turn::Nothing, Turn::Bytes),
-            bytes = of_earlier => match bytes {
-                Some(bytes) => return Turn::Bytes(bytes),
+            sent = &mut *now => return sent.map_or(Turn::Nothing, Turn::Sent),
+            sent = of_earlier => match sent {
+                Some(sent) => return Turn::Sent(sent),
                 None => *earlier = None,
             },
             () = &mut is_late => return Turn::Late,

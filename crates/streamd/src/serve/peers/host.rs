@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 /// Requests to a host at a time.
@@ -47,7 +47,7 @@ pub struct Host {
     base: Url,
     client: Client,
     pace: Pace,
-    places: Semaphore,
+    places: Arc<Semaphore>,
     known: Mutex<Known>,
     counts: Arc<Counts>,
 }
@@ -75,6 +75,14 @@ enum Observed {
     Unserved,
     /// It has these: bit n of byte n / 8 is chunk n.
     Chunks(Vec<u8>),
+}
+
+/// A chunk that came.
+pub struct Sent {
+    /// Its content, which is right.
+    pub bytes: Vec<u8>,
+    /// The place of its request, which is taken until it was kept.
+    pub _place: OwnedSemaphorePermit,
 }
 
 /// How far a request has come.
@@ -124,7 +132,7 @@ impl Host {
         let base = Url::parse(name).ok().filter(|url| url.scheme() == "https" && url.path() == "/");
         let base =
             base.ok_or_else(|| format!("--peer {name}: it is no address such as https://HOST:PORT"))?;
-        let (pace, places, known) = (Pace::new(least), Semaphore::new(WIDTH), Mutex::default());
+        let (pace, places, known) = (Pace::new(least), Arc::new(Semaphore::new(WIDTH)), Mutex::default());
         Ok(Arc::new(Host { name: name.into(), base, client, pace, places, known, counts }))
     }
 
@@ -207,15 +215,15 @@ impl Host {
     }
 
     /// Gets a chunk. None: it has not got it, or not now, or what it sent was of no use.
-    pub async fn get(self: &Arc<Host>, wanted: &Wanted, may_fetch: bool, stage: &Stage) -> Option<Vec<u8>> {
-        let _place = self.places.acquire().await.ok()?;
+    pub async fn get(self: &Arc<Host>, wanted: &Wanted, may_fetch: bool, stage: &Stage) -> Option<Sent> {
+        let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
         // What was true when the request began to wait for its place need not be so any more.
         if !self.is_live() || self.is_busy() {
             return None;
         }
         stage.asked.notify_one();
         match timeout(WHOLE, self.ask(wanted, may_fetch, stage)).await {
-            Ok(Ok(bytes)) => bytes,
+            Ok(Ok(bytes)) => bytes.map(|bytes| Sent { bytes, _place: place }),
             Ok(Err(Failed)) | Err(_) => {
                 self.look_at();
                 None

@@ -12,6 +12,7 @@ mod tls;
 mod upload;
 
 pub use client::{Came, Wanted};
+pub use host::Sent;
 pub use server::serve;
 
 use host::Host;

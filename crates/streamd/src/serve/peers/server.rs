@@ -5,6 +5,7 @@
 
 use super::{MAY_FETCH, Peers, Wanted, count};
 use crate::serve::cache::{Brought, Cache, ServedImage};
+use crate::serve::seeds::{MOST_PLACES, MOST_TRIED, places};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
@@ -20,6 +21,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::TcpListener as StdListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -42,7 +44,8 @@ const STORE: Duration = Duration::from_secs(20);
 const MOST_HEADER_BYTES: usize = 16 << 10;
 /// Most lines of a header.
 const MOST_HEADER_LINES: usize = 32;
-/// Bytes of a chunk that are read at a time. With two of them for each of the connections, these take at most 256 MiB.
+/// Bytes of a chunk that are read at a time. With two of them for each of the connections, these take at most 256 MiB; a chunk that could
+/// not be kept is in memory whole.
 const PIECE: u64 = 256 << 10;
 /// Pieces of a chunk that are read and not yet sent.
 const PIECES: usize = 2;
@@ -112,8 +115,16 @@ struct Found {
 /// Where the bytes of an answer are.
 #[derive(Clone)]
 enum Content {
-    File(Arc<ServedImage>, u32),
-    Memory(Arc<Vec<u8>>),
+    File(Arc<ChunkFile>),
+    Memory(Bytes),
+}
+
+/// A chunk in the file of an image.
+struct ChunkFile {
+    image: Arc<ServedImage>,
+    chunk: usize,
+    /// It is not in memory: what follows is read in another thread.
+    is_cold: AtomicBool,
 }
 
 impl Server {
@@ -190,13 +201,14 @@ impl Server {
     /// Looks for a chunk in all images: where it is or, if it is nowhere, where it belongs.
     async fn find(&self, digest: ChunkDigest) -> Option<Found> {
         let images = self.cache.images();
-        let resident = look(&images, &digest, |image, chunk| image.cached.is_resident(chunk));
-        if resident.as_ref().is_some_and(|found| found.is_resident) {
-            return resident;
+        // Each step elsewhere wakes a thread, which on an idle host takes longer than the search.
+        let (found, may_be_in_files) = look(&images, &digest)?;
+        if !may_be_in_files {
+            return Some(found);
         }
-        let verified =
-            move || look(&images, &digest, |image, chunk| image.cached.verify(chunk).unwrap_or(false));
-        tokio::task::spawn_blocking(verified).await.ok()?
+        let _turn = self.cache.looks().acquire().await;
+        let in_files = tokio::task::spawn_blocking(move || look_in_files(&images, &digest)).await;
+        in_files.ok()?.or(Some(found))
     }
 
     /// The bytes of a chunk, from the store if they are not here.
@@ -210,7 +222,8 @@ impl Server {
                 Ok(Brought::Damaged(_)) | Err(_) => return None,
             }
         }
-        Some(Content::File(found.image, chunk))
+        let (image, chunk) = (found.image, chunk as usize);
+        Some(Content::File(Arc::new(ChunkFile { image, chunk, is_cold: AtomicBool::new(false) })))
     }
 }
 
@@ -224,25 +237,32 @@ fn asked(path: &str) -> Option<Asked> {
     }
 }
 
-/// The first place of a chunk where it is or, if it is nowhere, where it belongs.
-fn look(
-    images: &[Arc<ServedImage>],
-    digest: &ChunkDigest,
-    is_there: impl Fn(&ServedImage, usize) -> bool,
-) -> Option<Found> {
-    let mut missing = None;
-    for image in images {
-        for chunk in image.find(digest).iter().copied() {
-            let Some(wanted) = image.wanted(chunk) else { continue };
-            let is_resident = is_there(image, chunk as usize);
-            let found = Found { image: Arc::clone(image), wanted, is_resident };
-            if is_resident {
-                return Some(found);
-            }
-            missing.get_or_insert(found);
-        }
+/// A place of a chunk that was compared or, if there is none, the first place where it belongs, and whether it may be in a file.
+fn look(images: &[Arc<ServedImage>], digest: &ChunkDigest) -> Option<(Found, bool)> {
+    let mut few = places(images, digest).take(MOST_PLACES);
+    let compared = few.clone().find(|(image, chunk)| image.cached.is_resident(*chunk as usize));
+    if let Some((image, chunk)) = compared {
+        return Some((found(image, chunk, true)?, false));
     }
-    missing
+    let (image, chunk) = few.clone().next()?;
+    let may_be_in_files = few.any(|(image, chunk)| image.cached.may_have(chunk as usize))
+        || places(images, digest).nth(MOST_PLACES).is_some();
+    Some((found(image, chunk, false)?, may_be_in_files))
+}
+
+/// A place where a chunk is in the file. Of those that may have it, few are tried: more would be wrong, too.
+fn look_in_files(images: &[Arc<ServedImage>], digest: &ChunkDigest) -> Option<Found> {
+    let may_have = places(images, digest).filter(|(image, chunk)| image.cached.may_have(*chunk as usize));
+    let is_there = |(image, chunk): &(&Arc<ServedImage>, u32)| {
+        // What cannot be read is not there.
+        matches!(image.cached.verify(*chunk as usize), Ok(true))
+    };
+    let (image, chunk) = may_have.take(MOST_TRIED).find(is_there)?;
+    found(image, chunk, true)
+}
+
+fn found(image: &Arc<ServedImage>, chunk: u32, is_resident: bool) -> Option<Found> {
+    Some(Found { image: Arc::clone(image), wanted: image.wanted(chunk)?, is_resident })
 }
 
 fn status(status: StatusCode) -> Response<Answer> {
@@ -263,40 +283,48 @@ fn full(bytes: Vec<u8>) -> Answer {
 }
 
 /// A body that is read piece by piece: the next one while the other side takes this one.
-fn sending(peers: Arc<Peers>, bytes: Content, len: u64) -> Answer {
+fn sending(peers: Arc<Peers>, content: Content, len: u64) -> Answer {
     let pieces = stream::iter((0..len).step_by(PIECE as usize));
-    let read = pieces.map(move |at| piece(bytes.clone(), at, PIECE.min(len - at) as usize)).buffered(PIECES);
+    let read =
+        pieces.map(move |at| piece(content.clone(), at, PIECE.min(len - at) as usize)).buffered(PIECES);
     let mut left = len;
     let sent = read.map_ok(move |piece| {
         left -= piece.len() as u64;
         count(&peers.counts.uploaded_bytes, piece.len() as u64);
         count(&peers.counts.uploaded_chunks, u64::from(left == 0));
-        Frame::data(Bytes::from(piece))
+        Frame::data(piece)
     });
     StreamBody::new(sent).boxed_unsync()
 }
 
 /// # Errors
 /// The chunk was removed meanwhile: the answer is broken off.
-async fn piece(content: Content, at: u64, len: usize) -> io::Result<Vec<u8>> {
-    // Without a step to another thread, if no disk is waited for.
-    if let Content::File(image, chunk) = &content {
-        let mut bytes = vec![0; len];
-        if image.cached.read_resident_now(*chunk as usize, at, &mut bytes) {
-            return Ok(bytes);
-        }
+async fn piece(content: Content, at: u64, len: usize) -> io::Result<Bytes> {
+    match content {
+        Content::Memory(bytes) => Ok(bytes.slice(at as usize..at as usize + len)),
+        Content::File(file) => file.read(at, len).await.map(Bytes::from),
     }
-    let read = tokio::task::spawn_blocking(move || match content {
-        Content::Memory(bytes) => Ok(bytes[at as usize..at as usize + len].to_vec()),
-        Content::File(image, chunk) => {
+}
+
+impl ChunkFile {
+    async fn read(self: Arc<ChunkFile>, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        // Without a step to another thread, as long as no disk is waited for.
+        if !self.is_cold.load(Ordering::Relaxed) {
             let mut bytes = vec![0; len];
-            match image.cached.read_resident(chunk as usize, at, &mut bytes)? {
+            if self.image.cached.read_resident_now(self.chunk, at, &mut bytes) {
+                return Ok(bytes);
+            }
+            self.is_cold.store(true, Ordering::Relaxed);
+        }
+        let read = tokio::task::spawn_blocking(move || {
+            let mut bytes = vec![0; len];
+            match self.image.cached.read_resident(self.chunk, at, &mut bytes)? {
                 true => Ok(bytes),
                 false => Err(io::ErrorKind::NotFound.into()),
             }
-        }
-    });
-    read.await.map_err(io::Error::other)?
+        });
+        read.await.map_err(io::Error::other)?
+    }
 }
 
 #[cfg(test)]

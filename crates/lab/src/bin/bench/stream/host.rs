@@ -101,6 +101,13 @@ impl Host {
         Ok(self.daemon.json(&["image", "show", image])?["cached"][0].clone())
     }
 
+    /// A counter of what brings chunks.
+    pub fn brought(&self, counter: &str) -> Result<u64> {
+        let figures = self.daemon.get("/v1/figures")?;
+        let counted = figures["stream"]["counters"][counter].as_u64();
+        counted.with_context(|| format!("there is no counter {counter}: {figures}"))
+    }
+
     /// Waits until the host needs no store for the image any more.
     pub fn wait_whole(&self, image: &str) -> Result<()> {
         let whole = wait_until(PATIENCE, || {

@@ -1,20 +1,19 @@
-//! All images of the cache, and the chunks that are being brought. Owns the flights: one for each chunk, whoever asks, and one for
-//! each chunk that is fetched from the store.
+//! All images of the cache. Owns which are served, their space, and what of them is to stay.
 //!
-//! Invariant: a flight goes on to its end although who asked first has gone; a chunk's bit is set before those who wait for it
-//! are told.
+//! Invariant: nobody who waits for a chunk waits for files of other images to be opened or removed.
+
+mod flights;
+
+pub use flights::Brought;
 
 use super::budget::Budget;
 use super::by_digest::ByDigest;
 use super::fill;
 use super::health::{Health, StoreAt};
-use super::image::{self, Aside, CachedImage, Kept};
-use super::peers::{Came, Peers, Wanted};
-use super::seeds::{self, Found, Place};
-use super::source::Source;
+use super::image::{self, Aside, CachedImage};
+use super::peers::{Peers, Wanted};
 use super::telling::Telling;
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, Shared};
+use flights::{Flight, Way};
 use spillway_image::digests::{ChunkDigest, named};
 use spillway_registry::serve::{CacheFigures, Fill, ServeOrder};
 use spillway_registry::{Index, RegistryError};
@@ -26,28 +25,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
-
-/// What a flight brought.
-#[derive(Clone)]
-pub enum Brought {
-    /// The chunk is in the file.
-    Resident,
-    /// There was no space for it: these are its bytes.
-    Passed(Arc<Vec<u8>>),
-    /// No source has it, for this reason.
-    Damaged(Arc<RegistryError>),
-}
-
-type Flight = Shared<BoxFuture<'static, Brought>>;
-
-/// Where a flight may bring a chunk from.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Way {
-    /// From other hosts, and from the store.
-    Any,
-    /// From the store alone: so a request of another host is not passed on, and waits for no other host.
-    Store,
-}
 
 /// An image with its source.
 pub struct ServedImage {
@@ -83,6 +60,8 @@ pub struct Cache {
     left: Mutex<Vec<Aside>>,
     /// Faults of the disk that it is on.
     faults: Telling,
+    /// What is looked for in files.
+    looks: Semaphore,
     peers: Option<Arc<Peers>>,
 }
 
@@ -105,10 +84,8 @@ fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
-/// Chunks of an image with one digest that are looked at, which takes microseconds: a hostile image may have millions, and the search is
-/// in the thread that serves everybody.
-const MOST_PLACES: usize = 4096;
-
+/// Chunks that are looked for in files at a time. Each of them may be in memory until it is kept.
+const MOST_LOOKS: usize = 16;
 /// Requests for an image at a time.
 const DEMAND_WIDTH: usize = 64;
 
@@ -131,6 +108,7 @@ impl Cache {
             seen: Seen::default(),
             left: Mutex::default(),
             faults: Telling::default(),
+            looks: Semaphore::new(MOST_LOOKS),
             peers,
         }
     }
@@ -293,7 +271,7 @@ impl Cache {
     /// What has happened, and what is in the cache.
     pub fn figures(&self) -> CacheFigures {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let images = locked(&self.images);
+        let images = self.images();
         CacheFigures {
             used_bytes: self.budget.used_bytes(),
             budget_bytes: self.order.budget_bytes,
@@ -307,172 +285,19 @@ impl Cache {
             passed_chunks: get(&self.seen.passed_chunks),
             evicted_chunks: get(&self.seen.evicted_chunks),
             wrong_chunks: get(&self.seen.wrong_chunks),
-            flights: images.values().map(|image| image.flights() as u64).sum(),
+            flights: images.iter().map(|image| image.flights() as u64).sum(),
             ..self.peers.as_ref().map_or_else(CacheFigures::default, |peers| peers.figures())
         }
+    }
+
+    /// Places for what is looked for in files.
+    pub fn looks(&self) -> &Semaphore {
+        &self.looks
     }
 
     /// Whether everything that is in the folder is counted.
     pub fn is_counted(&self) -> bool {
         self.is_counted.load(Ordering::Acquire)
-    }
-
-    /// Whether a chunk that is missing has to come from another host or a registry.
-    pub fn is_far(&self, image: &ServedImage, chunk: u32) -> bool {
-        image.wanted(chunk).is_none_or(|wanted| seeds::is_far(image, &self.images(), &wanted))
-    }
-
-    /// Brings a chunk of an image into its file.
-    pub async fn bring(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32) -> Brought {
-        self.flight(image, chunk, Way::Any).await
-    }
-
-    /// The same, from the store alone if it is not there.
-    pub async fn bring_from_store(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32) -> Brought {
-        self.flight(image, chunk, Way::Store).await
-    }
-
-    fn flight(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Flight {
-        let begin = || {
-            let (cache, image, of_fault) = (Arc::clone(self), Arc::clone(image), Arc::clone(image));
-            let task = tokio::spawn(async move {
-                let mut ended = image.ended.subscribe();
-                let brought = tokio::select! {
-                    brought = cache.fly(&image, chunk, way) => brought,
-                    _ = ended.wait_for(|ended| *ended) => damaged("the image is served no longer"),
-                };
-                locked(&image.flights).remove(&(chunk, way));
-                brought
-            });
-            let ended = task.map(move |ended| {
-                ended.unwrap_or_else(|e| {
-                    locked(&of_fault.flights).remove(&(chunk, way));
-                    damaged(&format!("a fault of spillway-streamd ({e})"))
-                })
-            });
-            ended.boxed().shared()
-        };
-        locked(&image.flights).entry((chunk, way)).or_insert_with(begin).clone()
-    }
-
-    async fn fly(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Brought {
-        image.touch();
-        let Some(wanted) = image.wanted(chunk) else { return damaged("there is no such chunk") };
-        let (here, images) = (Arc::clone(image), self.images());
-        // Each step elsewhere wakes a thread, which on an idle host takes longer than the search.
-        let found = match seeds::is_far(image, &images, &wanted) {
-            true => Ok(Found::Nowhere),
-            false => blocking(move || Ok(seeds::look(&here, &images, &wanted))).await,
-        };
-        match found {
-            Ok(Found::Here) => {
-                if way == Way::Any {
-                    count(&self.seen.cache_chunks, 1);
-                    count(&self.seen.cache_bytes, wanted.len);
-                }
-                return Brought::Resident;
-            }
-            Ok(Found::Elsewhere(seed)) => {
-                count(&self.seen.seed_chunks, 1);
-                count(&self.seen.seed_bytes, wanted.len);
-                return self.keep_or_pass(image, chunk, seed.bytes, Some(seed.place)).await;
-            }
-            Ok(Found::Nowhere) | Err(_) => {}
-        }
-        if way == Way::Store {
-            return self.fly_from_store(image, &wanted).await;
-        }
-        let from_store = async { self.flight(image, chunk, Way::Store).await };
-        let Some(peers) = &self.peers else { return from_store.await };
-        match peers.fetch(&wanted, from_store).await {
-            Came::Peer(bytes) => self.keep_or_pass(image, chunk, bytes, None).await,
-            Came::Store(brought) => brought,
-        }
-    }
-
-    async fn fly_from_store(self: &Arc<Cache>, image: &Arc<ServedImage>, wanted: &Wanted) -> Brought {
-        let _turn = image.width.acquire().await;
-        let source = Source { health: &image.health, wrong: &self.seen.wrong_chunks };
-        let fetched = match source.fetch(&wanted.digest, wanted.len).await {
-            Ok(fetched) => fetched,
-            Err(e) => return Brought::Damaged(Arc::new(e)),
-        };
-        count(&self.seen.store_chunks, 1);
-        count(&self.seen.store_bytes, wanted.len);
-        count(&self.seen.received_bytes, fetched.received_bytes);
-        self.keep_or_pass(image, wanted.chunk, fetched.bytes, None).await
-    }
-
-    async fn keep_or_pass(
-        self: &Arc<Cache>,
-        image: &Arc<ServedImage>,
-        chunk: u32,
-        bytes: Vec<u8>,
-        copied: Option<Place>,
-    ) -> Brought {
-        let bytes = Arc::new(bytes);
-        let (cache, here, kept) = (Arc::clone(self), Arc::clone(image), Arc::clone(&bytes));
-        match blocking(move || cache.keep(&here, chunk as usize, &kept, copied.as_ref())).await {
-            Ok(Kept::Yes) => Brought::Resident,
-            // A cache that cannot be written does not keep a guest from its chunk.
-            other => {
-                match other {
-                    Ok(Kept::DiskFull) => {
-                        self.faults.tell("the file system of the cache is full: chunks are not kept")
-                    }
-                    Err(e) => self
-                        .faults
-                        .tell(format_args!("the cache cannot be written, and chunks are not kept: {e}")),
-                    Ok(_) => {}
-                }
-                count(&self.seen.passed_chunks, 1);
-                Brought::Passed(bytes)
-            }
-        }
-    }
-
-    /// Keeps a chunk, after space was made for it if necessary. `copied` says where it was copied from, if it was.
-    fn keep(
-        &self,
-        image: &ServedImage,
-        chunk: usize,
-        bytes: &[u8],
-        copied: Option<&Place>,
-    ) -> io::Result<Kept> {
-        if !self.is_counted() {
-            return Ok(Kept::NoSpace);
-        }
-        loop {
-            let kept = image.cached.keep(chunk, bytes, &self.budget)?;
-            let is_full = matches!(kept, Kept::NoSpace | Kept::DiskFull);
-            if !is_full || !self.evict(image, bytes.len() as u64, copied)? {
-                return Ok(kept);
-            }
-        }
-    }
-
-    /// Removes chunks of an image that nobody uses: the one that was copied, otherwise those of the image that was used longest ago.
-    /// False: there is none.
-    fn evict(&self, wanted_for: &ServedImage, bytes: u64, copied: Option<&Place>) -> io::Result<bool> {
-        // What was copied is needed least, and the other chunks of its image may be copied next.
-        if let Some(Place { image, chunk }) = copied.filter(|place| !place.image.is(&wanted_for.root)) {
-            let freed = image.cached.evict_chunk(*chunk as usize, &self.budget)?;
-            if freed > 0 {
-                count(&self.seen.evicted_chunks, freed);
-                return Ok(true);
-            }
-        }
-        let mut others = self.images();
-        others.retain(|image| !image.is(&wanted_for.root));
-        others.sort_by_cached_key(|image| *locked(&image.used));
-        for image in others {
-            let freed = image.cached.shrink(bytes, &self.budget)?;
-            if freed > 0 {
-                count(&self.seen.evicted_chunks, freed);
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 }
 
@@ -507,23 +332,13 @@ impl ServedImage {
         Some(Wanted { root: self.root, chunks, chunk, digest, len })
     }
 
-    /// Its chunks with a digest: the first of them, if there are very many.
+    /// Its chunks with a digest. They may be very many.
     pub fn find(&self, digest: &ChunkDigest) -> &[u32] {
-        let found = self.by_digest.find(self.cached.index(), digest);
-        &found[..found.len().min(MOST_PLACES)]
+        self.by_digest.find(self.cached.index(), digest)
     }
 
     /// Tells in the log why no source has a chunk.
     pub fn tell_damaged(&self, chunk: u32, why: &RegistryError) {
         self.damaged.tell(format_args!("chunk {chunk} of {}: {why}", self.name()));
     }
-}
-
-fn damaged(why: &str) -> Brought {
-    let kind = spillway_registry::RegistryErrorKind::Local;
-    Brought::Damaged(Arc::new(RegistryError::new(kind, why)))
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
