@@ -103,7 +103,7 @@ pub struct Add {
     /// With s3: file with the credentials, on spillwayd's host [default: requests are not signed]
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
-    /// Take images only if this key of minisign has signed them: the key, or its file. Several keys: one of them
+    /// Take images only if this key of minisign has signed them: the key, or its file. May be repeated: any one of the keys is enough
     #[arg(long, value_name = "KEY")]
     require_signature: Vec<String>,
     /// Nobody else pushes to the registry: for S3 services without conditional writes
@@ -188,16 +188,16 @@ impl Add {
 fn show(daemon: &Daemon, registries: &List<Registry>) -> Result<(), Failure> {
     daemon.show(registries, |registries| {
         let rows = registries.items.iter().map(|registry| {
-            let signed = match registry.require_signature.len() {
-                0 => "-".to_owned(),
-                1 => "1 key".to_owned(),
-                keys => format!("{keys} keys"),
+            let required = match registry.require_signature.len() {
+                0 => "none".to_owned(),
+                1 => "1".to_owned(),
+                keys => format!("one of {keys}"),
             };
             let credentials = registry.credentials.as_ref();
             let credentials = credentials.map_or("-".into(), |path| path.display().to_string());
-            [registry.name.to_string(), registry.url.clone(), signed, credentials]
+            [registry.name.to_string(), registry.url.clone(), required, credentials]
         });
-        table(["NAME", "ADDRESS", "SIGNED BY", "CREDENTIALS"], rows)
+        table(["NAME", "ADDRESS", "REQUIRED KEYS", "CREDENTIALS"], rows)
     })
 }
 

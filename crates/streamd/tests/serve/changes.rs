@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < deadline, "not in time: {what}");

@@ -1,6 +1,6 @@
 //! A far and broken store: whatever it does, a disk gets the bytes of its image or none.
 
-use crate::changes::peak_bytes;
+use crate::changes::{peak_bytes, until};
 use crate::client::{Client, Got};
 use crate::scene::{Registry, Streamd};
 use spillway_image::digests::of_chunk;
@@ -159,18 +159,14 @@ fn a_user_that_has_gone_is_not_answered_for_ever() {
     let next = vec![StoreFault::StalledBody];
     proxy.set_model(StoreModel { next, at: "/chunks/".into(), stall_ns, ..StoreModel::default() }).unwrap();
     user.ask(1);
-    while proxy.figures().total_faults() == 0 {
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("the chunk is on its way", || proxy.figures().total_faults() > 0);
     drop(user);
     // Another image takes the space: the first one has another memory from then on.
     let mut other = open(&second);
     (0..3).for_each(|chunk| assert!(matches!(other.get(chunk), Got::Resident)));
     assert!(streamd.figures().evicted_chunks > 0);
     drop(other);
-    while streamd.figures().flights > 0 {
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("the chunk has come", || streamd.figures().flights == 0);
     let before = streamd.figures();
     assert_eq!(before.store_chunks, 5, "it came");
     thread::sleep(Duration::from_millis(200));
