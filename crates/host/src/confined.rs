@@ -54,6 +54,10 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_mknod,
     libc::SYS_kill,
     libc::SYS_tkill,
+    // abort(3) ends the process all the same.
+    libc::SYS_tgkill,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
     libc::SYS_pidfd_open,
     libc::SYS_pidfd_getfd,
     libc::SYS_pidfd_send_signal,

@@ -143,7 +143,7 @@ struct Arguments {
     /// Largest size of the audit log, at least 1M: the oldest files are deleted
     #[arg(long, value_name = "SIZE", value_parser = audit_size, default_value = "1G")]
     audit_size: u64,
-    /// Folder of the cache in which chunks of streamed images are kept [default: DIR/cache]
+    /// Folder of the cache in which chunks of streamed images are kept, and that is used for nothing else [default: DIR/cache]
     #[arg(long, value_name = "PATH")]
     stream_cache: Option<PathBuf>,
     /// Largest size of that cache. When it is full, chunks of images that no disk uses are removed; if there are none, new chunks

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 const MOST_PACKET_BYTES: usize = 64;
-/// Space for answers that a user has not read, in bytes as the kernel counts them: about ten answers.
+/// Questions of a connection at a time: more than a worker asks, so that one of another release may ask more than this one's.
+const MOST_OPEN: usize = 2 * MOST_ASKED;
+/// Space for answers that a user has not read, in bytes as the kernel counts them: about five answers.
 const UNREAD_BYTES: usize = 4 << 10;
 /// Flights in a row that may be from before their user came: one for other hosts and the store, and one for the store alone that the
 /// next one has joined.
@@ -71,7 +73,7 @@ async fn serve_image(
         while let Some(replied) = replies.try_join_next() {
             replied.map_err(io::Error::other)??;
         }
-        if chunk as usize >= chunks || replies.len() >= MOST_ASKED {
+        if chunk as usize >= chunks || replies.len() >= MOST_OPEN {
             return Ok(());
         }
         let (cache, image, connection) = (Arc::clone(cache), Arc::clone(image), Arc::clone(&connection));

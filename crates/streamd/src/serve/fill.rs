@@ -8,15 +8,20 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use spillway_registry::serve::Fill;
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::time::sleep;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
 
 /// Chunks of a boot set, and of a whole image, that are brought at a time.
 const BOOT_WIDTH: usize = 16;
 const WHOLE_WIDTH: usize = 2;
-/// While so many chunks are asked for by disks, none of a whole image is.
-const DEMAND: usize = WHOLE_WIDTH + 1;
+/// Time after which others are brought beside a chunk that does not come, and how many of these there are at most.
+const LATE: Duration = Duration::from_secs(5);
+const MOST_LATE: usize = 16;
+/// Longest time for which a chunk of a whole image waits for those that disks ask for.
+const DEMAND: Duration = Duration::from_secs(1);
 /// Pause before it is looked again whether it is time.
 const LOOK: Duration = Duration::from_millis(50);
 /// Pause before what could not be brought is tried again.
@@ -29,38 +34,15 @@ pub async fn fill(cache: Arc<Cache>, image: Arc<ServedImage>, fill: Fill) {
         sleep(LOOK).await;
     }
     let is_whole = fill == Fill::All;
-    let width = if is_whole { WHOLE_WIDTH } else { BOOT_WIDTH };
-    loop {
-        let pace = Mutex::new(Pace::new(cache.order().fill_bytes_per_second));
-        let chunks = image.cached.filled();
-        let brought = stream::iter(chunks).map(|chunk| {
-            let (cache, image, pace) = (&cache, &image, &pace);
-            async move {
-                // What an earlier process has kept is only compared.
-                let comes = is_whole && !image.cached.may_have(chunk);
-                if comes && cache.is_far(image, chunk as u32) {
-                    let wait = locked(pace).next(image.cached.index().len_of(chunk));
-                    sleep(wait).await;
-                }
-                while comes && image.flights() >= DEMAND {
-                    sleep(LOOK).await;
-                }
-                cache.bring(image, chunk as u32).await
-            }
-        });
-        let mut brought = pin!(brought.buffered(width));
-        let mut all = true;
-        while let Some(brought) = brought.next().await {
-            all &= matches!(brought, Brought::Resident);
-            // There is no space: what follows would not be kept either.
-            if matches!(brought, Brought::Passed(_)) {
-                break;
-            }
-        }
-        // What is said to be there may be from a flight that was before all this had to stay.
-        if all && image.cached.filled().into_iter().all(|chunk| image.cached.may_have(chunk)) {
-            break;
-        }
+    let filling = Filling {
+        pace: Mutex::new(Pace::new(cache.order().fill_bytes_per_second)),
+        places: Semaphore::new(if is_whole { WHOLE_WIDTH } else { BOOT_WIDTH }),
+        asked: AtomicUsize::new(0),
+        cache: &cache,
+        image: &image,
+        is_whole,
+    };
+    while !filling.bring_all().await {
         sleep(AGAIN).await;
     }
     if is_whole {
@@ -68,6 +50,67 @@ pub async fn fill(cache: Arc<Cache>, image: Arc<ServedImage>, fill: Fill) {
         if let Ok(Err(e)) = durable {
             eprintln!("spillway-streamd: an image is complete, and cannot be brought to the medium: {e}");
         }
+    }
+}
+
+/// What is brought of an image.
+struct Filling<'a> {
+    cache: &'a Arc<Cache>,
+    image: &'a Arc<ServedImage>,
+    is_whole: bool,
+    pace: Mutex<Pace>,
+    places: Semaphore,
+    /// Chunks that were asked for here.
+    asked: AtomicUsize,
+}
+
+impl Filling<'_> {
+    /// False: some could not be brought.
+    async fn bring_all(&self) -> bool {
+        // None is, after a pass that ended before its end.
+        self.asked.store(0, Ordering::Relaxed);
+        let chunks = self.image.cached.filled();
+        let brought = stream::iter(chunks).map(|chunk| self.bring(chunk));
+        let mut brought = pin!(brought.buffer_unordered(self.places.available_permits() + MOST_LATE));
+        let mut all = true;
+        while let Some(brought) = brought.next().await {
+            all &= matches!(brought, Brought::Resident);
+            // There is no space: what follows would not be kept either.
+            if matches!(brought, Brought::Passed(_)) {
+                return false;
+            }
+        }
+        // What was said to be there may be from a flight that was before all this had to stay.
+        all && self.image.cached.filled().into_iter().all(|chunk| self.image.cached.may_have(chunk))
+    }
+
+    async fn bring(&self, chunk: usize) -> Brought {
+        let place = self.places.acquire().await;
+        if self.image.cached.is_resident(chunk) {
+            return Brought::Resident;
+        }
+        // What an earlier process has kept is only compared.
+        if self.is_whole && !self.image.cached.may_have(chunk) {
+            if self.cache.is_far(self.image, chunk as u32) {
+                let wait = locked(&self.pace).next(self.image.cached.index().len_of(chunk));
+                sleep(wait).await;
+            }
+            let until = Instant::now() + DEMAND;
+            while self.image.flights() > self.asked.load(Ordering::Relaxed) && Instant::now() < until {
+                sleep(LOOK).await;
+            }
+        }
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let mut bringing = pin!(self.cache.bring(self.image, chunk as u32));
+        let brought = match timeout(LATE, &mut bringing).await {
+            Ok(brought) => brought,
+            Err(_) => {
+                drop(place);
+                bringing.await
+            }
+        };
+        self.asked.fetch_sub(1, Ordering::Relaxed);
+        brought
     }
 }
 

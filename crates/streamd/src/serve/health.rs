@@ -96,6 +96,11 @@ impl Health {
         self.errors.tell(format_args!("{error}; it is asked again until it answers"));
     }
 
+    /// Whether it is being looked at, since requests are unanswered.
+    pub fn is_doubted(&self) -> bool {
+        self.is_looked_at.load(Ordering::Acquire)
+    }
+
     /// A count that rises when the store is found to answer.
     pub fn answers(&self) -> u64 {
         *self.answers.borrow()

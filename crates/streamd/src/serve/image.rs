@@ -12,7 +12,7 @@ use super::budget::Budget;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use spillway_image::ResidencyWriter;
-use spillway_image::digests::{ChunkDigest, hex, of_chunk};
+use spillway_image::digests::{ChunkDigest, hex, of_chunk, unhex};
 use spillway_registry::Index;
 use spillway_registry::serve::{Fill, ImageFigures};
 use std::collections::HashSet;
@@ -73,6 +73,11 @@ pub struct Aside {
 }
 
 impl Aside {
+    /// Where they are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Removes the files.
     pub fn remove(&self, budget: &Budget) -> io::Result<()> {
         // Whoever still has it open, what it took is free, and the last to close it has nothing to do.
@@ -107,18 +112,29 @@ pub fn folder_of(cache: &Path, root: &ChunkDigest) -> PathBuf {
     cache.join(hex(root))
 }
 
+/// Whether a folder has the name of an image's, or of one that is being removed. All others are somebody else's.
+pub fn is_named_as_an_image(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let (stem, rest) = name.split_once('.').unwrap_or((name, ""));
+    let is_removed = || {
+        let number = rest.strip_suffix(REMOVED).and_then(|rest| rest.strip_suffix('.'));
+        number.is_some_and(|number| number.parse::<u64>().is_ok())
+    };
+    unhex(stem).is_some_and(|root| hex(&root) == stem) && (rest.is_empty() || is_removed())
+}
+
 /// Gives a folder a name that no other has.
-pub fn set_aside(path: PathBuf) -> io::Result<PathBuf> {
+pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
     static LAST: AtomicU64 = AtomicU64::new(0);
     if path.extension().is_some_and(|extension| extension == REMOVED) {
-        return Ok(path);
+        return Ok(path.to_owned());
     }
     // Others may be left from a process that ended before it was done.
     loop {
         let number = LAST.fetch_add(1, Ordering::Relaxed);
         let aside = path.with_extension(format!("{number}.{REMOVED}"));
         if !aside.exists() {
-            fs::rename(&path, &aside)?;
+            fs::rename(path, &aside)?;
             return Ok(aside);
         }
     }
@@ -378,7 +394,7 @@ impl CachedImage {
         let mut changes = self.changes();
         let Some(_alone) = self.lock_alone()? else { return Ok(None) };
         let disk = self.disk.try_clone()?;
-        let folder = set_aside(self.folder.clone())?;
+        let folder = set_aside(&self.folder)?;
         changes.is_over = true;
         let counted = self.present_chunks().map(|chunk| self.index.len_of(chunk)).collect();
         self.present.iter().for_each(|byte| byte.store(0, Ordering::Release));
@@ -552,6 +568,32 @@ mod tests {
         assert_eq!(image.keep(1, &chunk(1), &budget).unwrap(), Kept::Yes);
         assert!(image.verify(1).unwrap());
         assert_eq!(budget.used_bytes(), CHUNK_BYTES + 4096, "it was counted already");
+    }
+
+    #[test]
+    fn only_names_of_images_are_taken_for_their_folders() {
+        let root = hex(&[0xab; 32]);
+        for name in
+            [root.clone(), format!("{root}.0.removed"), format!("{root}.18446744073709551615.removed")]
+        {
+            assert!(is_named_as_an_image(&Path::new("/cache").join(&name)), "{name}");
+        }
+        let (upper, longer) = (root.to_uppercase(), format!("{root}0"));
+        for name in [
+            "",
+            "lost+found",
+            "backups",
+            "x.0.removed",
+            &root[1..],
+            &upper,
+            &longer,
+            &format!("{root}.removed"),
+            &format!("{root}.x.removed"),
+            &format!("{root}.0.kept"),
+            &format!("{root}.0.removed.old"),
+        ] {
+            assert!(!is_named_as_an_image(&Path::new("/cache").join(name)), "{name}");
+        }
     }
 
     #[test]

@@ -43,6 +43,8 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_mknodat,
     libc::SYS_kill,
     libc::SYS_tkill,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
     libc::SYS_pidfd_open,
     libc::SYS_pidfd_getfd,
     libc::SYS_pidfd_send_signal,
@@ -130,7 +132,8 @@ fn restrict_paths(order: &ServeOrder) -> Result<RulesetStatus, String> {
     build().map_err(|e| format!("{e:#}"))
 }
 
-/// A filter that refuses these calls, and sockets of other families than IP: one of this host would reach what trusts this user.
+/// A filter that refuses these calls, signals to other processes, and sockets of other families than IP: one of this host would reach what
+/// trusts this user.
 fn filter() -> Result<BpfProgram, String> {
     let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("{e}"))?;
     let mut rules: BTreeMap<libc::c_long, Vec<SeccompRule>> =
@@ -141,6 +144,12 @@ fn filter() -> Result<BpfProgram, String> {
     let of_ip = [libc::AF_INET, libc::AF_INET6].map(differs);
     let of_ip = of_ip.into_iter().collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
     rules.insert(libc::SYS_socket, vec![SeccompRule::new(of_ip).map_err(|e| e.to_string())?]);
+    // abort(3) of its own.
+    let this_process = u64::from(std::process::id());
+    let another = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, this_process);
+    let of_another =
+        another.and_then(|another| SeccompRule::new(vec![another])).map_err(|e| e.to_string())?;
+    rules.insert(libc::SYS_tgkill, vec![of_another]);
     let refuse = SeccompAction::Errno(libc::EPERM as u32);
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).map_err(|e| e.to_string())?;
     filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())

@@ -15,6 +15,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 /// Time without an answer after which it is found out whether the store is there.
@@ -36,6 +37,8 @@ const LOOK: Duration = Duration::from_secs(10);
 pub struct Source<'a> {
     /// The store, which may be another one the next time, whether it answers, and how fast.
     pub health: &'a Arc<Health>,
+    /// Places of requests to it.
+    pub width: &'a Arc<Semaphore>,
     /// Counts chunks that had another content than their digest says.
     pub wrong: &'a AtomicU64,
 }
@@ -46,6 +49,8 @@ pub struct Fetched {
     pub bytes: Vec<u8>,
     /// Bytes that were received for it.
     pub received_bytes: u64,
+    /// The place of its request, which is taken until it was kept.
+    pub place: OwnedSemaphorePermit,
 }
 
 impl Source<'_> {
@@ -53,6 +58,9 @@ impl Source<'_> {
     pub async fn fetch(&self, digest: &ChunkDigest, len: u64) -> Result<Fetched, RegistryError> {
         let (mut wrong, mut refused) = (0, 0);
         loop {
+            // Not while it is waited for: a chunk that is refused again and again keeps no other from coming.
+            let closed = |e| RegistryError::new(RegistryErrorKind::Local, e);
+            let place = Arc::clone(self.width).acquire_owned().await.map_err(closed)?;
             let answers = self.health.answers();
             let store = self.health.store();
             let has_begun = AtomicBool::new(false);
@@ -63,10 +71,13 @@ impl Source<'_> {
                 self.health.answers_again(answers, &has_begun).await;
             });
             let error = match select(attempt, silence).await {
-                Either::Left((Ok(fetched), _)) => return Ok(fetched),
+                Either::Left((Ok((bytes, received_bytes)), _)) => {
+                    return Ok(Fetched { bytes, received_bytes, place });
+                }
                 Either::Left((Err(e), _)) => e,
                 Either::Right(_) => continue,
             };
+            drop(place);
             // A folder that is not mounted, or a bucket that is gone, has no chunks either.
             if is_wrong(&error) && is_there(&store).await {
                 self.wrong.fetch_add(1, Ordering::Relaxed);
@@ -88,14 +99,15 @@ impl Source<'_> {
         }
     }
 
-    /// Asks once, and once more if the first byte does not come for long. The first that has a whole answer wins.
+    /// Asks once, and once more if the first byte does not come for long. The first that has a whole answer wins: its content, and the
+    /// bytes that were received.
     async fn attempt(
         &self,
         store: &RemoteStore,
         digest: &ChunkDigest,
         len: u64,
         has_begun: &AtomicBool,
-    ) -> Result<Fetched, RegistryError> {
+    ) -> Result<(Vec<u8>, u64), RegistryError> {
         let key = chunk_key(digest);
         let once = || async {
             let begun = Instant::now();
@@ -125,7 +137,7 @@ impl Source<'_> {
         let (digest, received_bytes) = (*digest, frame.len() as u64);
         let opened = tokio::task::spawn_blocking(move || open_frame(&frame, &digest, len)).await;
         let bytes = opened.map_err(|e| RegistryError::new(RegistryErrorKind::Local, e))??;
-        Ok(Fetched { bytes, received_bytes })
+        Ok((bytes, received_bytes))
     }
 }
 

@@ -215,9 +215,44 @@ fn an_image_is_complete_only_as_long_as_all_of_it_is_to_stay() {
     for fill in [Fill::Nothing, Fill::Chunks(vec![0, 1])] {
         assert_eq!(streamd.serve(&registry, 0, Fill::All), ControlReply::Done);
         until("all is there", || streamd.image(&registry, 0).is_whole);
+        assert_eq!(streamd.figures().cache_chunks, 0, "nobody has asked for them");
         assert_eq!(streamd.serve(&registry, 0, fill), ControlReply::Done);
         assert!(!streamd.image(&registry, 0).is_whole);
     }
+}
+
+#[test]
+fn an_image_that_is_named_late_is_counted_once() {
+    let mut registry = Registry::new(&[1, 2]);
+    let mut streamd = Streamd::start(&registry, 1 << 30);
+    for image in &registry.images {
+        assert!(matches!(Client::open(&streamd.socket, &image.root).get(0), Got::Resident));
+    }
+    streamd.kill();
+    let late = registry.images.pop().unwrap();
+    let streamd = Streamd::start_unswept(&registry, 1 << 30);
+    let others = vec![late.digest()];
+    assert_eq!(streamd.control.control(&ControlRequest::Sweep { others }, &[]), ControlReply::Done);
+    assert_eq!(streamd.figures().used_bytes, 2 << 20);
+    registry.images.push(late);
+    assert_eq!(streamd.serve(&registry, 1, Fill::Nothing), ControlReply::Done);
+    assert_eq!((streamd.figures().used_bytes, streamd.image(&registry, 1).present_bytes), (2 << 20, 1 << 20));
+}
+
+#[test]
+fn a_folder_that_is_broken_holds_up_no_other() {
+    let registry = Registry::new(&[1, 2, 3]);
+    let streamd = Streamd::start(&registry, 2 << 20);
+    let open = |n: usize| Client::open(&streamd.socket, &registry.images[n].root);
+    for n in [0, 1] {
+        assert!(matches!(open(n).get(0), Got::Resident));
+    }
+    // The one that was used longest ago.
+    let folder = registry.images[0].digest().replace("sha256:", "");
+    fs::remove_dir_all(registry.cache().join(folder)).unwrap();
+    let mut third = open(2);
+    assert!(matches!(third.get(0), Got::Resident) && third.read(0) == registry.images[2].chunk(0));
+    assert_eq!(streamd.figures().evicted_chunks, 1);
 }
 
 /// A file system of a few chunks.

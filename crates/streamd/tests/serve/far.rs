@@ -235,3 +235,33 @@ fn what_is_copied_at_a_time_takes_little_memory() {
     println!("{grown} MiB above {} MiB", before >> 20);
     assert!(grown < 48, "{grown} MiB");
 }
+
+#[test]
+fn chunks_that_a_store_refuses_keep_no_others_from_coming() {
+    // More than are asked for at a time of an image, in whatever way.
+    const REFUSED: u32 = 80;
+    const MANY: u32 = 100;
+    let registry = Registry::new(&[]);
+    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
+    let digests: Vec<_> =
+        (0..3).flat_map(|image| store(&registry.shared(), image).digests).take(MANY as usize).collect();
+    let index = Index { size_bytes: u64::from(MANY) << 20, chunk_bytes: 1 << 20, digests };
+    let paths = index.digests.iter().map(|digest| format!("/{}", chunk_key(digest)));
+    registry.web.refuse(paths.take(REFUSED as usize));
+    let streamd = Streamd::start(&registry, 1 << 30);
+    serve(&streamd, &index, &registry.web.url);
+    let mut clients: Vec<_> =
+        (0..3).map(|_| Client::open_sized(&streamd.socket, &index.root(), index.size_bytes)).collect();
+    let (last, first) = clients.split_last_mut().unwrap();
+    (0..REFUSED).for_each(|chunk| first[chunk as usize % 2].ask(chunk));
+    until("they are refused", || registry.web.gets("/chunks/").len() == REFUSED as usize);
+    for n in REFUSED..MANY {
+        assert!(
+            matches!(last.get(n), Got::Resident) && last.read(n) == chunk(u64::from(n / CHUNKS), n % CHUNKS)
+        );
+    }
+    registry.web.refuse([]);
+    for n in 0..REFUSED {
+        assert!(matches!(first[n as usize % 2].answer(), (_, Got::Resident)), "{n}");
+    }
+}

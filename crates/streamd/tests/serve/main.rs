@@ -96,11 +96,17 @@ fn who_goes_is_forgotten_although_the_store_is_away() {
         (0..8).map(|_| Client::open(&streamd.socket, &registry.images[0].root)).collect();
     clients.iter_mut().for_each(|client| (0..CHUNKS).for_each(|chunk| client.ask(chunk)));
     assert!(unix_sockets(streamd.id()) >= before + 8);
+    let data = u64::from(registry.images[0].data_chunks());
+    let begun = || (streamd.figures().flights == data).then_some(());
+    assert!(wait_until(Duration::from_secs(60), begun).is_some(), "{:?}", streamd.figures());
     drop(clients);
     let forgotten =
         wait_until(Duration::from_secs(5), || (unix_sockets(streamd.id()) <= before).then_some(()));
     assert!(forgotten.is_some(), "{} of {before}", unix_sockets(streamd.id()));
-    // What they asked for comes nevertheless.
+    // Soon nothing is brought any more that nobody waits for.
+    let ended = || (streamd.figures().flights == 0).then_some(());
+    assert!(wait_until(Duration::from_secs(60), ended).is_some(), "{:?}", streamd.figures());
+    // What they asked for comes to who asks again.
     registry.web.set(Fault::None);
     let mut client = Client::open(&streamd.socket, &registry.images[0].root);
     assert!(matches!(client.get(1), Got::Resident));
@@ -213,6 +219,44 @@ fn it_may_be_killed_at_any_time() {
 }
 
 #[test]
+fn it_may_be_killed_while_chunks_are_removed() {
+    let kills = std::env::var("SPILLWAY_KILLS").map_or(20, |kills| kills.parse().unwrap());
+    let registry = Registry::new(&[1, 2]);
+    let (budget, mut random, mut evicted) = (4 * MIB, Rng::new(7), 0);
+    for kill in 0..kills {
+        let mut streamd = Streamd::start(&registry, budget);
+        let counted = streamd.figures().used_bytes;
+        assert!(
+            counted <= budget && blocks_bytes(&registry.cache()) <= budget + RECORDS,
+            "{kill}: {counted}"
+        );
+        let most = random.below(3 * u64::from(CHUNKS));
+        for n in 0..most {
+            // Only one image is used at a time, and takes the space of the other.
+            let image = ((n / 4 + kill) % 2) as usize;
+            let mut client = Client::open(&streamd.socket, &registry.images[image].root);
+            let chunk = random.below(u64::from(CHUNKS)) as u32;
+            let bytes = match client.get(chunk) {
+                Got::Resident => client.read(chunk),
+                Got::Passed(bytes) => bytes,
+                Got::Damaged => panic!("{chunk}"),
+            };
+            assert!(bytes == registry.images[image].chunk(chunk), "{kill}: {chunk} of {image}");
+            let used = blocks_bytes(&registry.cache());
+            assert!(used <= budget + RECORDS, "{kill}: {used}");
+        }
+        evicted += streamd.figures().evicted_chunks;
+        // In the middle of what it does for these.
+        let other = (most / 4 + kill + 1) % 2;
+        let mut client = Client::open(&streamd.socket, &registry.images[other as usize].root);
+        (0..CHUNKS).for_each(|chunk| client.ask(chunk));
+        thread::sleep(Duration::from_millis(random.below(12)));
+        streamd.kill();
+    }
+    assert!(evicted > kills, "{evicted} were removed");
+}
+
+#[test]
 fn the_cache_is_never_larger_than_its_budget() {
     let registry = Registry::new(&[1, 2, 3]);
     let budget = 6 * MIB;
@@ -283,15 +327,20 @@ fn who_says_nonsense_is_let_go() {
 #[test]
 fn the_daemon_says_what_is_served_and_what_goes() {
     let registry = Registry::new(&[1, 2]);
-    let stray = registry.cache().join("stray");
-    fs::create_dir(&stray).unwrap();
+    let gone =
+        ["1".repeat(64), format!("{}.0.removed", "2".repeat(64))].map(|name| registry.cache().join(name));
+    // A folder that is not this program's, and a file.
+    let strange = registry.cache().join("backups");
+    gone.iter().chain([&strange]).for_each(|folder| fs::create_dir(folder).unwrap());
+    fs::write(strange.join("file"), "x").unwrap();
     let streamd = Streamd::start_unswept(&registry, 1 << 30);
     let control = &streamd.control;
     // Before all images are named, nothing is kept.
     let mut client = Client::open(&streamd.socket, &registry.images[0].root);
     assert!(matches!(client.get(0), Got::Passed(bytes) if bytes == registry.images[0].chunk(0)));
     assert_eq!(control.control(&ControlRequest::Sweep { others: vec![] }, &[]), ControlReply::Done);
-    assert!(!stray.exists());
+    assert!(gone.iter().all(|folder| !folder.exists()) && strange.join("file").exists());
+    fs::remove_dir_all(strange).unwrap();
     assert!(matches!(client.get(0), Got::Resident) && matches!(client.get(1), Got::Resident));
 
     let digest = |n: usize| registry.images[n].digest();
@@ -333,6 +382,21 @@ fn the_daemon_says_what_is_served_and_what_goes() {
         let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
         assert!(matches!(control.control(&request, &fds), ControlReply::Refused(_)), "{request:?}");
     }
+}
+
+#[test]
+fn what_a_store_refuses_keeps_no_other_chunk_of_a_whole_image_from_coming() {
+    let registry = Registry::new(&[1]);
+    let digest = |chunk| spillway_image::digests::of_chunk(registry.images[0].chunk(chunk));
+    let path = |chunk| format!("/{}", spillway_registry::chunk_key(&digest(chunk)));
+    registry.web.refuse([0, 1, 2].map(path));
+    let streamd = Streamd::start(&registry, 1 << 30);
+    assert_eq!(streamd.serve(&registry, 0, Fill::All), ControlReply::Done);
+    let others = || (streamd.image(&registry, 0).unfilled_chunks == 3).then_some(());
+    assert!(wait_until(Duration::from_secs(120), others).is_some(), "{:?}", streamd.image(&registry, 0));
+    registry.web.refuse([]);
+    let whole = || streamd.image(&registry, 0).is_whole.then_some(());
+    assert!(wait_until(Duration::from_secs(120), whole).is_some(), "{:?}", streamd.image(&registry, 0));
 }
 
 #[test]

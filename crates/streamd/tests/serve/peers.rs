@@ -2,10 +2,12 @@
 
 use crate::client::{Client, Got};
 use crate::scene::{CHUNKS, Image, Registry, Streamd};
+use crate::web::Fault;
 use crate::wire::{Asker, Fake, Files, Manner, path_of};
 use rustix::process::Signal;
 use spillway_registry::serve::PeerOrder;
 use spillway_testkit::certificate::Authority;
+use spillway_testkit::process::wait_until;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -310,6 +312,26 @@ fn uploads_are_limited() {
     read_all(&other, image);
     assert_eq!(other.figures().store_chunks, u64::from(image.data_chunks()));
     assert!(host.figures().refused_uploads > 1);
+}
+
+#[test]
+fn what_was_not_sent_does_not_count_as_uploaded() {
+    let (scene, registry) = (Scene::new(), Registry::new(&[1]));
+    let image = &registry.images[0];
+    // One chunk at once, and the next one much later.
+    let order = PeerOrder { upload_bytes_per_second: 1, ..scene.order(0, 1, HEDGE) };
+    let host = scene.start(&registry, 0, order);
+    assert!(matches!(Client::open(&host.socket, &image.root).get(0), Got::Resident));
+    registry.web.set(Fault::Hangs);
+    let mut gone = scene.asker(0);
+    gone.send("GET", &path_of(image.chunk(1)), MAY_FETCH);
+    let asked = || (gets(&registry).len() == 2).then_some(());
+    assert!(wait_until(Duration::from_secs(60), asked).is_some(), "the only host is the owner of all");
+    drop(gone);
+    let path = path_of(image.chunk(0));
+    let sent = || (scene.asker(0).get(&path, "").status == 200).then_some(());
+    assert!(wait_until(Duration::from_secs(60), sent).is_some(), "{:?}", host.figures());
+    assert_eq!(scene.asker(0).get(&path, "").status, 503);
 }
 
 #[test]

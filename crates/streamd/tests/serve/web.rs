@@ -1,6 +1,6 @@
 //! A web server of a folder that counts what is asked, and answers wrongly when it is told to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -34,6 +34,8 @@ struct State {
     fault: Mutex<Fault>,
     changed: Condvar,
     gets: Mutex<BTreeMap<String, u64>>,
+    /// What is answered with 403.
+    refused: Mutex<BTreeSet<String>>,
     answers: AtomicU64,
     other: Mutex<String>,
 }
@@ -52,6 +54,7 @@ impl Web {
             fault: Mutex::new(Fault::None),
             changed: Condvar::new(),
             gets: Mutex::default(),
+            refused: Mutex::default(),
             answers: AtomicU64::new(0),
             other: Mutex::default(),
         });
@@ -74,6 +77,11 @@ impl Web {
     pub fn set(&self, fault: Fault) {
         *self.state.fault.lock().unwrap() = fault;
         self.state.changed.notify_all();
+    }
+
+    /// Refuses these paths, and no others.
+    pub fn refuse(&self, paths: impl IntoIterator<Item = String>) {
+        *self.state.refused.lock().unwrap() = paths.into_iter().collect();
     }
 
     /// How often each path that begins so was asked for.
@@ -104,6 +112,10 @@ fn serve(state: &State, stream: TcpStream) -> std::io::Result<()> {
             header.clear();
         }
         *state.gets.lock().unwrap().entry(path.clone()).or_default() += 1;
+        if state.refused.lock().unwrap().contains(&path) {
+            write!(writer, "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")?;
+            continue;
+        }
         let mut fault = Fault::None;
         if path.starts_with("/chunks/") {
             let hangs = state

@@ -73,7 +73,7 @@ impl Asker {
 
     /// Sends a request; none if it is not answered.
     pub fn ask(&mut self, method: &str, path: &str, header: &str) -> Option<Answered> {
-        write!(self.0.get_mut(), "{method} {path} HTTP/1.1\r\nHost: x\r\n{header}\r\n").ok()?;
+        self.send(method, path, header)?;
         let mut line = String::new();
         self.0.read_line(&mut line).ok()?;
         let status = line.split(' ').nth(1)?.parse().ok()?;
@@ -84,6 +84,11 @@ impl Asker {
         let mut body = vec![0; if method == "HEAD" { 0 } else { len.unwrap_or(0) }];
         self.0.read_exact(&mut body).ok()?;
         Some(Answered { status, header, body })
+    }
+
+    /// Sends a request whose answer is not waited for.
+    pub fn send(&mut self, method: &str, path: &str, header: &str) -> Option<()> {
+        write!(self.0.get_mut(), "{method} {path} HTTP/1.1\r\nHost: x\r\n{header}\r\n").ok()
     }
 
     pub fn get(&mut self, path: &str, header: &str) -> Answered {

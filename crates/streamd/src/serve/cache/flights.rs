@@ -1,8 +1,8 @@
 //! The chunks that are being brought. Owns the flights: one for each chunk, whoever asks, and one for each chunk that is fetched from
 //! the store.
 //!
-//! Invariants: a flight goes on to its end although who asked first has gone; a chunk's bit is set before those who wait for it
-//! are told. What flights hold in memory is bounded: the chunks that are copied by a number, those of other hosts and of stores by that
+//! Invariants: a flight goes on although who asked first has gone, and ends soon after the last one has; a chunk's bit is set before
+//! those who wait for it are told. What flights hold in memory is bounded: the chunks that are copied by a number, those of other hosts and of stores by that
 //! of the requests to each, and those that are passed on by what each user may ask.
 
 use super::{Cache, ServedImage, count, locked};
@@ -15,7 +15,12 @@ use futures_util::future::{BoxFuture, Shared};
 use hyper::body::Bytes;
 use spillway_registry::RegistryError;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::sleep;
 
 /// What a flight brought.
 #[derive(Clone)]
@@ -28,7 +33,44 @@ pub enum Brought {
     Damaged(Arc<RegistryError>),
 }
 
-pub(super) type Flight = Shared<BoxFuture<'static, Brought>>;
+/// A chunk that is being brought.
+pub(super) struct Flight {
+    brought: Shared<BoxFuture<'static, Brought>>,
+    /// How many wait for it. It grows with the flights locked.
+    waiting: Arc<AtomicUsize>,
+}
+
+/// Somebody who waits for a flight.
+struct Waiting(Arc<AtomicUsize>);
+
+impl Waiting {
+    fn of(flight: &Flight) -> Waiting {
+        flight.waiting.fetch_add(1, Ordering::AcqRel);
+        Waiting(Arc::clone(&flight.waiting))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Time for which a flight goes on when all who waited for it have gone. Their next connection takes less.
+const ALONE: Duration = Duration::from_secs(5);
+/// Pause between looks whether somebody waits.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Returns when nobody has waited for a while.
+async fn nobody_waits(waiting: &AtomicUsize) {
+    let mut seen = Instant::now();
+    while seen.elapsed() < ALONE {
+        sleep(LOOK).await;
+        if waiting.load(Ordering::Acquire) > 0 {
+            seen = Instant::now();
+        }
+    }
+}
 
 /// Where a flight may bring a chunk from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,27 +97,46 @@ impl Cache {
         self.flight(image, chunk, Way::Store).await
     }
 
-    fn flight(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Flight {
-        let begin = || {
-            let (cache, image, of_fault) = (Arc::clone(self), Arc::clone(image), Arc::clone(image));
-            let task = tokio::spawn(async move {
-                let mut ended = image.ended.subscribe();
-                let brought = tokio::select! {
-                    brought = cache.fly(&image, chunk, way) => brought,
-                    _ = ended.wait_for(|ended| *ended) => damaged("the image is served no longer"),
-                };
-                locked(&image.flights).remove(&(chunk, way));
-                brought
-            });
-            let ended = task.map(move |ended| {
-                ended.unwrap_or_else(|e| {
-                    locked(&of_fault.flights).remove(&(chunk, way));
-                    fault(&e)
-                })
-            });
-            ended.boxed().shared()
+    async fn flight(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Brought {
+        let (brought, _waiting) = {
+            let mut flights = locked(&image.flights);
+            let flight = flights.entry((chunk, way)).or_insert_with(|| self.begin(image, chunk, way));
+            (flight.brought.clone(), Waiting::of(flight))
         };
-        locked(&image.flights).entry((chunk, way)).or_insert_with(begin).clone()
+        brought.await
+    }
+
+    fn begin(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Flight {
+        let (cache, image, of_fault) = (Arc::clone(self), Arc::clone(image), Arc::clone(image));
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let of_task = Arc::clone(&waiting);
+        let task = tokio::spawn(async move {
+            let mut ended = image.ended.subscribe();
+            let mut brought = pin!(cache.fly(&image, chunk, way));
+            let brought = loop {
+                tokio::select! {
+                    brought = &mut brought => break brought,
+                    _ = ended.wait_for(|ended| *ended) => break damaged("the image is served no longer"),
+                    () = nobody_waits(&of_task) => {
+                        let mut flights = locked(&image.flights);
+                        // Nobody can have come since then: who comes now begins another one.
+                        if of_task.load(Ordering::Acquire) == 0 {
+                            flights.remove(&(chunk, way));
+                            return damaged("nobody waits for it");
+                        }
+                    }
+                }
+            };
+            locked(&image.flights).remove(&(chunk, way));
+            brought
+        });
+        let ended = task.map(move |ended| {
+            ended.unwrap_or_else(|e| {
+                locked(&of_fault.flights).remove(&(chunk, way));
+                fault(&e)
+            })
+        });
+        Flight { brought: ended.boxed().shared(), waiting }
     }
 
     async fn fly(self: &Arc<Cache>, image: &Arc<ServedImage>, chunk: u32, way: Way) -> Brought {
@@ -94,10 +155,10 @@ impl Cache {
         if way == Way::Store {
             return self.fly_from_store(image, &wanted).await;
         }
-        let from_store = async { self.flight(image, chunk, Way::Store).await };
+        let from_store = self.flight(image, chunk, Way::Store);
         let Some(peers) = &self.peers else { return from_store.await };
         match peers.fetch(&wanted, from_store).await {
-            Came::Peer(Sent { bytes, _place }) => self.keep_or_pass(image, chunk, bytes).await,
+            Came::Peer(Sent { bytes, place }) => self.keep_or_pass(image, chunk, bytes, place).await,
             Came::Store(brought) => brought,
         }
     }
@@ -118,23 +179,26 @@ impl Cache {
         wanted: Wanted,
         way: Way,
     ) -> Option<Brought> {
-        let _turn = self.looks().acquire().await;
+        let turn = Arc::clone(&self.looks).acquire_owned().await;
         let (cache, here) = (Arc::clone(self), Arc::clone(image));
-        let found = tokio::task::spawn_blocking(move || match seeds::look(&here, &images, &wanted) {
-            Found::Here => Some(cache.found_here(&wanted, way)),
-            Found::Elsewhere(seed) => {
-                count(&cache.seen.seed_chunks, 1);
-                count(&cache.seen.seed_bytes, wanted.len);
-                Some(cache.keep_or_pass_here(&here, wanted.chunk, seed.bytes, Some(&seed.place)))
+        let found = tokio::task::spawn_blocking(move || {
+            // Also if nobody waits for this any more.
+            let _turn = turn;
+            match seeds::look(&here, &images, &wanted) {
+                Found::Here => Some(cache.found_here(&wanted, way)),
+                Found::Elsewhere(seed) => {
+                    count(&cache.seen.seed_chunks, 1);
+                    count(&cache.seen.seed_bytes, wanted.len);
+                    Some(cache.keep_or_pass_here(&here, wanted.chunk, seed.bytes, Some(&seed.place)))
+                }
+                Found::Nowhere => None,
             }
-            Found::Nowhere => None,
         });
         found.await.unwrap_or_else(|e| Some(fault(&e)))
     }
 
     async fn fly_from_store(self: &Arc<Cache>, image: &Arc<ServedImage>, wanted: &Wanted) -> Brought {
-        let _turn = image.width.acquire().await;
-        let source = Source { health: &image.health, wrong: &self.seen.wrong_chunks };
+        let source = Source { health: &image.health, width: &image.width, wrong: &self.seen.wrong_chunks };
         let fetched = match source.fetch(&wanted.digest, wanted.len).await {
             Ok(fetched) => fetched,
             Err(e) => return Brought::Damaged(Arc::new(e)),
@@ -142,7 +206,7 @@ impl Cache {
         count(&self.seen.store_chunks, 1);
         count(&self.seen.store_bytes, wanted.len);
         count(&self.seen.received_bytes, fetched.received_bytes);
-        self.keep_or_pass(image, wanted.chunk, fetched.bytes).await
+        self.keep_or_pass(image, wanted.chunk, fetched.bytes, fetched.place).await
     }
 
     async fn keep_or_pass(
@@ -150,13 +214,18 @@ impl Cache {
         image: &Arc<ServedImage>,
         chunk: u32,
         bytes: Vec<u8>,
+        place: OwnedSemaphorePermit,
     ) -> Brought {
         let (cache, here) = (Arc::clone(self), Arc::clone(image));
-        let kept = tokio::task::spawn_blocking(move || cache.keep_or_pass_here(&here, chunk, bytes, None));
+        let kept = tokio::task::spawn_blocking(move || {
+            // Also if nobody waits for this any more.
+            let _place = place;
+            cache.keep_or_pass_here(&here, chunk, bytes, None)
+        });
         kept.await.unwrap_or_else(|e| fault(&e))
     }
 
-    /// Keeps a chunk, or passes it on if that cannot be. It waits for files.
+    /// Keeps a chunk, or passes it on if that cannot be done. It waits for files.
     fn keep_or_pass_here(
         &self,
         image: &ServedImage,
@@ -193,7 +262,7 @@ impl Cache {
         loop {
             let kept = image.cached.keep(chunk, bytes, &self.budget)?;
             let is_full = matches!(kept, Kept::NoSpace | Kept::DiskFull);
-            if !is_full || !self.evict(image, bytes.len() as u64, copied)? {
+            if !is_full || !self.evict(image, bytes.len() as u64, copied) {
                 return Ok(kept);
             }
         }
@@ -201,26 +270,31 @@ impl Cache {
 
     /// Removes chunks of an image that nobody uses: the one that was copied, otherwise those of the image that was used longest ago.
     /// False: there is none.
-    fn evict(&self, wanted_for: &ServedImage, bytes: u64, copied: Option<&Place>) -> io::Result<bool> {
+    fn evict(&self, wanted_for: &ServedImage, bytes: u64, copied: Option<&Place>) -> bool {
         // What was copied is needed least, and the other chunks of its image may be copied next.
-        if let Some(Place { image, chunk }) = copied.filter(|place| !place.image.is(&wanted_for.root)) {
-            let freed = image.cached.evict_chunk(*chunk as usize, &self.budget)?;
-            if freed > 0 {
-                count(&self.seen.evicted_chunks, freed);
-                return Ok(true);
-            }
+        if let Some(Place { image, chunk }) = copied.filter(|place| !place.image.is(&wanted_for.root))
+            && self.has_freed(image, image.cached.evict_chunk(*chunk as usize, &self.budget))
+        {
+            return true;
         }
         let mut others = self.images();
         others.retain(|image| !image.is(&wanted_for.root));
         others.sort_by_cached_key(|image| *locked(&image.used));
-        for image in others {
-            let freed = image.cached.shrink(bytes, &self.budget)?;
-            if freed > 0 {
-                count(&self.seen.evicted_chunks, freed);
-                return Ok(true);
+        others.iter().any(|image| self.has_freed(image, image.cached.shrink(bytes, &self.budget)))
+    }
+
+    /// Counts what was removed of an image. One of which nothing can be removed holds up no other.
+    fn has_freed(&self, image: &ServedImage, removed: io::Result<u64>) -> bool {
+        match removed {
+            Ok(chunks) => {
+                count(&self.seen.evicted_chunks, chunks);
+                chunks > 0
+            }
+            Err(e) => {
+                self.tell_left(image.cached.folder(), &e);
+                false
             }
         }
-        Ok(false)
     }
 }
 

@@ -20,6 +20,7 @@ use spillway_registry::{Index, RegistryError};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ pub struct ServedImage {
     /// It is served no longer.
     ended: watch::Sender<bool>,
     /// Requests to its store. Of the image, so that a store that is away holds up no other.
-    width: Semaphore,
+    width: Arc<Semaphore>,
     /// When it was asked for the last time.
     used: Mutex<Instant>,
     /// What brings chunks before a disk needs them.
@@ -52,7 +53,7 @@ pub struct Cache {
     /// Locked for moments only: what waits for nothing asks for it.
     images: Mutex<HashMap<ChunkDigest, Arc<ServedImage>>>,
     /// Locked while it changes which images are served and what of them is to stay, before `images`. Files are opened meanwhile.
-    changes: Mutex<()>,
+    changes: Mutex<Unserved>,
     /// Everything that is in the folder is counted.
     is_counted: AtomicBool,
     seen: Seen,
@@ -61,9 +62,12 @@ pub struct Cache {
     /// Faults of the disk that it is on.
     faults: Telling,
     /// What is looked for in files.
-    looks: Semaphore,
+    looks: Arc<Semaphore>,
     peers: Option<Arc<Peers>>,
 }
+
+/// Folders of images that are not served, or that could not be removed, and the bytes that they take.
+type Unserved = HashMap<PathBuf, u64>;
 
 /// What has happened, counted.
 #[derive(Default)]
@@ -108,7 +112,7 @@ impl Cache {
             seen: Seen::default(),
             left: Mutex::default(),
             faults: Telling::default(),
-            looks: Semaphore::new(MOST_LOOKS),
+            looks: Arc::new(Semaphore::new(MOST_LOOKS)),
             peers,
         }
     }
@@ -121,7 +125,7 @@ impl Cache {
     /// Serves an image from now on, with this store for what is missing. One that is served goes on with this store. It waits for files.
     pub fn serve(&self, index: Index, at: StoreAt) -> Result<Arc<ServedImage>, String> {
         let root = index.root();
-        let _changes = locked(&self.changes);
+        let mut unserved = locked(&self.changes);
         if let Some(image) = self.image(&root) {
             image.health.replace(at).map_err(|e| e.to_string())?;
             return Ok(image);
@@ -130,12 +134,16 @@ impl Cache {
         let least_hedge = Duration::from_millis(self.order.hedge_milliseconds);
         let health = Health::new(at, least_hedge).map_err(|e| e.to_string())?;
         let cached = CachedImage::open(&self.order.cache, index, &self.budget);
+        let cached = cached.map_err(|e| format!("the cache: {e}"))?;
+        // From now on it is counted by its chunks.
+        unserved.remove(cached.folder());
+        self.budget.set_others(unserved.values().sum());
         let served = Arc::new(ServedImage {
-            cached: cached.map_err(|e| format!("the cache: {e}"))?,
+            cached,
             health,
             ended: watch::Sender::new(false),
             flights: Mutex::default(),
-            width: Semaphore::new(DEMAND_WIDTH),
+            width: Arc::new(Semaphore::new(DEMAND_WIDTH)),
             used: Mutex::new(Instant::now()),
             filling: Mutex::default(),
             root,
@@ -224,48 +232,64 @@ impl Cache {
         removed.map(|()| true)
     }
 
-    /// All images are served that should be, but for `others`, which could not be named: removes what else is in the folder, and
-    /// what is beyond the budget as far as nobody uses it. From now on chunks are kept.
+    /// All images are served that should be, but for `others`, which could not be named: removes the folders of all others, and what is
+    /// beyond the budget as far as nobody uses it. From now on chunks are kept. What cannot be removed stays, is counted, and is told of.
     pub fn sweep(&self, others: &[ChunkDigest]) -> io::Result<()> {
-        let others: HashSet<_> =
-            others.iter().map(|root| image::folder_of(&self.order.cache, root)).collect();
+        let others = others.iter().map(|root| image::folder_of(&self.order.cache, root));
         let mut left = locked(&self.left);
         let (images, removed) = {
             // An image that is named meanwhile waits: its new folder is no stranger's.
-            let _changes = locked(&self.changes);
+            let mut unserved = locked(&self.changes);
             let images = self.images();
-            let mut own: HashSet<_> = images.iter().map(|image| image.cached.folder().to_owned()).collect();
-            let of_others: u64 = others.difference(&own).map(|folder| image::bytes_in(folder)).sum();
-            self.budget.set_others(of_others);
-            own.extend(others);
+            let own: HashSet<_> = images.iter().map(|image| image.cached.folder().to_owned()).collect();
+            let others: HashSet<_> = others.filter(|folder| !own.contains(folder)).collect();
             let mut removed = Vec::new();
             for entry in fs::read_dir(&self.order.cache)? {
                 let path = entry?.path();
-                if !own.contains(&path) && path.is_dir() {
-                    removed.push(image::set_aside(path)?);
+                let is_left = left.iter().any(|aside| aside.folder() == path);
+                let is_known = is_left || own.contains(&path) || others.contains(&path);
+                if !is_known && image::is_named_as_an_image(&path) {
+                    removed.push(image::set_aside(&path).unwrap_or(path));
                 }
             }
+            *unserved =
+                others.iter().chain(&removed).map(|path| (path.clone(), image::bytes_in(path))).collect();
+            self.budget.set_others(unserved.values().sum());
             (images, removed)
         };
         while let Some(aside) = left.last() {
-            aside.remove(&self.budget)?;
+            if let Err(e) = aside.remove(&self.budget) {
+                self.tell_left(aside.folder(), &e);
+                break;
+            }
             left.pop();
         }
         for folder in removed {
-            match fs::remove_dir_all(folder) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                _ => {}
+            match fs::remove_dir_all(&folder) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => self.tell_left(&folder, &e),
+                _ => {
+                    let mut unserved = locked(&self.changes);
+                    unserved.remove(&folder);
+                    self.budget.set_others(unserved.values().sum());
+                }
             }
         }
         drop(left);
         for image in images {
             let surplus = self.budget.surplus_bytes();
-            if surplus > 0 {
-                image.cached.shrink(surplus, &self.budget)?;
+            if surplus > 0
+                && let Err(e) = image.cached.shrink(surplus, &self.budget)
+            {
+                self.tell_left(image.cached.folder(), &e);
             }
         }
         self.is_counted.store(true, Ordering::Release);
         Ok(())
+    }
+
+    fn tell_left(&self, folder: &Path, error: &io::Error) {
+        self.faults
+            .tell(format_args!("{}: it cannot be removed, and takes space: {error}", folder.display()));
     }
 
     /// What has happened, and what is in the cache.
@@ -288,11 +312,6 @@ impl Cache {
             flights: images.iter().map(|image| image.flights() as u64).sum(),
             ..self.peers.as_ref().map_or_else(CacheFigures::default, |peers| peers.figures())
         }
-    }
-
-    /// Places for what is looked for in files.
-    pub fn looks(&self) -> &Semaphore {
-        &self.looks
     }
 
     /// Whether everything that is in the folder is counted.
@@ -330,6 +349,11 @@ impl ServedImage {
         let digest = *index.digests.get(chunk as usize)?;
         let (chunks, len) = (index.digests.len() as u32, index.len_of(chunk as usize));
         Some(Wanted { root: self.root, chunks, chunk, digest, len })
+    }
+
+    /// Whether requests to its store are unanswered.
+    pub fn is_store_silent(&self) -> bool {
+        self.health.is_doubted()
     }
 
     /// Its chunks with a digest. They may be very many.

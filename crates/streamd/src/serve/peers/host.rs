@@ -82,7 +82,7 @@ pub struct Sent {
     /// Its content, which is right.
     pub bytes: Vec<u8>,
     /// The place of its request, which is taken until it was kept.
-    pub _place: OwnedSemaphorePermit,
+    pub place: OwnedSemaphorePermit,
 }
 
 /// How far a request has come.
@@ -223,7 +223,7 @@ impl Host {
         }
         stage.asked.notify_one();
         match timeout(WHOLE, self.ask(wanted, may_fetch, stage)).await {
-            Ok(Ok(bytes)) => bytes.map(|bytes| Sent { bytes, _place: place }),
+            Ok(Ok(bytes)) => bytes.map(|bytes| Sent { bytes, place }),
             Ok(Err(Failed)) | Err(_) => {
                 self.look_at();
                 None

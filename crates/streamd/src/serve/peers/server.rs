@@ -17,6 +17,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt::set_tcp_user_timeout;
 use spillway_image::digests::{ChunkDigest, hex, unhex};
+use std::cmp::Reverse;
 use std::convert::Infallible;
 use std::io;
 use std::net::TcpListener as StdListener;
@@ -44,6 +45,8 @@ const STORE: Duration = Duration::from_secs(20);
 const MOST_HEADER_BYTES: usize = 16 << 10;
 /// Most lines of a header.
 const MOST_HEADER_LINES: usize = 32;
+/// Chunks that are looked for in files at a time.
+const MOST_LOOKS: usize = 16;
 /// Bytes of a chunk that are read at a time. With two of them for each of the connections, these take at most 256 MiB; a chunk that could
 /// not be kept is in memory whole.
 const PIECE: u64 = 256 << 10;
@@ -69,7 +72,7 @@ impl Entrance {
 
 /// Serves other hosts. Never returns.
 pub async fn serve(cache: Arc<Cache>, peers: Arc<Peers>, entrance: Entrance) {
-    let server = Arc::new(Server { cache, peers });
+    let server = Arc::new(Server { cache, peers, looks: Arc::new(Semaphore::new(MOST_LOOKS)) });
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let handshakes = Arc::new(Semaphore::new(MOST_HANDSHAKES));
     loop {
@@ -97,6 +100,20 @@ pub async fn serve(cache: Arc<Cache>, peers: Arc<Peers>, entrance: Entrance) {
 struct Server {
     cache: Arc<Cache>,
     peers: Arc<Peers>,
+    /// What is looked for in files. Disks do not wait for these.
+    looks: Arc<Semaphore>,
+}
+
+/// Bytes of the upload limit for an answer. They are given back if there is none, also if the other side has gone meanwhile.
+struct Taken<'a> {
+    peers: &'a Peers,
+    bytes: u64,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.peers.upload.give_back(self.bytes);
+    }
 }
 
 /// What a request asks for.
@@ -189,12 +206,13 @@ impl Server {
             let refused = Response::builder().status(StatusCode::SERVICE_UNAVAILABLE);
             return refused.header(RETRY_AFTER, seconds).body(nothing()).expect("it is complete");
         }
+        let mut taken = Taken { peers: &self.peers, bytes: len };
         match self.bring(found).await {
-            Some(bytes) => content(len, sending(Arc::clone(&self.peers), bytes, len)),
-            None => {
-                self.peers.upload.give_back(len);
-                status(StatusCode::NOT_FOUND)
+            Some(bytes) => {
+                taken.bytes = 0;
+                content(len, sending(Arc::clone(&self.peers), bytes, len))
             }
+            None => status(StatusCode::NOT_FOUND),
         }
     }
 
@@ -206,9 +224,13 @@ impl Server {
         if !may_be_in_files {
             return Some(found);
         }
-        let _turn = self.cache.looks().acquire().await;
-        let in_files = tokio::task::spawn_blocking(move || look_in_files(&images, &digest)).await;
-        in_files.ok()?.or(Some(found))
+        let turn = Arc::clone(&self.looks).acquire_owned().await.ok()?;
+        let in_files = tokio::task::spawn_blocking(move || {
+            // Also if the other side has gone.
+            let _turn = turn;
+            look_in_files(&images, &digest)
+        });
+        in_files.await.ok()?.or(Some(found))
     }
 
     /// The bytes of a chunk, from the store if they are not here.
@@ -237,17 +259,23 @@ fn asked(path: &str) -> Option<Asked> {
     }
 }
 
-/// A place of a chunk that was compared or, if there is none, the first place where it belongs, and whether it may be in a file.
+/// A place of a chunk that was compared or, if there is none, one where it belongs, and whether it may be in a file.
 fn look(images: &[Arc<ServedImage>], digest: &ChunkDigest) -> Option<(Found, bool)> {
-    let mut few = places(images, digest).take(MOST_PLACES);
-    let compared = few.clone().find(|(image, chunk)| image.cached.is_resident(*chunk as usize));
-    if let Some((image, chunk)) = compared {
-        return Some((found(image, chunk, true)?, false));
+    let (mut left, mut may_be_in_files) = (MOST_PLACES, false);
+    for image in images {
+        let places = image.find(digest);
+        let (few, more) = places.split_at(places.len().min(left));
+        let residency = image.cached.residency();
+        if let Some(chunk) = few.iter().find(|chunk| residency.has(u64::from(**chunk))) {
+            return Some((found(image, *chunk, true)?, false));
+        }
+        may_be_in_files |= !more.is_empty() || few.iter().any(|chunk| image.cached.may_have(*chunk as usize));
+        left -= few.len();
     }
-    let (image, chunk) = few.clone().next()?;
-    let may_be_in_files = few.any(|(image, chunk)| image.cached.may_have(chunk as usize))
-        || places(images, digest).nth(MOST_PLACES).is_some();
-    Some((found(image, chunk, false)?, may_be_in_files))
+    // If it has to be fetched: from a store that answers, and where it is whole, if the digest is also that of an image's short end.
+    let belongs = images.iter().filter_map(|image| found(image, *image.find(digest).first()?, false));
+    let best = belongs.min_by_key(|found| (found.image.is_store_silent(), Reverse(found.wanted.len)))?;
+    Some((best, may_be_in_files))
 }
 
 /// A place where a chunk is in the file. Of those that may have it, few are tried: more would be wrong, too.

@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 const STORE_FAULTS: u64 = 10_000;
 const CACHE_FAULTS: u64 = 2_000;
 const KILLS: usize = 200;
+/// A second image, and the time for which each of them is used.
+const OTHER: &str = "debian-other";
+const TURN: Duration = Duration::from_millis(1500);
 /// Requests in flight.
 const DEPTH: usize = 64;
 
@@ -52,9 +55,11 @@ pub fn wrong_bytes(bench: &Bench, figures: &mut Figures) -> Result<()> {
         outcome.failed as f64,
     );
     bench.site.store.set_model(StoreModel::default())?;
+    let of_store_failed = outcome.failed;
     let wrong_peers = wrong_peers(bench, &mut outcome)?;
     figures.add("S8/peers", "hosts that sent a wrong chunk, and were asked no more", "", wrong_peers as f64);
     let of_files = wrong_files(bench, CACHE_FAULTS / share, &mut outcome)?;
+    ensure!(outcome.failed == of_store_failed, "reads failed although the store had the right bytes");
     bench.site.store.set_model(far())?;
     figures.add(
         "S8/files",
@@ -95,12 +100,15 @@ fn wrong_peers(bench: &Bench, outcome: &mut Outcome) -> Result<u64> {
     let host = |number| Host::new(&bench.site, HostSettings { number, peers: 3, ..HostSettings::default() });
     let hosts = (0..3).map(host).collect::<Result<Vec<_>>>()?;
     hosts.iter().try_for_each(|host| host.import(IMAGE, "lazy").map(drop))?;
+    let mut random = Rng::new(8);
     for host in &hosts {
         outcome.add(read_all(&mut host.disk(IMAGE, "disk")?, &bench.data, &content, || ())?);
         // The next one finds out, and goes on with another source.
-        damage(&host.cache(), &bench.data)?;
+        damage(&host.cache(), &bench.data, &mut random)?;
     }
-    hosts.iter().map(|host| host.brought("wrong_peers")).sum()
+    let found = hosts.iter().map(|host| host.brought("wrong_peers")).sum::<Result<u64>>()?;
+    ensure!(found > 0, "no host was found to be wrong");
+    Ok(found)
 }
 
 /// The file of a cache that was changed while its process was ended. Returns how many chunks were found to be wrong.
@@ -113,10 +121,10 @@ fn wrong_files(bench: &Bench, wanted: u64, outcome: &mut Outcome) -> Result<u64>
     let host = Host::new(&bench.site, HostSettings::default())?;
     host.import(IMAGE, "lazy")?;
     read(&host)?;
-    let mut found = 0;
+    let (mut found, mut random) = (0, Rng::new(80));
     while found < wanted {
         kill(&host)?;
-        damage(&host.cache(), &bench.data)?;
+        damage(&host.cache(), &bench.data, &mut random)?;
         wait_for_another(&host)?;
         read(&host)?;
         // Everything was there: the new process brings only what is wrong.
@@ -127,34 +135,43 @@ fn wrong_files(bench: &Bench, wanted: u64, outcome: &mut Outcome) -> Result<u64>
     Ok(found)
 }
 
-/// The row S9: a cache that is too small, so that chunks come again and again.
+/// The row S9: a cache that is too small for two images, of which a disk uses one at a time: chunks of the other are removed.
 pub fn kills(bench: &Bench, figures: &mut Figures) -> Result<()> {
     let cache_bytes = (bench.data.len() as u64 / 4) << 20;
     let host = Host::new(&bench.site, HostSettings { cache_bytes, ..HostSettings::default() })?;
-    host.import(IMAGE, "lazy")?;
+    let other = bench.publish_other(OTHER)?;
+    let images = [(IMAGE, File::open(&bench.disk)?), (OTHER, File::open(&other)?)];
+    images.iter().try_for_each(|(image, _)| host.import(image, "lazy").map(drop))?;
     let wanted = if bench.options.quick { KILLS / 10 } else { KILLS };
     let (ends, over, most) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-    let content = File::open(&bench.disk)?;
-    let mut disk = host.disk(IMAGE, "disk")?;
     let (cache, data) = (host.cache(), &bench.data);
     let (killed, (waits, wrong)) = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| read_until(&mut disk, data, &content, &ends));
+        let reader = scope.spawn(|| read_until(&host, &images, data, &ends));
         let watcher = scope.spawn(|| watch(&cache, cache_bytes, &ends, &over, &most));
         let mut random = Rng::new(9);
-        let killed = (0..wanted).try_fold(0, |killed, _| -> Result<usize> {
+        let killed = (0..wanted).try_fold((0, 0), |(killed, removed), _| -> Result<(usize, u64)> {
             std::thread::sleep(Duration::from_millis(300 + random.below(700)));
-            Ok(killed + kill(&host)?)
+            // A process that has just begun does not answer yet, and has removed little.
+            let removed = removed + host.brought("evicted_chunks").unwrap_or(0);
+            Ok((killed + kill(&host)?, removed))
         });
         ends.store(true, Ordering::Relaxed);
         watcher.join().map_err(|_| anyhow!("the watcher panicked"))?;
         let read = reader.join().map_err(|_| anyhow!("the reader panicked"))?;
         anyhow::Ok((killed?, read?))
     })?;
+    let (killed, removed) = killed;
     let mut waits = waits;
     waits.sort_by(f64::total_cmp);
     let at =
         |share: f64| waits.get((waits.len() as f64 * share) as usize).copied().context("nothing was read");
     figures.add("S9/kills", "times that spillway-streamd was killed", "", killed as f64);
+    figures.add(
+        "S9/removed",
+        "chunks that were removed meanwhile to make space, at least",
+        "",
+        removed as f64,
+    );
     figures.add("S9/reads", "reads of chunks meanwhile, one at a time", "", waits.len() as f64);
     figures.add("S9/p50", "a read: p50", "ms", at(0.5)? * 1e3);
     // Of the longest wait after each kill, the 99th of 100: there are as many long waits as kills at most.
@@ -211,21 +228,45 @@ fn read_all(disk: &mut Disk, chunks: &[u64], content: &File, each: impl Fn()) ->
     }
 }
 
-/// Reads and compares chunks in any order until it is told to end. Seconds of each read, and how many were wrong.
-fn read_until(disk: &mut Disk, chunks: &[u64], content: &File, ends: &AtomicBool) -> Result<(Vec<f64>, u64)> {
+/// Reads and compares chunks in any order until it is told to end, of one image after the other. Seconds of each read, and how many
+/// were wrong.
+fn read_until(
+    host: &Host,
+    images: &[(&str, File)],
+    chunks: &[u64],
+    ends: &AtomicBool,
+) -> Result<(Vec<f64>, u64)> {
     let mut random = Rng::new(90);
     let (mut waits, mut wrong) = (Vec::new(), 0);
     let (mut got, mut expected) = (vec![0; 64 << 10], vec![0; 64 << 10]);
-    while !ends.load(Ordering::Relaxed) {
-        let chunk = chunks[random.below(chunks.len() as u64) as usize];
-        let offset = (chunk << 20) + (random.below(16) << 16);
-        let begun = Instant::now();
-        let read = disk.driver.read_at(offset, &mut got);
-        waits.push(begun.elapsed().as_secs_f64());
-        content.read_exact_at(&mut expected, offset)?;
-        wrong += u64::from(read.is_err() || got != expected);
+    for (image, content) in images.iter().cycle() {
+        let mut disk = start(host, image)?;
+        let until = Instant::now() + TURN;
+        while Instant::now() < until {
+            if ends.load(Ordering::Relaxed) {
+                return Ok((waits, wrong));
+            }
+            let chunk = chunks[random.below(chunks.len() as u64) as usize];
+            let offset = (chunk << 20) + (random.below(16) << 16);
+            let begun = Instant::now();
+            let read = disk.driver.read_at(offset, &mut got);
+            waits.push(begun.elapsed().as_secs_f64());
+            content.read_exact_at(&mut expected, offset)?;
+            wrong += u64::from(read.is_err() || got != expected);
+        }
     }
     Ok((waits, wrong))
+}
+
+/// Starts a disk, again if the process that it needs has just been killed.
+fn start(host: &Host, image: &str) -> Result<Disk> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        match host.disk(image, "disk") {
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
+            started => return started,
+        }
+    }
 }
 
 /// Looks how much is in the cache's folder, again and again.
@@ -247,19 +288,18 @@ fn disks_in(cache: &Path) -> Vec<PathBuf> {
     images.map(|image| image.path().join("disk.raw")).filter(|file| file.is_file()).collect()
 }
 
-/// Changes one bit of each of these chunks. Returns how many.
-fn damage(cache: &Path, chunks: &[u64]) -> Result<u64> {
+/// Changes one bit of each of these chunks.
+fn damage(cache: &Path, chunks: &[u64], random: &mut Rng) -> Result<()> {
     let files = disks_in(cache);
     ensure!(files.len() == 1, "files of images in the cache: {files:?}");
     let file = File::options().read(true).write(true).open(&files[0])?;
-    let mut random = Rng::new(8);
     for chunk in chunks {
         let at = (chunk << 20) + random.below(1 << 20);
         let mut byte = [0];
         file.read_exact_at(&mut byte, at)?;
         file.write_all_at(&[byte[0] ^ 1 << random.below(8)], at)?;
     }
-    Ok(chunks.len() as u64)
+    Ok(())
 }
 
 /// Kills the process with the cache. Returns how many there were: none, if it has not been started again yet.

@@ -91,15 +91,34 @@ impl<'a> Bench<'a> {
         ensure!(copied.success(), "{}: cannot be copied", site.kit.golden().display());
         File::options().write(true).open(&disk)?.set_len(IMAGE_BYTES)?;
         grow(&disk)?;
-        let folder = site.path("publisher");
-        fs::create_dir_all(&folder)?;
-        let publisher = Daemon::start(&site.spillway, &folder, &[])?;
-        publisher.ask(&["registry", "add", "hub", &format!("file://{}", site.hub().display())])?;
-        publisher.ask(&["image", "import", IMAGE, &disk.display().to_string(), "--format", "raw"])?;
-        publisher.ask(&["image", "push", IMAGE, "hub"])?;
+        publish(&site, IMAGE, &disk)?;
         let data = chunks_with_data(&disk)?;
         Ok(Bench { options, site, disk, data })
     }
+
+    /// Pushes another image, of which each chunk with data differs from that of the first. Returns its file.
+    fn publish_other(&self, name: &str) -> Result<PathBuf> {
+        let path = self.site.path("other.raw");
+        let copied = Command::new("cp").arg("--sparse=always").args([&self.disk, &path]).status()?;
+        ensure!(copied.success(), "{}: cannot be copied", self.disk.display());
+        let file = File::options().write(true).open(&path)?;
+        for chunk in &self.data {
+            file.write_all_at(format!("{name} {chunk}").as_bytes(), chunk << 20)?;
+        }
+        publish(&self.site, name, &path)?;
+        Ok(path)
+    }
+}
+
+/// Pushes an image to the store, from a host that has no other purpose.
+fn publish(site: &Site, name: &str, disk: &Path) -> Result<()> {
+    let folder = site.path(&format!("publisher-of-{name}"));
+    fs::create_dir_all(&folder)?;
+    let publisher = Daemon::start(&site.spillway, &folder, &[])?;
+    publisher.ask(&["registry", "add", "hub", &format!("file://{}", site.hub().display())])?;
+    publisher.ask(&["image", "import", name, &disk.display().to_string(), "--format", "raw"])?;
+    publisher.ask(&["image", "push", name, "hub"])?;
+    Ok(())
 }
 
 /// Makes the file system as large as its disk.

@@ -162,6 +162,7 @@ impl Figures {
             ),
             ("S8", "wrong bytes: none", AtMost(0.0), self.worst("S8/wrong")),
             ("S9", "spillway-streamd killed 200 times", AtLeast(200.0), self.worst("S9/kills")),
+            ("S9", "chunks removed meanwhile: some", AtLeast(1.0), self.worst("S9/removed")),
             ("S9", "wrong bytes: none", AtMost(0.0), self.worst("S9/wrong")),
             (
                 "S9",
