@@ -10,7 +10,7 @@
 use crate::error::HostError;
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreated, RulesetCreatedAttr,
+    RulesetCreated, RulesetCreatedAttr, Scope,
 };
 use rustix::process::{Resource, Rlimit, Signal};
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -84,6 +84,11 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_keyctl,
     libc::SYS_request_key,
 ];
+
+/// Commands that name who gets the signals of a file: linux/fcntl.h, asm-generic/sockios.h.
+const F_SETOWN_EX: i32 = 15;
+const FIOSETOWN: u64 = 0x8901;
+const SIOCSPGRP: u64 = 0x8902;
 
 /// A program with its files and its deadline.
 pub struct Confined<'a> {
@@ -243,6 +248,7 @@ impl<'a> Confined<'a> {
             let mut ruleset = Ruleset::default()
                 .set_compatibility(CompatLevel::BestEffort)
                 .handle_access(AccessFs::from_all(ABI::V5))?
+                .scope(Scope::Signal)?
                 .create()?;
             for path in SYSTEM.iter().map(Path::new).filter(|path| path.exists()) {
                 let access = if path.is_dir() { read } else { AccessFs::ReadFile.into() };
@@ -297,7 +303,7 @@ fn package(program: &str) -> &str {
 /// Calls that a program with a network may make. A pair of sockets reaches nobody else.
 const OF_NETWORK: [libc::c_long; 3] = [libc::SYS_socket, libc::SYS_socketpair, libc::SYS_connect];
 
-/// Builds a filter that makes these calls fail with an error. With a network, sockets of IP can be made, and no others: a
+/// Builds a filter that makes these calls fail with an error, and what reaches other processes. With a network, sockets of IP can be made, and no others: a
 /// socket of this host would reach what trusts this user.
 fn filter(has_network: bool) -> Result<BpfProgram, String> {
     let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("{e}"))?;
@@ -312,6 +318,18 @@ fn filter(has_network: bool) -> Result<BpfProgram, String> {
         let of_ip = of_ip.into_iter().collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
         rules.insert(libc::SYS_socket, vec![SeccompRule::new(of_ip).map_err(|e| e.to_string())?]);
     }
+    // No other process: by limits, or as the owner of a file that signals when it is ready.
+    let is = |argument, value: u64| {
+        let equal = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
+        equal.and_then(|equal| SeccompRule::new(vec![equal])).map_err(|e| e.to_string())
+    };
+    let another = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, 0);
+    let another = another.and_then(|another| SeccompRule::new(vec![another])).map_err(|e| e.to_string())?;
+    rules.insert(libc::SYS_prlimit64, vec![another]);
+    let owners = [libc::F_SETOWN, F_SETOWN_EX].map(|command| is(1, command as u64));
+    rules.insert(libc::SYS_fcntl, owners.into_iter().collect::<Result<_, _>>()?);
+    let owners = [FIOSETOWN, SIOCSPGRP].map(|command| is(1, command));
+    rules.insert(libc::SYS_ioctl, owners.into_iter().collect::<Result<_, _>>()?);
     let refuse = SeccompAction::Errno(libc::EPERM as u32);
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).map_err(|e| e.to_string())?;
     filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())
@@ -429,17 +447,27 @@ mod tests {
         let done = python("print(open('/dev/null').read() == '')");
         assert!(done.success && done.said == b"True\n", "{}", done.complaint);
         let node = format!("import os; os.mknod('{}/disk', 0o60600, os.makedev(8, 0))", dir.path().display());
+        let signal = format!(
+            "import ctypes, os; ctypes.CDLL(None).syscall({}, os.getppid(), os.getppid(), 0); \
+             ctypes.CDLL(None).perror(b'signal'); raise SystemExit(1)",
+            libc::SYS_tgkill
+        );
         for code in [
             "import socket; socket.socket(socket.AF_UNIX)",
             "import socket; socket.socket(socket.AF_INET)",
             "import os; os.kill(1, 0)",
             "import os; os.chroot('/usr')",
             "import os; os.setuid(12345)",
+            "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
+            "import fcntl, os; fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
+            &signal,
             &node,
         ] {
             let done = python(code);
             assert!(!done.success && done.complaint.contains("not permitted"), "{code}: {}", done.complaint);
         }
+        let done = python("import os; os.abort()");
+        assert!(!done.success, "{}", done.complaint);
     }
 
     #[test]

@@ -108,8 +108,9 @@ async fn reply(
     match brought {
         Brought::Resident => connection.send(&packet(Answer::Resident), &[]).await,
         Brought::Passed(bytes) => {
-            let content =
-                tokio::task::spawn_blocking(move || in_memory(&bytes)).await.map_err(io::Error::other)??;
+            // In this thread: one that waits elsewhere would hold the bytes although its user has gone.
+            let content = in_memory(&bytes)?;
+            drop(bytes);
             connection.send(&packet(Answer::Passed), &[content.as_fd()]).await
         }
         Brought::Damaged(why) => {

@@ -8,7 +8,6 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use spillway_registry::serve::Fill;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
@@ -17,11 +16,12 @@ use tokio::time::{sleep, timeout};
 /// Chunks of a boot set, and of a whole image, that are brought at a time.
 const BOOT_WIDTH: usize = 16;
 const WHOLE_WIDTH: usize = 2;
-/// Time after which others are brought beside a chunk that does not come, and how many of these there are at most.
-const LATE: Duration = Duration::from_secs(5);
-const MOST_LATE: usize = 16;
-/// Longest time for which a chunk of a whole image waits for those that disks ask for.
-const DEMAND: Duration = Duration::from_secs(1);
+/// While so many chunks are asked for by disks, none of a whole image is.
+const DEMAND: usize = WHOLE_WIDTH + 1;
+/// Chunks beside which others are brought, since the store has refused them.
+const MOST_REFUSED: usize = 16;
+/// Pause before it is looked again whether a chunk is refused.
+const REFUSED_LOOK: Duration = Duration::from_secs(1);
 /// Pause before it is looked again whether it is time.
 const LOOK: Duration = Duration::from_millis(50);
 /// Pause before what could not be brought is tried again.
@@ -37,7 +37,6 @@ pub async fn fill(cache: Arc<Cache>, image: Arc<ServedImage>, fill: Fill) {
     let filling = Filling {
         pace: Mutex::new(Pace::new(cache.order().fill_bytes_per_second)),
         places: Semaphore::new(if is_whole { WHOLE_WIDTH } else { BOOT_WIDTH }),
-        asked: AtomicUsize::new(0),
         cache: &cache,
         image: &image,
         is_whole,
@@ -60,18 +59,14 @@ struct Filling<'a> {
     is_whole: bool,
     pace: Mutex<Pace>,
     places: Semaphore,
-    /// Chunks that were asked for here.
-    asked: AtomicUsize,
 }
 
 impl Filling<'_> {
     /// False: some could not be brought.
     async fn bring_all(&self) -> bool {
-        // None is, after a pass that ended before its end.
-        self.asked.store(0, Ordering::Relaxed);
         let chunks = self.image.cached.filled();
         let brought = stream::iter(chunks).map(|chunk| self.bring(chunk));
-        let mut brought = pin!(brought.buffer_unordered(self.places.available_permits() + MOST_LATE));
+        let mut brought = pin!(brought.buffer_unordered(self.places.available_permits() + MOST_REFUSED));
         let mut all = true;
         while let Some(brought) = brought.next().await {
             all &= matches!(brought, Brought::Resident);
@@ -95,22 +90,21 @@ impl Filling<'_> {
                 let wait = locked(&self.pace).next(self.image.cached.index().len_of(chunk));
                 sleep(wait).await;
             }
-            let until = Instant::now() + DEMAND;
-            while self.image.flights() > self.asked.load(Ordering::Relaxed) && Instant::now() < until {
+            while self.image.promising_flights() >= DEMAND {
                 sleep(LOOK).await;
             }
         }
-        self.asked.fetch_add(1, Ordering::Relaxed);
         let mut bringing = pin!(self.cache.bring(self.image, chunk as u32));
-        let brought = match timeout(LATE, &mut bringing).await {
-            Ok(brought) => brought,
-            Err(_) => {
-                drop(place);
-                bringing.await
+        loop {
+            match timeout(REFUSED_LOOK, &mut bringing).await {
+                Ok(brought) => return brought,
+                Err(_) if self.image.is_refused(chunk as u32) => break,
+                Err(_) => {}
             }
-        };
-        self.asked.fetch_sub(1, Ordering::Relaxed);
-        brought
+        }
+        // It may come in days: others do not wait for it.
+        drop(place);
+        bringing.await
     }
 }
 

@@ -466,7 +466,7 @@ impl CachedImage {
             if let Err(e) = self.remove_chunk(*chunk) {
                 // What is left is still in the file, and counted.
                 removed[n..].iter().for_each(|chunk| self.present[*chunk].store(1, Ordering::Release));
-                return Err(e);
+                return if n > 0 { Ok(n as u64) } else { Err(e) };
             }
             budget.give_back(self.index.len_of(*chunk));
         }

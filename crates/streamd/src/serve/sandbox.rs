@@ -72,6 +72,11 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_request_key,
 ];
 
+/// Commands that name who gets the signals of a file: linux/fcntl.h, asm-generic/sockios.h.
+const F_SETOWN_EX: i32 = 15;
+const FIOSETOWN: u64 = 0x8901;
+const SIOCSPGRP: u64 = 0x8902;
+
 /// Gives up what is not needed. To be called while there is one thread. Returns what the host could not do.
 pub fn confine(order: &ServeOrder) -> Vec<String> {
     let mut notices = Vec::new();
@@ -132,7 +137,7 @@ fn restrict_paths(order: &ServeOrder) -> Result<RulesetStatus, String> {
     build().map_err(|e| format!("{e:#}"))
 }
 
-/// A filter that refuses these calls, signals to other processes, and sockets of other families than IP: one of this host would reach what
+/// A filter that refuses these calls, what reaches other processes, and sockets of other families than IP: one of this host would reach what
 /// trusts this user.
 fn filter() -> Result<BpfProgram, String> {
     let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("{e}"))?;
@@ -150,6 +155,18 @@ fn filter() -> Result<BpfProgram, String> {
     let of_another =
         another.and_then(|another| SeccompRule::new(vec![another])).map_err(|e| e.to_string())?;
     rules.insert(libc::SYS_tgkill, vec![of_another]);
+    // No other process: by limits, or as the owner of a file that signals when it is ready.
+    let is = |argument, value: u64| {
+        let equal = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
+        equal.and_then(|equal| SeccompRule::new(vec![equal])).map_err(|e| e.to_string())
+    };
+    let another = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, 0);
+    let another = another.and_then(|another| SeccompRule::new(vec![another])).map_err(|e| e.to_string())?;
+    rules.insert(libc::SYS_prlimit64, vec![another]);
+    let owners = [libc::F_SETOWN, F_SETOWN_EX].map(|command| is(1, command as u64));
+    rules.insert(libc::SYS_fcntl, owners.into_iter().collect::<Result<_, _>>()?);
+    let owners = [FIOSETOWN, SIOCSPGRP].map(|command| is(1, command));
+    rules.insert(libc::SYS_ioctl, owners.into_iter().collect::<Result<_, _>>()?);
     let refuse = SeccompAction::Errno(libc::EPERM as u32);
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).map_err(|e| e.to_string())?;
     filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())

@@ -1,19 +1,22 @@
 //! Where chunks come from: the registry's store. Owns how long is waited, and when it is asked again.
 //!
 //! Invariant: a store that is away is no error: it is asked until it answers, and soon after it does. What it gives is compared
-//! with its digest; only what it has wrong several times, or does not have, is given up. An answer that makes progress is never
-//! broken off.
+//! with its digest; only what it has wrong several times, or does not have, is given up. An answer that makes progress is not
+//! broken off while somebody waits for it.
 
+use super::cache::locked;
 use super::health::Health;
+use super::peers::Wanted;
 use crate::store::RemoteStore;
 use futures_util::future::{Either, select};
 use spillway_image::digests::ChunkDigest;
 use spillway_registry::{
     MOST_FRAME_BYTES, RegistryError, RegistryErrorKind, chunk_key, is_registry, open_frame,
 };
+use std::collections::HashSet;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
@@ -33,12 +36,39 @@ const PIECES: u32 = 4;
 /// Longest time to find out whether a store that lacks a chunk is a registry at all.
 const LOOK: Duration = Duration::from_secs(10);
 
+/// Chunks that a store has refused, and that are waited for.
+#[derive(Default)]
+pub struct Refused(Mutex<HashSet<u32>>);
+
+/// A chunk that is one of them.
+struct IsRefused<'a>(&'a Refused, u32);
+
+impl Refused {
+    fn note(&self, chunk: u32) -> IsRefused<'_> {
+        locked(&self.0).insert(chunk);
+        IsRefused(self, chunk)
+    }
+
+    /// Whether a chunk is one of them.
+    pub fn has(&self, chunk: u32) -> bool {
+        locked(&self.0).contains(&chunk)
+    }
+}
+
+impl Drop for IsRefused<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.0).remove(&self.1);
+    }
+}
+
 /// How chunks are fetched.
 pub struct Source<'a> {
     /// The store, which may be another one the next time, whether it answers, and how fast.
     pub health: &'a Arc<Health>,
     /// Places of requests to it.
     pub width: &'a Arc<Semaphore>,
+    /// Which chunks it refuses.
+    pub refused: &'a Refused,
     /// Counts chunks that had another content than their digest says.
     pub wrong: &'a AtomicU64,
 }
@@ -55,8 +85,8 @@ pub struct Fetched {
 
 impl Source<'_> {
     /// Fetches a chunk. Returns it, or why no source has it.
-    pub async fn fetch(&self, digest: &ChunkDigest, len: u64) -> Result<Fetched, RegistryError> {
-        let (mut wrong, mut refused) = (0, 0);
+    pub async fn fetch(&self, wanted: &Wanted) -> Result<Fetched, RegistryError> {
+        let (mut wrong, mut refused, mut is_refused) = (0, 0, None);
         loop {
             // Not while it is waited for: a chunk that is refused again and again keeps no other from coming.
             let closed = |e| RegistryError::new(RegistryErrorKind::Local, e);
@@ -64,20 +94,23 @@ impl Source<'_> {
             let answers = self.health.answers();
             let store = self.health.store();
             let has_begun = AtomicBool::new(false);
-            let attempt = pin!(self.attempt(&store, digest, len, &has_begun));
+            let attempt = pin!(self.attempt(&store, &wanted.digest, &has_begun));
             let silence = pin!(async {
                 sleep(SILENCE).await;
                 // What others learn of the store tells whether this request was lost.
                 self.health.answers_again(answers, &has_begun).await;
             });
             let error = match select(attempt, silence).await {
-                Either::Left((Ok((bytes, received_bytes)), _)) => {
-                    return Ok(Fetched { bytes, received_bytes, place });
+                Either::Left((Ok(frame), _)) => match opened(frame, wanted, place).await {
+                    Ok(fetched) => return Ok(fetched),
+                    Err(e) => e,
+                },
+                Either::Left((Err(e), _)) => {
+                    drop(place);
+                    e
                 }
-                Either::Left((Err(e), _)) => e,
                 Either::Right(_) => continue,
             };
-            drop(place);
             // A folder that is not mounted, or a bucket that is gone, has no chunks either.
             if is_wrong(&error) && is_there(&store).await {
                 self.wrong.fetch_add(1, Ordering::Relaxed);
@@ -89,6 +122,7 @@ impl Source<'_> {
                 sleep(AFTER_WRONG).await;
             } else {
                 self.health.tell(&error);
+                is_refused.get_or_insert_with(|| self.refused.note(wanted.chunk));
                 self.health.answers_again(answers, &AtomicBool::new(false)).await;
                 // One that answers, and not with chunks, has too much to do.
                 if refused > 0 {
@@ -99,15 +133,13 @@ impl Source<'_> {
         }
     }
 
-    /// Asks once, and once more if the first byte does not come for long. The first that has a whole answer wins: its content, and the
-    /// bytes that were received.
+    /// Asks once, and once more if the first byte does not come for long. The first that has a whole answer wins.
     async fn attempt(
         &self,
         store: &RemoteStore,
         digest: &ChunkDigest,
-        len: u64,
         has_begun: &AtomicBool,
-    ) -> Result<(Vec<u8>, u64), RegistryError> {
+    ) -> Result<Vec<u8>, RegistryError> {
         let key = chunk_key(digest);
         let once = || async {
             let begun = Instant::now();
@@ -128,17 +160,27 @@ impl Source<'_> {
             }
             once().await
         });
-        let frame = match select(first, second).await {
+        match select(first, second).await {
             // An error before the second was sent is told at once: a pause follows.
-            Either::Left((ended, _)) => ended?,
-            Either::Right((Ok(frame), _)) => frame,
-            Either::Right((Err(_), first)) => first.await?,
-        };
-        let (digest, received_bytes) = (*digest, frame.len() as u64);
-        let opened = tokio::task::spawn_blocking(move || open_frame(&frame, &digest, len)).await;
-        let bytes = opened.map_err(|e| RegistryError::new(RegistryErrorKind::Local, e))??;
-        Ok((bytes, received_bytes))
+            Either::Left((ended, _)) => ended,
+            Either::Right((Ok(frame), _)) => Ok(frame),
+            Either::Right((Err(_), first)) => first.await,
+        }
     }
+}
+
+/// Decompresses a chunk and compares it.
+async fn opened(
+    frame: Vec<u8>,
+    wanted: &Wanted,
+    place: OwnedSemaphorePermit,
+) -> Result<Fetched, RegistryError> {
+    let (digest, len) = (wanted.digest, wanted.len);
+    let opened = tokio::task::spawn_blocking(move || {
+        let bytes = open_frame(&frame, &digest, len)?;
+        Ok(Fetched { bytes, received_bytes: frame.len() as u64, place })
+    });
+    opened.await.map_err(|e| RegistryError::new(RegistryErrorKind::Local, e))?
 }
 
 /// Whether the error is of a chunk that the store has wrong, or does not have.

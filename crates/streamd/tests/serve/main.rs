@@ -113,6 +113,30 @@ fn who_goes_is_forgotten_although_the_store_is_away() {
 }
 
 #[test]
+fn who_stays_gets_what_others_have_asked_for_before() {
+    let registry = Registry::new(&[1, 2]);
+    let streamd = Streamd::start(&registry, 1 << 30);
+    registry.web.set(Fault::Hangs);
+    let open = || Client::open(&streamd.socket, &registry.images[0].root);
+    let (mut first, mut second) = (open(), open());
+    first.ask(0);
+    let asked = || (streamd.figures().flights == 1).then_some(());
+    assert!(wait_until(Duration::from_secs(60), asked).is_some());
+    second.ask(0);
+    // What fills an image waits, too.
+    assert_eq!(streamd.serve(&registry, 1, Fill::Chunks(vec![0])), ControlReply::Done);
+    thread::sleep(Duration::from_millis(500));
+    drop(first);
+    // Longer than a flight goes on that nobody waits for.
+    thread::sleep(Duration::from_secs(8));
+    registry.web.set(Fault::None);
+    assert!(matches!(second.answer(), (0, Got::Resident)));
+    assert!(second.read(0) == registry.images[0].chunk(0));
+    let filled = || (streamd.image(&registry, 1).unfilled_chunks == 0).then_some(());
+    assert!(wait_until(Duration::from_secs(30), filled).is_some(), "sooner than it is tried again");
+}
+
+#[test]
 fn who_asks_for_too_much_at_once_is_let_go() {
     let registry = Registry::new(&[1]);
     let streamd = Streamd::start(&registry, 1 << 30);
@@ -391,6 +415,9 @@ fn what_a_store_refuses_keeps_no_other_chunk_of_a_whole_image_from_coming() {
     let path = |chunk| format!("/{}", spillway_registry::chunk_key(&digest(chunk)));
     registry.web.refuse([0, 1, 2].map(path));
     let streamd = Streamd::start(&registry, 1 << 30);
+    // Disks wait for them, too.
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    (0..3).for_each(|chunk| client.ask(chunk));
     assert_eq!(streamd.serve(&registry, 0, Fill::All), ControlReply::Done);
     let others = || (streamd.image(&registry, 0).unfilled_chunks == 3).then_some(());
     assert!(wait_until(Duration::from_secs(120), others).is_some(), "{:?}", streamd.image(&registry, 0));

@@ -198,8 +198,13 @@ impl Cache {
     }
 
     async fn fly_from_store(self: &Arc<Cache>, image: &Arc<ServedImage>, wanted: &Wanted) -> Brought {
-        let source = Source { health: &image.health, width: &image.width, wrong: &self.seen.wrong_chunks };
-        let fetched = match source.fetch(&wanted.digest, wanted.len).await {
+        let source = Source {
+            health: &image.health,
+            width: &image.width,
+            refused: &image.refused,
+            wrong: &self.seen.wrong_chunks,
+        };
+        let fetched = match source.fetch(wanted).await {
             Ok(fetched) => fetched,
             Err(e) => return Brought::Damaged(Arc::new(e)),
         };

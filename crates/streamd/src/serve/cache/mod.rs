@@ -12,6 +12,7 @@ use super::fill;
 use super::health::{Health, StoreAt};
 use super::image::{self, Aside, CachedImage};
 use super::peers::{Peers, Wanted};
+use super::source::Refused;
 use super::telling::Telling;
 use flights::{Flight, Way};
 use spillway_image::digests::{ChunkDigest, named};
@@ -37,6 +38,7 @@ pub struct ServedImage {
     ended: watch::Sender<bool>,
     /// Requests to its store. Of the image, so that a store that is away holds up no other.
     width: Arc<Semaphore>,
+    refused: Refused,
     /// When it was asked for the last time.
     used: Mutex<Instant>,
     /// What brings chunks before a disk needs them.
@@ -61,6 +63,8 @@ pub struct Cache {
     left: Mutex<Vec<Aside>>,
     /// Faults of the disk that it is on.
     faults: Telling,
+    /// What cannot be removed.
+    unremoved: Telling,
     /// What is looked for in files.
     looks: Arc<Semaphore>,
     peers: Option<Arc<Peers>>,
@@ -112,6 +116,7 @@ impl Cache {
             seen: Seen::default(),
             left: Mutex::default(),
             faults: Telling::default(),
+            unremoved: Telling::default(),
             looks: Arc::new(Semaphore::new(MOST_LOOKS)),
             peers,
         }
@@ -144,6 +149,7 @@ impl Cache {
             ended: watch::Sender::new(false),
             flights: Mutex::default(),
             width: Arc::new(Semaphore::new(DEMAND_WIDTH)),
+            refused: Refused::default(),
             used: Mutex::new(Instant::now()),
             filling: Mutex::default(),
             root,
@@ -233,7 +239,7 @@ impl Cache {
     }
 
     /// All images are served that should be, but for `others`, which could not be named: removes the folders of all others, and what is
-    /// beyond the budget as far as nobody uses it. From now on chunks are kept. What cannot be removed stays, is counted, and is told of.
+    /// beyond the budget as far as nobody uses it. From now on chunks are kept. What cannot be removed stays, and is counted.
     pub fn sweep(&self, others: &[ChunkDigest]) -> io::Result<()> {
         let others = others.iter().map(|root| image::folder_of(&self.order.cache, root));
         let mut left = locked(&self.left);
@@ -243,27 +249,31 @@ impl Cache {
             let images = self.images();
             let own: HashSet<_> = images.iter().map(|image| image.cached.folder().to_owned()).collect();
             let others: HashSet<_> = others.filter(|folder| !own.contains(folder)).collect();
-            let mut removed = Vec::new();
+            let (mut removed, mut stay) = (Vec::new(), Vec::new());
             for entry in fs::read_dir(&self.order.cache)? {
                 let path = entry?.path();
                 let is_left = left.iter().any(|aside| aside.folder() == path);
                 let is_known = is_left || own.contains(&path) || others.contains(&path);
-                if !is_known && image::is_named_as_an_image(&path) {
-                    removed.push(image::set_aside(&path).unwrap_or(path));
+                if is_known || !image::is_named_as_an_image(&path) || !path.is_dir() {
+                    continue;
+                }
+                match image::set_aside(&path) {
+                    Ok(aside) => removed.push(aside),
+                    Err(e) => {
+                        self.tell_left(&path, &e);
+                        stay.push(path);
+                    }
                 }
             }
-            *unserved =
-                others.iter().chain(&removed).map(|path| (path.clone(), image::bytes_in(path))).collect();
+            let all = others.iter().chain(&removed).chain(&stay);
+            *unserved = all.map(|path| (path.clone(), image::bytes_in(path))).collect();
             self.budget.set_others(unserved.values().sum());
             (images, removed)
         };
-        while let Some(aside) = left.last() {
-            if let Err(e) = aside.remove(&self.budget) {
-                self.tell_left(aside.folder(), &e);
-                break;
-            }
-            left.pop();
-        }
+        left.retain(|aside| {
+            let removed = aside.remove(&self.budget);
+            removed.inspect_err(|e| self.tell_left(aside.folder(), e)).is_err()
+        });
         for folder in removed {
             match fs::remove_dir_all(&folder) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => self.tell_left(&folder, &e),
@@ -288,8 +298,9 @@ impl Cache {
     }
 
     fn tell_left(&self, folder: &Path, error: &io::Error) {
-        self.faults
-            .tell(format_args!("{}: it cannot be removed, and takes space: {error}", folder.display()));
+        let folder = folder.display();
+        self.unremoved
+            .tell(format_args!("{folder}: chunks cannot be removed from it, and take space: {error}"));
     }
 
     /// What has happened, and what is in the cache.
@@ -321,11 +332,23 @@ impl Cache {
 }
 
 impl ServedImage {
+    fn in_flight(&self) -> HashSet<u32> {
+        locked(&self.flights).keys().map(|(chunk, _)| *chunk).collect()
+    }
+
     /// Chunks that are being brought.
     pub fn flights(&self) -> usize {
-        let flights = locked(&self.flights);
-        let chunks: HashSet<_> = flights.keys().map(|(chunk, _)| chunk).collect();
-        chunks.len()
+        self.in_flight().len()
+    }
+
+    /// Those of them that may come soon.
+    pub fn promising_flights(&self) -> usize {
+        self.in_flight().into_iter().filter(|chunk| !self.is_refused(*chunk)).count()
+    }
+
+    /// Whether its store has refused a chunk, which is waited for.
+    pub fn is_refused(&self, chunk: u32) -> bool {
+        self.refused.has(chunk)
     }
 
     /// Somebody uses it now.
