@@ -30,10 +30,9 @@ fn an_address_that_is_none_is_refused() {
     let foreign = host.path("foreign");
     fs::create_dir_all(foreign.join("chunks/ab12")).unwrap();
     fs::write(foreign.join("chunks/ab12/x.cacnk"), "x").unwrap();
-    host.ok(&["registry", "add", "foreign", &format!("file://{}", foreign.display())]);
-    import(&host, "debian", 1);
-    refused(&host, &["image", "push", "debian", "foreign"], 2, &["another program", "empty prefix"]);
+    add(&[&format!("file://{}", foreign.display())], 2, &["another program", "empty prefix"]);
     assert!(!foreign.join("spillway.json").exists() && !foreign.join("names").exists());
+    import(&host, "debian", 1);
     // A newer format.
     let newer = folder(&host, "newer");
     fs::write(newer.join("spillway.json"), "{\"format\":2}").unwrap();
@@ -43,6 +42,28 @@ fn an_address_that_is_none_is_refused() {
     refused(&host, &["image", "pull", "newer/debian:1"], 2, &["format 2"]);
     host.ok(&["registry", "remove", "newer"]);
     refused(&host, &["registry", "check", "newer"], 66, &["no registry"]);
+}
+
+#[test]
+fn a_folder_that_is_not_mounted_is_no_new_registry() {
+    let host = host();
+    import(&host, "debian", 1);
+    let shared = folder(&host, "hub");
+    assert!(shared.join("spillway.json").exists(), "it was made when it was added");
+    host.ok(&["image", "push", "debian", "hub"]);
+    // What is below a mount point.
+    fs::rename(&shared, host.path("unmounted")).unwrap();
+    fs::create_dir(&shared).unwrap();
+    for command in
+        [&["image", "push", "debian", "hub"][..], &["image", "import", "x", "--from", "hub/debian:1"]]
+    {
+        refused(&host, command, 66, &["no registry", "mount its folder"]);
+    }
+    let check = host.json(&["registry", "check", "hub"]);
+    assert_eq!((&check["is_registry"], fs::read_dir(&shared).unwrap().count()), (&false.into(), 0));
+    fs::remove_dir(&shared).unwrap();
+    fs::rename(host.path("unmounted"), &shared).unwrap();
+    host.ok(&["image", "push", "debian", "hub"]);
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub struct Registry {
 pub struct RegistryCheck {
     /// Name of the registry that was tried.
     pub registry: Name,
-    /// Whether there is a registry at the address. If not, the first push makes one.
+    /// Whether there is a registry at the address.
     pub is_registry: bool,
     /// Whether objects can be listed, which a search for the highest version and the garbage collection need.
     pub can_list: bool,

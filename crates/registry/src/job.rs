@@ -45,6 +45,8 @@ pub enum Work {
         /// Word for the object that is written for that and deleted; none to write nothing.
         id: Option<String>,
     },
+    /// Makes an empty store a registry. The answer is `Founded`.
+    Found,
     /// Pushes an image. The answer is `Pushed`.
     Push {
         /// Name of the image in the registry.
@@ -124,6 +126,8 @@ pub enum JobMessage {
     Total(u64),
     /// What the store is.
     Probed(ProbeReport),
+    /// The store is a registry.
+    Founded,
     /// What was pushed.
     Pushed(PushReport),
     /// What was found.

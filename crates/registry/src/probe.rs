@@ -16,7 +16,7 @@ struct Format {
 /// What a store was found to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeReport {
-    /// Whether the store is a registry already; if not, the first push makes it one.
+    /// Whether the store is a registry.
     pub is_registry: bool,
     /// Whether objects can be listed, which the search for the highest version and the garbage collection need.
     pub can_list: bool,
@@ -33,7 +33,8 @@ pub(crate) async fn check_format(objects: &impl Objects) -> Result<(), RegistryE
     match is_registry(objects).await? {
         true => Ok(()),
         false => Err(RegistryError::absent(format!(
-            "this is no registry: it has no {FORMAT}. Push an image to it first, or correct its address"
+            "this is no registry: it has no {FORMAT}. Correct its address, or mount its folder; 'spillway registry add' makes an empty place \
+             a registry"
         ))),
     }
 }
@@ -57,7 +58,10 @@ pub async fn is_registry(objects: &impl Objects) -> Result<bool, RegistryError> 
 }
 
 /// Makes an empty store a registry. Does nothing if it is one.
-pub(crate) async fn found(objects: &impl Objects) -> Result<(), RegistryError> {
+///
+/// # Errors
+/// The store has objects of another program, another format, or cannot be written.
+pub async fn found(objects: &impl Objects) -> Result<(), RegistryError> {
     if is_registry(objects).await? {
         return Ok(());
     }
@@ -71,7 +75,7 @@ pub(crate) async fn found(objects: &impl Objects) -> Result<(), RegistryError> {
     }
     let mut bytes = serde_json::to_vec(&Format { format: 1 }).expect("it is a number");
     bytes.push(b'\n');
-    // Another push may have been faster.
+    // Another host may have been faster.
     objects.create(FORMAT, bytes).await?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::index::Index;
 use crate::keys::{GC, chunk_key, index_key, intent_key, is_deleting, manifest_key, name_key, signature_key};
 use crate::manifest::Manifest;
 use crate::objects::Objects;
-use crate::probe::found;
+use crate::probe::check_format;
 use crate::resolve::{NamedImage, index_of, versions};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use spillway_image::digests::ChunkDigest;
@@ -77,7 +77,8 @@ pub async fn push(
     source: &impl ChunkSource,
     order: &PushOrder<'_>,
 ) -> Result<PushReport, RegistryError> {
-    found(objects).await?;
+    // An empty place may be one that is not mounted: it is not made a registry.
+    check_format(objects).await?;
     let root = order.index.root();
     let was_there = is_named(objects, order, &root).await?;
     let mut report = PushReport::default();

@@ -23,10 +23,10 @@ pub struct Daemon {
     /// /run/spillway/spillwayd.sock]
     #[arg(long, global = true, value_name = "SOCK", value_parser = address())]
     socket: Option<Address>,
-    /// With https: a file with the user's token [default: the token in SPILLWAY_TOKEN]
+    /// With --socket https://...: a file with the user's token [default: the token in SPILLWAY_TOKEN]
     #[arg(long, global = true, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// With https: trusted certificates (PEM), one of which has signed spillwayd's [default: the file in SPILLWAY_CA,
+    /// With --socket https://...: trusted certificates (PEM), one of which has signed spillwayd's [default: the file in SPILLWAY_CA,
     /// else the system's]
     #[arg(long, global = true, value_name = "FILE")]
     ca: Option<PathBuf>,
@@ -42,10 +42,10 @@ pub struct GlobalDaemonOptions {
     /// Socket that spillwayd listens on; of another host's, https://HOST:PORT
     #[arg(long, value_name = "SOCK", value_parser = address())]
     socket: Option<Address>,
-    /// With https: a file with the user's token
+    /// With --socket https://...: a file with the user's token
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// With https: trusted certificates (PEM), one of which has signed spillwayd's
+    /// With --socket https://...: trusted certificates (PEM), one of which has signed spillwayd's
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Print JSON

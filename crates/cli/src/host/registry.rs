@@ -205,7 +205,9 @@ fn told(check: &RegistryCheck) -> String {
     let yes = |is: bool| if is { "yes" } else { "no" };
     let state = match check.is_registry {
         true => "a registry",
-        false => "nothing yet; the first push makes it a registry",
+        false => {
+            "no registry: mount its folder, or correct the address with 'registry remove' and 'registry add'"
+        }
     };
     let mut text = format!(
         "{}: {state}\nlist: {}, write: {}, conditional writes: {}\n",

@@ -73,7 +73,8 @@ impl Registries {
         }
     }
 
-    /// Adds a registry, if its address can be used. With `dry_run` everything is checked and nothing recorded.
+    /// Adds a registry, if its address can be used. An empty place becomes one. With `dry_run` everything is checked, and nothing
+    /// recorded or made.
     pub fn add(&self, mut registry: Registry, dry_run: bool) -> Result<Registry, HostError> {
         let name = registry.name.clone();
         let exists = || HostError::new(ErrorCode::Exists, format!("there is a registry '{name}' already"));
@@ -100,13 +101,19 @@ impl Registries {
         }
         if !writes && !found.is_registry {
             let message = format!(
-                "{name}: there is no registry at {}, and none can be made there: correct the address, or push to it first with \
+                "{name}: there is no registry at {}, and none can be made there: correct the address, or add it first with \
                  credentials that may write",
                 registry.url
             );
             return Err(HostError::invalid(message));
         }
         if !dry_run {
+            if !found.is_registry {
+                match self.ask(&registry, Work::Found, JobFiles::default(), LOOK)? {
+                    JobMessage::Founded => {}
+                    other => return Err(strange(&other)),
+                }
+            }
             self.objects.change(|changes| {
                 if changes.get::<Registry>(name.as_str())?.is_some() {
                     return Err(exists());

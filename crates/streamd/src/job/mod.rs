@@ -11,7 +11,7 @@ use crate::download::download;
 use crate::store::{Credentials, RemoteStore};
 use spillway_registry::job::{JobMessage, JobOrder, Place, ResolvedImage, Work};
 use spillway_registry::{
-    CollectOrder, Objects, PublicKey, RegistryError, RegistryErrorKind, boot_sets, collect, index_of,
+    CollectOrder, Objects, PublicKey, RegistryError, RegistryErrorKind, boot_sets, collect, found, index_of,
     name_key, probe, put_boot_set, resolve, root_of,
 };
 use std::fs::File;
@@ -77,6 +77,7 @@ fn credentials_of(place: &Place) -> Result<Option<Credentials>, RegistryError> {
 async fn work(store: &RemoteStore, work: Work) -> Result<JobMessage, RegistryError> {
     match work {
         Work::Probe { id } => probe(store, id.as_deref()).await.map(JobMessage::Probed),
+        Work::Found => found(store).await.map(|()| JobMessage::Founded),
         Work::Push { name, version, disk, digests, size_bytes, signature, id } => {
             let image = push::LocalImage::open(&disk, &digests, size_bytes)?;
             image.push(store, &name, version, signature.as_deref(), &id).await.map(JobMessage::Pushed)

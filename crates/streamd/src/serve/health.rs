@@ -76,7 +76,9 @@ impl Health {
         let is_other = {
             let known = &locked(&self.store).0;
             // Credentials that cannot be read for a moment: those that are known may still be good.
-            *known != at && !(known.place == at.place && at.credentials.is_none())
+            let is_less = known.place == at.place && known.credentials.is_some() && at.credentials.is_none();
+            // One that does not answer may be accepted when the certificates are read anew.
+            (*known != at || self.is_doubted()) && !is_less
         };
         if is_other {
             // This reads files, for which nobody waits who asks for the store.

@@ -115,7 +115,6 @@ fn no_fault_of_a_store_becomes_a_wrong_byte() {
     let faults = std::env::var("SPILLWAY_STORE_FAULTS").map_or(FAULTS, |faults| faults.parse().unwrap());
     let images = faults.div_ceil(FAULTS_OF_IMAGE);
     let registry = Registry::new(&[]);
-    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
     let indexes: Vec<_> = (0..images).map(|image| store(&registry.shared(), image)).collect();
     let settings = StoreProxySettings::new(Origin::Folder(registry.shared()));
     let proxy = StoreProxy::start(StoreProxySettings { model: broken(), seed, ..settings }).unwrap();
@@ -146,7 +145,6 @@ fn no_fault_of_a_store_becomes_a_wrong_byte() {
 #[test]
 fn a_user_that_has_gone_is_not_answered_for_ever() {
     let registry = Registry::new(&[]);
-    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
     let [first, second] = [0, 1].map(|image| store(&registry.shared(), image));
     let proxy = StoreProxy::start(StoreProxySettings::new(Origin::Folder(registry.shared()))).unwrap();
     let streamd = Streamd::start(&registry, 3 << 20);
@@ -180,7 +178,6 @@ fn a_user_that_has_gone_is_not_answered_for_ever() {
 fn a_chunk_is_copied_from_any_of_very_many_places() {
     const MANY: u32 = 5000;
     let registry = Registry::new(&[]);
-    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
     let digest = store(&registry.shared(), 0).digests[0];
     let index = Index {
         size_bytes: u64::from(MANY) << 20,
@@ -203,7 +200,6 @@ fn a_chunk_is_copied_from_any_of_very_many_places() {
 fn what_is_copied_at_a_time_takes_little_memory() {
     const IMAGES: u64 = 6;
     let registry = Registry::new(&[]);
-    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
     let first: Vec<_> = (0..IMAGES).map(|image| store(&registry.shared(), image)).collect();
     let proxy = StoreProxy::start(StoreProxySettings::new(Origin::Folder(registry.shared()))).unwrap();
     let streamd = Streamd::start(&registry, 4 << 30);
@@ -242,7 +238,6 @@ fn chunks_that_a_store_refuses_keep_no_others_from_coming() {
     const REFUSED: u32 = 80;
     const MANY: u32 = 100;
     let registry = Registry::new(&[]);
-    fs::write(registry.shared().join("spillway.json"), "{\"format\":1}\n").unwrap();
     let digests: Vec<_> =
         (0..3).flat_map(|image| store(&registry.shared(), image).digests).take(MANY as usize).collect();
     let index = Index { size_bytes: u64::from(MANY) << 20, chunk_bytes: 1 << 20, digests };

@@ -87,6 +87,7 @@ impl Registry {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let shared = dir.path().join("registry");
         [shared.clone(), dir.path().join("cache")].iter().for_each(|folder| fs::create_dir(folder).unwrap());
+        job(&place(&format!("file://{}", shared.display())), &json!("found"));
         let mut images = Vec::new();
         for (n, bytes) in contents.into_iter().enumerate() {
             let digests: Vec<_> = bytes.chunks(MIB as usize).map(of_chunk).collect();
