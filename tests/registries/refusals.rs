@@ -59,6 +59,7 @@ fn a_folder_that_is_not_mounted_is_no_new_registry() {
     {
         refused(&host, command, 66, &["no registry", "mount its folder"]);
     }
+    refused(&host, &["registry", "delete", "hub/debian:1"], 66, &["no registry"]);
     assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
     assert_eq!(host.json(&["registry", "check", "hub"])["is_registry"], false);
     fs::remove_dir_all(&shared).unwrap();

@@ -303,7 +303,7 @@ fn package(program: &str) -> &str {
 /// Calls that a program with a network may make. A pair of sockets reaches nobody else.
 const OF_NETWORK: [libc::c_long; 3] = [libc::SYS_socket, libc::SYS_socketpair, libc::SYS_connect];
 
-/// Builds a filter that makes these calls fail with an error, and what reaches other processes. With a network, sockets of IP can be made, and no others: a
+/// Builds a filter that makes these calls fail with an error, and those that end other processes. With a network, sockets of IP can be made, and no others: a
 /// socket of this host would reach what trusts this user.
 fn filter(has_network: bool) -> Result<BpfProgram, String> {
     let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("{e}"))?;
@@ -318,7 +318,7 @@ fn filter(has_network: bool) -> Result<BpfProgram, String> {
         let of_ip = of_ip.into_iter().collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
         rules.insert(libc::SYS_socket, vec![SeccompRule::new(of_ip).map_err(|e| e.to_string())?]);
     }
-    // No other process: by limits, or as the owner of a file that signals when it is ready.
+    // Another process is not ended by its limits, or by signals of a file that it owns.
     let is = |argument, value: u64| {
         let equal = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
         equal.and_then(|equal| SeccompRule::new(vec![equal])).map_err(|e| e.to_string())
@@ -460,6 +460,8 @@ mod tests {
             "import os; os.setuid(12345)",
             "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
             "import fcntl, os; fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
+            "import fcntl, os, struct; fcntl.fcntl(0, 15, struct.pack('ii', 1, os.getppid()))",
+            "import fcntl, os, struct; fcntl.ioctl(0, 0x8901, struct.pack('i', os.getppid()))",
             &signal,
             &node,
         ] {
@@ -467,7 +469,11 @@ mod tests {
             assert!(!done.success && done.complaint.contains("not permitted"), "{code}: {}", done.complaint);
         }
         let done = python("import os; os.abort()");
-        assert!(!done.success, "{}", done.complaint);
+        assert!(!done.success && !done.complaint.contains("Traceback"), "{}", done.complaint);
+        let done = python(
+            "import fcntl, resource; print(fcntl.fcntl(0, fcntl.F_GETFL), resource.getrlimit(resource.RLIMIT_CPU))",
+        );
+        assert!(done.success && !done.said.is_empty(), "{}", done.complaint);
     }
 
     #[test]

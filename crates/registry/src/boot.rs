@@ -4,6 +4,7 @@
 use crate::error::RegistryError;
 use crate::keys::boot_key;
 use crate::objects::Objects;
+use crate::probe::check_format;
 use serde::{Deserialize, Serialize};
 use spillway_image::digests::ChunkDigest;
 use std::collections::BTreeMap;
@@ -48,6 +49,7 @@ pub async fn put_boot_set(
     catalog: &str,
     chunks: Vec<u32>,
 ) -> Result<(), RegistryError> {
+    check_format(objects).await?;
     let mut sets = boot_sets(objects, root).await?;
     sets.catalogs.insert(catalog.to_owned(), chunks);
     let bytes = serde_json::to_vec(&sets).expect("it has only numbers and texts");

@@ -44,7 +44,7 @@ pub use index::Index;
 pub use keys::{chunk_key, is_name, name_key};
 pub use manifest::Manifest;
 pub use objects::{ListedObject, Objects};
-pub use probe::{ProbeReport, found, is_registry, probe};
+pub use probe::{ProbeReport, check_format, found, is_registry, probe};
 pub use push::{ChunkSource, PushOrder, PushReport, push};
 pub use resolve::{RemoteImage, fetch_frame, index_of, resolve, versions};
 pub use signature::{PublicKey, trusted_comment};

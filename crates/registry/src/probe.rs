@@ -29,7 +29,10 @@ pub struct ProbeReport {
 }
 
 /// Refuses a store that is no registry, or one of another format.
-pub(crate) async fn check_format(objects: &impl Objects) -> Result<(), RegistryError> {
+///
+/// # Errors
+/// That, or the store cannot say.
+pub async fn check_format(objects: &impl Objects) -> Result<(), RegistryError> {
     match is_registry(objects).await? {
         true => Ok(()),
         false => Err(RegistryError::absent(format!(
@@ -65,6 +68,16 @@ pub async fn found(objects: &impl Objects) -> Result<(), RegistryError> {
     if is_registry(objects).await? {
         return Ok(());
     }
+    check_empty(objects).await?;
+    let mut bytes = serde_json::to_vec(&Format { format: 1 }).expect("it is a number");
+    bytes.push(b'\n');
+    // Another host may have been faster.
+    objects.create(FORMAT, bytes).await?;
+    Ok(())
+}
+
+/// Refuses a store with objects where those of a registry are.
+async fn check_empty(objects: &impl Objects) -> Result<(), RegistryError> {
     for folder in [CHUNKS, IMAGES, NAMES] {
         if !objects.list(folder).await?.is_empty() {
             let message = format!(
@@ -73,10 +86,6 @@ pub async fn found(objects: &impl Objects) -> Result<(), RegistryError> {
             return Err(RegistryError::new(RegistryErrorKind::Unsupported, message));
         }
     }
-    let mut bytes = serde_json::to_vec(&Format { format: 1 }).expect("it is a number");
-    bytes.push(b'\n');
-    // Another host may have been faster.
-    objects.create(FORMAT, bytes).await?;
     Ok(())
 }
 
@@ -106,6 +115,9 @@ pub async fn probe(objects: &impl Objects, id: Option<&str>) -> Result<ProbeRepo
                 objects.delete(vec![key]).await?;
                 report.can_write = Some(true);
                 report.can_create = Some(matches!(second, Ok(false)));
+                if !is_registry {
+                    check_empty(objects).await?;
+                }
             }
             Err(e) if matches!(e.kind, RegistryErrorKind::Denied | RegistryErrorKind::Unsupported) => {
                 report.can_write = Some(false);

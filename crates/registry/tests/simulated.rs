@@ -278,7 +278,7 @@ async fn collect_often(store: Store, passes: u32, id: String) {
         let id = format!("{id}-{pass}");
         let order = CollectOrder { clock, grace_seconds: 7 * DAY, gap_seconds: DAY, deletes: true, id: &id };
         if let Err(e) = collect(&store, &order).await {
-            // A store without any push, a name that a dead push has left, a stop of hours in a deletion, or no answer.
+            // A name that a dead push has left, a stop of hours in a deletion, or no answer.
             let known =
                 [RegistryErrorKind::Absent, RegistryErrorKind::Unreachable, RegistryErrorKind::Damaged];
             assert!(known.contains(&e.kind), "{e}");

@@ -25,6 +25,8 @@ use std::time::Duration;
 
 /// Longest time to find out what is at an address.
 const LOOK: Duration = Duration::from_secs(45);
+/// Longest time to make an empty place a registry. With the look before, it is less than a client waits.
+const FOUND: Duration = Duration::from_secs(12);
 /// Longest time for a push, a pull, a collection or a download: a day, as an import.
 const LONG: Duration = Duration::from_secs(86_400);
 /// Grace and gap of a collection, in seconds.
@@ -101,15 +103,15 @@ impl Registries {
         }
         if !writes && !found.is_registry {
             let message = format!(
-                "{name}: there is no registry at {}, and none can be made there: correct the address, or add it first with \
-                 credentials that may write",
+                "{name}: there is no registry at {}, and none can be made there: correct the address, or add it first on a \
+                 host that may write",
                 registry.url
             );
             return Err(HostError::invalid(message));
         }
         if !dry_run {
             if !found.is_registry {
-                match self.ask(&registry, Work::Found, JobFiles::default(), LOOK)? {
+                match self.ask(&registry, Work::Found, JobFiles::default(), FOUND)? {
                     JobMessage::Founded => {}
                     other => return Err(strange(&other)),
                 }

@@ -11,8 +11,8 @@ use crate::download::download;
 use crate::store::{Credentials, RemoteStore};
 use spillway_registry::job::{JobMessage, JobOrder, Place, ResolvedImage, Work};
 use spillway_registry::{
-    CollectOrder, Objects, PublicKey, RegistryError, RegistryErrorKind, boot_sets, collect, found, index_of,
-    name_key, probe, put_boot_set, resolve, root_of,
+    CollectOrder, Objects, PublicKey, RegistryError, RegistryErrorKind, boot_sets, check_format, collect,
+    found, index_of, name_key, probe, put_boot_set, resolve, root_of,
 };
 use std::fs::File;
 use std::io::{Read, Write};
@@ -109,6 +109,7 @@ async fn work(store: &RemoteStore, work: Work) -> Result<JobMessage, RegistryErr
             collect(store, &order).await.map(JobMessage::Collected)
         }
         Work::Forget { name, version } => {
+            check_format(store).await?;
             let key = name_key(&name, version);
             if !store.exists(&key).await? {
                 let message = format!("the registry has no {name}:{version}");

@@ -18,10 +18,10 @@ const BOOT_WIDTH: usize = 16;
 const WHOLE_WIDTH: usize = 2;
 /// While so many chunks are asked for by disks, none of a whole image is.
 const DEMAND: usize = WHOLE_WIDTH + 1;
-/// Chunks beside which others are brought, since the store has refused them.
-const MOST_REFUSED: usize = 16;
-/// Pause before it is looked again whether a chunk is refused.
-const REFUSED_LOOK: Duration = Duration::from_secs(1);
+/// Chunks beside which others are brought, since they do not come from the store.
+const MOST_STUCK: usize = 16;
+/// Pause before it is looked again whether a chunk is stuck.
+const STUCK_LOOK: Duration = Duration::from_secs(1);
 /// Pause before it is looked again whether it is time.
 const LOOK: Duration = Duration::from_millis(50);
 /// Pause before what could not be brought is tried again.
@@ -66,7 +66,7 @@ impl Filling<'_> {
     async fn bring_all(&self) -> bool {
         let chunks = self.image.cached.filled();
         let brought = stream::iter(chunks).map(|chunk| self.bring(chunk));
-        let mut brought = pin!(brought.buffer_unordered(self.places.available_permits() + MOST_REFUSED));
+        let mut brought = pin!(brought.buffer_unordered(self.places.available_permits() + MOST_STUCK));
         let mut all = true;
         while let Some(brought) = brought.next().await {
             all &= matches!(brought, Brought::Resident);
@@ -96,9 +96,9 @@ impl Filling<'_> {
         }
         let mut bringing = pin!(self.cache.bring(self.image, chunk as u32));
         loop {
-            match timeout(REFUSED_LOOK, &mut bringing).await {
+            match timeout(STUCK_LOOK, &mut bringing).await {
                 Ok(brought) => return brought,
-                Err(_) if self.image.is_refused(chunk as u32) => break,
+                Err(_) if self.image.is_stuck(chunk as u32) => break,
                 Err(_) => {}
             }
         }

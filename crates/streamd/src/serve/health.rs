@@ -73,17 +73,21 @@ impl Health {
     /// The image may have another place, or other credentials. Where chunks are waited for, the next look is at this store. One call at
     /// a time.
     pub fn replace(&self, at: StoreAt) -> Result<(), RegistryError> {
-        let is_other = {
+        let (is_other, is_same) = {
             let known = &locked(&self.store).0;
             // Credentials that cannot be read for a moment: those that are known may still be good.
             let is_less = known.place == at.place && known.credentials.is_some() && at.credentials.is_none();
             // One that does not answer may be accepted when the certificates are read anew.
-            (*known != at || self.is_doubted()) && !is_less
+            ((*known != at || self.is_doubted()) && !is_less, *known == at)
         };
-        if is_other {
-            // This reads files, for which nobody waits who asks for the store.
-            let store = at.open()?;
-            *locked(&self.store) = (at, store);
+        if !is_other {
+            return Ok(());
+        }
+        // This reads files, for which nobody waits who asks for the store.
+        match at.open() {
+            Ok(store) => *locked(&self.store) = (at, store),
+            Err(_) if is_same => {}
+            Err(e) => return Err(e),
         }
         Ok(())
     }

@@ -137,7 +137,7 @@ fn restrict_paths(order: &ServeOrder) -> Result<RulesetStatus, String> {
     build().map_err(|e| format!("{e:#}"))
 }
 
-/// A filter that refuses these calls, what reaches other processes, and sockets of other families than IP: one of this host would reach what
+/// A filter that refuses these calls, those that end other processes, and sockets of other families than IP: one of this host would reach what
 /// trusts this user.
 fn filter() -> Result<BpfProgram, String> {
     let arch = std::env::consts::ARCH.try_into().map_err(|e| format!("{e}"))?;
@@ -155,7 +155,7 @@ fn filter() -> Result<BpfProgram, String> {
     let of_another =
         another.and_then(|another| SeccompRule::new(vec![another])).map_err(|e| e.to_string())?;
     rules.insert(libc::SYS_tgkill, vec![of_another]);
-    // No other process: by limits, or as the owner of a file that signals when it is ready.
+    // Another process is not ended by its limits, or by signals of a file that it owns.
     let is = |argument, value: u64| {
         let equal = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
         equal.and_then(|equal| SeccompRule::new(vec![equal])).map_err(|e| e.to_string())

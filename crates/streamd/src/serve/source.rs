@@ -23,6 +23,10 @@ use tokio::time::{sleep, timeout};
 
 /// Time without an answer after which it is found out whether the store is there.
 const SILENCE: Duration = Duration::from_secs(1);
+/// The same of a store that answers other requests, after which this one is repeated: it doubles each time up to this.
+const MOST_SILENCE: Duration = Duration::from_secs(10);
+/// Times after which a chunk that is not answered is stuck.
+const MOST_SILENT: u32 = 4;
 /// Pause before a wrong chunk is asked for again.
 const AFTER_WRONG: Duration = Duration::from_millis(250);
 /// Pause before a chunk is asked for again of a store that answers and has refused it before, and the longest.
@@ -36,17 +40,17 @@ const PIECES: u32 = 4;
 /// Longest time to find out whether a store that lacks a chunk is a registry at all.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Chunks that a store has refused, and that are waited for.
+/// Chunks that a store that answers has refused or not sent several times, and that are waited for.
 #[derive(Default)]
-pub struct Refused(Mutex<HashSet<u32>>);
+pub struct Stuck(Mutex<HashSet<u32>>);
 
 /// A chunk that is one of them.
-struct IsRefused<'a>(&'a Refused, u32);
+struct IsStuck<'a>(&'a Stuck, u32);
 
-impl Refused {
-    fn note(&self, chunk: u32) -> IsRefused<'_> {
+impl Stuck {
+    fn note(&self, chunk: u32) -> IsStuck<'_> {
         locked(&self.0).insert(chunk);
-        IsRefused(self, chunk)
+        IsStuck(self, chunk)
     }
 
     /// Whether a chunk is one of them.
@@ -55,7 +59,7 @@ impl Refused {
     }
 }
 
-impl Drop for IsRefused<'_> {
+impl Drop for IsStuck<'_> {
     fn drop(&mut self) {
         locked(&self.0.0).remove(&self.1);
     }
@@ -67,8 +71,8 @@ pub struct Source<'a> {
     pub health: &'a Arc<Health>,
     /// Places of requests to it.
     pub width: &'a Arc<Semaphore>,
-    /// Which chunks it refuses.
-    pub refused: &'a Refused,
+    /// Which chunks do not come from it.
+    pub stuck: &'a Stuck,
     /// Counts chunks that had another content than their digest says.
     pub wrong: &'a AtomicU64,
 }
@@ -86,7 +90,7 @@ pub struct Fetched {
 impl Source<'_> {
     /// Fetches a chunk. Returns it, or why no source has it.
     pub async fn fetch(&self, wanted: &Wanted) -> Result<Fetched, RegistryError> {
-        let (mut wrong, mut refused, mut is_refused) = (0, 0, None);
+        let (mut wrong, mut refused, mut silent, mut is_stuck) = (0, 0, 0, None);
         loop {
             // Not while it is waited for: a chunk that is refused again and again keeps no other from coming.
             let closed = |e| RegistryError::new(RegistryErrorKind::Local, e);
@@ -95,8 +99,9 @@ impl Source<'_> {
             let store = self.health.store();
             let has_begun = AtomicBool::new(false);
             let attempt = pin!(self.attempt(&store, &wanted.digest, &has_begun));
+            let patience = (SILENCE * 2_u32.pow(silent)).min(MOST_SILENCE);
             let silence = pin!(async {
-                sleep(SILENCE).await;
+                sleep(patience).await;
                 // What others learn of the store tells whether this request was lost.
                 self.health.answers_again(answers, &has_begun).await;
             });
@@ -109,7 +114,14 @@ impl Source<'_> {
                     drop(place);
                     e
                 }
-                Either::Right(_) => continue,
+                Either::Right(_) => {
+                    // It answers, and not to this: that may take it longer.
+                    silent = (silent + 1).min(MOST_SILENT);
+                    if silent == MOST_SILENT {
+                        is_stuck.get_or_insert_with(|| self.stuck.note(wanted.chunk));
+                    }
+                    continue;
+                }
             };
             // A folder that is not mounted, or a bucket that is gone, has no chunks either.
             if is_wrong(&error) && is_there(&store).await {
@@ -122,7 +134,9 @@ impl Source<'_> {
                 sleep(AFTER_WRONG).await;
             } else {
                 self.health.tell(&error);
-                is_refused.get_or_insert_with(|| self.refused.note(wanted.chunk));
+                if refused > 0 {
+                    is_stuck.get_or_insert_with(|| self.stuck.note(wanted.chunk));
+                }
                 self.health.answers_again(answers, &AtomicBool::new(false)).await;
                 // One that answers, and not with chunks, has too much to do.
                 if refused > 0 {

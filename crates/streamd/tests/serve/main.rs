@@ -71,6 +71,18 @@ fn a_store_that_is_away_holds_up_nobody_but_who_needs_it() {
     assert!(client.read(1) == registry.images[0].chunk(1));
 }
 
+#[test]
+fn a_store_that_is_slow_with_chunks_alone_is_waited_for() {
+    let registry = Registry::new(&[1]);
+    let streamd = Streamd::start(&registry, 1 << 30);
+    registry.web.set(Fault::Slow);
+    let mut client = Client::open(&streamd.socket, &registry.images[0].root);
+    client.ask(0);
+    let got = || client.has(0).then_some(());
+    assert!(wait_until(Duration::from_secs(60), got).is_some(), "each request was broken off");
+    assert!(matches!(client.answer(), (0, Got::Resident)) && client.read(0) == registry.images[0].chunk(0));
+}
+
 /// Unix sockets that a process has open.
 fn unix_sockets(pid: u32) -> usize {
     let all = fs::read_to_string("/proc/net/unix").unwrap();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
+use std::time::Duration;
 
 /// How it answers requests for chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub enum Fault {
     None,
     /// Not at all, until that changes.
     Hangs,
+    /// After a second and a half.
+    Slow,
     /// With 503.
     Refuses,
     /// With a byte that is wrong.
@@ -128,6 +131,9 @@ fn serve(state: &State, stream: TcpStream) -> std::io::Result<()> {
         if fault == Fault::Sometimes {
             fault = [Fault::None, Fault::Flips, Fault::None, Fault::Cuts, Fault::None, Fault::Refuses]
                 [(n % 6) as usize];
+        }
+        if fault == Fault::Slow {
+            thread::sleep(Duration::from_millis(1500));
         }
         if fault == Fault::Refuses {
             write!(writer, "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")?;

@@ -201,7 +201,7 @@ impl Cache {
         let source = Source {
             health: &image.health,
             width: &image.width,
-            refused: &image.refused,
+            stuck: &image.stuck,
             wrong: &self.seen.wrong_chunks,
         };
         let fetched = match source.fetch(wanted).await {

@@ -12,7 +12,7 @@ use super::fill;
 use super::health::{Health, StoreAt};
 use super::image::{self, Aside, CachedImage};
 use super::peers::{Peers, Wanted};
-use super::source::Refused;
+use super::source::Stuck;
 use super::telling::Telling;
 use flights::{Flight, Way};
 use spillway_image::digests::{ChunkDigest, named};
@@ -38,7 +38,7 @@ pub struct ServedImage {
     ended: watch::Sender<bool>,
     /// Requests to its store. Of the image, so that a store that is away holds up no other.
     width: Arc<Semaphore>,
-    refused: Refused,
+    stuck: Stuck,
     /// When it was asked for the last time.
     used: Mutex<Instant>,
     /// What brings chunks before a disk needs them.
@@ -149,7 +149,7 @@ impl Cache {
             ended: watch::Sender::new(false),
             flights: Mutex::default(),
             width: Arc::new(Semaphore::new(DEMAND_WIDTH)),
-            refused: Refused::default(),
+            stuck: Stuck::default(),
             used: Mutex::new(Instant::now()),
             filling: Mutex::default(),
             root,
@@ -286,11 +286,17 @@ impl Cache {
         }
         drop(left);
         for image in images {
-            let surplus = self.budget.surplus_bytes();
-            if surplus > 0
-                && let Err(e) = image.cached.shrink(surplus, &self.budget)
+            while let surplus = self.budget.surplus_bytes()
+                && surplus > 0
             {
-                self.tell_left(image.cached.folder(), &e);
+                match image.cached.shrink(surplus, &self.budget) {
+                    Ok(0) => break,
+                    Ok(_) => {}
+                    Err(e) => {
+                        self.tell_left(image.cached.folder(), &e);
+                        break;
+                    }
+                }
             }
         }
         self.is_counted.store(true, Ordering::Release);
@@ -343,12 +349,12 @@ impl ServedImage {
 
     /// Those of them that may come soon.
     pub fn promising_flights(&self) -> usize {
-        self.in_flight().into_iter().filter(|chunk| !self.is_refused(*chunk)).count()
+        self.in_flight().into_iter().filter(|chunk| !self.is_stuck(*chunk)).count()
     }
 
-    /// Whether its store has refused a chunk, which is waited for.
-    pub fn is_refused(&self, chunk: u32) -> bool {
-        self.refused.has(chunk)
+    /// Whether a chunk does not come from its store, which answers, and is waited for.
+    pub fn is_stuck(&self, chunk: u32) -> bool {
+        self.stuck.has(chunk)
     }
 
     /// Somebody uses it now.
