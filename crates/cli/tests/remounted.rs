@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::volume::{Volume, kill, runs, serve};
+use common::volume::{Volume, kill, mount_for_this_thread_alone, runs, serve};
 use common::{World, is_root};
 use rustix::process::Signal;
 use spillway_control::persistent_file::LIVE_AT;
@@ -103,6 +103,7 @@ fn what_is_found(kind: &str, is_shut_down: bool) {
     if !is_root() {
         return skip("file systems can be mounted by root only");
     }
+    mount_for_this_thread_alone();
     let world = World::new();
     std::fs::write(world.path("base.raw"), vec![IMAGE; DISK_BYTES as usize]).unwrap();
     let [volume, copy] = ["volume", "copy"].map(|name| Volume::of(&world, name));

@@ -9,7 +9,7 @@
 
 mod common;
 
-use common::volume::{VOLUME_BYTES, Volume, kill, runs, serve};
+use common::volume::{VOLUME_BYTES, Volume, kill, mount_for_this_thread_alone, runs, serve};
 use common::{World, is_root, until};
 use spillway_control::{Content, DiskAtRest, SupervisorError};
 use spillway_testkit::{Rng, skip};
@@ -209,6 +209,7 @@ fn lose_power(kind: &str) {
     if !is_root() {
         return skip("file systems can be mounted by root only");
     }
+    mount_for_this_thread_alone();
     let losses = std::env::var("SPILLWAY_POWER_LOSSES").map_or(8, |text| text.parse().unwrap());
     let seed =
         std::env::var("SPILLWAY_SEED").map_or_else(|_| std::process::id().into(), |s| s.parse().unwrap());

@@ -4,6 +4,7 @@
 
 use super::{Server, World, alive, spillway, until};
 use rustix::process::Signal;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use spillway_testkit::{Driver, Shape};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,16 @@ pub fn runs(command: &mut Command) -> bool {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     output.status.success()
+}
+
+/// From now on nobody else sees what this thread and its children mount. Without this, a process that takes a mount namespace of its own
+/// keeps what is mounted at that moment, and its loop device, after it was unmounted here: the next mount would find these again, with
+/// what they had before.
+pub fn mount_for_this_thread_alone() {
+    #[expect(unsafe_code, reason = "a thread's mounts are no memory")]
+    // SAFETY: descriptors stay shared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+    assert!(runs(Command::new("mount").args(["--make-rprivate", "/"])));
 }
 
 /// A file system in a file, mounted or not.
