@@ -49,7 +49,7 @@ fn sockets(process: u32) -> usize {
     open_files(process, "socket:")
 }
 
-/// Chunks that are to be passed on.
+/// Number of chunks in memory that the process has not sent to a disk yet.
 fn passed_on(process: u32) -> usize {
     open_files(process, "/memfd:chunk")
 }
