@@ -38,6 +38,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
@@ -50,6 +51,8 @@ const HEDGE: Duration = Duration::from_millis(200);
 const READY: Duration = Duration::from_secs(20);
 /// Longest time until the process ends when it is asked to.
 const END: Duration = Duration::from_secs(2);
+/// Longest time in which the kernel lets go of the files of a worker that has ended, whose ring still has requests.
+const LET_GO: Duration = Duration::from_secs(2);
 /// Longest time to tell a registry of a boot set.
 const TELL: Duration = Duration::from_secs(30);
 /// Pauses before another process is started after one that could not be.
@@ -230,9 +233,13 @@ impl Streaming {
     /// removes it.
     pub fn forget(&self, digest: &str) -> Result<(), HostError> {
         let Ok(client) = ControlClient::connect(&self.0.settings.folder) else { return Ok(()) };
-        match client.ask(&ControlRequest::Forget { digest: digest.into() }, &[]) {
-            Ok(ControlReply::Refused(why)) => Err(HostError::new(ErrorCode::InUse, why)),
-            Ok(_) | Err(_) => Ok(()),
+        let deadline = Instant::now() + LET_GO;
+        loop {
+            match client.ask(&ControlRequest::Forget { digest: digest.into() }, &[]) {
+                Ok(ControlReply::Refused(_)) if Instant::now() < deadline => thread::sleep(LET_GO / 40),
+                Ok(ControlReply::Refused(why)) => return Err(HostError::new(ErrorCode::InUse, why)),
+                Ok(_) | Err(_) => return Ok(()),
+            }
         }
     }
 

@@ -183,7 +183,7 @@ fn an_image_that_is_named_beside_a_sweep_stays() {
         // In the folder that the next process finds.
         assert_eq!(fs::read_dir(registry.cache()).unwrap().count(), 2, "{round}");
         drop(client);
-        until("nobody uses it", || streamd.forget(&registry, 1) == ControlReply::Done);
+        assert_eq!(streamd.forget(&registry, 1), ControlReply::Done, "{round}");
         assert_eq!(fs::read_dir(registry.cache()).unwrap().count(), 1, "{round}");
     }
 }
@@ -200,7 +200,7 @@ fn an_image_is_forgotten_beside_a_sweep() {
         let other = Client::connect(&registry.shared().with_file_name(spillway_registry::serve::CONTROL));
         thread::scope(|scope| {
             let sweep = scope.spawn(|| other.control(&ControlRequest::Sweep { others: vec![] }, &[]));
-            until("nobody uses it", || streamd.forget(&registry, 1) == ControlReply::Done);
+            assert_eq!(streamd.forget(&registry, 1), ControlReply::Done, "{round}");
             assert_eq!(sweep.join().unwrap(), ControlReply::Done, "{round}");
         });
         assert_eq!(fs::read_dir(registry.cache()).unwrap().count(), 1, "{round}");

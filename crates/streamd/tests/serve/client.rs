@@ -1,6 +1,7 @@
 //! A worker of the test's: asks for chunks, and reads them where they are.
 
 use crate::scene::SIZE;
+use rustix::fs::{FlockOperation, flock};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, connect, recvmsg, send, sendmsg, socket,
@@ -29,6 +30,16 @@ pub struct Client {
     size_bytes: u64,
 }
 
+impl Drop for Client {
+    /// Lets go of the image at once. A program that another test is starting has copies of all descriptors until it runs, and a lock
+    /// that only closes with its last copy.
+    fn drop(&mut self) {
+        if let Some((file, _)) = &self.image {
+            flock(file, FlockOperation::Unlock).unwrap();
+        }
+    }
+}
+
 impl Client {
     pub fn connect(path: &Path) -> Client {
         Client::try_connect(path).expect("it listens")
@@ -46,7 +57,8 @@ impl Client {
 
     /// Opens an image of another size.
     pub fn open_sized(path: &Path, root: &[u8; 32], size_bytes: u64) -> Client {
-        let mut client = Client { size_bytes, ..Client::connect(path) };
+        let mut client = Client::connect(path);
+        client.size_bytes = size_bytes;
         send(&client.socket, &open(root), SendFlags::NOSIGNAL).unwrap();
         let (packet, mut fds) = client.receive();
         let opened = Opened { size_bytes, chunk_bytes: 1 << 20 };
