@@ -161,7 +161,7 @@ impl Streaming {
     ) -> Result<(), HostError> {
         let _unset_before = self.0.parts.set(Parts { scopes, list: Box::new(list) });
         let streaming = self.clone();
-        let thread = std::thread::Builder::new().name("streaming".into());
+        let thread = thread::Builder::new().name("streaming".into());
         thread
             .spawn(move || streaming.look_after(&events))
             .map(drop)
