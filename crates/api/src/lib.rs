@@ -12,6 +12,7 @@ mod curve;
 mod event;
 pub mod exposition;
 mod figures;
+mod history;
 mod host;
 mod image;
 mod leftover;
@@ -21,6 +22,7 @@ mod nearest;
 mod operation;
 mod problem;
 mod registry;
+mod session;
 mod size;
 mod stores;
 mod ttl;
@@ -39,6 +41,7 @@ pub use figures::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, MachineCounts, MachineFigures,
     PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
+pub use history::{HISTORY_SERIES, History, HistorySeries};
 pub use host::{HostAction, HostBudget, HostDetails, NewHostAction, UnreadableRecord};
 pub use image::{
     CachedBootSet, CachedVersion, Image, ImageCommit, ImageDetails, ImageDownload, ImageImport, ImageRef,
@@ -57,6 +60,7 @@ pub use registry::{
     CollectionOutcome, ImageManifest, ImagePull, ImagePush, PushOutcome, Registry, RegistryCheck,
     RegistryCollection,
 };
+pub use session::{NewSession, Session, SessionProof, SessionRole};
 pub use size::{SizeError, parse_size, size_text};
 pub use spillway_control::{BaseCache, DiskSettings, FullPolicy, Mode as DiskMode, Rate};
 pub use stores::{Space, SpaceLevel, StoreClass, StoreDetails, StoreFolder};

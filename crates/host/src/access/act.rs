@@ -79,6 +79,8 @@ impl RequestAction {
             (&Method::POST, ["images", name, "versions", version, "verify"]) => {
                 act(Role::Admin, "verify", "image", &format!("{name}:{version}"))
             }
+            // Who may do anything at all may stop being let in.
+            (&Method::DELETE, ["session"]) => act(Role::Read, "log out", "session", ""),
             (&Method::POST, ["host"]) => act(Role::Admin, "act on", "host", ""),
             (&Method::DELETE, ["operations", id]) => act(Role::Admin, "cancel", "operation", id),
             (&Method::POST, [_]) => act(Role::Admin, "create", kind, ""),
@@ -114,6 +116,8 @@ mod tests {
             (Method::POST, "/v1/catalogs/desk/rollback", Admin, "rollback", "catalog", "desk"),
             (Method::POST, "/v1/catalogs/desk/rollout", Admin, "rollout", "catalog", "desk"),
             (Method::DELETE, "/v1/catalogs/claims", Admin, "delete", "catalog", "claims"),
+            (Method::GET, "/v1/session", Read, "read", "session", ""),
+            (Method::DELETE, "/v1/session", Read, "log out", "session", ""),
             (Method::PUT, "/v1/machine-actions", Admin, "PUT", "path", "/v1/machine-actions"),
             (Method::POST, "/v1/machine-actions/x", Admin, "POST", "path", "/v1/machine-actions/x"),
             (Method::OPTIONS, "/v1/images", Admin, "OPTIONS", "path", "/v1/images"),

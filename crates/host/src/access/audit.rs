@@ -306,7 +306,7 @@ fn first_time(path: &Path) -> Option<SystemTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::caller::Role;
+    use crate::access::caller::{Proof, Role};
     use axum::http::Method;
     use serde_json::Value;
     use std::os::unix::fs::MetadataExt;
@@ -319,7 +319,12 @@ mod tests {
     }
 
     fn caller(role: Role) -> Caller {
-        Caller { name: role.word().into(), role, source: PeerAddress::Remote([192, 0, 2, 1].into()) }
+        Caller {
+            name: role.word().into(),
+            role,
+            source: PeerAddress::Remote([192, 0, 2, 1].into()),
+            proof: Proof::Token,
+        }
     }
 
     /// All lines, oldest first.
@@ -400,7 +405,7 @@ mod tests {
         let note = super::super::note::RequestNote::default();
         note.machines(["runner-001"]);
         let local = PeerAddress::Local { uid: Some(0), pid: Some(7) };
-        let root = Caller { name: "uid 0".into(), role: Role::Admin, source: local };
+        let root = Caller { name: "uid 0".into(), role: Role::Admin, source: local, proof: Proof::Socket };
         audit.write(
             &root,
             &RequestAction::of(&Method::POST, "/v1/catalogs/runner/claims"),

@@ -12,6 +12,7 @@ mod conditions;
 mod document;
 mod events;
 mod extract;
+mod figures;
 mod host;
 mod images;
 mod leftovers;
@@ -20,8 +21,10 @@ mod metrics;
 mod operations;
 mod problem;
 mod registries;
+mod session;
 mod stores;
 
+pub use figures::FigureAnswers;
 pub use metrics::ResponseCounters;
 
 use crate::access;
@@ -62,6 +65,8 @@ pub struct ApiState {
     pub downloads: Downloads,
     /// The events.
     pub events: Events,
+    /// Answers to questions for figures.
+    pub figure_answers: FigureAnswers,
     /// Answers to requests with idempotency keys.
     pub idempotency: Idempotency,
     /// The images.
@@ -96,9 +101,10 @@ pub struct ApiState {
         (name = "operations", description = "Work that continues after the request that began it."),
         (name = "problem-types", description = "Kinds of problems that error responses can have."),
         (name = "registries", description = "Buckets, folders and web servers with images that hosts share."),
+        (name = "session", description = "Who the caller is, and the cookies that stand for tokens in browsers."),
         (name = "stores", description = "Folders that hold images and disks."),
     ),
-    security((), ("bearerToken" = [])),
+    security((), ("bearerToken" = []), ("sessionCookie" = [])),
     modifiers(&Security)
 )]
 struct Document;
@@ -118,7 +124,8 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/catalogs", catalogs::routes().merge(claims::catalog_routes()))
         .nest("/v1/events", events::routes())
         .nest("/v1/event-stream", events::stream_routes())
-        .nest("/v1/figures", metrics::figure_routes())
+        .nest("/v1/figures", figures::routes())
+        .nest("/v1/history", figures::history_routes())
         .nest("/v1/host", host::routes())
         .nest("/v1/images", images::routes())
         .nest("/v1/leftovers", leftovers::routes())
@@ -128,12 +135,18 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/operations", operations::routes())
         .nest(PROBLEM_TYPES, problem::routes())
         .nest("/v1/registries", registries::routes())
+        .nest("/v1/session", session::routes())
         .nest("/v1/stores", stores::routes())
+}
+
+/// Routes for callers who are not known yet.
+fn open_routes() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new().nest("/v1/session", session::open_routes())
 }
 
 /// Returns the OpenAPI document as JSON.
 pub fn document() -> String {
-    let (_, mut api) = routes().split_for_parts();
+    let (_, mut api) = routes().merge(open_routes()).split_for_parts();
     document::complete(&mut api);
     api.to_pretty_json().expect("the document is plain data")
 }
@@ -141,6 +154,7 @@ pub fn document() -> String {
 /// Creates the router of the API.
 pub fn router(app: ApiState) -> Router {
     let (router, _) = routes().split_for_parts();
+    let (open, _) = open_routes().split_for_parts();
     let nowhere = |uri: Uri| async move {
         HostError::new(ErrorCode::NotFound, format!("there is nothing at {}", uri.path()))
     };
@@ -152,6 +166,7 @@ pub fn router(app: ApiState) -> Router {
         .method_not_allowed_fallback(not_so)
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .layer(middleware::from_fn_with_state(app.audit.clone(), access::guard))
+        .merge(session::bounded(open))
         .layer(middleware::from_fn_with_state(app.answered.clone(), metrics::count))
         .layer(middleware::from_fn(problem::complete))
         .with_state(app)

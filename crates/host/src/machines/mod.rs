@@ -60,6 +60,8 @@ pub use disk::word;
 use figures::FigureCollector;
 use figures::curves::CurveCollector;
 pub use figures::curves::CurvesByMachine;
+use figures::history::Histories;
+pub use figures::history::HistoryOf;
 use host::SpaceWatch;
 use host_start::HostStart;
 use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
@@ -110,6 +112,8 @@ pub struct Machines {
     pub leftovers: Arc<Leftovers>,
     /// Collects the figures of all machines.
     pub figures: Arc<FigureCollector>,
+    /// What the figures were.
+    pub histories: Arc<Histories>,
     /// Collects the curves that show what other sizes of the RAM tiers would do.
     pub curves: Arc<CurveCollector>,
     /// Watches how full the stores are.
@@ -189,7 +193,6 @@ impl Machines {
         let desired = DesiredStateWriter::new(objects.clone());
         let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
         let rollouts = Arc::new(Rollouts::new(catalogs.clone(), desired.clone(), events.clone()));
-        let space = Arc::new(SpaceWatch::new(stores, events.clone()));
         let overseer = Overseer::new(
             Arc::clone(&shared),
             reader.clone(),
@@ -200,7 +203,7 @@ impl Machines {
         );
         tokio::spawn(overseer.oversee());
         tokio::spawn(Arc::clone(&shared.memory).watch());
-        tokio::spawn(Arc::clone(&space).watch());
+        let space = SpaceWatch::watched(stores, events.clone());
         let ttl_seconds = shared.parts.claim_ttl_seconds;
         Ok(Machines {
             actions: MachineActions::new(reader.clone(), catalogs.clone(), objects.clone()),
@@ -218,6 +221,7 @@ impl Machines {
             reader,
             gate,
             rollouts,
+            histories: Histories::kept(Arc::clone(&figures)),
             figures,
             space,
         })
