@@ -22,6 +22,7 @@ mod nearest;
 mod operation;
 mod problem;
 mod registry;
+mod report;
 mod session;
 mod size;
 mod stores;
@@ -60,6 +61,7 @@ pub use registry::{
     CollectionOutcome, ImageManifest, ImagePull, ImagePush, PushOutcome, Registry, RegistryCheck,
     RegistryCollection,
 };
+pub use report::Report;
 pub use session::{NewSession, Session, SessionProof, SessionRole};
 pub use size::{SizeError, parse_size, size_text};
 pub use spillway_control::{BaseCache, DiskSettings, FullPolicy, Mode as DiskMode, Rate};

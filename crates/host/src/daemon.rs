@@ -23,6 +23,7 @@ use crate::machines::{MachineHostConfig, Machines};
 use crate::operations::Operations;
 use crate::records;
 use crate::registries::{Downloads, Registries, SourceRule};
+use crate::reports::Reports;
 use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
@@ -265,6 +266,7 @@ impl Records {
             machines,
             operations,
             registries,
+            reports: Reports::new(state),
             state: StateStore { folder: state.to_owned(), store },
             stores,
         })

@@ -21,6 +21,7 @@ mod metrics;
 mod operations;
 mod problem;
 mod registries;
+mod reports;
 mod session;
 mod stores;
 
@@ -38,6 +39,7 @@ use crate::images::Images;
 use crate::machines::Machines;
 use crate::operations::Operations;
 use crate::registries::{Downloads, Registries};
+use crate::reports::Reports;
 use crate::stores::Stores;
 use axum::extract::DefaultBodyLimit;
 use axum::http::Uri;
@@ -77,6 +79,8 @@ pub struct ApiState {
     pub operations: Operations,
     /// The registries.
     pub registries: Registries,
+    /// The reports of the lab.
+    pub reports: Reports,
     /// The records, for backups.
     pub state: StateStore,
     /// The store folders.
@@ -101,6 +105,7 @@ pub struct ApiState {
         (name = "operations", description = "Work that continues after the request that began it."),
         (name = "problem-types", description = "Kinds of problems that error responses can have."),
         (name = "registries", description = "Buckets, folders and web servers with images that hosts share."),
+        (name = "reports", description = "Reports of the lab that are kept on the host."),
         (name = "session", description = "Who the caller is, and the cookies that stand for tokens in browsers."),
         (name = "stores", description = "Folders that hold images and disks."),
     ),
@@ -135,6 +140,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/operations", operations::routes())
         .nest(PROBLEM_TYPES, problem::routes())
         .nest("/v1/registries", registries::routes())
+        .nest("/v1/reports", reports::routes())
         .nest("/v1/session", session::routes())
         .nest("/v1/stores", stores::routes())
 }
