@@ -1,0 +1,152 @@
+// Typed requests to the daemon. The types come from the API's description (schema.d.ts), and nothing is checked at run
+// time beyond the status.
+//
+// Invariant: a request that the daemon refused is an ApiError with the daemon's own words; one that did not reach it is an
+// Unreachable.
+import { transport } from "../transport.ts";
+import type { components, paths } from "./schema";
+
+export type Schemas = components["schemas"];
+export type Problem = Schemas["Problem"];
+export type Catalog = Schemas["Catalog"];
+export type CatalogSpec = Schemas["CatalogSpec"];
+export type Machine = Schemas["MachineDetails"];
+export type Host = Schemas["HostDetails"];
+export type Store = Schemas["StoreDetails"];
+export type Image = Schemas["Image"];
+export type ImageDetails = Schemas["ImageDetails"];
+export type ImageCheck = Schemas["ImageCheck"];
+export type Event = Schemas["Event"];
+export type Figures = Schemas["Figures"];
+export type Curve = Schemas["DiskCurve"];
+export type Operation = Schemas["Operation"];
+export type Levels = Schemas["DiskLevels"];
+export type Counters = Schemas["DiskCounters"];
+
+type Method = "get" | "post" | "put" | "delete";
+/** Paths that have a method. */
+type PathsOf<M extends Method> = { [P in keyof paths]: paths[P] extends Record<M, object> ? P : never }[keyof paths];
+type Operations<P extends keyof paths, M extends Method> = M extends keyof paths[P] ? paths[P][M] : never;
+type Json<T> = T extends { content: { "application/json": infer B } } ? B : never;
+type Result<O> = O extends { responses: { 200: infer R } } ? Json<R> : never;
+type Body<O> = O extends { requestBody: infer B } ? Json<B> : undefined;
+type Query<O> = O extends { parameters: { query?: infer Q } } ? Q : undefined;
+type PathOf<O> = O extends { parameters: { path: infer P } } ? P : undefined;
+
+export interface Options<O> {
+  path?: PathOf<O>;
+  query?: Query<O> & Record<string, string | number | boolean | null | undefined>;
+  body?: Body<O>;
+  /** ETag that the object must still have. */
+  ifMatch?: string | undefined;
+  signal?: AbortSignal | undefined;
+}
+
+export class ApiError extends Error {
+  constructor(readonly problem: Problem) {
+    super(problem.detail || problem.title);
+  }
+  get code(): string {
+    return this.problem.code;
+  }
+}
+
+export class Unreachable extends Error {}
+
+/** What is called when the daemon does not know the caller any more. */
+export const hooks = { unauthenticated: () => {}, unreachable: () => {}, answered: () => {} };
+
+/** A path with its parameters and query filled in. */
+export function address(
+  template: string,
+  path?: Record<string, unknown> | undefined,
+  query?: Record<string, unknown> | undefined,
+): string {
+  const filled = template.replace(/\{(\w+)\}/g, (_, key: string) => encodeURIComponent(String(path?.[key] ?? "")));
+  const pairs = Object.entries(query ?? {})
+    .filter(([, value]) => value !== undefined && value !== null)
+    .map(([key, value]) => `${encodeURIComponent(key)}=${encodeURIComponent(String(value))}`);
+  return pairs.length ? `${filled}?${pairs.join("&")}` : filled;
+}
+
+export interface Answer<T> {
+  status: number;
+  etag: string | null;
+  body: T;
+}
+
+/** Sends a request that needs no types of the description, such as one of a route that is not in it yet. */
+export async function raw<T>(
+  method: "GET" | "POST" | "PUT" | "DELETE",
+  path: string,
+  options: { body?: unknown; headers?: Record<string, string>; signal?: AbortSignal | undefined } = {},
+): Promise<Answer<T>> {
+  let reply: Awaited<ReturnType<typeof transport.request>>;
+  try {
+    reply = await transport.request({ method, path, ...options });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    hooks.unreachable();
+    throw new Unreachable("The daemon does not answer.");
+  }
+  // A relay in front of the daemon says so by these.
+  if (reply.status === 502 || reply.status === 504) {
+    hooks.unreachable();
+    throw new Unreachable("The daemon does not answer.");
+  }
+  hooks.answered();
+  if (reply.status === 401) hooks.unauthenticated();
+  if (reply.status >= 400) {
+    const problem = (reply.body ?? {}) as Partial<Problem>;
+    throw new ApiError({
+      type: problem.type ?? "about:blank",
+      title: problem.title ?? `Status ${reply.status}`,
+      status: reply.status,
+      detail: problem.detail ?? `The daemon answered with status ${reply.status}.`,
+      code: problem.code ?? "internal",
+    });
+  }
+  return { status: reply.status, etag: reply.etag, body: reply.body as T };
+}
+
+async function send<P extends keyof paths, M extends Method>(
+  method: M,
+  template: P,
+  options: Options<Operations<P, M>> = {},
+): Promise<Answer<Result<Operations<P, M>>>> {
+  const path = address(
+    template,
+    options.path as Record<string, unknown> | undefined,
+    options.query as Record<string, unknown> | undefined,
+  );
+  const headers: Record<string, string> = options.ifMatch ? { "If-Match": options.ifMatch } : {};
+  const verb = method.toUpperCase() as "GET" | "POST" | "PUT" | "DELETE";
+  return raw(verb, path, { body: options.body, headers, signal: options.signal });
+}
+
+export const api = {
+  get: <P extends PathsOf<"get">>(path: P, options?: Options<Operations<P, "get">>) => send("get", path, options),
+  post: <P extends PathsOf<"post">>(path: P, options?: Options<Operations<P, "post">>) => send("post", path, options),
+  put: <P extends PathsOf<"put">>(path: P, options?: Options<Operations<P, "put">>) => send("put", path, options),
+  delete: <P extends PathsOf<"delete">>(path: P, options?: Options<Operations<P, "delete">>) =>
+    send("delete", path, options),
+};
+
+/** All pages of a list. */
+export async function all<T>(path: string, signal?: AbortSignal): Promise<T[]> {
+  const items: T[] = [];
+  const join = path.includes("?") ? "&" : "?";
+  let next: string | null | undefined;
+  do {
+    const more: string = next ? `&continue=${encodeURIComponent(next)}` : "";
+    const page = await raw<{ items: T[]; next?: string | null }>("GET", `${path}${join}limit=1000${more}`, { signal });
+    items.push(...page.body.items);
+    next = page.body.next;
+  } while (next);
+  return items;
+}
+
+/** An error in words for people. */
+export function words(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

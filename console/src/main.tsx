@@ -1,0 +1,104 @@
+// The console's entry: starts what lives as long as the page, and chooses a page by the route.
+import { render } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { AboutPage } from "./pages/about.tsx";
+import { CatalogPage } from "./pages/catalog.tsx";
+import { CatalogsPage } from "./pages/catalogs.tsx";
+import { EventsPage } from "./pages/events.tsx";
+import { HostPage } from "./pages/host.tsx";
+import { ImagePage } from "./pages/image.tsx";
+import { ImagesPage } from "./pages/images.tsx";
+import { LoginPage } from "./pages/login.tsx";
+import { MachinePage } from "./pages/machine.tsx";
+import { MachinesPage } from "./pages/machines.tsx";
+import { NewCatalogPage } from "./pages/new-catalog.tsx";
+import { OperationsPage } from "./pages/operations.tsx";
+import { StoresPage } from "./pages/stores.tsx";
+import { href, pageKey, route } from "./router.ts";
+import { startEvents } from "./state/events.ts";
+import { startFigures } from "./state/figures.ts";
+import { begin, session } from "./state/session.ts";
+import { ActDialog } from "./ui/dialog.tsx";
+import { announce, Announcer } from "./ui/announce.tsx";
+import { PageHead } from "./ui/parts.tsx";
+import { Shell } from "./ui/shell.tsx";
+import "./style/app.css";
+
+function Page() {
+  const [page, name] = route.value.parts;
+  switch (page) {
+    case undefined:
+      return <HostPage />;
+    case "catalogs":
+      if (name === "new") return <NewCatalogPage />;
+      return name ? <CatalogPage key={name} name={name} /> : <CatalogsPage />;
+    case "machines":
+      return name ? <MachinePage key={name} name={name} /> : <MachinesPage />;
+    case "images":
+      return name ? <ImagePage key={name} name={name} /> : <ImagesPage />;
+    case "operations":
+      return <OperationsPage />;
+    case "stores":
+      return <StoresPage />;
+    case "events":
+      return <EventsPage />;
+    case "about":
+      return <AboutPage />;
+    default:
+      return (
+        <>
+          <PageHead title="There is no such page" />
+          <p>
+            <a href={href([])}>Go to the host</a>
+          </p>
+        </>
+      );
+  }
+}
+
+/** Gives the focus to the title of a new page, and says it. */
+function useRouteFocus() {
+  const isFirst = useRef(true);
+  const key = pageKey.value;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: runs once for each page
+  useEffect(() => {
+    const title = document.getElementById("page-title");
+    const text = title?.textContent ?? "Spillway";
+    document.title = `${text} - Spillway`;
+    if (isFirst.current) {
+      isFirst.current = false;
+      return;
+    }
+    scrollTo(0, 0);
+    title?.focus({ preventScroll: true });
+    announce(text);
+  }, [key]);
+}
+
+function App() {
+  const state = session.value;
+  useRouteFocus();
+  if (state.is === "out") {
+    return (
+      <>
+        <LoginPage why={state.why} />
+        <Announcer />
+      </>
+    );
+  }
+  return (
+    <>
+      <Shell>{state.is === "in" ? <Page /> : <div class="empty loading">Asking the daemon who you are</div>}</Shell>
+      <ActDialog />
+      <Announcer />
+    </>
+  );
+}
+
+const root = document.getElementById("app");
+if (root) {
+  render(<App />, root);
+  startFigures();
+  startEvents();
+  void begin();
+}

@@ -1,0 +1,116 @@
+// Settings of a catalog, by when a change takes effect. A change is checked by the daemon before it is offered.
+//
+// Invariant: what is sent is what was read, with the changes; if somebody else has changed the catalog, nothing is.
+import { useEffect, useState } from "preact/hooks";
+import { ask, changeAct, putCatalog } from "../acts.ts";
+import { type Catalog, type CatalogSpec, type Store, words } from "../api/client.ts";
+import { toml } from "../commands.ts";
+import { useList } from "../state/resource.ts";
+import { can } from "../state/session.ts";
+import { plural } from "../ui/format.ts";
+import { Command, Notice, Panel } from "../ui/parts.tsx";
+import { aboutOf, type Draft, type Effect, FIELDS, type Key, shown, SpecField } from "../ui/spec-form.tsx";
+
+const GROUPS: [Effect, string][] = [
+  ["at once", "Changes apply at once, to running machines too"],
+  ["at the next start", "Changes apply at the next start of each machine"],
+  ["cannot be changed", "Cannot be changed"],
+];
+
+const same = (a: unknown, b: unknown) => JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
+
+export function CatalogSettings({ catalog }: { catalog: Catalog }) {
+  const stores = useList<Store>("/v1/stores");
+  const [changes, setChanges] = useState<Draft>({});
+  const [checked, setChecked] = useState<{ warnings: string[] } | { error: string } | null>(null);
+  const draft: Draft = { ...catalog.spec, ...changes };
+  const keys = (Object.keys(changes) as Key[]).filter((key) => !same(catalog.spec[key], changes[key]));
+  const diff = Object.fromEntries(keys.map((key) => [key, changes[key]])) as Partial<CatalogSpec>;
+  const diffKey = JSON.stringify(keys.map((key) => [key, changes[key] ?? null]));
+  const isRedacted = (catalog.spec.redacted ?? []).length > 0;
+  const isEditable = can("admin") && !isRedacted;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the key stands for the changes
+  useEffect(() => {
+    setChecked(null);
+    if (keys.length === 0) return;
+    let isOver = false;
+    const timer = setTimeout(async () => {
+      try {
+        const answer = await putCatalog(catalog, diff, true);
+        if (!isOver) setChecked({ warnings: answer.body.warnings });
+      } catch (error) {
+        if (!isOver) setChecked({ error: words(error) });
+      }
+    }, 300);
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+    };
+  }, [diffKey]);
+  const change = (key: Key, value: unknown) => setChanges((c) => ({ ...c, [key]: value }));
+  const effects = keys.map((key) => {
+    const field = FIELDS.find((f) => f.key === key);
+    const text = (v: unknown) => (field ? shown(field, v) || "not set" : String(v));
+    const isHidden = key === "user_data";
+    return `${field?.title ?? key}: ${isHidden ? "changed" : `${text(catalog.spec[key])} becomes ${text(changes[key])}`}, ${field?.effect ?? "at the next start"}.`;
+  });
+  return (
+    <>
+      {isRedacted ? <Notice>Your role may not read {catalog.spec.redacted?.join(" and ")}, so settings cannot be changed here.</Notice> : null}
+      {GROUPS.map(([effect, title]) => (
+        <Panel key={effect} title={title}>
+          {isEditable && effect !== "cannot be changed" ? (
+            <div class="fields">
+              {FIELDS.filter((f) => f.effect === effect).map((f) => (
+                <SpecField key={f.key} field={f} draft={draft} change={change} stores={(stores.data ?? []).map((s) => s.name)} />
+              ))}
+            </div>
+          ) : (
+            <dl class="facts">
+              {FIELDS.filter((f) => f.effect === effect).map((f) => (
+                <div key={f.key}>
+                  <dt>{f.title}</dt>
+                  <dd title={aboutOf(f.key).about}>{shown(f, catalog.spec[f.key]) || <span class="muted">not set</span>}</dd>
+                </div>
+              ))}
+            </dl>
+          )}
+        </Panel>
+      ))}
+      <Panel title="As a file">
+        <Command label="For spillway catalog apply" text={toml(catalog.name, catalog.spec)} />
+      </Panel>
+      {keys.length ? (
+        <div class="savebar" role="region" aria-label="Changes">
+          <div>
+            <strong>{plural(keys.length, "setting")} changed</strong>{" "}
+            {checked === null ? (
+              <span class="muted">The daemon checks it</span>
+            ) : "error" in checked ? (
+              <span class="critical-text">{checked.error}</span>
+            ) : (
+              checked.warnings.map((w) => (
+                <span key={w} class="warning-text">
+                  {w}{" "}
+                </span>
+              ))
+            )}
+          </div>
+          <div class="acts">
+            <button type="button" onClick={() => setChanges({})}>
+              Discard
+            </button>
+            <button
+              type="button"
+              class="primary"
+              disabled={checked === null || "error" in checked}
+              onClick={() => ask(changeAct(catalog, diff, `Change ${catalog.name}?`, effects))}
+            >
+              Review and apply
+            </button>
+          </div>
+        </div>
+      ) : null}
+    </>
+  );
+}

@@ -1,0 +1,338 @@
+// Versions of a catalog: which machines run which, what it had before, and how to give it another.
+//
+// Invariant: what an update would do stands in numbers before it is done.
+import { useEffect, useState } from "preact/hooks";
+import { ask, tag } from "../acts.ts";
+import { api, type Catalog, type ImageDetails, type Machine, type Schemas, words } from "../api/client.ts";
+import { line } from "../commands.ts";
+import { href } from "../router.ts";
+import { useList, useObject } from "../state/resource.ts";
+import { can } from "../state/session.ts";
+import { now } from "../state/visible.ts";
+import { ago, clock, duration, plural } from "../ui/format.ts";
+import { Badge, Facts, Notice, Panel, Pending } from "../ui/parts.tsx";
+import { StackedBar } from "../ui/planes.tsx";
+
+type Strategy = Schemas["RolloutStrategy"];
+
+export function CatalogVersions({ catalog }: { catalog: Catalog }) {
+  const machines = useList<Machine>(`/v1/machines?catalog=${catalog.name}`);
+  const running = new Map<string, number>();
+  for (const m of machines.data ?? []) {
+    const run = m.status.run;
+    if (run) running.set(`${run.image}:${run.version}`, (running.get(`${run.image}:${run.version}`) ?? 0) + 1);
+  }
+  const history = [...catalog.history].reverse();
+  return (
+    <div class="grid">
+      <div class="column main">
+        {catalog.rollout ? <RolloutPanel catalog={catalog} rollout={catalog.rollout} /> : null}
+        <Panel title="Versions of this catalog" flush>
+          <table>
+            <thead>
+              <tr>
+                <th scope="col">Version</th>
+                <th scope="col">Since</th>
+                <th scope="col" class="figure">
+                  Machines run it
+                </th>
+                <th scope="col">
+                  <span class="sr-only">Acts</span>
+                </th>
+              </tr>
+            </thead>
+            <tbody>
+              {history.map((h, i) => {
+                const key = `${h.image}:${h.version}`;
+                return (
+                  <tr key={`${key}/${h.since}`}>
+                    <th scope="row">
+                      {key} {i === 0 ? <Badge tone="good">current</Badge> : null}
+                    </th>
+                    <td>
+                      <time dateTime={h.since} title={clock(h.since)}>
+                        {ago(h.since, now.value)}
+                      </time>
+                    </td>
+                    <td class="figure">{history.findIndex((o) => `${o.image}:${o.version}` === key) === i ? (running.get(key) ?? 0) : ""}</td>
+                    <td class="figure">
+                      {i > 0 && h.image === history[0]?.image && h.version !== catalog.version ? (
+                        <button type="button" disabled={!can("admin")} onClick={() => ask(rollback(catalog, h.version, running))}>
+                          Roll back to {h.version}
+                        </button>
+                      ) : null}
+                    </td>
+                  </tr>
+                );
+              })}
+            </tbody>
+          </table>
+        </Panel>
+      </div>
+      <div class="column">
+        {machines.data ? (
+          <UpdatePanel catalog={catalog} machines={machines.data} />
+        ) : (
+          <Pending error={machines.error} what="the machines" />
+        )}
+      </div>
+    </div>
+  );
+}
+
+function rollback(catalog: Catalog, to: number, running: Map<string, number>) {
+  const image = catalog.history.at(-1)?.image ?? catalog.spec.image;
+  const others = [...running].filter(([key]) => key !== `${image}:${to}`).reduce((n, [, v]) => n + v, 0);
+  return {
+    title: `Roll ${catalog.name} back to version ${to}?`,
+    consequences: [
+      `Each machine takes ${image}:${to} at its next start. ${plural(others, "machine runs", "machines run")} another version now.`,
+      "The catalog stays at this version: it does not follow the next one that is published.",
+      "To restart running machines at once, use an update with a rollout.",
+    ],
+    verb: "Roll back",
+    command: line("spillway", "catalog", "rollback", catalog.name, "--to", String(to)),
+    run: () =>
+      api.post("/v1/catalogs/{name}/rollback", { path: { name: catalog.name }, ifMatch: tag(catalog), body: { to } }),
+    done: `${catalog.name} is at version ${to}.`,
+  };
+}
+
+function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas["Rollout"] }) {
+  const p = rollout.progress;
+  const change = (action: Schemas["RolloutAction"], verb: string, lines: string[]) =>
+    ask({
+      title: `${verb} the rollout of ${catalog.name}?`,
+      consequences: lines,
+      verb,
+      isDestructive: action === "abort",
+      command: line("spillway", "catalog", "rollout", action, catalog.name),
+      run: () =>
+        api.post("/v1/catalogs/{name}/rollout", { path: { name: catalog.name }, ifMatch: tag(catalog), body: { action } }),
+      done: `${verb}: the rollout of ${catalog.name}.`,
+    });
+  const left = p ? Math.max(0, p.of - p.done - p.failed - p.waiting - p.restarting) : 0;
+  return (
+    <Panel
+      title={`Rollout of ${rollout.image}:${rollout.version}`}
+      aside={<Badge tone={p?.state === "stalled" ? "warning" : "note"}>{rollout.paused ? "paused" : (p?.state ?? "running")}</Badge>}
+    >
+      {p ? (
+        <StackedBar
+          label={`${p.done} of ${p.of} machines have the version`}
+          whole={p.of}
+          segments={[
+            { name: "done", value: p.done, kind: "good", text: String(p.done) },
+            { name: "restarting", value: p.restarting, kind: "note", text: String(p.restarting) },
+            { name: "claimed, spared", value: p.waiting, kind: "note-soft", text: String(p.waiting) },
+            { name: "failed", value: p.failed, kind: "critical", text: String(p.failed) },
+            { name: "to do", value: left, kind: "none", text: String(left) },
+          ]}
+        />
+      ) : null}
+      {p?.reason ? <Notice tone="warning">{p.reason}</Notice> : null}
+      {p?.in_the_way.length ? (
+        <ul class="plain-list">
+          {p.in_the_way.map((m) => (
+            <li key={m.machine}>
+              <a href={href(["machines", m.machine])}>{m.machine}</a> {m.why}
+            </li>
+          ))}
+        </ul>
+      ) : null}
+      <Facts
+        items={[
+          ["Requested", ago(rollout.since, now.value)],
+          ["Last progress", p ? ago(p.progressed, now.value) : "-"],
+          ["Stalled without progress for", duration(rollout.deadline_seconds)],
+        ]}
+      />
+      <div class="acts">
+        {rollout.paused ? (
+          <button type="button" disabled={!can("admin")} onClick={() => change("resume", "Resume", ["Machines are restarted again, as the rollout says."])}>
+            Resume
+          </button>
+        ) : (
+          <button
+            type="button"
+            disabled={!can("admin")}
+            onClick={() => change("pause", "Pause", ["No further machine is restarted. Those that were restarted go on starting."])}
+          >
+            Pause
+          </button>
+        )}
+        <button
+          type="button"
+          disabled={!can("admin")}
+          onClick={() =>
+            change("abort", "Abort", [
+              "The rollout ends. Machines that have the version keep it.",
+              "The others take it at their next start.",
+            ])
+          }
+        >
+          Abort
+        </button>
+      </div>
+    </Panel>
+  );
+}
+
+/** What an update does to the machines that run now. */
+export function outlook(machines: Machine[], image: string, version: number, strategy: Strategy): string[] {
+  const on = machines.filter((m) => m.status.run);
+  const others = on.filter((m) => m.status.run?.image !== image || m.status.run?.version !== version);
+  const claimed = others.filter((m) => m.claim !== null);
+  const have = on.length - others.length;
+  const lines = [
+    `${plural(others.length, "running machine has", "running machines have")} another version, ${have} of ${on.length} have ${image}:${version} already.`,
+  ];
+  if (others.length === 0) return lines;
+  if (strategy === "next-start") lines.push("None is restarted: each takes the version at its next start, whoever starts it.");
+  else {
+    const free = others.length - claimed.length;
+    lines.push(
+      strategy === "now"
+        ? `${plural(free, "machine is", "machines are")} restarted at once.`
+        : `${plural(free, "machine is", "machines are")} restarted, ${strategy.batch} at a time: ${plural(Math.ceil(free / strategy.batch), "batch", "batches")}.`,
+    );
+    if (claimed.length) lines.push(`${plural(claimed.length, "machine is", "machines are")} claimed and spared until released.`);
+  }
+  return lines;
+}
+
+function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machine[] }) {
+  const current = catalog.spec.image.split(":")[0] ?? "";
+  const images = useList<Schemas["Image"]>("/v1/images");
+  const [image, setImage] = useState(current);
+  const [version, setVersion] = useState("");
+  const [how, setHow] = useState("next-start");
+  const [batch, setBatch] = useState(1);
+  const [grace, setGrace] = useState("");
+  const [checked, setChecked] = useState<{ catalog: Catalog } | { error: string } | null>(null);
+  const details = useObject<ImageDetails>(image ? `/v1/images/${encodeURIComponent(image)}` : null);
+  const reference = version ? `${image}:${version}` : image;
+  const strategy: Strategy = how === "batch" ? { batch } : (how as "next-start" | "now");
+  const body: Schemas["CatalogUpdate"] = {
+    image: reference,
+    ...(how === "next-start" ? {} : { rollout: strategy }),
+    ...(grace && how !== "next-start" ? { claim_grace_seconds: Number(grace) } : {}),
+  };
+  const key = JSON.stringify(body);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the key stands for the body
+  useEffect(() => {
+    if (!can("admin")) return;
+    let isOver = false;
+    const timer = setTimeout(async () => {
+      try {
+        const answer = await api.post("/v1/catalogs/{name}/update", {
+          path: { name: catalog.name },
+          query: { dry_run: true },
+          ifMatch: tag(catalog),
+          body,
+        });
+        if (!isOver) setChecked({ catalog: answer.body });
+      } catch (error) {
+        if (!isOver) setChecked({ error: words(error) });
+      }
+    }, 250);
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+    };
+  }, [key, catalog.revision]);
+  const after = checked && "catalog" in checked ? checked.catalog : null;
+  const lines = after ? outlook(machines, image, after.version, strategy) : [];
+  return (
+    <Panel title="Update">
+      <div class="fields">
+        <label class="field">
+          <span>Image</span>
+          <select value={image} onChange={(e) => { setImage(e.currentTarget.value); setVersion(""); }}>
+            {(images.data ?? []).map((i) => (
+              <option key={i.name} value={i.name}>
+                {i.name}
+              </option>
+            ))}
+          </select>
+        </label>
+        <label class="field">
+          <span>Version</span>
+          <select value={version} onChange={(e) => setVersion(e.currentTarget.value)}>
+            <option value="">the published one{details.data?.image.published ? ` (now ${details.data.image.published})` : ""}, and follow it</option>
+            {(details.data?.versions ?? [])
+              .filter((v) => v.state === "ready")
+              .reverse()
+              .map((v) => (
+                <option key={v.version} value={String(v.version)}>
+                  {v.version}, of {v.created.slice(0, 10)}
+                </option>
+              ))}
+          </select>
+        </label>
+        <label class="field">
+          <span>When machines take it</span>
+          <select value={how} onChange={(e) => setHow(e.currentTarget.value)}>
+            <option value="next-start">at their next start</option>
+            <option value="batch">some at a time are restarted</option>
+            <option value="now">all are restarted now</option>
+          </select>
+        </label>
+        {how === "batch" ? (
+          <label class="field">
+            <span>Restarted at the same time</span>
+            <input type="number" min={1} max={100000} value={batch} onInput={(e) => setBatch(Math.max(1, Number(e.currentTarget.value)))} />
+          </label>
+        ) : null}
+        {how !== "next-start" ? (
+          <label class="field">
+            <span>Restart claimed machines after, in seconds</span>
+            <input type="number" min={0} max={2592000} placeholder="when released" value={grace} onInput={(e) => setGrace(e.currentTarget.value)} />
+          </label>
+        ) : null}
+      </div>
+      <div class="outlook" aria-live="polite">
+        {checked && "error" in checked ? <Notice tone="warning">{checked.error}</Notice> : null}
+        {lines.length ? (
+          <ul class="consequences">
+            {lines.map((l) => (
+              <li key={l}>{l}</li>
+            ))}
+          </ul>
+        ) : null}
+      </div>
+      <button
+        type="button"
+        class="primary"
+        disabled={!can("admin") || !after}
+        onClick={() =>
+          ask({
+            title: `Update ${catalog.name} to ${reference}?`,
+            consequences: [
+              ...lines,
+              ...(how === "next-start" ? [] : ["What restarted machines wrote is gone, unless the catalog keeps it."]),
+              ...(after?.warnings ?? []),
+            ],
+            verb: "Update",
+            isDestructive: how !== "next-start",
+            command: line(
+              "spillway",
+              "catalog",
+              "update",
+              catalog.name,
+              "--image",
+              reference,
+              ...(how === "next-start" ? [] : ["--rollout", how === "batch" ? `batch=${batch}` : "now"]),
+              ...(body.claim_grace_seconds !== undefined ? ["--claim-grace", String(body.claim_grace_seconds)] : []),
+            ),
+            run: () =>
+              api.post("/v1/catalogs/{name}/update", { path: { name: catalog.name }, ifMatch: tag(catalog), body }),
+            done: `${catalog.name} gets ${reference}.`,
+          })
+        }
+      >
+        Update
+      </button>
+    </Panel>
+  );
+}

@@ -1,0 +1,309 @@
+// The host: what is wrong first, then its memory, its stores, its machines, and what happened last.
+//
+// Invariant: what is not wrong takes no space.
+import type { ComponentChildren } from "preact";
+import { ask } from "../acts.ts";
+import { api, type Catalog, type Figures, type Host, type Store } from "../api/client.ts";
+import { href } from "../router.ts";
+import { catalogRows, figures } from "../state/figures.ts";
+import { type CatalogRow, sumRates, total } from "../state/moments.ts";
+import { useList, useObject } from "../state/resource.ts";
+import { can } from "../state/session.ts";
+import { bytes, duration, percent, plural, rate } from "../ui/format.ts";
+import { Badge, Facts, PageHead, Panel, Pending } from "../ui/parts.tsx";
+import { StackedBar } from "../ui/planes.tsx";
+import { EventList } from "./events-list.tsx";
+
+export interface Trouble {
+  key: string;
+  tone: "critical" | "warning";
+  what: string;
+  /** What mends it. */
+  remedy: ComponentChildren;
+}
+
+const SOON_SECONDS = 86_400;
+
+/** What is wrong with the host, the worst first. */
+export function troubles(
+  host: Host | undefined,
+  stores: Store[] | undefined,
+  rows: CatalogRow[],
+  catalogs: Catalog[] | undefined,
+): Trouble[] {
+  const found: Trouble[] = [];
+  const add = (tone: Trouble["tone"], key: string, what: string, remedy: ComponentChildren) =>
+    found.push({ key, tone, what, remedy });
+  for (const row of rows) {
+    const machines = (text: string, state: string) => (
+      <>
+        {text} <a href={href(["machines"], { catalog: row.name, state })}>Show the machines</a>
+      </>
+    );
+    const settings = (text: string) => (
+      <>
+        {text} <a href={href(["catalogs", row.name], { tab: "settings" })}>Change the limit</a>
+      </>
+    );
+    const { levels, counts } = row;
+    if (levels.full) {
+      add("critical", `full/${row.name}`, `${plural(levels.full, "write cache is", "write caches are")} full in ${row.name}: writes wait or fail`, settings("A larger overflow lets them go on at once."));
+    }
+    if (levels.degraded) {
+      add("critical", `degraded/${row.name}`, `Overflow writes fail repeatedly in ${row.name} (${plural(levels.degraded, "disk")})`, "Give the catalog an overflow store on another device, and restart its machines.");
+    }
+    if (counts.failed) {
+      add("critical", `failed/${row.name}`, `${plural(counts.failed, "machine has", "machines have")} failed in ${row.name}`, machines("Each says why, and what to do.", "failed"));
+    }
+    if (levels.stalled) {
+      add("critical", `stalled/${row.name}`, `${plural(levels.stalled, "disk waits", "disks wait")} for chunks of a streamed image in ${row.name}`, <a href={href(["stores"])}>Check the registry</a>);
+    }
+    if (levels.critical > levels.full) {
+      add("critical", `critical/${row.name}`, `${plural(levels.critical - levels.full, "write cache is", "write caches are")} at the critical level in ${row.name}`, settings("Raise the overflow before writes wait."));
+    } else if (levels.warning > levels.critical) {
+      add("warning", `warning/${row.name}`, `${plural(levels.warning - levels.critical, "write cache is", "write caches are")} at the level of warning in ${row.name}`, <a href={href(["catalogs", row.name], { tab: "sizing" })}>See how much RAM is enough</a>);
+    }
+    if (row.unresponsiveDisks) {
+      add("warning", `unresponsive/${row.name}`, `${plural(row.unresponsiveDisks, "disk has", "disks have")} not reported in time in ${row.name}`, machines("Their figures are the last known.", "unresponsive"));
+    }
+    const rollout = catalogs?.find((c) => c.name === row.name)?.rollout;
+    if (rollout?.progress?.state === "stalled") {
+      add("warning", `rollout/${row.name}`, `The rollout of ${row.name} is stalled: ${rollout.progress.reason ?? "machines are in its way"}`, <a href={href(["catalogs", row.name], { tab: "versions" })}>See what is in the way</a>);
+    }
+  }
+  for (const { name, space } of stores ?? []) {
+    if (!space) {
+      add("critical", `store/${name}`, `The store ${name} does not answer`, "See that its file system is mounted.");
+      continue;
+    }
+    const soon = space.seconds_to_full;
+    if (space.level !== "normal") {
+      add(space.level, `store/${name}`, `The store ${name} has ${bytes(space.free_bytes)} free`, <a href={href(["stores"])}>Free space</a>);
+    } else if (typeof soon === "number" && soon < SOON_SECONDS) {
+      add("warning", `store/${name}`, `The store ${name} is full in ${duration(soon)} if it goes on so`, <a href={href(["stores"])}>See what uses it</a>);
+    }
+  }
+  if (host?.budget.waiting) {
+    add("warning", "waiting", `${plural(host.budget.waiting, "machine waits", "machines wait")} because the budget of the host is used up`, "Stop machines, lower limits, or raise --ram-budget of spillwayd.");
+  }
+  for (const record of host?.unreadable ?? []) {
+    add("critical", `record/${record.key}`, `The record ${record.key} cannot be read: ${record.why}`, record.advice);
+  }
+  return found.sort((a, b) => Number(a.tone !== "critical") - Number(b.tone !== "critical"));
+}
+
+export function HostPage() {
+  const host = useObject<Host>("/v1/host");
+  const stores = useList<Store>("/v1/stores");
+  const catalogs = useList<Catalog>("/v1/catalogs");
+  const rows = catalogRows.value;
+  const found = troubles(host.data, stores.data, rows, catalogs.data);
+  return (
+    <>
+      <PageHead
+        title="Host"
+        about={host.data ? <HostLine host={host.data} figures={figures.value} /> : null}
+        acts={host.data && can("admin") ? <CloseButton host={host.data} etag={host.etag} /> : null}
+      />
+      {host.data?.closed ? (
+        <div class="notice warning">
+          <strong>The host is closed.</strong> No machine is started or claimed until it is opened.
+        </div>
+      ) : null}
+      {found.length ? (
+        <section class="troubles" aria-label="What is wrong">
+          <ul>
+            {found.map((t) => (
+              <li key={t.key} class={t.tone}>
+                <Badge tone={t.tone}>{t.tone}</Badge>
+                <div>
+                  <strong>{t.what}</strong>
+                  <div class="remedy">{t.remedy}</div>
+                </div>
+              </li>
+            ))}
+          </ul>
+        </section>
+      ) : null}
+      <div class="grid">
+        <div class="column main">
+          {host.data ? <Budget host={host.data} rows={rows} /> : <Pending error={host.error} what="the host" />}
+          <Machines rows={rows} />
+          <Panel title="Last events" aside={<a href={href(["events"])}>All events</a>}>
+            <EventList most={12} />
+          </Panel>
+        </div>
+        <div class="column">
+          <Spared rows={rows} since={figures.value?.since} />
+          <Stores stores={stores.data} error={stores.error} />
+        </div>
+      </div>
+    </>
+  );
+}
+
+function HostLine({ host, figures }: { host: Host; figures: Figures | undefined }) {
+  return (
+    <>
+      spillwayd {host.version}, hypervisor {host.hypervisor}, {plural(host.budget.host_cpus, "processor")},{" "}
+      {bytes(host.budget.host_memory_bytes)} of memory
+      {figures ? `, up for ${duration((Date.parse(figures.time) - Date.parse(figures.since)) / 1000)}` : ""}
+    </>
+  );
+}
+
+function CloseButton({ host, etag }: { host: Host; etag: string | null }) {
+  const action = host.closed ? "open" : "close";
+  return (
+    <button
+      type="button"
+      onClick={() =>
+        ask({
+          title: host.closed ? "Open the host?" : "Close the host?",
+          consequences: host.closed
+            ? ["Machines are started and claimed again."]
+            : [
+                "No machine is started or claimed until the host is opened, or the daemon starts again.",
+                "Machines that run go on.",
+              ],
+          verb: host.closed ? "Open" : "Close",
+          command: `spillway host ${action}`,
+          run: () => api.post("/v1/host", { body: { action }, ifMatch: etag ?? undefined }),
+          done: host.closed ? "The host is open." : "The host is closed.",
+        })
+      }
+    >
+      {host.closed ? "Open the host" : "Close the host"}
+    </button>
+  );
+}
+
+function Budget({ host, rows }: { host: Host; rows: CatalogRow[] }) {
+  const b = host.budget;
+  const used = rows.reduce((n, r) => n + r.levels.ram_used_bytes, 0);
+  const limits = Math.max(b.ram_bytes, used);
+  return (
+    <Panel
+      title="RAM for write caches"
+      aside={
+        <>
+          {bytes(b.ram_bytes)} promised of {bytes(b.ram_limit_bytes)}
+        </>
+      }
+    >
+      <StackedBar
+        label={`Budget for write caches: ${bytes(used)} used, ${bytes(b.ram_bytes)} promised of ${bytes(b.ram_limit_bytes)}`}
+        whole={b.ram_limit_bytes}
+        segments={[
+          { name: "used", value: used, kind: "ram" },
+          { name: "promised, not used", value: limits - used, kind: "ram-soft" },
+          { name: "free", value: Math.max(0, b.ram_limit_bytes - limits), kind: "none" },
+        ]}
+      />
+      <Facts
+        items={[
+          ["Guaranteed", `${bytes(b.ram_guaranteed_bytes)} of ${bytes(b.ram_guarantee_limit_bytes)}`],
+          ...(host.hypervisor === "none"
+            ? []
+            : ([
+                ["Guests", `${bytes(b.guest_bytes)} of memory, ${b.vcpus} of ${b.vcpu_limit} processors`],
+                ["Guests and caches", `${bytes(b.guest_bytes + b.ram_bytes)} of ${bytes(b.memory_limit_bytes)}`],
+              ] as [string, string][])),
+          ["Reserved for the host", bytes(b.reserve_bytes)],
+        ]}
+      />
+    </Panel>
+  );
+}
+
+function Machines({ rows }: { rows: CatalogRow[] }) {
+  const sum = (of: (r: CatalogRow) => number) => rows.reduce((n, r) => n + of(r), 0);
+  const all = sum((r) => total(r.counts));
+  const phases: [string, number, string][] = [
+    ["ready", sum((r) => r.counts.ready), "good"],
+    ["running, not ready", sum((r) => Math.max(0, r.counts.running - r.counts.ready)), "note"],
+    ["starting", sum((r) => r.counts.starting), "note-soft"],
+    ["waiting", sum((r) => r.counts.waiting), "warning"],
+    ["failed", sum((r) => r.counts.failed), "critical"],
+    ["stopping", sum((r) => r.counts.stopping), "none"],
+    ["stopped", sum((r) => r.counts.stopped), "none"],
+  ];
+  const rates = sumRates(rows.map((r) => r.rates));
+  return (
+    <Panel title="Machines" aside={<a href={href(["machines"])}>{plural(all, "machine")}</a>}>
+      {all === 0 ? (
+        <div class="empty">
+          There are no machines yet. <a href={href(["catalogs", "new"])}>Make a catalog</a>
+        </div>
+      ) : (
+        <StackedBar
+          label={`Machines by phase: ${phases.map(([n, v]) => `${v} ${n}`).join(", ")}`}
+          whole={all}
+          segments={phases.filter(([, v]) => v > 0).map(([name, value, kind]) => ({ name, value, kind, text: String(value) }))}
+        />
+      )}
+      <Facts
+        items={[
+          ["Claimed", String(sum((r) => r.counts.claimed))],
+          ["Warm", `${sum((r) => Math.min(r.warm, r.counts.available))} of ${sum((r) => r.warm)}`],
+          ["Guests write", rate(rates?.guest.written)],
+          ["Guests read", rate(rates?.guest.read)],
+          ["Overflow", rate(rates ? rates.overflow.read + rates.overflow.written : null)],
+          ["Base image", rate(rates?.base.read)],
+        ]}
+      />
+    </Panel>
+  );
+}
+
+function Spared({ rows, since }: { rows: CatalogRow[]; since: string | undefined }) {
+  const spared = rows.reduce((n, r) => n + r.sparedBytes, 0);
+  const written = rows.reduce((n, r) => n + (r.counters.guest?.written_bytes ?? 0), 0);
+  return (
+    <Panel title="Never reached a disk">
+      <p class="big">{bytes(spared)}</p>
+      <p class="hint">
+        {written > 0 ? `${percent(Math.min(1, spared / written))} of ${bytes(written)} that guests wrote` : "Guests have written nothing"}
+        {since ? ` since the daemon started (${since.slice(0, 16).replace("T", " ")} UTC)` : ""}
+      </p>
+    </Panel>
+  );
+}
+
+function Stores({ stores, error }: { stores: Store[] | undefined; error: Error | null }) {
+  return (
+    <Panel title="Stores" aside={<a href={href(["stores"])}>Details</a>}>
+      {stores ? (
+        stores.map((s) => {
+          const used = s.space ? s.space.total_bytes - s.space.free_bytes : 0;
+          return (
+            <div class="store" key={s.name}>
+              <div class="gauge-head">
+                <span>
+                  {s.name} <span class="muted">{s.class}</span>
+                </span>
+                {s.space ? <strong>{bytes(s.space.free_bytes)} free</strong> : <Badge tone="critical">no answer</Badge>}
+              </div>
+              {s.space ? (
+                <>
+                  <svg viewBox="0 0 200 8" preserveAspectRatio="none" aria-hidden="true">
+                    <rect class="track" width="200" height="8" rx="2" />
+                    <rect class={`fill ${s.space.level === "normal" ? "ink" : s.space.level}`} width={(200 * used) / s.space.total_bytes} height="8" rx="2" />
+                  </svg>
+                  <div class="gauge-foot">
+                    {percent(used / s.space.total_bytes, 0)} of {bytes(s.space.total_bytes)} used
+                    {typeof s.space.seconds_to_full === "number" && s.space.seconds_to_full < SOON_SECONDS
+                      ? `, full in ${duration(s.space.seconds_to_full)}`
+                      : ""}
+                  </div>
+                </>
+              ) : null}
+            </div>
+          );
+        })
+      ) : (
+        <Pending error={error} what="the stores" />
+      )}
+    </Panel>
+  );
+}

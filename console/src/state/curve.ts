@@ -1,0 +1,100 @@
+// Reading of sizing curves: what other sizes of the RAM tier would have done, of one disk or of several.
+//
+// Invariant: between two points of a curve the answer is interpolated, as the daemon does; beyond the last it is the last.
+import type { Curve } from "../api/client.ts";
+
+export interface SizePoint {
+  ram: number;
+  /** Bytes that eviction would have written to the overflow. */
+  written: number;
+  /** Bytes that requests would have read from the overflow. */
+  read: number;
+}
+
+/** A curve, or the sum over several disks that have the same limit each. */
+export interface Sizing {
+  machines: number;
+  points: SizePoint[];
+  /** Bytes that guests have written. */
+  writtenBytes: number;
+  /** Smallest limit at which nothing overflows; of several disks, the largest. */
+  zeroBytes: number;
+  /** Smallest limit that absorbs the goal; of several disks, the largest. */
+  goalBytes: number;
+  /** Limit above which more RAM brings little; null if no curve has a bend. */
+  kneeBytes: number | null;
+  /** Age of the youngest curve, in seconds. */
+  seconds: number;
+  /** One block in this many was counted. */
+  sampledOneIn: number;
+}
+
+/** Points that a sum keeps at most. */
+const POINTS = 96;
+
+export function at(points: SizePoint[], ram: number): { written: number; read: number } {
+  const after = points.findIndex((p) => p.ram >= ram);
+  const last = points.at(-1);
+  if (after < 0) return { written: last?.written ?? 0, read: last?.read ?? 0 };
+  const b = points[after] as SizePoint;
+  const a = points[after - 1];
+  if (!a) return { written: b.written, read: b.read };
+  const share = (ram - a.ram) / Math.max(1, b.ram - a.ram);
+  return {
+    written: a.written - Math.max(0, a.written - b.written) * share,
+    read: a.read - Math.max(0, a.read - b.read) * share,
+  };
+}
+
+function pointsOf(curve: Curve): SizePoint[] {
+  return curve.curve.map((p) => ({
+    ram: p.ram_bytes,
+    written: p.overflow_write_bytes,
+    read: p.overflow_read_bytes,
+  }));
+}
+
+/** Adds curves; null without any. */
+export function sum(curves: Curve[]): Sizing | null {
+  if (curves.length === 0) return null;
+  const each = curves.map(pointsOf);
+  let grid = [...new Set(each.flatMap((points) => points.map((p) => p.ram)))].sort((a, b) => a - b);
+  if (grid.length > POINTS) {
+    const step = (grid.length - 1) / (POINTS - 1);
+    const all = grid;
+    grid = [...new Set(Array.from({ length: POINTS }, (_, i) => all[Math.round(i * step)] as number))];
+  }
+  const points = grid.map((ram) => {
+    const point: SizePoint = { ram, written: 0, read: 0 };
+    for (const one of each) {
+      const there = at(one, ram);
+      point.written += there.written;
+      point.read += there.read;
+    }
+    return point;
+  });
+  const knees = curves.map((c) => c.knee_bytes).filter((k): k is number => typeof k === "number");
+  return {
+    machines: curves.length,
+    points,
+    writtenBytes: curves.reduce((n, c) => n + c.totals.written_blocks * 4096, 0),
+    zeroBytes: Math.max(...curves.map((c) => c.zero_overflow_bytes)),
+    goalBytes: Math.max(...curves.map((c) => c.recommended_bytes)),
+    kneeBytes: knees.length ? Math.max(...knees) : null,
+    seconds: Math.min(...curves.map((c) => c.seconds)),
+    sampledOneIn: Math.max(...curves.map((c) => c.sampled_one_in)),
+  };
+}
+
+/** Share of the written bytes that a limit absorbs, from 0 to 1; null before anything was written. */
+export function absorbed(sizing: Sizing, ram: number): number | null {
+  if (sizing.writtenBytes === 0) return null;
+  return Math.max(0, 1 - at(sizing.points, ram).written / sizing.writtenBytes);
+}
+
+/** Steps and end of a slider that shows everything of interest. */
+export function scale(sizing: Sizing, limit: number): { step: number; max: number } {
+  const most = Math.max(sizing.zeroBytes * 1.2, limit * 1.5, 1024 * 1024);
+  const step = 2 ** Math.max(16, Math.floor(Math.log2(most / 128)));
+  return { step, max: Math.ceil(most / step) * step };
+}

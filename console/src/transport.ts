@@ -1,0 +1,90 @@
+// How the console reaches the daemon: requests, the event stream and sockets. Owns nothing of their meaning.
+//
+// One transport stands for the whole page. A page inside Cockpit will have another implementation beside this one, so no
+// other file calls fetch, EventSource or WebSocket. Invariant: every address has the same origin as the page.
+
+export interface Reply {
+  status: number;
+  etag: string | null;
+  /** Parsed JSON; null if there is no body. */
+  body: unknown;
+}
+
+export interface Request {
+  method: "GET" | "POST" | "PUT" | "DELETE";
+  /** Path with its query, such as `/v1/machines?limit=10`. */
+  path: string;
+  body?: unknown;
+  headers?: Record<string, string>;
+  signal?: AbortSignal | undefined;
+}
+
+export interface Stream {
+  close(): void;
+}
+
+export interface StreamCallbacks {
+  opened(): void;
+  message(data: string, id: string): void;
+  /** The stream has ended, and does not come back by itself. */
+  failed(): void;
+}
+
+export interface Transport {
+  request(request: Request): Promise<Reply>;
+  stream(path: string, callbacks: StreamCallbacks): Stream;
+  /** Opens a WebSocket at a path of the API. */
+  socket(path: string, protocols?: string[]): WebSocket;
+}
+
+/** The page was loaded from the daemon, or from `spillway console`. */
+export class HttpTransport implements Transport {
+  async request({ method, path, body, headers, signal }: Request): Promise<Reply> {
+    const init: RequestInit = {
+      method,
+      headers: {
+        Accept: "application/json",
+        ...(body === undefined ? {} : { "Content-Type": "application/json" }),
+        ...headers,
+      },
+      credentials: "same-origin",
+      // The console sends If-None-Match itself, and wants to see the 304.
+      cache: "no-store",
+      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+      ...(signal ? { signal } : {}),
+    };
+    const response = await fetch(path, init);
+    const text = response.status === 304 ? "" : await response.text();
+    return { status: response.status, etag: response.headers.get("ETag"), body: parse(text) };
+  }
+
+  stream(path: string, callbacks: StreamCallbacks): Stream {
+    const source = new EventSource(path);
+    source.onopen = () => callbacks.opened();
+    source.onmessage = (event) => callbacks.message(String(event.data), event.lastEventId);
+    source.onerror = () => {
+      // An EventSource that was closed by the browser never tries again; any other does.
+      if (source.readyState === EventSource.CLOSED) callbacks.failed();
+    };
+    return { close: () => source.close() };
+  }
+
+  socket(path: string, protocols?: string[]): WebSocket {
+    const url = new URL(path, location.href);
+    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+    const socket = new WebSocket(url, protocols);
+    socket.binaryType = "arraybuffer";
+    return socket;
+  }
+}
+
+function parse(text: string): unknown {
+  if (text === "") return null;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+export const transport: Transport = new HttpTransport();

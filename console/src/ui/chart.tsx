@@ -1,0 +1,127 @@
+// Lines over time, drawn by uPlot, with a legend that says the newest values or those under the pointer.
+//
+// Invariant: a value that is not known is a gap, never zero.
+import { useEffect, useRef, useState } from "preact/hooks";
+import type uPlot from "uplot";
+import { bytes, clock, count, percent } from "./format.ts";
+import { colours } from "./theme.ts";
+
+export interface Line {
+  name: string;
+  /** Plane whose colour the line has. */
+  plane: "guest" | "ram" | "overflow" | "base" | "accent";
+  values: (number | null)[];
+  isArea?: boolean;
+}
+
+export type Unit = "bytes" | "bytes/s" | "percent" | "count/s";
+
+const TEXT: Record<Unit, (n: number) => string> = {
+  bytes,
+  "bytes/s": (n) => `${bytes(n)}/s`,
+  percent: (n) => percent(n),
+  "count/s": (n) => `${n < 10 ? n.toFixed(1) : count(n)}/s`,
+};
+/** Steps of an axis of bytes. */
+const BINARY = Array.from({ length: 50 }, (_, i) => 2 ** i);
+const HEIGHT = 168;
+
+let library: Promise<typeof uPlot> | undefined;
+/** Loads `chart.js` once. */
+function load(): Promise<typeof uPlot> {
+  const address = new URL("chart.js", document.baseURI).href;
+  library ??= import(address).then((module: { default: typeof uPlot }) => module.default);
+  return library;
+}
+
+export function Chart({ title, times, lines, unit }: { title: string; times: number[]; lines: Line[]; unit: Unit }) {
+  const box = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const [at, setAt] = useState<number | null>(null);
+  const [Plot, setPlot] = useState<{ of: typeof uPlot } | null>(null);
+  const shape = lines.map((l) => `${l.name}/${l.plane}`).join() + unit + colours.value;
+  const data: uPlot.AlignedData = [times, ...lines.map((l) => l.values)];
+
+  useEffect(() => {
+    let isOver = false;
+    load().then((of) => !isOver && setPlot({ of }), () => {});
+    return () => {
+      isOver = true;
+    };
+  }, []);
+
+  // biome-ignore lint/correctness/useExhaustiveDependencies: new data is given to the plot below, without a new one
+  useEffect(() => {
+    const el = box.current;
+    if (!el || !Plot) return;
+    const style = getComputedStyle(el);
+    const colour = (name: string) => style.getPropertyValue(`--${name}`).trim();
+    const isBytes = unit === "bytes" || unit === "bytes/s";
+    const axis = { stroke: colour("muted"), font: `11px ${style.fontFamily}`, ticks: { show: false } };
+    const grid = { stroke: colour("line"), width: 1 };
+    const made = new Plot.of(
+      {
+        width: Math.max(200, el.clientWidth),
+        height: HEIGHT,
+        legend: { show: false },
+        cursor: { y: false, points: { size: 6 } },
+        scales: {
+          y: { range: (_u, _min, max) => [0, unit === "percent" ? Math.max(0.01, Math.min(1, max * 1.15)) : Math.max(max || 0, isBytes ? 1024 : 1) * 1.08] },
+        },
+        axes: [
+          { ...axis, grid: { show: false }, space: 70, values: (_u, splits) => splits.map((s) => clock(s * 1000).slice(11, 16)) },
+          { ...axis, grid, size: 74, ...(isBytes ? { incrs: BINARY } : {}), values: (_u, splits) => splits.map((s) => TEXT[unit](s)) },
+        ],
+        series: [
+          {},
+          ...lines.map((l) => ({
+            stroke: colour(l.plane),
+            width: 1.5,
+            ...(l.isArea ? { fill: `${colour(l.plane)}33` } : {}),
+            points: { show: false },
+          })),
+        ],
+        hooks: { setCursor: [(u: uPlot) => setAt(u.cursor.idx ?? null)] },
+      },
+      data,
+      el,
+    );
+    plot.current = made;
+    const observer = new ResizeObserver(() => {
+      if (el.clientWidth > 0 && el.clientWidth !== made.width) made.setSize({ width: el.clientWidth, height: HEIGHT });
+    });
+    observer.observe(el);
+    return () => {
+      observer.disconnect();
+      made.destroy();
+      plot.current = null;
+    };
+  }, [shape, Plot]);
+
+  useEffect(() => {
+    plot.current?.setData(data);
+  });
+
+  const index = at ?? times.length - 1;
+  const value = (l: Line) => {
+    const n = l.values[index];
+    return n == null ? "-" : TEXT[unit](n);
+  };
+  const said = lines.map((l) => `${l.name} ${value(l)}`).join(", ");
+  return (
+    <figure class="chart">
+      <figcaption>
+        <span class="chart-title">{title}</span>
+        <ul class="legend">
+          {lines.map((l) => (
+            <li key={l.name}>
+              <span class={`swatch ${l.plane}`} aria-hidden="true" />
+              {l.name} <strong>{value(l)}</strong>
+            </li>
+          ))}
+        </ul>
+      </figcaption>
+      <div class="plot" ref={box} role="img" aria-label={`${title}. Newest: ${said}`} />
+    </figure>
+  );
+}

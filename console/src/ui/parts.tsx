@@ -1,0 +1,180 @@
+// Small parts that pages are made of: panels, badges, key-value lists, empty and failed states, tabs.
+import type { ComponentChildren } from "preact";
+import { useId, useRef } from "preact/hooks";
+import { words } from "../api/client.ts";
+import { href, queryValue, route, setQuery } from "../router.ts";
+
+type Children = { children?: ComponentChildren };
+
+export type Tone = "good" | "note" | "warning" | "critical" | "plain";
+
+/** A word with a colour. The word alone says it, too. */
+export function Badge({ tone = "plain", children }: Children & { tone?: Tone }) {
+  return <span class={`badge ${tone}`}>{children}</span>;
+}
+
+export function Panel({
+  title,
+  aside,
+  children,
+  flush,
+}: Children & { title?: string; aside?: ComponentChildren; flush?: boolean }) {
+  const id = useId();
+  return (
+    <section class={`panel${flush ? " flush" : ""}`} {...(title ? { "aria-labelledby": id } : {})}>
+      {title ? (
+        <header class="panel-head">
+          <h2 id={id}>{title}</h2>
+          {aside ? <div class="aside">{aside}</div> : null}
+        </header>
+      ) : null}
+      <div class="panel-body">{children}</div>
+    </section>
+  );
+}
+
+/** The head of a page: its only h1, what it is about, and its acts. */
+export function PageHead({
+  title,
+  crumbs,
+  about,
+  acts,
+}: {
+  title: string;
+  crumbs?: { text: string; to: string[] }[];
+  about?: ComponentChildren;
+  acts?: ComponentChildren;
+}) {
+  return (
+    <header class="page-head">
+      <div>
+        {crumbs ? (
+          <nav class="crumbs" aria-label="Path">
+            {crumbs.map((c) => (
+              <a key={c.text} href={href(c.to)}>
+                {c.text}
+              </a>
+            ))}
+          </nav>
+        ) : null}
+        <h1 id="page-title" tabIndex={-1}>
+          {title}
+        </h1>
+        {about ? <div class="about">{about}</div> : null}
+      </div>
+      {acts ? <div class="acts">{acts}</div> : null}
+    </header>
+  );
+}
+
+export function Facts({ items }: { items: [string, ComponentChildren][] }) {
+  return (
+    <dl class="facts">
+      {items.map(([key, value]) => (
+        <div key={key}>
+          <dt>{key}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+export function Empty({ children }: Children) {
+  return <div class="empty">{children}</div>;
+}
+
+/** What stands where an object would be, while it is read or could not be. */
+export function Pending({ error, what }: { error: Error | null; what: string }) {
+  if (!error) return <div class="empty loading">Loading {what}</div>;
+  return (
+    <div class="notice critical" role="alert">
+      <strong>Cannot read {what}.</strong> {words(error)}
+    </div>
+  );
+}
+
+export function Notice({ tone = "note", children }: Children & { tone?: Tone }) {
+  return <div class={`notice ${tone}`}>{children}</div>;
+}
+
+/** A command that can be selected with one click and copied. */
+export function Command({ text, label = "The same as a command" }: { text: string; label?: string }) {
+  const ref = useRef<HTMLButtonElement>(null);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      if (ref.current) ref.current.textContent = "Copied";
+    } catch {
+      if (ref.current) ref.current.textContent = "Select and copy it";
+    }
+  };
+  return (
+    <figure class="command">
+      <figcaption>
+        {label}
+        <button type="button" class="plain" ref={ref} onClick={() => void copy()}>
+          Copy
+        </button>
+      </figcaption>
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a scrollable region must be reachable by keyboard */}
+      <pre tabIndex={0}>{text}</pre>
+    </figure>
+  );
+}
+
+export interface Tab {
+  key: string;
+  title: string;
+  note?: ComponentChildren;
+}
+
+/** Tabs of a page. The chosen one is in the URL. */
+export function Tabs({ tabs, label }: { tabs: Tab[]; label: string }) {
+  const chosen = queryValue("tab") ?? tabs[0]?.key;
+  return (
+    <nav class="tabs" aria-label={label}>
+      {tabs.map((tab) => (
+        <a
+          key={tab.key}
+          href={href(route.value.parts, { tab: tab.key === tabs[0]?.key ? undefined : tab.key })}
+          aria-current={tab.key === chosen ? "page" : undefined}
+        >
+          {tab.title}
+          {tab.note ? <span class="tab-note">{tab.note}</span> : null}
+        </a>
+      ))}
+    </nav>
+  );
+}
+
+/** A search field whose text is in the URL. */
+export function Filter({ label, name = "filter" }: { label: string; name?: string }) {
+  return (
+    <label class="filter">
+      <span class="sr-only">{label}</span>
+      <input
+        type="search"
+        placeholder={label}
+        value={queryValue(name) ?? ""}
+        onInput={(e) => setQuery({ [name]: e.currentTarget.value || undefined })}
+      />
+    </label>
+  );
+}
+
+/** A native choice whose value is in the URL; "" is the first one. */
+export function Choice({ label, name, options }: { label: string; name: string; options: [string, string][] }) {
+  return (
+    <label class="choice">
+      <span>{label}</span>
+      <select value={queryValue(name) ?? ""} onChange={(e) => setQuery({ [name]: e.currentTarget.value || undefined })}>
+        {options.map(([value, text]) => (
+          <option key={value} value={value}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}

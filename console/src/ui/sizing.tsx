@@ -1,0 +1,243 @@
+// The sizing curve: what other sizes of the RAM tier would have done with the same requests.
+//
+// Invariant: both figures of a size are from the same curve, and the page says how old it is and that it is a sample.
+import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { type Curve, raw } from "../api/client.ts";
+import { absorbed, at, scale, type Sizing, sum } from "../state/curve.ts";
+import { visible } from "../state/visible.ts";
+import { bytes, duration, percent, sizeText, parseSize } from "./format.ts";
+import { Empty } from "./parts.tsx";
+
+const EVERY_MS = 15_000;
+/** Machines whose curves are added. More would say the same. */
+export const MOST_CURVES = 16;
+
+/** The curves of machines, read again now and then. */
+export function useCurves(names: string[]): { sizing: Sizing | null; isLoading: boolean } {
+  const key = names.join();
+  const [state, setState] = useState<{ sizing: Sizing | null; isLoading: boolean }>({ sizing: null, isLoading: true });
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the key stands for the names
+  useEffect(() => {
+    let isOver = false;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const load = async () => {
+      if (visible.peek()) {
+        const answers = await Promise.allSettled(
+          names.map((name) => raw<Curve>("GET", `/v1/machines/${encodeURIComponent(name)}/curve?goal=0.95`)),
+        );
+        const curves = answers.flatMap((a) => (a.status === "fulfilled" ? [a.value.body] : []));
+        if (!isOver) setState({ sizing: sum(curves), isLoading: false });
+      }
+      if (!isOver) timer = setTimeout(() => void load(), EVERY_MS);
+    };
+    void load();
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+    };
+  }, [key]);
+  return state;
+}
+
+const W = 720;
+const H = 260;
+const LEFT = 8;
+const TOP = 30;
+const BOTTOM = 30;
+
+function Picture({ sizing, limit, ram, max }: { sizing: Sizing; limit: number | null; ram: number; max: number }) {
+  const most = Math.max(1, ...sizing.points.map((p) => Math.max(p.written, p.read)));
+  const x = (v: number) => LEFT + (Math.min(v, max) / max) * (W - 2 * LEFT);
+  const y = (v: number) => H - BOTTOM - (v / most) * (H - TOP - BOTTOM);
+  const shown = sizing.points.filter((p) => p.ram <= max);
+  const path = (of: "written" | "read") => {
+    const all = [...shown.map((p) => [x(p.ram), y(p[of])]), [x(max), y(at(sizing.points, max)[of])]];
+    return `M${all.map(([a, b]) => `${a?.toFixed(1)},${b?.toFixed(1)}`).join("L")}`;
+  };
+  // Marks that are close to each other get their words in rows.
+  const marks = [
+    { value: limit, text: "limit now", kind: "now" },
+    { value: sizing.goalBytes, text: "95%", kind: "mark" },
+    { value: sizing.kneeBytes, text: "knee", kind: "mark" },
+    { value: sizing.zeroBytes, text: "no overflow", kind: "mark" },
+  ]
+    .filter((m): m is { value: number; text: string; kind: string } => m.value !== null && m.value <= max)
+    .sort((a, b) => a.value - b.value);
+  let lastEnd = [-1, -1];
+  const placed = marks.map((m) => {
+    const left = x(m.value);
+    const width = m.text.length * 6.4 + 10;
+    const isRight = left + width > W;
+    const start = isRight ? left - width : left;
+    const row = start > (lastEnd[0] ?? -1) ? 0 : 1;
+    lastEnd = row === 0 ? [start + width, lastEnd[1] ?? -1] : [lastEnd[0] ?? -1, start + width];
+    return { ...m, left, row, isRight };
+  });
+  const here = at(sizing.points, ram);
+  const ticks = [0.25, 0.5, 0.75, 1].map((part) => part * max);
+  return (
+    <svg
+      class="curve"
+      viewBox={`0 0 ${W} ${H}`}
+      role="img"
+      aria-label={`Curve of ${sizing.machines} disks: with ${bytes(ram)} of RAM, ${bytes(here.written)} would have been written to the overflow and ${bytes(here.read)} read from it. Nothing overflows from ${bytes(sizing.zeroBytes)} on.`}
+    >
+      {[0, 0.5, 1].map((part) => (
+        <g key={part}>
+          <line class="grid" x1={LEFT} x2={W - LEFT} y1={y(most * part)} y2={y(most * part)} />
+          {part > 0 ? (
+            <text class="tick" x={W - LEFT} y={y(most * part) - 4} text-anchor="end">
+              {bytes(most * part)}
+            </text>
+          ) : null}
+        </g>
+      ))}
+      {ticks.map((t) => (
+        <text key={t} class="tick" x={x(t)} y={H - 10} text-anchor={t === max ? "end" : "middle"}>
+          {bytes(t)}
+        </text>
+      ))}
+      <path class="area overflow" d={`${path("written")}L${x(max)},${y(0)}L${x(shown[0]?.ram ?? 0)},${y(0)}Z`} />
+      <path class="line overflow" d={path("written")} />
+      <path class="line read" d={path("read")} />
+      {placed.map((m) => (
+        <g key={m.text} class={m.kind}>
+          <line x1={m.left} x2={m.left} y1={m.row === 0 ? 12 : 25} y2={H - BOTTOM} />
+          <text x={m.isRight ? m.left - 4 : m.left + 4} y={m.row === 0 ? 12 : 25} text-anchor={m.isRight ? "end" : "start"}>
+            {m.text}
+          </text>
+        </g>
+      ))}
+      <g class="chosen">
+        <line x1={x(ram)} x2={x(ram)} y1={TOP} y2={H - BOTTOM} />
+        <circle cx={x(ram)} cy={y(here.written)} r="4.5" />
+      </g>
+    </svg>
+  );
+}
+
+export interface SizingProps {
+  sizing: Sizing;
+  /** Limit of each machine today; null if it is not known. */
+  limit: number | null;
+  /** How many machines would get a new limit. */
+  machines: number;
+  /** What stands below the slider: what the host would say, and what applies it. */
+  children?(ram: number): ComponentChildren;
+}
+
+export function SizingPanel({ sizing, limit, machines, children }: SizingProps) {
+  const { step, max } = scale(sizing, limit ?? 0);
+  const [chosen, setChosen] = useState<number | null>(null);
+  const [text, setText] = useState<string | null>(null);
+  const ram = chosen ?? limit ?? sizing.goalBytes;
+  const here = at(sizing.points, ram);
+  const today = limit === null ? null : at(sizing.points, limit);
+  const share = absorbed(sizing, ram);
+  if (sizing.writtenBytes === 0) {
+    return <Empty>The guests have written nothing since their disks were started, so every size would do.</Empty>;
+  }
+  const wrong = text === null ? null : parseSize(text);
+  return (
+    <div class="sizing">
+      <ul class="legend">
+        <li>
+          <span class="swatch overflow" aria-hidden="true" />
+          written to the overflow
+        </li>
+        <li>
+          <span class="swatch read-line" aria-hidden="true" />
+          read from the overflow
+        </li>
+        <li class="muted">by RAM tier of each machine</li>
+      </ul>
+      <Picture sizing={sizing} limit={limit} ram={ram} max={max} />
+      <div class="slider">
+        <label>
+          <span class="sr-only">RAM tier of each machine</span>
+          <input
+            type="range"
+            min={step}
+            max={max}
+            step={step}
+            value={ram}
+            aria-valuetext={bytes(ram)}
+            onInput={(e) => {
+              setChosen(Number(e.currentTarget.value));
+              setText(null);
+            }}
+          />
+        </label>
+      </div>
+      <div class="sizing-row">
+        <label class="field">
+          <span>RAM tier of each machine</span>
+          <input
+            type="text"
+            inputMode="text"
+            size={8}
+            value={text ?? sizeText(ram)}
+            aria-invalid={wrong !== null && typeof wrong !== "number"}
+            onInput={(e) => {
+              setText(e.currentTarget.value);
+              const n = parseSize(e.currentTarget.value);
+              if (typeof n === "number" && n >= 65536) setChosen(n);
+            }}
+            onBlur={() => setText(null)}
+          />
+        </label>
+        <dl class="facts">
+          <div>
+            <dt>Written to the overflow</dt>
+            <dd>
+              <strong>{bytes(here.written)}</strong>
+              {today && ram !== limit ? <span class="muted"> now {bytes(today.written)}</span> : null}
+            </dd>
+          </div>
+          <div>
+            <dt>Read from the overflow</dt>
+            <dd>
+              <strong>{bytes(here.read)}</strong>
+              {today && ram !== limit ? <span class="muted"> now {bytes(today.read)}</span> : null}
+            </dd>
+          </div>
+          <div>
+            <dt>RAM absorbs</dt>
+            <dd>
+              <strong>{share === null ? "-" : percent(share)}</strong> <span class="muted">of {bytes(sizing.writtenBytes)} written</span>
+            </dd>
+          </div>
+          <div>
+            <dt>For {machines === 1 ? "the machine" : `${machines} machines`}</dt>
+            <dd>
+              <strong>{bytes(ram * machines)}</strong>
+            </dd>
+          </div>
+        </dl>
+      </div>
+      <div class="picks">
+        {(
+          [
+            ["Limit now", limit],
+            ["95% absorbed", sizing.goalBytes],
+            ["Knee", sizing.kneeBytes],
+            ["No overflow", sizing.zeroBytes],
+          ] as [string, number | null][]
+        ).map(([name, value]) =>
+          value === null ? null : (
+            <button type="button" key={name} aria-pressed={value === ram} onClick={() => setChosen(value)}>
+              {name} <strong>{bytes(value)}</strong>
+            </button>
+          ),
+        )}
+      </div>
+      {children?.(ram)}
+      <p class="hint">
+        Counted for {duration(sizing.seconds)} on {sizing.machines === 1 ? "one disk" : `${sizing.machines} disks`}
+        {sizing.sampledOneIn > 1.01 ? `, one block in ${Math.round(sizing.sampledOneIn)}` : ""}: an estimate of what a cache that
+        evicts the least recently used block would have done with the same requests. Best after a day of normal work.
+      </p>
+    </div>
+  );
+}

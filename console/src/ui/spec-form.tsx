@@ -1,0 +1,214 @@
+// Fields of a catalog's settings, for the wizard and for changes. Descriptions and bounds come from the API's description
+// (spec-fields.json), so that they are the daemon's.
+//
+// Invariant: an empty field is an absent setting. The form has no defaults of its own.
+import { useId, useState } from "preact/hooks";
+import about from "../api/spec-fields.json";
+import type { CatalogSpec } from "../api/client.ts";
+import { parseSize, sizeText } from "./format.ts";
+
+export type Key = Exclude<keyof CatalogSpec, "redacted">;
+export type Draft = Partial<CatalogSpec>;
+type Kind = "size" | "number" | "text" | "area" | "lines" | "labels" | "flag" | "network" | "store" | readonly string[];
+/** When a change of a setting takes effect. */
+export type Effect = "at once" | "at the next start" | "cannot be changed";
+
+export interface FieldInfo {
+  key: Key;
+  title: string;
+  kind: Kind;
+  effect: Effect;
+  /** Folded away in the wizard. */
+  isAdvanced?: boolean;
+}
+
+const MODES = ["ram+overflow", "ram", "overflow", "direct", "ephemeral", "persistent"] as const;
+
+/** All settings, in the groups that the wizard shows. */
+export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
+  machines: [
+    { key: "count", title: "Machines", kind: "number", effect: "at once" },
+    { key: "naming", title: "Names", kind: "text", effect: "cannot be changed" },
+    { key: "vcpus", title: "Virtual processors", kind: "number", effect: "at the next start" },
+    { key: "memory_bytes", title: "Memory", kind: "size", effect: "at the next start" },
+    { key: "network", title: "Network", kind: "network", effect: "at the next start" },
+    { key: "warm", title: "Kept warm", kind: "number", effect: "at once" },
+    { key: "ready", title: "Ready when", kind: "text", effect: "at the next start" },
+    { key: "type", title: "Type", kind: ["pooled", "dedicated"], effect: "at the next start", isAdvanced: true },
+    { key: "reset", title: "Reset by", kind: ["power-cycle", "guest-reboot", "never"], effect: "at the next start", isAdvanced: true },
+    { key: "autostart", title: "Start with the daemon", kind: "flag", effect: "at once", isAdvanced: true },
+    { key: "grace_seconds", title: "Time to shut down, s", kind: "number", effect: "at once", isAdvanced: true },
+    { key: "claim_ttl_seconds", title: "Duration of claims, s", kind: "number", effect: "at the next start", isAdvanced: true },
+    { key: "data_disk_bytes", title: "Data disk", kind: "size", effect: "at the next start", isAdvanced: true },
+    { key: "data_disk_store", title: "Store of data disks", kind: "store", effect: "at the next start", isAdvanced: true },
+    { key: "scratch_disk_bytes", title: "Scratch disk", kind: "size", effect: "at the next start", isAdvanced: true },
+    { key: "kernel", title: "Kernel", kind: "text", effect: "at the next start", isAdvanced: true },
+    { key: "initrd", title: "Initial RAM disk", kind: "text", effect: "at the next start", isAdvanced: true },
+    { key: "append", title: "Kernel command line", kind: "text", effect: "at the next start", isAdvanced: true },
+    { key: "labels", title: "Labels", kind: "labels", effect: "at once", isAdvanced: true },
+  ],
+  cache: [
+    { key: "ram_bytes", title: "RAM tier", kind: "size", effect: "at once" },
+    { key: "overflow_bytes", title: "Overflow", kind: "size", effect: "at once" },
+    { key: "mode", title: "Mode", kind: MODES, effect: "at the next start" },
+    { key: "full", title: "When the cache is full", kind: ["pause", "fail"], effect: "at the next start" },
+    { key: "ram_guarantee_bytes", title: "Guaranteed RAM", kind: "size", effect: "at once", isAdvanced: true },
+    { key: "overflow_store", title: "Store of overflow files", kind: "store", effect: "at the next start", isAdvanced: true },
+    { key: "warn_at", title: "Warning at, %", kind: "number", effect: "at the next start", isAdvanced: true },
+    { key: "critical_at", title: "Critical at, %", kind: "number", effect: "at the next start", isAdvanced: true },
+    { key: "iops", title: "Requests a second", kind: "number", effect: "at once", isAdvanced: true },
+    { key: "iops_burst", title: "Burst of requests", kind: "number", effect: "at once", isAdvanced: true },
+    { key: "bandwidth_bytes", title: "Bytes a second", kind: "size", effect: "at once", isAdvanced: true },
+    { key: "bandwidth_burst_bytes", title: "Burst of bytes", kind: "size", effect: "at once", isAdvanced: true },
+    { key: "base_cache", title: "Base image is read", kind: ["host", "none"], effect: "at the next start", isAdvanced: true },
+    { key: "verify_reads", title: "Verify the image", kind: "flag", effect: "at the next start", isAdvanced: true },
+    { key: "residency", title: "Residency of streamed images", kind: ["lazy", "boot", "full"], effect: "at once", isAdvanced: true },
+  ],
+  identity: [
+    { key: "authorized_keys", title: "SSH keys", kind: "lines", effect: "at the next start" },
+    { key: "user_data", title: "User data for cloud-init", kind: "area", effect: "at the next start" },
+  ],
+};
+
+export const FIELDS: FieldInfo[] = [...GROUPS.machines, ...GROUPS.cache, ...GROUPS.identity];
+
+type About = { about: string; minimum?: number; maximum?: number; multipleOf?: number };
+const ABOUT = about as Record<string, About>;
+
+export function aboutOf(key: string): About {
+  return ABOUT[key] ?? { about: "" };
+}
+
+/** Why a number is not allowed, in words; null if it is. */
+export function boundError(key: Key, value: number): string | null {
+  const { minimum, maximum, multipleOf } = aboutOf(key);
+  const isSize = key.endsWith("_bytes");
+  const text = (n: number) => (isSize ? sizeText(n) : String(n));
+  if (minimum !== undefined && value < minimum) return `The least is ${text(minimum)}.`;
+  if (maximum !== undefined && value > maximum) return `The most is ${text(maximum)}.`;
+  if (multipleOf !== undefined && value % multipleOf !== 0) return `It must be a multiple of ${text(multipleOf)}.`;
+  return null;
+}
+
+/** Text of a value as its field shows it. */
+export function shown(field: FieldInfo, value: unknown): string {
+  if (value === undefined || value === null) return "";
+  if (field.kind === "size") return sizeText(Number(value));
+  if (field.kind === "lines") return (value as string[]).join("\n");
+  if (field.kind === "labels") {
+    return Object.entries(value as Record<string, string>)
+      .map(([k, v]) => `${k}=${v}`)
+      .join(", ");
+  }
+  if (field.kind === "network" && typeof value === "object") return `bridge=${(value as { bridge: string }).bridge}`;
+  return String(value);
+}
+
+/** Reads what was typed: undefined if nothing was, or an error in words. */
+export function read(field: FieldInfo, text: string): { value: unknown } | { error: string } {
+  const trimmed = text.trim();
+  if (trimmed === "") return { value: undefined };
+  switch (field.kind) {
+    case "size": {
+      const n = parseSize(trimmed);
+      if (typeof n !== "number") return n;
+      const error = boundError(field.key, n);
+      return error ? { error } : { value: n };
+    }
+    case "number": {
+      if (!/^\d+$/.test(trimmed)) return { error: "It is a whole number." };
+      const error = boundError(field.key, Number(trimmed));
+      return error ? { error } : { value: Number(trimmed) };
+    }
+    case "lines":
+      return {
+        value: text
+          .split("\n")
+          .map((l) => l.trim())
+          .filter((l) => l && !l.startsWith("#")),
+      };
+    case "labels": {
+      const pairs = trimmed.split(/[\s,]+/).map((p) => p.split("="));
+      if (pairs.some((p) => p.length < 2 || !p[0])) return { error: "A label is KEY=VALUE; several are separated by commas." };
+      return { value: Object.fromEntries(pairs.map(([k, ...v]) => [k, v.join("=")])) };
+    }
+    case "network": {
+      if (trimmed === "user" || trimmed === "none") return { value: trimmed };
+      const bridge = trimmed.match(/^bridge=(.+)$/)?.[1];
+      return bridge ? { value: { bridge } } : { error: "A network is user, none or bridge=NAME." };
+    }
+    case "area":
+      return { value: text };
+    default:
+      return { value: trimmed };
+  }
+}
+
+export function SpecField({
+  field,
+  draft,
+  change,
+  stores = [],
+}: {
+  field: FieldInfo;
+  draft: Draft;
+  change(key: Key, value: unknown): void;
+  stores?: string[];
+}) {
+  const id = useId();
+  const value = draft[field.key];
+  const [typed, setTyped] = useState<string | null>(null);
+  const text = typed ?? shown(field, value);
+  const parsed = typed === null ? null : read(field, typed);
+  const error = parsed && "error" in parsed ? parsed.error : null;
+  const { about: description } = aboutOf(field.key);
+  const take = (next: string) => {
+    setTyped(next);
+    const result = read(field, next);
+    if ("value" in result) change(field.key, result.value);
+  };
+  const common = {
+    id,
+    "aria-describedby": `${id}-about`,
+    "aria-invalid": error ? true : undefined,
+  };
+  const options = Array.isArray(field.kind) ? (field.kind as readonly string[]) : field.kind === "store" ? stores : null;
+  return (
+    <div class={`field${field.kind === "area" || field.kind === "lines" ? " long" : ""}`}>
+      <label for={id}>{field.title}</label>
+      {field.kind === "flag" ? (
+        <select {...common} value={value === undefined ? "" : String(value)} onChange={(e) => change(field.key, e.currentTarget.value === "" ? undefined : e.currentTarget.value === "true")}>
+          <option value="">not set</option>
+          <option value="true">yes</option>
+          <option value="false">no</option>
+        </select>
+      ) : options ? (
+        <select {...common} value={text} onChange={(e) => change(field.key, e.currentTarget.value || undefined)}>
+          <option value="">not set</option>
+          {options.map((o) => (
+            <option key={o} value={o}>
+              {o}
+            </option>
+          ))}
+        </select>
+      ) : field.kind === "area" || field.kind === "lines" ? (
+        <textarea {...common} rows={field.kind === "area" ? 8 : 4} spellcheck={false} value={text} onInput={(e) => take(e.currentTarget.value)} />
+      ) : (
+        <input
+          {...common}
+          type="text"
+          inputMode={field.kind === "number" ? "numeric" : "text"}
+          autocomplete="off"
+          spellcheck={false}
+          placeholder="not set"
+          value={text}
+          onInput={(e) => take(e.currentTarget.value)}
+          onBlur={() => !error && setTyped(null)}
+        />
+      )}
+      <p class={error ? "hint critical-text" : "hint"} id={`${id}-about`}>
+        {error ?? description}
+      </p>
+    </div>
+  );
+}
