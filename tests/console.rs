@@ -72,7 +72,10 @@ fn the_address_lets_one_browser_in() {
     assert_eq!(console.get("/console/?key=wrong", "").0, 401);
     let cookie = console.log_in();
     let (status, answer) = console.get("/v1/session", &cookie);
-    assert!(status == 200 && answer.contains(r#""role":"admin""#) && answer.contains(r#""by":"socket""#), "{answer}");
+    assert!(
+        status == 200 && answer.contains(r#""role":"admin""#) && answer.contains(r#""by":"socket""#),
+        "{answer}"
+    );
     // It is used up for others.
     assert_eq!(console.get(&format!("/console/?key={}", console.key), "").0, 401);
     let (other, mut wrong) = (Console::of(&world), cookie.clone());
@@ -94,13 +97,14 @@ fn pages_of_others_get_nothing() {
     let world = World::new();
     let console = Console::of(&world);
     let cookie = console.log_in();
-    let with_host = |host: &str| {
-        console.send(&format!("GET /v1/session HTTP/1.1\r\nhost: {host}\r\n{cookie}\r\n")).0
-    };
+    let with_host =
+        |host: &str| console.send(&format!("GET /v1/session HTTP/1.1\r\nhost: {host}\r\n{cookie}\r\n")).0;
     for host in ["127.0.0.1", "localhost", "[::1]", "localhost:1", "127.0.0.1:65535", "[::1]:2"] {
         assert_eq!(with_host(host), 200, "{host}");
     }
-    for host in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "localhost@evil", "", "::1"] {
+    for host in
+        ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "localhost@evil", "", "::1"]
+    {
         assert_eq!(with_host(host), 421, "{host}");
     }
     assert_eq!(with_host("localhost\r\nhost: localhost"), 421, "two names");
@@ -113,7 +117,9 @@ fn pages_of_others_get_nothing() {
     };
     let site = |word: &str| format!("sec-fetch-site: {word}\r\n");
     assert_eq!(act(&site("same-origin")).0, 200);
-    for lines in [String::new(), site("cross-site"), site("same-site"), site("none"), site("same-origin").repeat(2)] {
+    for lines in
+        [String::new(), site("cross-site"), site("same-site"), site("none"), site("same-origin").repeat(2)]
+    {
         assert_eq!(act(&lines).0, 403, "{lines}");
     }
     let upgrade = |origin: &str| {
@@ -121,13 +127,22 @@ fn pages_of_others_get_nothing() {
         console.get("/v1/session", &lines).0
     };
     assert_eq!((upgrade(""), upgrade("origin: http://evil.example\r\n")), (403, 403));
-    assert_eq!(upgrade(&format!("origin: http://127.0.0.1:{}\r\n", console.port)), 200, "the daemon has the last word");
+    assert_eq!(
+        upgrade(&format!("origin: http://127.0.0.1:{}\r\n", console.port)),
+        200,
+        "the daemon has the last word"
+    );
     // A second request on the same connection is nobody's.
-    let two = format!("GET /v1/session HTTP/1.1\r\nhost: localhost\r\n{cookie}\r\nGET /v1/host HTTP/1.1\r\nhost: x\r\n\r\n");
+    let two = format!(
+        "GET /v1/session HTTP/1.1\r\nhost: localhost\r\n{cookie}\r\nGET /v1/host HTTP/1.1\r\nhost: x\r\n\r\n"
+    );
     let (status, answer) = console.send(&two);
     assert!(status == 200 && answer.matches("HTTP/1.1").count() == 1, "{answer}");
-    let upgraded = format!("{cookie}connection: upgrade\r\nupgrade: websocket\r\norigin: http://localhost\r\n");
-    let two = format!("GET /v1/session HTTP/1.1\r\nhost: localhost\r\n{upgraded}\r\nGET /v1/host HTTP/1.1\r\nhost: x\r\n\r\n");
+    let upgraded =
+        format!("{cookie}connection: upgrade\r\nupgrade: websocket\r\norigin: http://localhost\r\n");
+    let two = format!(
+        "GET /v1/session HTTP/1.1\r\nhost: localhost\r\n{upgraded}\r\nGET /v1/host HTTP/1.1\r\nhost: x\r\n\r\n"
+    );
     let (status, answer) = console.send(&two);
     assert!(status == 200 && answer.matches("HTTP/1.1").count() == 1, "{answer}");
 }

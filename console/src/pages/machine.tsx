@@ -105,12 +105,16 @@ export function MachinePage({ name }: { name: string }) {
           { key: "figures", title: "Figures" },
           { key: "sizing", title: "Sizing" },
           { key: "details", title: "Details" },
+          { key: "serial", title: "Serial" },
           { key: "events", title: "Events" },
         ]}
       />
       {tab === "disk" ? <DiskTab machine={machine} row={row} mode={catalog.data?.spec.mode ?? null} /> : null}
       {tab === "figures" ? <HistoryCharts of={{ machine: name }} samples={row?.samples ?? []} /> : null}
       {tab === "sizing" ? <MachineSizing name={name} machine={machine} /> : null}
+      {tab === "serial" ? (
+        <iframe class="console" title={`Serial console of ${name}`} src={`serial.html#/machines/${name}`} allow="fullscreen" />
+      ) : null}
       {tab === "details" ? <Details machine={machine} /> : null}
       {tab === "events" ? (
         <Panel title="Events">

@@ -6,8 +6,8 @@ mod common;
 use common::{World, ask_with, create, head_and_body, import, tag, until};
 use rustix::process::Signal;
 use spillway_api::{
-    ErrorCode, Figures, HISTORY_SERIES, History, List, MachineDetails, Operation, OperationState, Page,
-    Power, Problem, ProblemType,
+    Catalog, CatalogSpec, ErrorCode, Figures, HISTORY_SERIES, History, List, MachineDetails, Operation,
+    OperationState, Page, Power, Problem, ProblemType,
 };
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -37,7 +37,8 @@ fn what_cannot_be_is_refused_in_words() {
     let large = vec![b' '; 300 << 10];
     use ErrorCode::*;
     for (method, path, body, status, code, word) in [
-        ("GET", "/", "", 404, NotFound, "nothing at /"),
+        ("GET", "/v1", "", 404, NotFound, "nothing at /v1"),
+        ("GET", "/console/..%2fapp.js", "", 404, NotFound, "no file"),
         ("GET", "/v1/images/../../etc/passwd", "", 404, NotFound, "nothing at"),
         ("GET", "/v1/images/..%2f..%2fetc", "", 400, Invalid, "is no name"),
         ("GET", "/v1/images/%00", "", 400, Invalid, "is no name"),
@@ -434,18 +435,60 @@ fn figures_are_selected_and_are_not_sent_twice() {
     assert!(names(&of("?catalog=none")).is_empty() && names(&of("?machine=lab-009")).is_empty());
     assert_eq!(refused(&world, "GET", "/v1/figures?machine=..", b"").0, 400);
 
-    let (head, _) = head_and_body(&world, "GET", "/v1/figures?machines=false", "", b"");
+    let (head, _) = head_and_body(&world, "GET", "/v1/figures?catalog=desk", "", b"");
     let tag = head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap();
     // The time of the figures is another one by now.
     thread::sleep(Duration::from_millis(500));
     let again = |query: &str, tag: &str| {
         ask_with(&world, "GET", &format!("/v1/figures{query}"), &format!("if-none-match: {tag}\r\n"), b"").0
     };
-    assert_eq!((again("?machines=false", tag), again("?machines=false", "\"0\"")), (304, 200));
+    assert_eq!((again("?catalog=desk", tag), again("?catalog=desk", "\"0\"")), (304, 200));
     assert_eq!(again("?catalog=lab", tag), 200, "a tag is of one question");
-    create(&world.client(), "third", r#"{"image": "debian", "count": 1}"#).unwrap();
-    thread::sleep(Duration::from_millis(500));
-    assert_eq!(again("?machines=false", tag), 200);
+    let catalog: Catalog = world.client().get("/v1/catalogs/desk").unwrap();
+    let more = CatalogSpec { count: 3, ..catalog.spec };
+    world.client().put_if::<_, Catalog>("/v1/catalogs/desk", catalog.revision, &more).unwrap();
+    until("the figures have changed", || (again("?catalog=desk", tag) == 200).then_some(()));
+}
+
+#[test]
+fn the_console_is_served_to_whoever_asks() {
+    let world = World::new();
+    let get = |path: &str, lines: &str| {
+        let (head, body) = head_and_body(&world, "GET", path, lines, b"");
+        let value = |name: &str| {
+            let line = head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+            line.unwrap_or_default().to_owned()
+        };
+        let status: u16 = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let policy = value("content-security-policy");
+        (
+            status,
+            [value("location"), value("content-type"), value("content-encoding"), value("etag"), policy],
+            body,
+        )
+    };
+    for path in ["/", "/console"] {
+        let (status, [location, ..], _) = get(path, "");
+        assert_eq!((status, location.as_str()), (303, "/console/"), "{path}");
+    }
+    let (status, [_, kind, _, _, policy], page) = get("/console/", "");
+    assert!(
+        status == 200 && kind.starts_with("text/html") && String::from_utf8(page).unwrap().contains("app.js")
+    );
+    assert!(
+        policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"),
+        "{policy}"
+    );
+    assert!(policy.contains("frame-ancestors 'self'"), "{policy}");
+    let (status, [_, kind, coding, tag, _], plain) = get("/console/app.js", "");
+    assert_eq!((status, kind.as_str(), coding.as_str()), (200, "text/javascript; charset=utf-8", ""));
+    let (_, [_, _, coding, zipped_tag, _], zipped) = get("/console/app.js", "accept-encoding: br, gzip\r\n");
+    assert!(coding == "gzip" && zipped.len() * 2 < plain.len() && tag != zipped_tag);
+    let unchanged = get("/console/app.js", &format!("if-none-match: {tag}\r\n"));
+    assert_eq!((unchanged.0, unchanged.2.len()), (304, 0));
+    assert_eq!(get("/console/app.js", &format!("if-none-match: {zipped_tag}\r\n")).0, 200);
+    assert_eq!(get("/console/none.js", "").0, 404);
+    assert_eq!(ask(&world, "POST", "/console/", b"").0, 405);
 }
 
 #[test]

@@ -30,10 +30,10 @@ pub fn history_routes() -> OpenApiRouter<ApiState> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct FigureSelect {
-    /// Only the figures of this catalog and its machines.
+    /// Only the figures of this catalog and its machines, without stores and cache.
     #[param(value_type = Option<Name>)]
     catalog: Option<Name>,
-    /// Only the figures of this machine and its catalog.
+    /// Only the figures of this machine and its catalog, without stores and cache.
     #[param(value_type = Option<Name>)]
     machine: Option<Name>,
     /// With `false` the figures of machines are left out.
@@ -113,7 +113,9 @@ impl FigureAnswer {
             select.machines && is_named && select.catalog.as_ref().is_none_or(|name| machine.catalog == *name)
         });
         let machines = machines.cloned().collect();
-        let figures = Figures { catalogs, machines, stores: all.stores.clone(), ..*all };
+        // What a store has changes with everything that the host writes.
+        let (stores, stream) = if is_all { (all.stores.clone(), all.stream) } else { (Vec::new(), None) };
+        let figures = Figures { catalogs, machines, stores, stream, ..*all };
         let json = |figures: &Figures| serde_json::to_vec(figures).expect("figures are plain data");
         let untimed = json(&Figures { time: all.since, ..figures.clone() });
         let tag: String = Sha256::digest(untimed).iter().take(16).map(|byte| format!("{byte:02x}")).collect();

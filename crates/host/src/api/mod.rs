@@ -9,6 +9,7 @@
 mod catalogs;
 mod claims;
 mod conditions;
+mod console;
 mod document;
 mod events;
 mod extract;
@@ -173,6 +174,7 @@ pub fn router(app: ApiState) -> Router {
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .layer(middleware::from_fn_with_state(app.audit.clone(), access::guard))
         .merge(session::bounded(open))
+        .merge(console::routes())
         .layer(middleware::from_fn_with_state(app.answered.clone(), metrics::count))
         .layer(middleware::from_fn(problem::complete))
         .with_state(app)
