@@ -4,6 +4,7 @@
 //! Knows the product only by its command line, its sockets and its printed counters, never by its insides.
 
 pub mod certificate;
+pub mod console;
 pub mod cores;
 pub mod cpio;
 pub mod daemon;

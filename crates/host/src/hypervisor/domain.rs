@@ -70,7 +70,7 @@ pub fn describe(
     };
     let (queues, disks) = (files.queues(spec), file_disks(folder, files));
     let network = network(&spec.network, &machine.identity.mac);
-    let console = path(qemu::CONSOLE.as_ref());
+    let console = path(qemu::SERIAL.as_ref());
     format!(
         "\
 <domain type='{kind}'>
@@ -100,7 +100,7 @@ pub fn describe(
       <source type='unix' path='{disk_socket}'><reconnect enabled='yes' timeout='1'/></source>
       <target dev='vda' bus='virtio'/>{boot}
     </disk>
-{disks}{network}    <serial type='unix'><source mode='bind' path='{console}'/><target port='0'/></serial>
+{disks}{network}    <serial type='unix'><source mode='connect' path='{console}'/><target port='0'/></serial>
     <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
     <rng model='virtio'><backend model='builtin'/></rng>
     <controller type='usb' model='none'/>

@@ -10,6 +10,7 @@ mod blocking;
 mod claims;
 mod closing;
 mod commit;
+mod console;
 pub mod desired_state;
 mod desired_writer;
 mod disk;

@@ -10,7 +10,7 @@ use super::{PROCESS, assumed_ending, ending, grant_group};
 use crate::error::HostError;
 use crate::hypervisor::domain;
 use crate::hypervisor::libvirt::{DomainState, Libvirt};
-use crate::hypervisor::qemu::HostFiles;
+use crate::hypervisor::qemu::{self, HostFiles};
 use crate::processes::{self, ObservedProcess};
 use spillway_api::{ErrorCode, Machine, ResetEvent};
 use spillway_control::kvm::Accelerator;
@@ -239,7 +239,6 @@ fn not_ours(which: &str) -> HostError {
 
 /// Grants the group of libvirt's QEMU access to the folder and the files.
 fn grant_access(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), HostError> {
-    let socket = folder.join(disk::SOCKET);
     let ways = files
         .iter()
         .filter(|file| !file.starts_with(folder))
@@ -251,7 +250,9 @@ fn grant_access(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), Host
             grant_group(folder, group, rights & 0o700 | 0o010)?;
         }
     }
-    grant_group(&socket, group, 0o660)?;
+    for name in [disk::SOCKET, qemu::SERIAL] {
+        grant_group(&folder.join(name), group, 0o660)?;
+    }
     files.iter().try_for_each(|file| grant_group(file, group, 0o660))
 }
 

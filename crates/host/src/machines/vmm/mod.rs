@@ -24,7 +24,6 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::UnixStream;
 
 /// Name of the process.
 pub const PROCESS: &str = "vmm";
@@ -107,14 +106,6 @@ impl Vmm {
                 domain.attach(run);
                 Ok(())
             }
-        }
-    }
-
-    /// Returns the guest's console once, if the guest was held until the console was connected to.
-    pub fn take_console(&mut self) -> Option<UnixStream> {
-        match &mut self.driver {
-            VmmDriver::Qemu(qemu) => qemu.console.take(),
-            VmmDriver::Nobody | VmmDriver::Libvirt(_) => None,
         }
     }
 

@@ -12,7 +12,6 @@ use crate::error::HostError;
 use crate::guest_users;
 use crate::hypervisor::qemu::{self, HostFiles};
 use crate::hypervisor::qmp::{Event, Qmp};
-use crate::machines::ready::connect_console;
 use crate::processes::{self, Process};
 use crate::scopes::{Scopes, is_there};
 use crate::short_path::ShortPath;
@@ -22,7 +21,6 @@ use std::future::pending;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tokio::net::UnixStream;
 
 /// Longest time until the monitor of a new QEMU accepts a connection.
 const GREETING: Duration = Duration::from_secs(10);
@@ -38,8 +36,6 @@ pub struct Qemu {
     monitor: Option<Qmp>,
     /// When the monitor was last connected to.
     connected: Option<Instant>,
-    /// Console of the guest, connected before the guest began.
-    pub console: Option<UnixStream>,
     /// Why the guest has ended, as reported. The record of the run may be behind.
     ending_seen: Option<VmmEnding>,
     /// When QEMU last answered a status query.
@@ -48,7 +44,7 @@ pub struct Qemu {
 
 impl Qemu {
     pub fn new(folder: MachineFolder) -> Qemu {
-        Qemu { folder, monitor: None, connected: None, console: None, ending_seen: None, answered: None }
+        Qemu { folder, monitor: None, connected: None, ending_seen: None, answered: None }
     }
 
     /// Starts QEMU on the machine's disk.
@@ -112,11 +108,6 @@ impl Qemu {
             Err(_) if process.ends_within(Duration::ZERO) => return Ok(()),
             status => status.map_err(strange)?,
         };
-        if status["status"] == "prelaunch" {
-            // Held: nothing that it says is to be missed.
-            self.console = Some(connect_console(self.folder.path()).await.map_err(strange)?);
-            monitor.execute("cont").await.map_err(strange)?;
-        }
         if status["status"] == "shutdown" && self.ending_seen.is_none() {
             // The reason may be among the events that nobody has read.
             self.ending_seen =
@@ -183,7 +174,7 @@ impl Qemu {
 
     /// Closes the connection to the monitor.
     pub fn disconnect(&mut self) {
-        (self.monitor, self.connected, self.console, self.answered) = (None, None, None, None);
+        (self.monitor, self.connected, self.answered) = (None, None, None);
     }
 
     /// Waits for the next event; never returns without a subscription. Cancel safe.
