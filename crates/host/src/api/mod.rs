@@ -9,6 +9,7 @@
 mod catalogs;
 mod claims;
 mod conditions;
+mod consoles;
 mod document;
 mod events;
 mod extract;
@@ -123,7 +124,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/images", images::routes())
         .nest("/v1/leftovers", leftovers::routes())
         .nest("/v1/machine-actions", machines::action_routes())
-        .nest("/v1/machines", machines::routes().merge(claims::machine_routes()))
+        .nest("/v1/machines", machines::routes().merge(claims::machine_routes()).merge(consoles::routes()))
         .nest("/v1/metrics", metrics::metric_routes())
         .nest("/v1/operations", operations::routes())
         .nest(PROBLEM_TYPES, problem::routes())

@@ -19,6 +19,10 @@ pub const MONITOR: &str = "qmp.sock";
 pub const CONSOLE: &str = "console.sock";
 /// Socket of the console hub, for the VMM.
 pub const SERIAL: &str = "serial.sock";
+/// Folder of the screen's socket, in which the VMM may write.
+pub const SCREEN_FOLDER: &str = "screen";
+/// Socket of the screen, in that folder.
+pub const SCREEN: &str = "vnc.sock";
 /// Socket of the guest agent's port.
 pub const AGENT: &str = "agent.sock";
 
