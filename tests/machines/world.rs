@@ -24,6 +24,8 @@ pub const BOOT: Duration = Duration::from_secs(400);
 const GUEST: &str = r#"#!/bin/busybox sh
 stty -F /dev/ttyS0 -echo 2>/dev/null
 exec </dev/ttyS0 >/dev/ttyS0
+# A terminal that is open shows what is typed.
+[ -c /dev/tty1 ] && exec 3<>/dev/tty1
 answer() { echo "$* #$tag"; }
 case "$(dd if=/dev/vda bs=64 count=1 2>/dev/null | head -n 1)" in ends*) poweroff -f ;; esac
 echo WORKS
@@ -38,6 +40,7 @@ while read -r word tag; do
         answer MARKED ;;
     get*) answer "GOT $(dd "if=/dev/${word#get}" bs=4096 count=1 2>/dev/null | head -n 1)" ;;
     put*) { echo kept; } | dd "of=/dev/${word#put}" bs=4096 conv=notrunc,fsync,sync 2>/dev/null; answer PUT ;;
+    flood) yes "$(head -c 79 /dev/zero | tr '\0' x)" | head -n 9000; answer FLOODED ;;
     all) answer "READ $(cat /dev/vda | wc -c)" ;;
     size*) answer "SIZE $(cat "/sys/block/${word#size}/size")" ;;
     seed*) answer "SEED $(grep -ao 'iid-[0-9a-f-]*' "/dev/${word#seed}") $(grep -ao 'ssh-ed25519 [^"]*' "/dev/${word#seed}")" ;;

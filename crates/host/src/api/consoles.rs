@@ -53,6 +53,10 @@ const NOT_UNDERSTOOD: Ending = Ending {
     code: close_code::UNSUPPORTED,
     reason: "a message is not understood: see docs/api.md for what this WebSocket takes",
 };
+const TOO_LONG: Ending = Ending {
+    code: close_code::SIZE,
+    reason: "a message is longer than 16 KiB, or the connection is broken",
+};
 const CROWDED: Ending =
     Ending { code: close_code::AGAIN, reason: "the console has as many clients as it can have" };
 
@@ -116,7 +120,8 @@ fn check(
         let message = "a page of another origin may not open this: open it from the daemon's own console";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
-    let upgrade = upgrade.map_err(|e| HostError::invalid(format!("this is a WebSocket: {}", e.body_text())))?;
+    let upgrade =
+        upgrade.map_err(|e| HostError::invalid(format!("this is a WebSocket: {}", e.body_text())))?;
     Ok(upgrade.max_message_size(MAX_MESSAGE_BYTES).max_frame_size(MAX_MESSAGE_BYTES))
 }
 
@@ -289,7 +294,8 @@ fn heed(
             Err(_) => Err(Some(NOT_UNDERSTOOD)),
         },
         Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
-        Some(Ok(Message::Close(_)) | Err(_)) | None => Err(None),
+        Some(Err(_)) => Err(Some(TOO_LONG)),
+        Some(Ok(Message::Close(_))) | None => Err(None),
     }
 }
 
@@ -323,7 +329,8 @@ async fn relay_screen(socket: &mut WebSocket, screen: &Screen, peer: &Peer) -> O
                     }
                     Some(Ok(Message::Text(_))) => Err(Some(NOT_UNDERSTOOD)),
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
-                    Some(Ok(Message::Close(_)) | Err(_)) | None => Err(None),
+                    Some(Err(_)) => Err(Some(TOO_LONG)),
+                    Some(Ok(Message::Close(_))) | None => Err(None),
                 }
             }
             _ = pings.due.tick() => {

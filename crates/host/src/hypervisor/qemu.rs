@@ -4,7 +4,7 @@
 //! Invariant: a name or path never becomes another option. QEMU opens only its own files (firmware) and connects to its
 //! disk's socket; it inherits all other descriptors.
 
-use spillway_api::{CatalogSpec, Machine, Network};
+use spillway_api::{CatalogSpec, DisplayKind, Machine, Network};
 use spillway_control::kvm::Accelerator;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,10 +19,10 @@ pub const MONITOR: &str = "qmp.sock";
 pub const CONSOLE: &str = "console.sock";
 /// Socket of the console hub, for the VMM.
 pub const SERIAL: &str = "serial.sock";
-/// Folder of the screen's socket, in which the VMM may write.
-pub const SCREEN_FOLDER: &str = "screen";
+/// Folder of the screen's socket, in which the VMM may write until its guest runs.
+pub const SCREEN_FOLDER: &str = "vnc";
 /// Socket of the screen, in that folder.
-pub const SCREEN: &str = "vnc.sock";
+pub const SCREEN: &str = "sock";
 /// Socket of the guest agent's port.
 pub const AGENT: &str = "agent.sock";
 
@@ -97,6 +97,7 @@ pub fn command(
     line.network();
     line.agent();
     line.boot();
+    line.screen();
     line.command
 }
 
@@ -126,7 +127,11 @@ impl CommandLine<'_> {
         self.add("-name", self.machine.name.as_str());
         self.add("-uuid", uuid);
         self.add("-smbios", format!("type=1,manufacturer=Spillway,serial={uuid}"));
-        self.add("-machine", "q35,memory-backend=memory,graphics=off,usb=off");
+        let graphics = match self.spec.display {
+            DisplayKind::None => "off",
+            DisplayKind::Vnc => "on",
+        };
+        self.add("-machine", format!("q35,memory-backend=memory,graphics={graphics},usb=off"));
         self.add("-accel", accel);
         self.add("-cpu", cpu);
         self.add("-smp", self.spec.vcpus.to_string());
@@ -217,6 +222,18 @@ impl CommandLine<'_> {
         }
         self.add("-sandbox", "on,obsolete=deny,resourcecontrol=deny,elevateprivileges=deny,spawn=deny");
         self.command.args(["-nodefaults", "-no-user-config"]);
+    }
+
+    /// Adds a screen, the last device: without it the guest finds the others where they were.
+    fn screen(&mut self) {
+        if self.spec.display == DisplayKind::Vnc {
+            self.add("-device", "VGA");
+            // A pointer that is where the viewer's is.
+            self.add("-device", "virtio-tablet-pci");
+            self.add("-vnc", format!("unix:{SCREEN_FOLDER}/{SCREEN},share=force-shared"));
+            // The guest starts when QEMU may not write in that folder any more.
+            self.command.arg("-S");
+        }
     }
 }
 

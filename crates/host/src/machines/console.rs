@@ -10,7 +10,7 @@ use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::short_path::ShortPath;
 use rustix::net::{RecvFlags, SendFlags};
-use spillway_api::{ErrorCode, Name};
+use spillway_api::{DisplayKind, ErrorCode, Name};
 use spillway_control::console::{MAX_PACKET_BYTES, ToHub, connect};
 use std::collections::BTreeMap;
 use std::io;
@@ -144,6 +144,9 @@ impl Consoles {
         if run.console_socket.is_none() {
             return Err(conflict("has no console or screen here: who runs its VMM has it"));
         }
+        if view == View::Screen && run.display == DisplayKind::None {
+            return Err(conflict("has no screen: set 'display = \"vnc\"' in its catalog, and restart it"));
+        }
         let place = take(&self.clients, (name.clone(), view))?;
         Ok((self.folders.of(name).path().to_owned(), place))
     }
@@ -154,7 +157,8 @@ fn take(clients: &Clients, key: (Name, View)) -> Result<ClientPlace, HostError> 
     let count = table.entry(key.clone()).or_default();
     if *count >= key.1.most() {
         let (name, view) = key;
-        let message = format!("{name} has {count} clients of its {}, which is the most: close one", view.word());
+        let message =
+            format!("{name} has {count} clients of its {}, which is the most: close one", view.word());
         return Err(HostError::new(ErrorCode::Busy, message));
     }
     *count += 1;

@@ -6,6 +6,7 @@
 mod handles;
 mod libvirt;
 mod qemu;
+mod screen;
 
 use super::ready::GuestAgent;
 use super::run::{MachineFolder, RunRecord, VmmEnding};
@@ -102,10 +103,7 @@ impl Vmm {
         match &mut self.driver {
             VmmDriver::Nobody => Ok(()),
             VmmDriver::Qemu(qemu) => qemu.attach(process, run).await,
-            VmmDriver::Libvirt(domain) => {
-                domain.attach(run);
-                Ok(())
-            }
+            VmmDriver::Libvirt(domain) => domain.attach(run).await,
         }
     }
 

@@ -7,7 +7,7 @@
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::{blocking, disk};
 use super::handles::{self, Disks};
-use super::{PROCESS, assumed_ending, ending, grant_group};
+use super::{PROCESS, assumed_ending, ending, grant_group, screen};
 use crate::error::HostError;
 use crate::guest_users;
 use crate::hypervisor::qemu::{self, HostFiles};
@@ -15,7 +15,7 @@ use crate::hypervisor::qmp::{Event, Qmp};
 use crate::processes::{self, Process};
 use crate::scopes::{Scopes, is_there};
 use crate::short_path::ShortPath;
-use spillway_api::{ErrorCode, Machine, ResetEvent};
+use spillway_api::{DisplayKind, ErrorCode, Machine, ResetEvent};
 use spillway_control::kvm::Accelerator;
 use std::future::pending;
 use std::io;
@@ -71,6 +71,9 @@ impl Qemu {
                 grant_group(folder.path(), user, 0o710)?;
                 grant_group(&folder.path().join(disk::SOCKET), user, 0o660)?;
             }
+            if spec.display == DisplayKind::Vnc {
+                screen::prepare(folder.path(), user)?;
+            }
             handles::open(folder.path(), &spec, &disks)
         })
         .await?;
@@ -108,6 +111,11 @@ impl Qemu {
             Err(_) if process.ends_within(Duration::ZERO) => return Ok(()),
             status => status.map_err(strange)?,
         };
+        if status["status"] == "prelaunch" {
+            let folder = self.folder.clone();
+            blocking(move || screen::seal(folder.path())).await?;
+            monitor.execute("cont").await.map_err(strange)?;
+        }
         if status["status"] == "shutdown" && self.ending_seen.is_none() {
             // The reason may be among the events that nobody has read.
             self.ending_seen =
