@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod commit;
+mod console;
 mod crash;
 mod figures;
 mod firmware;

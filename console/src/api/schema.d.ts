@@ -588,6 +588,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/machines/{name}/console": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Opens a machine's serial console as a WebSocket, which requires the role `operate`. The daemon sends what the guest has
+         *     written, at most the last 256 KiB, and then what it writes, as binary messages, and `{"keyboard": "yours"}`, `"free"` or
+         *     `"taken"` as text at the start and at each change. The client sends keys as binary messages, which count if the keyboard
+         *     is its own or free, and `{"take": true}` to take it. `{"lost": N}`: N bytes were lost, because the client reads too
+         *     slowly. The daemon closes with code 1001 when the machine's run ends.
+         */
+        get: operations["openMachineConsole"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/machines/{name}/curve": {
         parameters: {
             query?: never;
@@ -600,6 +623,27 @@ export interface paths {
          *     is not served.
          */
         get: operations["getMachineCurve"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/machines/{name}/screen": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Opens a machine's screen as a WebSocket, which requires the role `operate` and a catalog whose `display` is `vnc`. Both
+         *     sides send the RFB protocol (RFC 6143) as binary messages; the subprotocol is `binary`. The daemon closes with code 1001
+         *     when the machine's run ends.
+         */
+        get: operations["openMachineScreen"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1112,6 +1156,8 @@ export interface components {
              */
             data_disk_bytes?: number | null;
             data_disk_store?: null | components["schemas"]["Name"];
+            /** @description Screen of each machine: none, or one that the API shows as a WebSocket. */
+            display?: components["schemas"]["DisplayKind"];
             /**
              * @description What happens to a write when the cache is full. By default `pause`.
              * @enum {string|null}
@@ -1706,6 +1752,11 @@ export interface components {
              */
             warning?: number;
         };
+        /**
+         * @description Screen of the machines of a catalog.
+         * @enum {string}
+         */
+        DisplayKind: "none" | "vnc";
         /** @description Empty body of a response, where success is all there is to say. */
         Empty: Record<string, never>;
         /**
@@ -2291,7 +2342,7 @@ export interface components {
         };
         /** @description What a machine was started with. Paths are on the daemon's host. */
         MachineRun: {
-            /** @description Unix socket of the serial console, for one client at a time. */
+            /** @description Unix socket of the console hub, for `spillway machine console`. */
             console_socket?: string | null;
             /** @description Path of the disk's control socket, for `spillway stats` and others. */
             control_socket: string;
@@ -2307,6 +2358,8 @@ export interface components {
             disk_pid?: number | null;
             /** @description Path of the disk's vhost-user socket. */
             disk_socket: string;
+            /** @description Screen of the machine. */
+            display: components["schemas"]["DisplayKind"];
             /** @description Hypervisor that runs this machine. */
             hypervisor: components["schemas"]["Hypervisor"];
             /** @description Name of the image that the running machine started from. */
@@ -4889,6 +4942,35 @@ export interface operations {
             };
         };
     };
+    openMachineConsole: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The connection is a WebSocket. */
+            101: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getMachineCurve: {
         parameters: {
             query?: {
@@ -4911,6 +4993,35 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["DiskCurve"];
                 };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    openMachineScreen: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The connection is a WebSocket. */
+            101: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description The request was not carried out; the body says why. */
             default: {

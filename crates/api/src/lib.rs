@@ -30,8 +30,9 @@ mod ttl;
 
 pub use catalog::{
     BlockingMachine, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate,
-    DEADLINE_SECONDS_DEFAULT, Difference, HistoryEntry, Network, NewCatalog, Ready, ResetEvent, Rollout,
-    RolloutAction, RolloutChange, RolloutProgress, RolloutState, RolloutStrategy, differences, settings,
+    DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, HistoryEntry, Network, NewCatalog, Ready, ResetEvent,
+    Rollout, RolloutAction, RolloutChange, RolloutProgress, RolloutState, RolloutStrategy, differences,
+    settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,

@@ -8,6 +8,7 @@ use crate::access::Peer;
 use crate::access::audit::{self, Audit};
 use crate::access::caller::PeerAddress;
 use crate::access::connections::{ConnectionLimits, ConnectionSlot, Connections};
+use crate::access::lingering::LingeringStream;
 use crate::access::paced::{PacedStream, ReaderLimits};
 use crate::access::tls::{Remote, RemoteListener, speaks_http_2};
 use crate::api::{self, ApiState, FigureAnswers, ResponseCounters};
@@ -49,7 +50,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_rustls::server::TlsStream;
@@ -66,9 +67,6 @@ const MOST_UNSENT_BYTES: usize = 64 << 10;
 /// Interval at which the audit log writes its counts.
 const AUDIT_EACH: Duration = Duration::from_secs(5);
 
-/// Data of a client after its last response that is read and discarded, in size and time.
-const MOST_UNREAD_BYTES: usize = 1 << 20;
-const UNREAD: Duration = Duration::from_secs(2);
 /// Pause before the next connection is accepted after descriptors ran out.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 
@@ -475,28 +473,15 @@ async fn serve_http_2(stream: TlsStream<TcpStream>, router: Router, peer: Peer) 
     let _ = connection.await;
 }
 
-/// Serves a connection with HTTP/1.1 until it ends.
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer: Peer) {
+/// Serves a connection with HTTP/1.1 until it ends, or until it has become a WebSocket, which is served by its own task.
+async fn serve(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router, peer: Peer) {
     let service = TowerToHyperService::new(router.layer(Extension(peer)));
+    let stream = LingeringStream::new(PacedStream::new(stream, PACE));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(PacedStream::new(stream, PACE)), service);
-    let Ok(parts) = connection.without_shutdown().await else { return };
-    let mut stream = parts.io.into_inner();
-    // Closing a connection with unread data would lose the response: read some of that data first.
-    let rest = async {
-        stream.shutdown().await?;
-        let (mut buffer, mut read) = (vec![0; 16 << 10], 0);
-        while read < MOST_UNREAD_BYTES {
-            match stream.read(&mut buffer).await? {
-                0 => break,
-                n => read += n,
-            }
-        }
-        std::io::Result::Ok(())
-    };
-    let _ = tokio::time::timeout(UNREAD, rest).await;
+        .serve_connection(TokioIo::new(stream), service);
+    let _ = connection.with_upgrades().await;
 }
 
 /// Raises the limit of descriptors: each machine takes some.

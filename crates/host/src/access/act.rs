@@ -46,6 +46,10 @@ impl RequestAction {
             other => other.strip_suffix('s').unwrap_or(other),
         };
         match (method, &parts[1..]) {
+            // A WebSocket begins as a GET, and whoever has one can do what the guest's keyboard can.
+            (&Method::GET | &Method::HEAD, ["machines", name, view @ ("console" | "screen")]) => {
+                act(Role::Operate, &format!("open {view} of"), "machine", name)
+            }
             (&Method::GET | &Method::HEAD, [_, rest @ ..]) => act(Role::Read, "read", kind, &rest.join("/")),
             // The body says which action it is.
             (&Method::POST, ["machine-actions"]) => act(Role::Operate, "act on", "machine", ""),
@@ -102,6 +106,10 @@ mod tests {
         let long = format!("/v1/catalogs/{}", "é".repeat(100_000));
         for (method, path, role, verb, kind, name) in [
             (Method::GET, "/v1/images", Read, "read", "image", ""),
+            (Method::GET, "/v1/machines/desk-1", Read, "read", "machine", "desk-1"),
+            (Method::GET, "/v1/machines/desk-1/console", Operate, "open console of", "machine", "desk-1"),
+            (Method::HEAD, "/v1/machines/desk-1/screen", Operate, "open screen of", "machine", "desk-1"),
+            (Method::GET, "/v1/machines/desk-1/curve", Read, "read", "machine", "desk-1/curve"),
             (Method::GET, "/anything", Admin, "GET", "path", "/anything"),
             (Method::POST, "/v1/machine-actions", Operate, "act on", "machine", ""),
             (Method::POST, "/v1/catalogs/desk/claims", Operate, "claim", "catalog", "desk"),

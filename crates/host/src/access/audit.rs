@@ -104,7 +104,8 @@ pub struct RequestOutcome {
 
 impl RequestOutcome {
     fn is_success(self) -> bool {
-        (200..300).contains(&self.status)
+        // 101: the connection is a WebSocket from now on.
+        (200..300).contains(&self.status) || self.status == 101
     }
 }
 

@@ -9,6 +9,7 @@ pub mod audit;
 pub mod caller;
 pub mod connections;
 pub mod delay;
+pub mod lingering;
 pub mod note;
 pub mod paced;
 mod refusals;

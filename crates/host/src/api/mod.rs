@@ -9,7 +9,7 @@
 mod catalogs;
 mod claims;
 mod conditions;
-mod console;
+mod consoles;
 mod document;
 mod events;
 mod extract;
@@ -20,6 +20,7 @@ mod leftovers;
 mod machines;
 mod metrics;
 mod operations;
+mod pages;
 mod problem;
 mod registries;
 mod reports;
@@ -136,7 +137,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/images", images::routes())
         .nest("/v1/leftovers", leftovers::routes())
         .nest("/v1/machine-actions", machines::action_routes())
-        .nest("/v1/machines", machines::routes().merge(claims::machine_routes()))
+        .nest("/v1/machines", machines::routes().merge(claims::machine_routes()).merge(consoles::routes()))
         .nest("/v1/metrics", metrics::metric_routes())
         .nest("/v1/operations", operations::routes())
         .nest(PROBLEM_TYPES, problem::routes())
@@ -174,7 +175,7 @@ pub fn router(app: ApiState) -> Router {
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .layer(middleware::from_fn_with_state(app.audit.clone(), access::guard))
         .merge(session::bounded(open))
-        .merge(console::routes())
+        .merge(pages::routes())
         .layer(middleware::from_fn_with_state(app.answered.clone(), metrics::count))
         .layer(middleware::from_fn(problem::complete))
         .with_state(app)

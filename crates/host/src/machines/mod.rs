@@ -10,6 +10,7 @@ mod blocking;
 mod claims;
 mod closing;
 mod commit;
+pub mod console;
 pub mod desired_state;
 mod desired_writer;
 mod disk;
@@ -54,6 +55,7 @@ use claims::Claims;
 pub use claims::{ClaimSelector, Claimant};
 use closing::HostGate;
 use commit::DiskCommits;
+use console::Consoles;
 use desired_state::DesiredState;
 use desired_writer::DesiredStateWriter;
 pub use disk::word;
@@ -108,6 +110,8 @@ pub struct Machines {
     pub rollouts: Arc<Rollouts>,
     /// Commits disks of machines as versions of images.
     pub commits: DiskCommits,
+    /// Consoles and screens of machines.
+    pub consoles: Arc<Consoles>,
     /// Files that deleted machines have left.
     pub leftovers: Arc<Leftovers>,
     /// Collects the figures of all machines.
@@ -217,7 +221,8 @@ impl Machines {
             ),
             commits: DiskCommits::new(reader.clone(), catalogs, objects, images),
             leftovers: Arc::clone(&shared.leftovers),
-            curves: Arc::new(CurveCollector::new(reader.clone(), folders)),
+            curves: Arc::new(CurveCollector::new(reader.clone(), folders.clone())),
+            consoles: Arc::new(Consoles::new(reader.clone(), folders)),
             reader,
             gate,
             rollouts,
