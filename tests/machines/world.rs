@@ -41,6 +41,9 @@ while read -r word tag; do
     get*) answer "GOT $(dd "if=/dev/${word#get}" bs=4096 count=1 2>/dev/null | head -n 1)" ;;
     put*) { echo kept; } | dd "of=/dev/${word#put}" bs=4096 conv=notrunc,fsync,sync 2>/dev/null; answer PUT ;;
     flood) yes "$(head -c 79 /dev/zero | tr '\0' x)" | head -n 9000; answer FLOODED ;;
+    fill*)
+        dd if=/dev/urandom of=/dev/vda bs=1M seek=1 "count=${word#fill}" conv=notrunc,fsync 2>/dev/null
+        answer FILLED ;;
     all) answer "READ $(cat /dev/vda | wc -c)" ;;
     size*) answer "SIZE $(cat "/sys/block/${word#size}/size")" ;;
     seed*) answer "SEED $(grep -ao 'iid-[0-9a-f-]*' "/dev/${word#seed}") $(grep -ao 'ssh-ed25519 [^"]*' "/dev/${word#seed}")" ;;

@@ -208,7 +208,6 @@ impl Machines {
         tokio::spawn(overseer.oversee());
         tokio::spawn(Arc::clone(&shared.memory).watch());
         let space = SpaceWatch::watched(stores, events.clone());
-        let ttl_seconds = shared.parts.claim_ttl_seconds;
         Ok(Machines {
             actions: MachineActions::new(reader.clone(), catalogs.clone(), objects.clone()),
             claims: Claims::new(
@@ -217,7 +216,7 @@ impl Machines {
                 objects.clone(),
                 events,
                 Arc::clone(&space),
-                ttl_seconds,
+                shared.parts.claim_ttl_seconds,
             ),
             commits: DiskCommits::new(reader.clone(), catalogs, objects, images),
             leftovers: Arc::clone(&shared.leftovers),
