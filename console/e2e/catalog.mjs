@@ -37,6 +37,7 @@ try {
   await page.getByLabel("Network", { exact: true }).fill("none");
   await page.getByRole("textbox", { name: "Ready when" }).fill("serial:^GUEST-UP");
   await page.getByText("More settings").click();
+  await page.getByRole("textbox", { name: "Time to shut down, s" }).fill("1");
   await page.getByRole("textbox", { name: "Kernel", exact: true }).fill(SPILLWAY_KERNEL);
   await page.getByRole("textbox", { name: "Initial RAM disk" }).fill(SPILLWAY_INITRD);
   await page
