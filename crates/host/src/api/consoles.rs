@@ -53,10 +53,8 @@ const NOT_UNDERSTOOD: Ending = Ending {
     code: close_code::UNSUPPORTED,
     reason: "a message is not understood: see docs/api.md for what this WebSocket takes",
 };
-const TOO_LONG: Ending = Ending {
-    code: close_code::SIZE,
-    reason: "a message is longer than 16 KiB, or the connection is broken",
-};
+const TOO_LONG: Ending =
+    Ending { code: close_code::SIZE, reason: "a message is longer than 16 KiB, or the connection is broken" };
 const CROWDED: Ending =
     Ending { code: close_code::AGAIN, reason: "the console has as many clients as it can have" };
 

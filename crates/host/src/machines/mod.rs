@@ -205,7 +205,6 @@ impl Machines {
         tokio::spawn(overseer.oversee());
         tokio::spawn(Arc::clone(&shared.memory).watch());
         tokio::spawn(Arc::clone(&space).watch());
-        let ttl_seconds = shared.parts.claim_ttl_seconds;
         Ok(Machines {
             actions: MachineActions::new(reader.clone(), catalogs.clone(), objects.clone()),
             claims: Claims::new(
@@ -214,7 +213,7 @@ impl Machines {
                 objects.clone(),
                 events,
                 Arc::clone(&space),
-                ttl_seconds,
+                shared.parts.claim_ttl_seconds,
             ),
             commits: DiskCommits::new(reader.clone(), catalogs, objects, images),
             leftovers: Arc::clone(&shared.leftovers),
