@@ -84,7 +84,11 @@ type Draft = Partial<CatalogSpec>;
 function given(spec: Draft): [string, unknown][] {
   return Object.keys(OPTIONS)
     .map((key): [string, unknown] => [key, (spec as Record<string, unknown>)[key]])
-    .filter(([, value]) => value !== undefined && value !== null);
+    .filter(([, value]) => value !== undefined && value !== null && !isEmpty(value));
+}
+
+function isEmpty(value: unknown): boolean {
+  return typeof value === "object" && value !== null && Object.keys(value).length === 0;
 }
 
 /** `spillway catalog create …`. Texts become files, whose names are placeholders. */

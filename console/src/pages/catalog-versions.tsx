@@ -184,10 +184,11 @@ export function outlook(machines: Machine[], image: string, version: number, str
   const others = on.filter((m) => m.status.run?.image !== image || m.status.run?.version !== version);
   const claimed = others.filter((m) => m.claim !== null);
   const have = on.length - others.length;
+  if (on.length === 0) return [`No machine runs. Each takes ${image}:${version} at its next start.`];
+  if (others.length === 0) return [`All ${plural(on.length, "machine")} that run have ${image}:${version} already.`];
   const lines = [
-    `${plural(others.length, "running machine has", "running machines have")} another version, ${have} of ${on.length} have ${image}:${version} already.`,
+    `${plural(others.length, "running machine has", "running machines have")} another version; ${have} of ${on.length} have ${image}:${version} already.`,
   ];
-  if (others.length === 0) return lines;
   if (strategy === "next-start") lines.push("None is restarted: each takes the version at its next start, whoever starts it.");
   else {
     const free = others.length - claimed.length;

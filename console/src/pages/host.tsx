@@ -6,12 +6,12 @@ import { ask } from "../acts.ts";
 import { api, type Catalog, type Figures, type Host, type Store } from "../api/client.ts";
 import { href } from "../router.ts";
 import { catalogRows, figures } from "../state/figures.ts";
-import { type CatalogRow, sumRates, total } from "../state/moments.ts";
+import { type CatalogRow, sumRates, sumSamples, total } from "../state/moments.ts";
 import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { bytes, duration, percent, plural, rate } from "../ui/format.ts";
 import { Badge, Facts, PageHead, Panel, Pending } from "../ui/parts.tsx";
-import { StackedBar } from "../ui/planes.tsx";
+import { Spark, StackedBar } from "../ui/planes.tsx";
 import { EventList } from "./events-list.tsx";
 
 export interface Trouble {
@@ -229,6 +229,8 @@ function Machines({ rows }: { rows: CatalogRow[] }) {
     ["stopped", sum((r) => r.counts.stopped), "none"],
   ];
   const rates = sumRates(rows.map((r) => r.rates));
+  const samples = sumSamples(rows.map((r) => r.samples));
+  const peak = Math.max(0, ...samples.map((s) => s.ramWritten + s.overflowWritten));
   return (
     <Panel title="Machines" aside={<a href={href(["machines"])}>{plural(all, "machine")}</a>}>
       {all === 0 ? (
@@ -242,6 +244,20 @@ function Machines({ rows }: { rows: CatalogRow[] }) {
           segments={phases.filter(([, v]) => v > 0).map(([name, value, kind]) => ({ name, value, kind, text: String(value) }))}
         />
       )}
+      {samples.length ? (
+        <div class="wide-spark">
+          <Spark samples={samples} width={640} height={56} label="Written to RAM tier and overflow in the last ten minutes" />
+          <ul class="legend">
+            <li>
+              <span class="swatch ram" aria-hidden="true" /> written to RAM tier
+            </li>
+            <li>
+              <span class="swatch overflow" aria-hidden="true" /> written to overflow
+            </li>
+            <li class="muted">the last ten minutes, peak {rate(peak)}</li>
+          </ul>
+        </div>
+      ) : null}
       <Facts
         items={[
           ["Claimed", String(sum((r) => r.counts.claimed))],

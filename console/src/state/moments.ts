@@ -6,8 +6,8 @@ import type { Counters, Figures, Levels, Schemas } from "../api/client.ts";
 
 /** How far back growth is looked at to say when a cache is full. */
 const TREND_SECONDS = 30;
-/** Samples of the small charts in lists: five minutes at one in two seconds. */
-const SAMPLES = 150;
+/** Samples of the small charts in lists: ten minutes at one in two seconds. */
+const SAMPLES = 300;
 /** With more objects than this, none has samples: they would cost more than they show. */
 const SAMPLED_OBJECTS = 200;
 
@@ -163,6 +163,25 @@ export function sumRates(all: (Rates | null)[]): Rates | null {
   return sum;
 }
 
+/** Adds the samples of several objects, moment by moment. */
+export function sumSamples(all: Sample[][]): Sample[] {
+  const sums = new Map<number, Sample>();
+  for (const samples of all) {
+    for (const one of samples) {
+      const sum = sums.get(one.time);
+      if (!sum) {
+        sums.set(one.time, { ...one });
+        continue;
+      }
+      for (const key of Object.keys(one) as (keyof Sample)[]) {
+        if (key === "fill") sum.fill = Math.max(sum.fill, one.fill);
+        else if (key !== "time") sum[key] += one[key];
+      }
+    }
+  }
+  return [...sums.values()].sort((a, b) => a.time - b.time);
+}
+
 type Parts = { counters: Counters; levels: Levels };
 
 /** The moments that rows are made of. */
@@ -226,6 +245,14 @@ export class Moments {
         this.samples.set(key, samples);
       }
     }
+  }
+
+  /** Puts what the daemon knows of the time before in front of an object's samples. */
+  seed(kind: "catalogs" | "machines", name: string, earlier: Sample[]): void {
+    const key = `${kind}/${name}`;
+    const samples = this.samples.get(key) ?? [];
+    const first = samples[0]?.time ?? Number.POSITIVE_INFINITY;
+    this.samples.set(key, [...earlier.filter((s) => s.time < first), ...samples]);
   }
 
   private row(object: Parts & { name: string; spared_bytes: number }, catalog: string, kind: "catalogs" | "machines"): Row {

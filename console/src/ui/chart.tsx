@@ -69,15 +69,25 @@ export function Chart({ title, times, lines, unit }: { title: string; times: num
           y: { range: (_u, _min, max) => [0, unit === "percent" ? Math.max(0.01, Math.min(1, max * 1.15)) : Math.max(max || 0, isBytes ? 1024 : 1) * 1.08] },
         },
         axes: [
-          { ...axis, grid: { show: false }, space: 70, values: (_u, splits) => splits.map((s) => clock(s * 1000).slice(11, 16)) },
-          { ...axis, grid, size: 74, ...(isBytes ? { incrs: BINARY } : {}), values: (_u, splits) => splits.map((s) => TEXT[unit](s)) },
+          {
+            ...axis,
+            grid: { show: false },
+            size: 26,
+            space: 80,
+            // Within minutes, the seconds tell moments apart.
+            values: (u, splits) => {
+              const isShort = (u.scales.x?.max ?? 0) - (u.scales.x?.min ?? 0) < 300;
+              return splits.map((s) => clock(s * 1000).slice(11, isShort ? 19 : 16));
+            },
+          },
+          { ...axis, grid, size: 78, gap: 6, ...(isBytes ? { incrs: BINARY } : {}), values: (_u, splits) => splits.map((s) => TEXT[unit](s)) },
         ],
         series: [
           {},
           ...lines.map((l) => ({
             stroke: colour(l.plane),
             width: 1.5,
-            ...(l.isArea ? { fill: `${colour(l.plane)}33` } : {}),
+            ...(l.isArea ? { fill: `${colour(l.plane)}22` } : {}),
             points: { show: false },
           })),
         ],

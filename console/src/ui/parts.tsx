@@ -1,6 +1,6 @@
 // Small parts that pages are made of: panels, badges, key-value lists, empty and failed states, tabs.
 import type { ComponentChildren } from "preact";
-import { useId, useRef } from "preact/hooks";
+import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { words } from "../api/client.ts";
 import { href, queryValue, route, setQuery } from "../router.ts";
 
@@ -177,4 +177,26 @@ export function Choice({ label, name, options }: { label: string; name: string; 
       </select>
     </label>
   );
+}
+
+/** The width of an element in pixels, for pictures whose text must not be scaled. */
+export function useWidth<E extends Element>(otherwise: number) {
+  const ref = useRef<E>(null);
+  const [width, setWidth] = useState(otherwise);
+  useLayoutEffect(() => {
+    const el = ref.current;
+    if (!el) return;
+    const measure = () => setWidth((was) => (el.clientWidth > 0 ? Math.round(el.clientWidth) : was));
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(el);
+    return () => observer.disconnect();
+  }, []);
+  return [ref, width] as const;
+}
+
+/** Text of the API's description: what stands between backticks is code. */
+export function Prose({ text }: { text: string }) {
+  // biome-ignore lint/suspicious/noArrayIndexKey: the parts of a text never change their order
+  return <>{text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part))}</>;
 }

@@ -7,7 +7,7 @@ import { type Curve, raw } from "../api/client.ts";
 import { absorbed, at, scale, type Sizing, sum } from "../state/curve.ts";
 import { visible } from "../state/visible.ts";
 import { bytes, duration, percent, sizeText, parseSize } from "./format.ts";
-import { Empty } from "./parts.tsx";
+import { Empty, useWidth } from "./parts.tsx";
 
 const EVERY_MS = 15_000;
 /** Machines whose curves are added. More would say the same. */
@@ -40,13 +40,19 @@ export function useCurves(names: string[]): { sizing: Sizing | null; isLoading: 
   return state;
 }
 
-const W = 720;
-const H = 260;
+const H = 250;
 const LEFT = 8;
 const TOP = 30;
 const BOTTOM = 30;
 
+/** Sizes below an axis: multiples of a power of two, at most so many. */
+export function tickSizes(max: number, most: number): number[] {
+  const step = 2 ** Math.ceil(Math.log2(max / most));
+  return Array.from({ length: Math.floor((max * 0.97) / step) }, (_, i) => (i + 1) * step);
+}
+
 function Picture({ sizing, limit, ram, max }: { sizing: Sizing; limit: number | null; ram: number; max: number }) {
+  const [box, W] = useWidth<HTMLDivElement>(720);
   const most = Math.max(1, ...sizing.points.map((p) => Math.max(p.written, p.read)));
   const x = (v: number) => LEFT + (Math.min(v, max) / max) * (W - 2 * LEFT);
   const y = (v: number) => H - BOTTOM - (v / most) * (H - TOP - BOTTOM);
@@ -75,8 +81,9 @@ function Picture({ sizing, limit, ram, max }: { sizing: Sizing; limit: number | 
     return { ...m, left, row, isRight };
   });
   const here = at(sizing.points, ram);
-  const ticks = [0.25, 0.5, 0.75, 1].map((part) => part * max);
+  const ticks = tickSizes(max, W < 480 ? 4 : 8);
   return (
+    <div ref={box}>
     <svg
       class="curve"
       viewBox={`0 0 ${W} ${H}`}
@@ -94,7 +101,7 @@ function Picture({ sizing, limit, ram, max }: { sizing: Sizing; limit: number | 
         </g>
       ))}
       {ticks.map((t) => (
-        <text key={t} class="tick" x={x(t)} y={H - 10} text-anchor={t === max ? "end" : "middle"}>
+        <text key={t} class="tick" x={x(t)} y={H - 10} text-anchor="middle">
           {bytes(t)}
         </text>
       ))}
@@ -114,6 +121,7 @@ function Picture({ sizing, limit, ram, max }: { sizing: Sizing; limit: number | 
         <circle cx={x(ram)} cy={y(here.written)} r="4.5" />
       </g>
     </svg>
+    </div>
   );
 }
 
@@ -172,7 +180,7 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
       </div>
       <div class="sizing-row">
         <label class="field">
-          <span>RAM tier of each machine</span>
+          <span>RAM tier for each</span>
           <input
             type="text"
             inputMode="text"

@@ -6,6 +6,7 @@ import { useId, useState } from "preact/hooks";
 import about from "../api/spec-fields.json";
 import type { CatalogSpec } from "../api/client.ts";
 import { parseSize, sizeText } from "./format.ts";
+import { Prose } from "./parts.tsx";
 
 export type Key = Exclude<keyof CatalogSpec, "redacted">;
 export type Draft = Partial<CatalogSpec>;
@@ -207,7 +208,7 @@ export function SpecField({
         />
       )}
       <p class={error ? "hint critical-text" : "hint"} id={`${id}-about`}>
-        {error ?? description}
+        {error ?? <Prose text={description} />}
       </p>
     </div>
   );

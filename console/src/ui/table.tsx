@@ -16,6 +16,8 @@ export interface Column<T> {
   isFigure?: boolean;
   /** Left out where there is little width. */
   isWide?: boolean;
+  /** Left out unless there is much width. */
+  isExtra?: boolean;
   hint?: string;
 }
 
@@ -34,6 +36,10 @@ export function sorted<T>(rows: T[], column: Column<T> | undefined, isReverse: b
       return String(x).localeCompare(String(y), "en", { numeric: true }) * direction;
     })
     .map(({ row }) => row);
+}
+
+function classOf(c: { isFigure?: boolean; isWide?: boolean; isExtra?: boolean }): string {
+  return `${c.isFigure ? "figure" : ""}${c.isWide ? " wide" : ""}${c.isExtra ? " extra" : ""}`;
 }
 
 /** Beyond this many rows, only those that can be seen are drawn. */
@@ -132,7 +138,7 @@ export function Table<T>(props: TableProps<T>) {
                 <th
                   key={c.key}
                   scope="col"
-                  class={`${c.isFigure ? "figure" : ""}${c.isWide ? " wide" : ""}`}
+                  class={classOf(c)}
                   aria-sort={isBy ? (isDown ? "descending" : "ascending") : undefined}
                   title={c.hint}
                 >
@@ -146,9 +152,11 @@ export function Table<T>(props: TableProps<T>) {
                       }}
                     >
                       {c.title}
-                      <span aria-hidden="true" class="sort-mark">
-                        {isBy ? (isDown ? "\u2193" : "\u2191") : ""}
-                      </span>
+                      {isBy ? (
+                        <span aria-hidden="true" class="sort-mark">
+                          {isDown ? "\u2193" : "\u2191"}
+                        </span>
+                      ) : null}
                     </button>
                   ) : (
                     c.title
@@ -190,7 +198,7 @@ export function Table<T>(props: TableProps<T>) {
                       {c.cell(row)}
                     </th>
                   ) : (
-                    <td key={c.key} class={`${c.isFigure ? "figure" : ""}${c.isWide ? " wide" : ""}`}>
+                    <td key={c.key} class={classOf(c)}>
                       {c.cell(row)}
                     </td>
                   ),
