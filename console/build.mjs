@@ -44,8 +44,11 @@ async function generated() {
   const fields = {};
   for (const [name, schema] of Object.entries(document.components.schemas.CatalogSpec.properties)) {
     if (name === "redacted") continue;
-    const field = { about: schema.description ?? (schema.oneOf ?? []).map((s) => s.description).find(Boolean) ?? "" };
-    for (const bound of ["minimum", "maximum", "multipleOf"]) if (bound in schema) field[bound] = schema[bound];
+    const field = {
+      about: schema.description ?? (schema.oneOf ?? []).map((s) => s.description).find(Boolean) ?? "",
+    };
+    for (const bound of ["minimum", "maximum", "multipleOf"])
+      if (bound in schema) field[bound] = schema[bound];
     fields[name] = field;
   }
   return {
@@ -64,7 +67,9 @@ function licences(inputs) {
   const texts = [...names].sort().map((name) => {
     const about = JSON.parse(readFileSync(at("node_modules", name, "package.json"), "utf8"));
     const file = readdirSync(at("node_modules", name)).find((f) => /^licen[cs]e/i.test(f));
-    const text = file ? readFileSync(at("node_modules", name, file), "utf8").trim() : `Licence: ${about.license}`;
+    const text = file
+      ? readFileSync(at("node_modules", name, file), "utf8").trim()
+      : `Licence: ${about.license}`;
     return `${name} ${about.version} (${about.license})\n\n${text}\n`;
   });
   return `The console contains these packages.\n\n${texts.join(`\n${"-".repeat(78)}\n\n`)}`;
@@ -105,7 +110,9 @@ function checkSinks(folder) {
     if (!/\.(ts|tsx|html)$/.test(entry) || entry.endsWith("schema.d.ts")) continue;
     readFileSync(at(folder, entry), "utf8")
       .split("\n")
-      .forEach((line, i) => SINKS.test(line) && bad.push(`${folder}/${entry}:${i + 1}: ${line.trim()}`));
+      .forEach((line, i) => {
+        if (SINKS.test(line)) bad.push(`${folder}/${entry}:${i + 1}: ${line.trim()}`);
+      });
   }
   if (bad.length) throw new Error(`these lines could turn text into HTML or code:\n${bad.join("\n")}`);
 }
@@ -123,11 +130,14 @@ async function write() {
 function report(files) {
   const size = (name) => gzipSync(files[name], { level: 9 }).length;
   for (const name of Object.keys(files).sort()) {
-    console.log(`${name.padEnd(14)}${String(files[name].length).padStart(9)} bytes${String(size(name)).padStart(9)} gzip`);
+    console.log(
+      `${name.padEnd(14)}${String(files[name].length).padStart(9)} bytes${String(size(name)).padStart(9)} gzip`,
+    );
   }
   const first = ["index.html", "app.js", "app.css"].reduce((sum, name) => sum + size(name), 0);
   console.log(`${"first page".padEnd(14)}${String(first).padStart(30)} gzip of ${BUDGET_BYTES}`);
-  if (first > BUDGET_BYTES) throw new Error(`the first page has ${first} bytes with gzip; allowed are ${BUDGET_BYTES}`);
+  if (first > BUDGET_BYTES)
+    throw new Error(`the first page has ${first} bytes with gzip; allowed are ${BUDGET_BYTES}`);
 }
 
 async function check() {

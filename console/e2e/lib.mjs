@@ -34,7 +34,9 @@ export async function open(browser, options = {}) {
     else if (message.type() === "error" && !/Failed to load resource/.test(text)) seen.errors.push(text);
   });
   await page.addInitScript(() => {
-    addEventListener("securitypolicyviolation", (e) => console.error(`Content Security Policy: ${e.violatedDirective} ${e.blockedURI}`));
+    addEventListener("securitypolicyviolation", (e) =>
+      console.error(`Content Security Policy: ${e.violatedDirective} ${e.blockedURI}`),
+    );
   });
   return { context, page, seen };
 }
@@ -50,14 +52,22 @@ export async function go(page, hash) {
 export async function axe(page) {
   await page.evaluate(axeSource);
   const results = await page.evaluate(() =>
-    globalThis.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"] }),
+    globalThis.axe.run(document, {
+      runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    }),
   );
   return results.violations.map(
-    (v) => `${v.id}: ${v.help}: ${v.nodes.map((n) => n.target.join(" ")).slice(0, 4).join(" | ")}`,
+    (v) =>
+      `${v.id}: ${v.help}: ${v.nodes
+        .map((n) => n.target.join(" "))
+        .slice(0, 4)
+        .join(" | ")}`,
   );
 }
 
 export function foreign(seen) {
   const origin = new URL(base).origin;
-  return seen.requests.filter((url) => !url.startsWith(`${origin}/`) && !url.startsWith("data:") && !url.startsWith("blob:"));
+  return seen.requests.filter(
+    (url) => !url.startsWith(`${origin}/`) && !url.startsWith("data:") && !url.startsWith("blob:"),
+  );
 }

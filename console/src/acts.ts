@@ -25,7 +25,11 @@ export interface Target {
   graceSeconds?: number | undefined;
 }
 
-export function machinesTarget(names: string[], rows: { name: string; claimed: boolean }[], catalog?: Catalog): Target {
+export function machinesTarget(
+  names: string[],
+  rows: { name: string; claimed: boolean }[],
+  catalog?: Catalog,
+): Target {
   const chosen = new Set(names);
   return {
     names,
@@ -67,7 +71,9 @@ function consequences(action: Action, target: Target): string[] {
     case "drain":
       return [
         "Each machine stops as soon as it is not claimed, and is not started or claimed again until it is undrained.",
-        target.isKeeping ? "What the machines wrote is kept." : "What the machines wrote is gone when they stop.",
+        target.isKeeping
+          ? "What the machines wrote is kept."
+          : "What the machines wrote is gone when they stop.",
       ];
     case "undrain":
       return ["The machines can be started and claimed again."];
@@ -106,7 +112,10 @@ export function machineAct(action: Action, target: Target): Act {
       ...(target.catalog !== undefined ? ["--catalog", target.catalog] : (target.names ?? [])),
       isLosing && "--discard-data",
     ),
-    run: () => api.post("/v1/machine-actions", { body: { action, select, ...(isLosing ? { discard_data: true } : {}) } }),
+    run: () =>
+      api.post("/v1/machine-actions", {
+        body: { action, select, ...(isLosing ? { discard_data: true } : {}) },
+      }),
     done: `${VERB[action]}: asked for ${who}.`,
   };
 }
@@ -143,7 +152,10 @@ export function releaseClaim(machine: Machine): Act {
     isDestructive: true,
     command: line("spillway", "machine", "release", machine.name),
     run: () =>
-      api.delete("/v1/machines/{name}/claim", { path: { name: machine.name }, query: { claim: machine.claim?.id } }),
+      api.delete("/v1/machines/{name}/claim", {
+        path: { name: machine.name },
+        query: { claim: machine.claim?.id },
+      }),
     done: `${machine.name} is released.`,
   };
 }
@@ -193,7 +205,12 @@ export function putCatalog(catalog: Catalog, changes: Partial<Spec>, isDryRun = 
 }
 
 /** Changes settings, with sentences about what that does. */
-export function changeAct(catalog: Catalog, changes: Partial<Spec>, title: string, lines: Act["consequences"]): Act {
+export function changeAct(
+  catalog: Catalog,
+  changes: Partial<Spec>,
+  title: string,
+  lines: Act["consequences"],
+): Act {
   return {
     title,
     consequences: lines,

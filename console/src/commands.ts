@@ -75,7 +75,8 @@ export function ttlText(seconds: number): string {
 function optionValue(key: string, value: unknown): string {
   if (key.endsWith("_bytes") && typeof value === "number") return sizeText(value);
   if (key === "claim_ttl_seconds") return ttlText(Number(value));
-  if (key === "network" && typeof value === "object" && value) return `bridge=${(value as { bridge: string }).bridge}`;
+  if (key === "network" && typeof value === "object" && value)
+    return `bridge=${(value as { bridge: string }).bridge}`;
   return String(value);
 }
 
@@ -99,7 +100,8 @@ export function createCommand(name: string, spec: Draft): string {
     if (typeof value === "boolean") {
       if (value) parts.push(option);
     } else if (key === "labels") {
-      for (const [k, v] of Object.entries(value as Record<string, string>)) parts.push(line(option, `${k}=${v}`));
+      for (const [k, v] of Object.entries(value as Record<string, string>))
+        parts.push(line(option, `${k}=${v}`));
     } else if (key === "user_data") parts.push(`${option} user-data.txt`);
     else if (key === "authorized_keys") {
       if ((value as string[]).length) parts.push(`${option} keys.txt`);
@@ -127,7 +129,12 @@ export function toml(name: string, spec: Draft): string {
 }
 
 /** A request by curl at the unix socket. */
-export function curl(method: string, path: string, body?: unknown, headers: Record<string, string> = {}): string {
+export function curl(
+  method: string,
+  path: string,
+  body?: unknown,
+  headers: Record<string, string> = {},
+): string {
   const parts = [`curl --unix-socket ${SOCKET}`];
   if (method !== "GET" && !(method === "POST" && body !== undefined)) parts.push(`-X ${method}`);
   for (const [key, value] of Object.entries(headers)) parts.push(line("-H", `${key}: ${value}`));

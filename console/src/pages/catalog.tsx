@@ -44,7 +44,9 @@ export function CatalogPage({ name }: { name: string }) {
       }),
     );
   const tab = queryValue("tab") ?? "machines";
-  const machines = new Set(machineRows.value.filter((m) => m.catalog === name).map((m) => `machine/${m.name}`));
+  const machines = new Set(
+    machineRows.value.filter((m) => m.catalog === name).map((m) => `machine/${m.name}`),
+  );
   return (
     <>
       <PageHead
@@ -59,7 +61,8 @@ export function CatalogPage({ name }: { name: string }) {
             {row ? <Counts row={row} /> : null}
             {row ? (
               <span>
-                {percent(row.fill)} full{row.secondsToFull !== null ? `, full in ${timeToFull(row.secondsToFull)}` : ""}
+                {percent(row.fill)} full
+                {row.secondsToFull !== null ? `, full in ${timeToFull(row.secondsToFull)}` : ""}
               </span>
             ) : null}
             {row ? <LevelBadge row={row} /> : null}

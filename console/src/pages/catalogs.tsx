@@ -97,7 +97,8 @@ export function CatalogsPage() {
     .map((catalog) => ({ catalog, row: rows.get(catalog.name), worst: worst.get(catalog.name) }))
     .filter((i) => {
       const labels = Object.entries(i.catalog.spec.labels ?? {}).map(([k, v]) => `${k}=${v}`);
-      if (![i.catalog.name, i.catalog.spec.image, ...labels].some((t) => t.toLowerCase().includes(text))) return false;
+      if (![i.catalog.name, i.catalog.spec.image, ...labels].some((t) => t.toLowerCase().includes(text)))
+        return false;
       if (level === "wrong") {
         const l = i.row?.levels;
         return Boolean(l && (l.warning || l.full || l.degraded || l.stalled || i.row?.counts.failed));
@@ -122,7 +123,9 @@ export function CatalogsPage() {
     ask({
       ...first,
       title: `${first.verb} the machines of ${plural(acts.length, "catalog")}?`,
-      consequences: [...new Set(acts.flatMap((a, i) => a.consequences.map((c) => `${of[i]?.catalog.name}: ${c}`)))],
+      consequences: [
+        ...new Set(acts.flatMap((a, i) => a.consequences.map((c) => `${of[i]?.catalog.name}: ${c}`))),
+      ],
       command: acts.map((a) => a.command).join("\n"),
       ...(typed ? { typed } : {}),
       run: async () => {
@@ -166,7 +169,11 @@ export function CatalogsPage() {
         <button type="button" disabled={!can("operate")} onClick={() => act("reset")}>
           Reset
         </button>
-        <button type="button" disabled={!can("admin") || !one} onClick={() => one && ask(deleteCatalog(one.catalog))}>
+        <button
+          type="button"
+          disabled={!can("admin") || !one}
+          onClick={() => one && ask(deleteCatalog(one.catalog))}
+        >
           Delete
         </button>
       </SelectionBar>
@@ -183,7 +190,8 @@ export function CatalogsPage() {
               "No catalog matches."
             ) : (
               <>
-                A catalog is a set of machines made from one image. <a href={href(["catalogs", "new"])}>Make the first</a>
+                A catalog is a set of machines made from one image.{" "}
+                <a href={href(["catalogs", "new"])}>Make the first</a>
               </>
             )
           }

@@ -8,8 +8,19 @@ import { Command, Filter, PageHead, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 
 const COLUMNS: Column<Image>[] = [
-  { key: "name", title: "Image", sort: (i) => i.name, cell: (i) => <a href={href(["images", i.name])}>{i.name}</a> },
-  { key: "published", title: "Published", isFigure: true, sort: (i) => i.published ?? 0, cell: (i) => i.published ?? "none" },
+  {
+    key: "name",
+    title: "Image",
+    sort: (i) => i.name,
+    cell: (i) => <a href={href(["images", i.name])}>{i.name}</a>,
+  },
+  {
+    key: "published",
+    title: "Published",
+    isFigure: true,
+    sort: (i) => i.published ?? 0,
+    cell: (i) => i.published ?? "none",
+  },
   { key: "newest", title: "Newest", isFigure: true, sort: (i) => i.newest, cell: (i) => i.newest },
   {
     key: "tags",
@@ -48,7 +59,11 @@ export function ImagesPage() {
           columns={COLUMNS}
           id={(i) => i.name}
           initial="name"
-          empty={list.data.length ? "No image matches." : "There are no images yet. Import one with the command below."}
+          empty={
+            list.data.length
+              ? "No image matches."
+              : "There are no images yet. Import one with the command below."
+          }
         />
       ) : (
         <Pending error={list.error} what="the images" />

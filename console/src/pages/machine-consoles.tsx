@@ -48,7 +48,11 @@ export function ScreenTab({ name }: { name: string }) {
       import(module).then(
         (screen: ScreenModule) => {
           if (!isOver && box.current) {
-            connection = screen.connect(box.current, `/v1/machines/${encodeURIComponent(name)}/screen`, setSaid);
+            connection = screen.connect(
+              box.current,
+              `/v1/machines/${encodeURIComponent(name)}/screen`,
+              setSaid,
+            );
           }
         },
         () => setSaid("The file screen.js could not be loaded."),

@@ -18,7 +18,9 @@ const COLUMNS: Column<Operation>[] = [
     cell: (o) => (
       <span class="stack">
         <span>
-          <Badge tone={o.state.phase === "done" ? "good" : o.state.phase === "failed" ? "critical" : "note"}>{o.state.phase}</Badge>
+          <Badge tone={o.state.phase === "done" ? "good" : o.state.phase === "failed" ? "critical" : "note"}>
+            {o.state.phase}
+          </Badge>
         </span>
         {o.state.phase === "failed" ? <span class="critical-text">{o.state.error.detail}</span> : null}
       </span>
@@ -31,8 +33,14 @@ const COLUMNS: Column<Operation>[] = [
     sort: (o) => (o.total_bytes ? o.done_bytes / o.total_bytes : 0),
     cell: (o) => (
       <span class="fill-cell">
-        <progress aria-label={o.what} max={Math.max(1, o.total_bytes)} value={o.state.phase === "done" ? Math.max(1, o.total_bytes) : o.done_bytes} />
-        <span class="number">{o.total_bytes ? percent(Math.min(1, o.done_bytes / o.total_bytes), 0) : bytes(o.done_bytes)}</span>
+        <progress
+          aria-label={o.what}
+          max={Math.max(1, o.total_bytes)}
+          value={o.state.phase === "done" ? Math.max(1, o.total_bytes) : o.done_bytes}
+        />
+        <span class="number">
+          {o.total_bytes ? percent(Math.min(1, o.done_bytes / o.total_bytes), 0) : bytes(o.done_bytes)}
+        </span>
       </span>
     ),
   },
@@ -66,9 +74,19 @@ export function OperationsPage() {
   const list = useList<Operation>("/v1/operations", 1500);
   return (
     <>
-      <PageHead title="Operations" about="Imports, downloads, pushes and other long work. The list is empty after a restart of the daemon" />
+      <PageHead
+        title="Operations"
+        about="Imports, downloads, pushes and other long work. The list is empty after a restart of the daemon"
+      />
       {list.data ? (
-        <Table label="Operations" rows={list.data} columns={COLUMNS} id={(o) => String(o.id)} initial="id" empty="Nothing runs, and nothing has run since the daemon started." />
+        <Table
+          label="Operations"
+          rows={list.data}
+          columns={COLUMNS}
+          id={(o) => String(o.id)}
+          initial="id"
+          empty="Nothing runs, and nothing has run since the daemon started."
+        />
       ) : (
         <Pending error={list.error} what="the operations" />
       )}

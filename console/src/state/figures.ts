@@ -56,7 +56,10 @@ async function seed(): Promise<void> {
     if (!hasHistory || seeded.has(name)) continue;
     seeded.add(name);
     try {
-      const answer = await raw<History>("GET", address("/v1/history", undefined, { catalog: name, seconds: 600 }));
+      const answer = await raw<History>(
+        "GET",
+        address("/v1/history", undefined, { catalog: name, seconds: 600 }),
+      );
       moments.seed("catalogs", name, samplesOf(answer.body));
       tick.value++;
     } catch (error) {

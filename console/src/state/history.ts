@@ -30,7 +30,6 @@ const OF_SAMPLES: Record<string, keyof Sample> = {
   fill: "fill",
 };
 
-
 /** The member of a sample that has the values of a series. */
 export function sampleKey(name: string): keyof Sample {
   return OF_SAMPLES[name] ?? "time";

@@ -110,7 +110,8 @@ export function secondsToFull(now: Levels, before: Levels, seconds: number): num
   return Math.floor((Math.max(0, limit - used(now)) * seconds) / grown);
 }
 
-const since = (now: number | undefined, before: number | undefined) => Math.max(0, (now ?? 0) - (before ?? 0));
+const since = (now: number | undefined, before: number | undefined) =>
+  Math.max(0, (now ?? 0) - (before ?? 0));
 
 export function ratesBetween(now: Counters, before: Counters, seconds: number): Rates {
   const plane = (name: "guest" | "ram" | "overflow" | "base"): PlaneRate => {
@@ -193,7 +194,8 @@ export class Moments {
   add(figures: Figures): boolean {
     const last = this.last;
     // The counters of another daemon begin anew, and the clock may have been set back.
-    if (last && (last.since !== figures.since || Date.parse(figures.time) < Date.parse(last.time))) this.clear();
+    if (last && (last.since !== figures.since || Date.parse(figures.time) < Date.parse(last.time)))
+      this.clear();
     if (this.last?.time === figures.time) return false;
     this.moments.push(figures);
     while (this.moments.length > 2 && this.passed(this.moments[1]) >= TREND_SECONDS) this.moments.shift();
@@ -255,7 +257,11 @@ export class Moments {
     this.samples.set(key, [...earlier.filter((s) => s.time < first), ...samples]);
   }
 
-  private row(object: Parts & { name: string; spared_bytes: number }, catalog: string, kind: "catalogs" | "machines"): Row {
+  private row(
+    object: Parts & { name: string; spared_bytes: number },
+    catalog: string,
+    kind: "catalogs" | "machines",
+  ): Row {
     const find = (figures: Figures | undefined) => this.indexOf(figures, kind).get(object.name);
     const before = this.moments.at(-2);
     const seconds = this.passed(before);
@@ -269,7 +275,8 @@ export class Moments {
       levels: { ...NO_LEVELS, ...object.levels },
       counters: object.counters,
       sparedBytes: object.spared_bytes,
-      rates: before && seconds > 0 ? ratesBetween(object.counters, find(before)?.counters ?? {}, seconds) : null,
+      rates:
+        before && seconds > 0 ? ratesBetween(object.counters, find(before)?.counters ?? {}, seconds) : null,
       secondsToFull: was ? secondsToFull(object.levels, was.levels, trend) : null,
       samples: this.samples.get(`${kind}/${object.name}`) ?? [],
     };

@@ -89,7 +89,8 @@ setInterval(() => {
 }, 500);
 
 newEvents.subscribe(() => {
-  for (const of of entries.values()) of.next = Math.min(of.next, Date.now() + AFTER_EVENTS_MS + (of.isList ? 600 : 0));
+  for (const of of entries.values())
+    of.next = Math.min(of.next, Date.now() + AFTER_EVENTS_MS + (of.isList ? 600 : 0));
 });
 
 function use<T>(path: string | null, isList: boolean, everyMs: number): Loaded<T> {

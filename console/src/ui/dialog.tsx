@@ -85,7 +85,7 @@ export function ActDialog() {
         <h2 id="act-title">{act.title}</h2>
         <ul class="consequences">
           {act.consequences.map((line, i) => (
-            // biome-ignore lint/suspicious/noArrayIndexKey: the lines of an act never change their order
+            // The lines of an act never change their order
             <li key={i}>{line}</li>
           ))}
         </ul>

@@ -27,6 +27,7 @@ export function HistoryCharts({
     // A shorter series ends at the same time as the others.
     return [...Array<null>(times.length - found.length).fill(null), ...found];
   };
+  const span = data ? seconds : 600;
   const line = (name: string, title: string, plane: Line["plane"], isArea = false): Line => ({
     name: title,
     plane,
@@ -48,7 +49,9 @@ export function HistoryCharts({
             ]}
           />
         ) : isMissing ? (
-          <Notice>This daemon keeps no history. The charts show what this page has seen since it was opened.</Notice>
+          <Notice>
+            This daemon keeps no history. The charts show what this page has seen since it was opened.
+          </Notice>
         ) : null}
       </div>
       <div class="charts">
@@ -56,6 +59,7 @@ export function HistoryCharts({
           title="Written"
           unit="bytes/s"
           times={times}
+          span={span}
           lines={[
             line("guest_written_bytes", "guest", "guest"),
             line("ram_written_bytes", "RAM tier", "ram", true),
@@ -66,6 +70,7 @@ export function HistoryCharts({
           title="Read"
           unit="bytes/s"
           times={times}
+          span={span}
           lines={[
             line("guest_read_bytes", "guest", "guest"),
             line("ram_read_bytes", "RAM tier", "ram", true),
@@ -77,6 +82,7 @@ export function HistoryCharts({
           title="Used by the write cache"
           unit="bytes"
           times={times}
+          span={span}
           lines={[
             line("ram_used_bytes", "RAM tier", "ram", true),
             line("overflow_used_bytes", "overflow", "overflow", true),
@@ -86,9 +92,16 @@ export function HistoryCharts({
           title={of.machine ? "Fill" : data ? "Fill of the fullest machine" : "Fill of all machines together"}
           unit="percent"
           times={times}
+          span={span}
           lines={[line("fill", "fill", "accent", true)]}
         />
-        <Chart title="Stalls: writes that waited for space" unit="count/s" times={times} lines={[line("stalls", "stalls", "accent")]} />
+        <Chart
+          title="Stalls: writes that waited for space"
+          unit="count/s"
+          times={times}
+          span={span}
+          lines={[line("stalls", "stalls", "accent")]}
+        />
       </div>
     </>
   );

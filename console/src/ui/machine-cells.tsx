@@ -37,11 +37,13 @@ function Rate({ value }: { value: number | null | undefined }) {
   return <span class={value ? "number" : "number muted"}>{rate(value)}</span>;
 }
 
+const NONE = <span class="muted">-</span>;
+
 /** Columns of the figures of a disk. */
 export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
   const withRow = (show: (row: Row) => unknown) => (item: T) => {
     const row = of(item);
-    return row ? (show(row) as never) : "-";
+    return row ? (show(row) as never) : NONE;
   };
   return [
     {
@@ -68,7 +70,7 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
         const seconds = of(item)?.secondsToFull;
         return seconds == null ? null : -seconds;
       },
-      cell: withRow((row) => timeToFull(row.secondsToFull)),
+      cell: withRow((row) => (row.secondsToFull === null ? NONE : timeToFull(row.secondsToFull))),
     },
     {
       key: "written",

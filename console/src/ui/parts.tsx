@@ -117,8 +117,7 @@ export function Command({ text, label = "The same as a command" }: { text: strin
           Copy
         </button>
       </figcaption>
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a scrollable region must be reachable by keyboard */}
-      <pre tabIndex={0}>{text}</pre>
+      <pre>{text}</pre>
     </figure>
   );
 }
@@ -164,11 +163,22 @@ export function Filter({ label, name = "filter" }: { label: string; name?: strin
 }
 
 /** A native choice whose value is in the URL; "" is the first one. */
-export function Choice({ label, name, options }: { label: string; name: string; options: [string, string][] }) {
+export function Choice({
+  label,
+  name,
+  options,
+}: {
+  label: string;
+  name: string;
+  options: [string, string][];
+}) {
   return (
     <label class="choice">
       <span>{label}</span>
-      <select value={queryValue(name) ?? ""} onChange={(e) => setQuery({ [name]: e.currentTarget.value || undefined })}>
+      <select
+        value={queryValue(name) ?? ""}
+        onChange={(e) => setQuery({ [name]: e.currentTarget.value || undefined })}
+      >
         {options.map(([value, text]) => (
           <option key={value} value={value}>
             {text}
@@ -197,6 +207,6 @@ export function useWidth<E extends Element>(otherwise: number) {
 
 /** Text of the API's description: what stands between backticks is code. */
 export function Prose({ text }: { text: string }) {
-  // biome-ignore lint/suspicious/noArrayIndexKey: the parts of a text never change their order
+  // The parts of a text never change their order
   return <>{text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part))}</>;
 }

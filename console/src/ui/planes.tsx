@@ -74,9 +74,21 @@ export interface Segment {
 }
 
 /** A bar of a whole with its parts, and the legend that names them. */
-export function StackedBar({ segments, whole, label }: { segments: Segment[]; whole: number; label: string }) {
+export function StackedBar({
+  segments,
+  whole,
+  label,
+}: {
+  segments: Segment[];
+  whole: number;
+  label: string;
+}) {
   let x = 0;
-  const all = Math.max(whole, segments.reduce((sum, s) => sum + s.value, 0), 1);
+  const all = Math.max(
+    whole,
+    segments.reduce((sum, s) => sum + s.value, 0),
+    1,
+  );
   return (
     <figure class="stacked" aria-label={label}>
       <svg viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true">
@@ -127,12 +139,30 @@ export function Spark({
   };
   const peak = most > 1 ? `peak ${rate(most)}` : "nothing written";
   return (
-    <svg class="spark" viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" role="img" aria-label={`${label}: ${peak}`}>
+    <svg
+      class="spark"
+      viewBox={`0 0 ${width} ${height}`}
+      preserveAspectRatio="none"
+      role="img"
+      aria-label={`${label}: ${peak}`}
+    >
       <line class="axis" x1="0" x2={width} y1={height - 0.5} y2={height - 0.5} />
       {shown.length > 1 && most > 1 ? (
         <>
-          <path class="fill ram" d={area(() => 0, (s) => s.ramWritten)} />
-          <path class="fill overflow" d={area((s) => s.ramWritten, (s) => s.ramWritten + s.overflowWritten)} />
+          <path
+            class="fill ram"
+            d={area(
+              () => 0,
+              (s) => s.ramWritten,
+            )}
+          />
+          <path
+            class="fill overflow"
+            d={area(
+              (s) => s.ramWritten,
+              (s) => s.ramWritten + s.overflowWritten,
+            )}
+          />
         </>
       ) : null}
     </svg>
@@ -167,7 +197,13 @@ function Arrow({
   const tip = (turn: number) => `${x2 - 7 * Math.cos(angle + turn)},${y2 - 7 * Math.sin(angle + turn)}`;
   return (
     <g class={`arrow ${plane}${value >= 1 ? " on" : ""}`}>
-      <line x1={x1} y1={y1} x2={x2 - 4 * Math.cos(angle)} y2={y2 - 4 * Math.sin(angle)} stroke-width={thickness(value)} />
+      <line
+        x1={x1}
+        y1={y1}
+        x2={x2 - 4 * Math.cos(angle)}
+        y2={y2 - 4 * Math.sin(angle)}
+        stroke-width={thickness(value)}
+      />
       <polygon points={`${x2},${y2} ${tip(0.5)} ${tip(-0.5)}`} />
       <text x={at[0]} y={at[1]} text-anchor={at[2]}>
         {text}
@@ -219,71 +255,134 @@ export function PlaneDiagram({
       {part === null ? null : (
         <>
           <rect class="track" x={left + 16} y={y + 48} width={boxWidth - 28} height="6" rx="1.5" />
-          <rect class={`fill ${plane}`} x={left + 16} y={y + 48} width={(boxWidth - 28) * part} height="6" rx="1.5" />
+          <rect
+            class={`fill ${plane}`}
+            x={left + 16}
+            y={y + 48}
+            width={(boxWidth - 28) * part}
+            height="6"
+            rx="1.5"
+          />
         </>
       )}
     </g>
   );
   return (
     <div ref={outer}>
-    <svg class="planes" viewBox={`0 0 ${W} 312`} role="img" aria-label={description}>
-      <g class="plane guest">
-        <rect class="box" x="1" y="16" width={guest} height="280" rx="4" />
-        <rect class="edge" x={guest - 4} y="16" width="5" height="280" rx="2" />
-        <text class="title" x="14" y="40">
-          Guest
-        </text>
-        <text class="line" x="14" y="60">
-          writes
-        </text>
-        <text class="figure" x="14" y="77">
-          {say(r?.guest.written)}
-        </text>
-        <text class="line" x="14" y="100">
-          reads
-        </text>
-        <text class="figure" x="14" y="117">
-          {say(r?.guest.read)}
-        </text>
-        <text class="line" x="14" y="140">
-          requests
-        </text>
-        <text class="figure" x="14" y="157">
-          {r ? `${Math.round(r.guest.reads + r.guest.writes)}/s` : "-"}
-        </text>
-      </g>
-      {box(
-        16,
-        "ram",
-        hasRam ? "RAM tier" : "no RAM tier",
-        hasRam ? `${bytes(levels.ram_used_bytes)} of ${bytes(levels.ram_limit_bytes)}` : `mode ${mode}`,
-        hasRam ? share(levels.ram_used_bytes, levels.ram_limit_bytes) : null,
-      )}
-      {box(
-        124,
-        "overflow",
-        mode === "direct" ? "difference file" : "Overflow",
-        levels.overflow_limit_bytes > 0
-          ? `${bytes(levels.overflow_used_bytes)} of ${bytes(levels.overflow_limit_bytes)}`
-          : `${bytes(levels.overflow_used_bytes)}`,
-        levels.overflow_limit_bytes > 0 ? share(levels.overflow_used_bytes, levels.overflow_limit_bytes) : null,
-      )}
-      {box(232, "base", "Base image", image, null)}
-      {hasRam ? (
-        <>
-          <Arrow x1={near} y1={38} x2={far} y2={38} value={value(r?.ram.written)} plane="ram" text={say(r?.ram.written)} at={[middle, 31, "middle"]} />
-          <Arrow x1={far} y1={60} x2={near} y2={60} value={value(r?.ram.read)} plane="ram" text={say(r?.ram.read)} at={[middle, 76, "middle"]} />
-          <Arrow x1={down} y1={82} x2={down} y2={122} value={toOverflow} plane="overflow" text={say(r?.overflow.written)} at={[down + 9, 107, "start"]} />
-          <text class="line" x={down - 9} y="107" text-anchor="end">
-            evicted
+      <svg class="planes" viewBox={`0 0 ${W} 312`} role="img" aria-label={description}>
+        <g class="plane guest">
+          <rect class="box" x="1" y="16" width={guest} height="280" rx="4" />
+          <rect class="edge" x={guest - 4} y="16" width="5" height="280" rx="2" />
+          <text class="title" x="14" y="40">
+            Guest
           </text>
-        </>
-      ) : (
-        <Arrow x1={near} y1={140} x2={far} y2={140} value={toOverflow} plane="overflow" text={say(r?.overflow.written)} at={[middle, 133, "middle"]} />
-      )}
-      <Arrow x1={far} y1={162} x2={near} y2={162} value={value(r?.overflow.read)} plane="overflow" text={say(r?.overflow.read)} at={[middle, 178, "middle"]} />
-      <Arrow x1={far} y1={264} x2={near} y2={264} value={value(r?.base.read)} plane="base" text={say(r?.base.read)} at={[middle, 257, "middle"]} />
-    </svg>
+          <text class="line" x="14" y="60">
+            writes
+          </text>
+          <text class="figure" x="14" y="77">
+            {say(r?.guest.written)}
+          </text>
+          <text class="line" x="14" y="100">
+            reads
+          </text>
+          <text class="figure" x="14" y="117">
+            {say(r?.guest.read)}
+          </text>
+          <text class="line" x="14" y="140">
+            requests
+          </text>
+          <text class="figure" x="14" y="157">
+            {r ? `${Math.round(r.guest.reads + r.guest.writes)}/s` : "-"}
+          </text>
+        </g>
+        {box(
+          16,
+          "ram",
+          hasRam ? "RAM tier" : "no RAM tier",
+          hasRam ? `${bytes(levels.ram_used_bytes)} of ${bytes(levels.ram_limit_bytes)}` : `mode ${mode}`,
+          hasRam ? share(levels.ram_used_bytes, levels.ram_limit_bytes) : null,
+        )}
+        {box(
+          124,
+          "overflow",
+          mode === "direct" ? "difference file" : "Overflow",
+          levels.overflow_limit_bytes > 0
+            ? `${bytes(levels.overflow_used_bytes)} of ${bytes(levels.overflow_limit_bytes)}`
+            : `${bytes(levels.overflow_used_bytes)}`,
+          levels.overflow_limit_bytes > 0
+            ? share(levels.overflow_used_bytes, levels.overflow_limit_bytes)
+            : null,
+        )}
+        {box(232, "base", "Base image", image, null)}
+        {hasRam ? (
+          <>
+            <Arrow
+              x1={near}
+              y1={38}
+              x2={far}
+              y2={38}
+              value={value(r?.ram.written)}
+              plane="ram"
+              text={say(r?.ram.written)}
+              at={[middle, 31, "middle"]}
+            />
+            <Arrow
+              x1={far}
+              y1={60}
+              x2={near}
+              y2={60}
+              value={value(r?.ram.read)}
+              plane="ram"
+              text={say(r?.ram.read)}
+              at={[middle, 76, "middle"]}
+            />
+            <Arrow
+              x1={down}
+              y1={82}
+              x2={down}
+              y2={122}
+              value={toOverflow}
+              plane="overflow"
+              text={say(r?.overflow.written)}
+              at={[down + 9, 107, "start"]}
+            />
+            <text class="line" x={down - 9} y="107" text-anchor="end">
+              evicted
+            </text>
+          </>
+        ) : (
+          <Arrow
+            x1={near}
+            y1={140}
+            x2={far}
+            y2={140}
+            value={toOverflow}
+            plane="overflow"
+            text={say(r?.overflow.written)}
+            at={[middle, 133, "middle"]}
+          />
+        )}
+        <Arrow
+          x1={far}
+          y1={162}
+          x2={near}
+          y2={162}
+          value={value(r?.overflow.read)}
+          plane="overflow"
+          text={say(r?.overflow.read)}
+          at={[middle, 178, "middle"]}
+        />
+        <Arrow
+          x1={far}
+          y1={264}
+          x2={near}
+          y2={264}
+          value={value(r?.base.read)}
+          plane="base"
+          text={say(r?.base.read)}
+          at={[middle, 257, "middle"]}
+        />
+      </svg>
     </div>
   );
 }

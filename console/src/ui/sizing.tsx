@@ -16,8 +16,11 @@ export const MOST_CURVES = 16;
 /** The curves of machines, read again now and then. */
 export function useCurves(names: string[]): { sizing: Sizing | null; isLoading: boolean } {
   const key = names.join();
-  const [state, setState] = useState<{ sizing: Sizing | null; isLoading: boolean }>({ sizing: null, isLoading: true });
-  // biome-ignore lint/correctness/useExhaustiveDependencies: the key stands for the names
+  const [state, setState] = useState<{ sizing: Sizing | null; isLoading: boolean }>({
+    sizing: null,
+    isLoading: true,
+  });
+  // The key stands for the names
   useEffect(() => {
     let isOver = false;
     let timer: ReturnType<typeof setTimeout> | undefined;
@@ -51,7 +54,17 @@ export function tickSizes(max: number, most: number): number[] {
   return Array.from({ length: Math.floor((max * 0.97) / step) }, (_, i) => (i + 1) * step);
 }
 
-function Picture({ sizing, limit, ram, max }: { sizing: Sizing; limit: number | null; ram: number; max: number }) {
+function Picture({
+  sizing,
+  limit,
+  ram,
+  max,
+}: {
+  sizing: Sizing;
+  limit: number | null;
+  ram: number;
+  max: number;
+}) {
   const [box, W] = useWidth<HTMLDivElement>(720);
   const most = Math.max(1, ...sizing.points.map((p) => Math.max(p.written, p.read)));
   const x = (v: number) => LEFT + (Math.min(v, max) / max) * (W - 2 * LEFT);
@@ -84,43 +97,50 @@ function Picture({ sizing, limit, ram, max }: { sizing: Sizing; limit: number | 
   const ticks = tickSizes(max, W < 480 ? 4 : 8);
   return (
     <div ref={box}>
-    <svg
-      class="curve"
-      viewBox={`0 0 ${W} ${H}`}
-      role="img"
-      aria-label={`Curve of ${sizing.machines} disks: with ${bytes(ram)} of RAM, ${bytes(here.written)} would have been written to the overflow and ${bytes(here.read)} read from it. Nothing overflows from ${bytes(sizing.zeroBytes)} on.`}
-    >
-      {[0, 0.5, 1].map((part) => (
-        <g key={part}>
-          <line class="grid" x1={LEFT} x2={W - LEFT} y1={y(most * part)} y2={y(most * part)} />
-          {part > 0 ? (
-            <text class="tick" x={W - LEFT} y={y(most * part) - 4} text-anchor="end">
-              {bytes(most * part)}
-            </text>
-          ) : null}
-        </g>
-      ))}
-      {ticks.map((t) => (
-        <text key={t} class="tick" x={x(t)} y={H - 10} text-anchor="middle">
-          {bytes(t)}
-        </text>
-      ))}
-      <path class="area overflow" d={`${path("written")}L${x(max)},${y(0)}L${x(shown[0]?.ram ?? 0)},${y(0)}Z`} />
-      <path class="line overflow" d={path("written")} />
-      <path class="line read" d={path("read")} />
-      {placed.map((m) => (
-        <g key={m.text} class={m.kind}>
-          <line x1={m.left} x2={m.left} y1={m.row === 0 ? 12 : 25} y2={H - BOTTOM} />
-          <text x={m.isRight ? m.left - 4 : m.left + 4} y={m.row === 0 ? 12 : 25} text-anchor={m.isRight ? "end" : "start"}>
-            {m.text}
+      <svg
+        class="curve"
+        viewBox={`0 0 ${W} ${H}`}
+        role="img"
+        aria-label={`Curve of ${sizing.machines} disks: with ${bytes(ram)} of RAM, ${bytes(here.written)} would have been written to the overflow and ${bytes(here.read)} read from it. Nothing overflows from ${bytes(sizing.zeroBytes)} on.`}
+      >
+        {[0, 0.5, 1].map((part) => (
+          <g key={part}>
+            <line class="grid" x1={LEFT} x2={W - LEFT} y1={y(most * part)} y2={y(most * part)} />
+            {part > 0 ? (
+              <text class="tick" x={W - LEFT} y={y(most * part) - 4} text-anchor="end">
+                {bytes(most * part)}
+              </text>
+            ) : null}
+          </g>
+        ))}
+        {ticks.map((t) => (
+          <text key={t} class="tick" x={x(t)} y={H - 10} text-anchor="middle">
+            {bytes(t)}
           </text>
+        ))}
+        <path
+          class="area overflow"
+          d={`${path("written")}L${x(max)},${y(0)}L${x(shown[0]?.ram ?? 0)},${y(0)}Z`}
+        />
+        <path class="line overflow" d={path("written")} />
+        <path class="line read" d={path("read")} />
+        {placed.map((m) => (
+          <g key={m.text} class={m.kind}>
+            <line x1={m.left} x2={m.left} y1={m.row === 0 ? 12 : 25} y2={H - BOTTOM} />
+            <text
+              x={m.isRight ? m.left - 4 : m.left + 4}
+              y={m.row === 0 ? 12 : 25}
+              text-anchor={m.isRight ? "end" : "start"}
+            >
+              {m.text}
+            </text>
+          </g>
+        ))}
+        <g class="chosen">
+          <line x1={x(ram)} x2={x(ram)} y1={TOP} y2={H - BOTTOM} />
+          <circle cx={x(ram)} cy={y(here.written)} r="4.5" />
         </g>
-      ))}
-      <g class="chosen">
-        <line x1={x(ram)} x2={x(ram)} y1={TOP} y2={H - BOTTOM} />
-        <circle cx={x(ram)} cy={y(here.written)} r="4.5" />
-      </g>
-    </svg>
+      </svg>
     </div>
   );
 }
@@ -144,7 +164,9 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
   const today = limit === null ? null : at(sizing.points, limit);
   const share = absorbed(sizing, ram);
   if (sizing.writtenBytes === 0) {
-    return <Empty>The guests have written nothing since their disks were started, so every size would do.</Empty>;
+    return (
+      <Empty>The guests have written nothing since their disks were started, so every size would do.</Empty>
+    );
   }
   const wrong = text === null ? null : parseSize(text);
   return (
@@ -213,7 +235,8 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
           <div>
             <dt>RAM absorbs</dt>
             <dd>
-              <strong>{share === null ? "-" : percent(share)}</strong> <span class="muted">of {bytes(sizing.writtenBytes)} written</span>
+              <strong>{share === null ? "-" : percent(share)}</strong>{" "}
+              <span class="muted">of {bytes(sizing.writtenBytes)} written</span>
             </dd>
           </div>
           <div>
@@ -242,9 +265,11 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
       </div>
       {children?.(ram)}
       <p class="hint">
-        Counted for {duration(sizing.seconds)} on {sizing.machines === 1 ? "one disk" : `${sizing.machines} disks`}
-        {sizing.sampledOneIn > 1.01 ? `, one block in ${Math.round(sizing.sampledOneIn)}` : ""}: an estimate of what a cache that
-        evicts the least recently used block would have done with the same requests. Best after a day of normal work.
+        Counted for {duration(sizing.seconds)} on{" "}
+        {sizing.machines === 1 ? "one disk" : `${sizing.machines} disks`}
+        {sizing.sampledOneIn > 1.01 ? `, one block in ${Math.round(sizing.sampledOneIn)}` : ""}: an estimate
+        of what a cache that evicts the least recently used block would have done with the same requests. Best
+        after a day of normal work.
       </p>
     </div>
   );

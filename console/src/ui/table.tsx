@@ -114,7 +114,11 @@ export function Table<T>(props: TableProps<T>) {
   const isAll = selection !== undefined && rows.length > 0 && selection.chosen.size === rows.length;
 
   return (
-    <div class={`table-box${isVirtual ? " virtual" : ""}`} ref={scroller} {...(isVirtual ? { tabIndex: 0, role: "region", "aria-label": label } : {})}>
+    <div
+      class={`table-box${isVirtual ? " virtual" : ""}`}
+      ref={scroller}
+      {...(isVirtual ? { tabIndex: 0, role: "region", "aria-label": label } : {})}
+    >
       <table aria-label={label} aria-rowcount={isVirtual ? rows.length + 1 : undefined}>
         <thead>
           <tr>
@@ -181,7 +185,11 @@ export function Table<T>(props: TableProps<T>) {
             const key = id(row);
             const isChosen = selection?.chosen.has(key) ?? false;
             return (
-              <tr key={key} class={isChosen ? "chosen" : undefined} aria-rowindex={isVirtual ? first + i + 2 : undefined}>
+              <tr
+                key={key}
+                class={isChosen ? "chosen" : undefined}
+                aria-rowindex={isVirtual ? first + i + 2 : undefined}
+              >
                 {selection ? (
                   <td class="pick">
                     <input
