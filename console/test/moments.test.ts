@@ -109,6 +109,19 @@ test("samples are kept, and what the daemon knows of before stands in front", ()
   );
 });
 
+test("when nothing has changed, rates fall to nothing", () => {
+  const moments = new Moments();
+  moments.add(moment(0, [["a", 0, 0]]));
+  moments.add(moment(2, [["a", 10, 100]]));
+  assert.equal(moments.machines()[0]?.rates?.guest.written, 50);
+  moments.repeat(2000);
+  assert.equal(moments.machines()[0]?.rates?.guest.written, 0);
+  // The daemon's clock is a little behind that of the browser: nothing is forgotten.
+  moments.repeat(2500);
+  moments.add(moment(6, [["a", 10, 300]]));
+  assert.equal(moments.machines()[0]?.rates?.guest.written, 100);
+});
+
 test("a counter that falls is no negative rate", () => {
   assert.equal(
     ratesBetween({ guest: { written_bytes: 1 } }, { guest: { written_bytes: 5 } }, 1).guest.written,

@@ -87,14 +87,23 @@ export function CatalogsPage() {
   const [chosen, setChosen] = useState<Set<string>>(new Set());
   const rows = new Map(catalogRows.value.map((r) => [r.name, r]));
   const worst = new Map<string, { name: string; fill: number }>();
+  const soonest = new Map<string, number>();
   for (const m of machineRows.value) {
+    if (m.secondsToFull !== null) {
+      soonest.set(m.catalog, Math.min(m.secondsToFull, soonest.get(m.catalog) ?? Number.POSITIVE_INFINITY));
+    }
     const before = worst.get(m.catalog);
     if (!before || m.fill > before.fill) worst.set(m.catalog, { name: m.name, fill: m.fill });
   }
   const text = (queryValue("filter") ?? "").toLowerCase();
   const level = queryValue("level");
   const items = (list.data ?? [])
-    .map((catalog) => ({ catalog, row: rows.get(catalog.name), worst: worst.get(catalog.name) }))
+    .map((catalog): Item => {
+      const row = rows.get(catalog.name);
+      // A catalog is in trouble as soon as its first machine is.
+      const secondsToFull = soonest.get(catalog.name) ?? row?.secondsToFull ?? null;
+      return { catalog, row: row && { ...row, secondsToFull }, worst: worst.get(catalog.name) };
+    })
     .filter((i) => {
       const labels = Object.entries(i.catalog.spec.labels ?? {}).map(([k, v]) => `${k}=${v}`);
       if (![i.catalog.name, i.catalog.spec.image, ...labels].some((t) => t.toLowerCase().includes(text)))

@@ -3,7 +3,7 @@
 // Invariant: a field that nobody filled in is not sent, so every default is the daemon's.
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import {
   api,
   type Catalog,
@@ -82,7 +82,10 @@ export function NewCatalogPage() {
   const next = STEPS[at + 1]?.[0];
   const before = STEPS[at - 1]?.[0];
   const isReady = name.value !== "" && Boolean(draft.value.image);
+  const isFirst = useRef(true);
   useEffect(() => {
+    if (!isFirst.current) document.getElementById("page-title")?.focus();
+    isFirst.current = false;
     announce(`Step ${at + 1} of ${STEPS.length}: ${STEPS[at]?.[1]}`);
   }, [at]);
   if (!can("admin")) {

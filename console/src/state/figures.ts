@@ -83,8 +83,12 @@ async function poll(): Promise<void> {
     const started = performance.now();
     const headers: Record<string, string> = etag ? { "If-None-Match": etag } : {};
     const answer = await raw<Figures>("GET", path.value, { headers, signal: abort.signal });
+    const before = figuresAt.value;
     figuresAt.value = Date.now();
-    if (answer.status !== 304) {
+    if (answer.status === 304) {
+      if (before !== null) moments.repeat(figuresAt.value - before);
+      tick.value++;
+    } else {
       etag = answer.etag;
       if (moments.add(answer.body)) tick.value++;
       void seed();

@@ -188,10 +188,24 @@ type Parts = { counters: Counters; levels: Levels };
 /** The moments that rows are made of. */
 export class Moments {
   private moments: Figures[] = [];
+  /** Whether the last moment only says that nothing has changed since the one before. */
+  private isRepeat = false;
   private samples = new Map<string, Sample[]>();
+
+  /** Adds the moment so many milliseconds after the last, at which nothing had changed. */
+  repeat(milliseconds: number): void {
+    const last = this.last;
+    if (!last || milliseconds <= 0) return;
+    this.add({ ...last, time: new Date(Date.parse(last.time) + milliseconds).toISOString() });
+    this.isRepeat = true;
+  }
 
   /** Adds a moment. `false`: it is the one that was there already. */
   add(figures: Figures): boolean {
+    // The time of a repeated moment is of another clock: it gives way to one that is not after it.
+    if (this.isRepeat && this.last && Date.parse(figures.time) <= Date.parse(this.last.time))
+      this.moments.pop();
+    this.isRepeat = false;
     const last = this.last;
     // The counters of another daemon begin anew, and the clock may have been set back.
     if (last && (last.since !== figures.since || Date.parse(figures.time) < Date.parse(last.time)))

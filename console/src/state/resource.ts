@@ -29,6 +29,8 @@ interface Entry {
 
 const entries = new Map<string, Entry>();
 const AFTER_EVENTS_MS = 400;
+/** What is not there is looked for less often. */
+const MISSING_MS = 60_000;
 /** Entries that nobody shows are kept, so that going back is instant, but not without end. */
 const UNUSED = 40;
 
@@ -75,7 +77,9 @@ async function load(path: string, of: Entry): Promise<void> {
     of.state.value = { ...before, data: isGone ? undefined : before.data, error: problem, loading: false };
   }
   of.inFlight = false;
-  of.next = Date.now() + Math.max(of.everyMs, (performance.now() - started) * 5);
+  const { error } = of.state.value;
+  const isMissing = error instanceof ApiError && error.code === "not_found";
+  of.next = Date.now() + Math.max(isMissing ? MISSING_MS : of.everyMs, (performance.now() - started) * 5);
 }
 
 /** Objects whose tag covers only what clients can change, while their status goes on: they are read anew each time. */

@@ -7,7 +7,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { words } from "../api/client.ts";
 import { refresh } from "../state/resource.ts";
-import { announce, toast } from "./announce.tsx";
+import { toast } from "./announce.tsx";
 import { Command } from "./parts.tsx";
 
 export interface Act {
@@ -57,7 +57,6 @@ export function ActDialog() {
       await act.run();
       close();
       toast(act.done);
-      announce(act.done);
       refresh();
       act.after?.();
     } catch (error) {
