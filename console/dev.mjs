@@ -2,8 +2,8 @@
 //
 //   node dev.mjs [--socket PATH] [--port N] [--role read|operate|admin] [--login]
 //
-// It answers GET /v1/session where the daemon does not, so that pages can be tried with each role; --login asks for a
-// token first (any token will do). Listens on the loopback interface only. Nothing of the product runs it.
+// With --role or --login it answers /v1/session itself, so that pages can be tried with each role; --login asks for a token
+// first (any token will do). Listens on the loopback interface only. Nothing of the product runs it.
 import { createServer, request } from "node:http";
 import { readFileSync } from "node:fs";
 import { connect } from "node:net";
@@ -19,6 +19,7 @@ const dist = join(dirname(fileURLToPath(import.meta.url)), "dist");
 const socketPath = option("socket", process.env.SPILLWAY_SOCKET ?? "/run/spillway/spillwayd.sock");
 const port = Number(option("port", "9444"));
 const role = option("role", "admin");
+const isPretending = process.argv.includes("--role") || process.argv.includes("--login");
 let isLoggedIn = !process.argv.includes("--login");
 
 const CSP =
@@ -99,7 +100,7 @@ function relay(from, response) {
 const server = createServer((from, response) => {
   const { pathname } = new URL(from.url ?? "/", "http://localhost");
   if (pathname === "/") response.writeHead(303, { Location: "/console/" }).end();
-  else if (pathname === "/v1/session") session(from, response);
+  else if (isPretending && pathname === "/v1/session") session(from, response);
   else if (pathname.startsWith("/v1/")) relay(from, response);
   else if (pathname.startsWith("/console/")) asset(pathname, response);
   else response.writeHead(404).end();

@@ -81,12 +81,16 @@ export async function axe(page) {
   );
 }
 
+/** Requests to others than the console's own server. */
+export function foreign(seen) {
+  const { origin } = new URL(base);
+  return seen.requests.filter((url) => !url.startsWith(`${origin}/`) && !/^(data|blob|about):/.test(url));
+}
+
 /** Nothing went wrong on a page, and it asked nobody but its own server. */
 export function assertClean(seen) {
-  const { origin } = new URL(base);
-  const foreign = seen.requests.filter((url) => !url.startsWith(`${origin}/`) && !/^(data|blob):/.test(url));
   assert.deepEqual(
-    { errors: seen.errors, violations: seen.violations, foreign },
+    { errors: seen.errors, violations: seen.violations, foreign: foreign(seen) },
     { errors: [], violations: [], foreign: [] },
   );
 }

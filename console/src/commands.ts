@@ -44,6 +44,7 @@ const OPTIONS: Record<string, string> = {
   vcpus: "--vcpus",
   memory_bytes: "--memory",
   network: "--network",
+  display: "--display",
   naming: "--naming",
   reset: "--reset",
   ready: "--ready",

@@ -13,6 +13,7 @@ import { MachinePage } from "./pages/machine.tsx";
 import { MachinesPage } from "./pages/machines.tsx";
 import { NewCatalogPage } from "./pages/new-catalog.tsx";
 import { OperationsPage } from "./pages/operations.tsx";
+import { ReportPage, ReportsPage } from "./pages/reports.tsx";
 import { StoresPage } from "./pages/stores.tsx";
 import { href, pageKey, route } from "./router.ts";
 import { startEvents } from "./state/events.ts";
@@ -38,6 +39,8 @@ function Page() {
       return name ? <ImagePage key={name} name={name} /> : <ImagesPage />;
     case "operations":
       return <OperationsPage />;
+    case "reports":
+      return name ? <ReportPage key={name} name={name} /> : <ReportsPage />;
     case "stores":
       return <StoresPage />;
     case "events":

@@ -1,7 +1,9 @@
 //! Machines of catalogs, run by `spillwayd`: real guests on real disks.
 #![allow(clippy::unwrap_used)]
 
+mod browser;
 mod commit;
+mod console;
 mod crash;
 mod figures;
 mod firmware;

@@ -3,8 +3,6 @@
 use crate::world::World;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 mod qemu {
@@ -113,8 +111,8 @@ fn take_version(world: &World, number: u8) {
 /// Takes the registry away, and lets the guest read all of its disk.
 fn wait_for_chunks(world: &World) {
     fs::rename(world.path("hub"), world.path("away")).unwrap();
-    let console = world.machines().join("desk-001/console.sock");
-    UnixStream::connect(console).unwrap().write_all(b"all 1\n").unwrap();
+    let console = world.console("desk-001").unwrap();
+    console.take().and_then(|()| console.keys(b"all 1\n")).unwrap();
     world.until("desk-001", "stopped", is_held);
 }
 

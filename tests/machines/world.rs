@@ -3,6 +3,7 @@
 use crate::libvirtd::Libvirtd;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
+use spillway_testkit::console::Console;
 use spillway_testkit::cpio::{Entry, archive};
 use spillway_testkit::disk;
 use spillway_testkit::guest::{Accelerator, Kit};
@@ -23,6 +24,8 @@ pub const BOOT: Duration = Duration::from_secs(400);
 const GUEST: &str = r#"#!/bin/busybox sh
 stty -F /dev/ttyS0 -echo 2>/dev/null
 exec </dev/ttyS0 >/dev/ttyS0
+# A terminal that is open shows what is typed.
+[ -c /dev/tty1 ] && exec 3<>/dev/tty1
 answer() { echo "$* #$tag"; }
 case "$(dd if=/dev/vda bs=64 count=1 2>/dev/null | head -n 1)" in ends*) poweroff -f ;; esac
 echo WORKS
@@ -37,6 +40,10 @@ while read -r word tag; do
         answer MARKED ;;
     get*) answer "GOT $(dd "if=/dev/${word#get}" bs=4096 count=1 2>/dev/null | head -n 1)" ;;
     put*) { echo kept; } | dd "of=/dev/${word#put}" bs=4096 conv=notrunc,fsync,sync 2>/dev/null; answer PUT ;;
+    flood) yes "$(head -c 79 /dev/zero | tr '\0' x)" | head -n 9000; answer FLOODED ;;
+    fill*)
+        dd if=/dev/urandom of=/dev/vda bs=1M seek=1 "count=${word#fill}" conv=notrunc,fsync 2>/dev/null
+        answer FILLED ;;
     all) answer "READ $(cat /dev/vda | wc -c)" ;;
     size*) answer "SIZE $(cat "/sys/block/${word#size}/size")" ;;
     seed*) answer "SEED $(grep -ao 'iid-[0-9a-f-]*' "/dev/${word#seed}") $(grep -ao 'ssh-ed25519 [^"]*' "/dev/${word#seed}")" ;;
@@ -306,8 +313,9 @@ impl World {
         }
     }
 
-    fn console(&self, name: &str) -> Option<UnixStream> {
-        UnixStream::connect(self.machines().join(name).join("console.sock")).ok()
+    /// A client of a machine's console.
+    pub fn console(&self, name: &str) -> Option<Console> {
+        Console::connect(&self.machines().join(name).join("console.sock")).ok()
     }
 
     /// What runs of its machines: every process of [`World::local_processes`], every domain.
@@ -340,26 +348,34 @@ impl World {
 
 /// Its answer; an error is what else was heard until nothing was for so long, or it was too late.
 fn converse(
-    mut console: UnixStream,
+    mut console: Console,
     word: &str,
     answer: &str,
     patience: Duration,
     until: Instant,
 ) -> Result<String, String> {
-    console.set_read_timeout(Some(patience.max(Duration::from_millis(1)))).unwrap();
     // What it says late to an earlier word is no answer to this one.
     static WORDS: AtomicU32 = AtomicU32::new(1);
     let tag = format!(" #{}", WORDS.fetch_add(1, Ordering::Relaxed));
-    if console.write_all(format!("{word}{}\n", tag.replace('#', "")).as_bytes()).is_err() {
+    // What is kept of earlier words comes first.
+    let mut heard_at = Instant::now();
+    let keys = format!("{word}{}\n", tag.replace('#', ""));
+    if console.take().and_then(|()| console.keys(keys.as_bytes())).is_err() {
         return Err(String::new());
     }
-    let (mut received, mut buffer) = (Vec::new(), [0; 4096]);
+    let mut own_from = None;
     loop {
-        let read = console.read(&mut buffer).unwrap_or(0);
-        received.extend_from_slice(&buffer[..read]);
-        let text = String::from_utf8_lossy(&received);
-        if read == 0 || Instant::now() >= until {
-            return Err(text.into_owned());
+        let before = console.output.len();
+        let _ = console.receive(Duration::from_millis(50));
+        if own_from.is_none() && console.keyboard == Some(b'y') {
+            own_from = Some(before);
+        }
+        if console.output.len() > before {
+            heard_at = Instant::now();
+        }
+        let text = console.text();
+        if console.has_ended || heard_at.elapsed() >= patience || Instant::now() >= until {
+            return Err(String::from_utf8_lossy(&console.output[own_from.unwrap_or(before)..]).into_owned());
         }
         let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
         let mut answers = whole.lines().filter_map(|line| line.trim().strip_suffix(&tag));

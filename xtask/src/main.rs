@@ -74,9 +74,11 @@ fn root() -> Result<PathBuf> {
     Ok(output("git", &["rev-parse", "--show-toplevel"])?.trim().into())
 }
 
-/// What git knows, a line each, named from the root on.
+/// What git knows and people have written, a line each, named from the root on.
 fn files() -> Result<String> {
-    output("git", &["ls-files", "--full-name", ":/"])
+    // Names that others have given, and what a program has written from the sources.
+    let written = [":(exclude,top)console/package-lock.json", ":(exclude,top)console/dist"];
+    output("git", &[&["ls-files", "--full-name", ":/"][..], &written].concat())
 }
 
 fn metadata<T: serde::de::DeserializeOwned>() -> Result<T> {

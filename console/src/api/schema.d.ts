@@ -163,8 +163,31 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Returns what machines' disks hold and have done, by machine and by catalog, at most half a second old. */
+        /**
+         * Returns what machines' disks hold and have done, by machine and by catalog, at most half a second old. The ETag changes with any of
+         *     the figures, but not with their time.
+         */
         get: operations["getFigures"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/history": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Returns what the figures of the host, a catalog or a machine were, for at most a day. It is kept in memory since the daemon started:
+         *     of up to 200 catalogs, and an hour of up to 2,000 machines, by name.
+         */
+        get: operations["getHistory"];
         put?: never;
         post?: never;
         delete?: never;
@@ -565,6 +588,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/machines/{name}/console": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Opens a machine's serial console as a WebSocket, which requires the role `operate`. The daemon sends what the guest has
+         *     written, at most the last 256 KiB, and then what it writes, as binary messages, and `{"keyboard": "yours"}`, `"free"` or
+         *     `"taken"` as text at the start and at each change. The client sends keys as binary messages, which count if the keyboard
+         *     is its own or free, and `{"take": true}` to take it. `{"lost": N}`: N bytes were lost, because the client reads too
+         *     slowly. The daemon closes with code 1001 when the machine's run ends.
+         */
+        get: operations["openMachineConsole"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/machines/{name}/curve": {
         parameters: {
             query?: never;
@@ -577,6 +623,27 @@ export interface paths {
          *     is not served.
          */
         get: operations["getMachineCurve"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/machines/{name}/screen": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Opens a machine's screen as a WebSocket, which requires the role `operate` and a catalog whose `display` is `vnc`. Both
+         *     sides send the RFB protocol (RFC 6143) as binary messages; the subprotocol is `binary`. The daemon closes with code 1001
+         *     when the machine's run ends.
+         */
+        get: operations["openMachineScreen"];
         put?: never;
         post?: never;
         delete?: never;
@@ -762,6 +829,63 @@ export interface paths {
          *     version cannot get missing chunks after that, and the registry does not know which hosts stream it.
          */
         delete: operations["deleteRegistryImage"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/reports": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Lists the reports of `spillway lab` that are kept in the daemon's state folder, by name. */
+        get: operations["listReports"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/reports/{name}/report.html": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns the page of a report. It is sandboxed: it runs no scripts, and loads nothing. */
+        get: operations["getReport"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/session": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns who the caller is, and what it may do. */
+        get: operations["getSession"];
+        put?: never;
+        /**
+         * Opens a session for a token: the response sets a cookie, `__Host-spillway`, that stands for the token for 12 hours. A request with the
+         *     cookie that changes something needs `Sec-Fetch-Site: same-origin`, which browsers send for the console's own pages. The session ends
+         *     with its token, and when the daemon is restarted. Only over TCP: on the unix socket there is nobody to log in.
+         */
+        post: operations["createSession"];
+        /** Ends the session of the request's cookie. */
+        delete: operations["deleteSession"];
         options?: never;
         head?: never;
         patch?: never;
@@ -1032,6 +1156,8 @@ export interface components {
              */
             data_disk_bytes?: number | null;
             data_disk_store?: null | components["schemas"]["Name"];
+            /** @description Screen of each machine: none, or one that the API shows as a WebSocket. */
+            display?: components["schemas"]["DisplayKind"];
             /**
              * @description What happens to a write when the cache is full. By default `pause`.
              * @enum {string|null}
@@ -1626,6 +1752,11 @@ export interface components {
              */
             warning?: number;
         };
+        /**
+         * @description Screen of the machines of a catalog.
+         * @enum {string}
+         */
+        DisplayKind: "none" | "vnc";
         /** @description Empty body of a response, where success is all there is to say. */
         Empty: Record<string, never>;
         /**
@@ -1717,6 +1848,21 @@ export interface components {
          * @enum {string}
          */
         FindingKind: "machine_id" | "ssh_host_keys" | "no_cloud_init" | "cloud_init_source" | "cloud_init_seed" | "host_name" | "no_virtio_driver" | "no_boot_loader" | "no_discard" | "shared_secret" | "dhcp_identity" | "network_card" | "mounted_device" | "agent_identity" | "not_checked";
+        /** @description What figures of an object were. It is kept in memory, and begins anew with the daemon. */
+        History: {
+            /** @description The series, all of one length. */
+            series: components["schemas"]["HistorySeries"][];
+            /**
+             * Format: int32
+             * @description Seconds from a value to the next one.
+             */
+            step_seconds: number;
+            /**
+             * Format: date-time
+             * @description Time of the last values.
+             */
+            until: string;
+        };
         /** @description A version that a catalog has had. */
         HistoryEntry: {
             /** @description Name of the image that the catalog used. */
@@ -1731,6 +1877,17 @@ export interface components {
              * @description Version of that image, counted from 1.
              */
             version: number;
+        };
+        /** @description The values of one figure. */
+        HistorySeries: {
+            /**
+             * @description Name of the series: `guest_read_bytes`, `guest_written_bytes`, `ram_read_bytes`, `ram_written_bytes`, `overflow_read_bytes`,
+             *     `overflow_written_bytes` and `base_read_bytes` are bytes per second, `stalls` is writes per second that waited for space;
+             *     `ram_used_bytes` and `overflow_used_bytes` are levels, and `fill`, from 0 to 1, is the level of the fullest write cache.
+             */
+            name: string;
+            /** @description The values, oldest first; null for what is not known. */
+            values: (number | null)[];
         };
         /**
          * @description An action that a host can be asked for.
@@ -2185,7 +2342,7 @@ export interface components {
         };
         /** @description What a machine was started with. Paths are on the daemon's host. */
         MachineRun: {
-            /** @description Unix socket of the serial console, for one client at a time. */
+            /** @description Unix socket of the console hub, for `spillway machine console`. */
             console_socket?: string | null;
             /** @description Path of the disk's control socket, for `spillway stats` and others. */
             control_socket: string;
@@ -2201,6 +2358,8 @@ export interface components {
             disk_pid?: number | null;
             /** @description Path of the disk's vhost-user socket. */
             disk_socket: string;
+            /** @description Screen that the machine was started with. */
+            display: components["schemas"]["DisplayKind"];
             /** @description Hypervisor that runs this machine. */
             hypervisor: components["schemas"]["Hypervisor"];
             /** @description Name of the image that the running machine started from. */
@@ -2300,6 +2459,11 @@ export interface components {
         NewHostAction: {
             /** @description Action that the host takes. */
             action: components["schemas"]["HostAction"];
+        };
+        /** @description A token that a session is to stand for. */
+        NewSession: {
+            /** @description The token, as `spillway token new` has printed it. */
+            token: string;
         };
         /** @description Long work in the daemon that continues whether its client waits for it or not. */
         Operation: {
@@ -2551,6 +2715,29 @@ export interface components {
             next?: string | null;
         };
         /** @description A part of a list that may be long, in the order of the objects' names. */
+        Page_Report: {
+            /** @description The objects on this page, at most as many as `limit` says. */
+            items: {
+                /**
+                 * Format: int64
+                 * @description Size of the page, in bytes.
+                 */
+                bytes: number;
+                /** @description Name of the report's folder. */
+                name: components["schemas"]["Name"];
+                /**
+                 * Format: date-time
+                 * @description Time at which the report was written.
+                 */
+                written: string;
+            }[];
+            /**
+             * @description Token of the next page: the value of the parameter `continue` of the same request. Absent on the last page.
+             *     Objects that are created or deleted meanwhile may be missing; no other object is, and none occurs twice.
+             */
+            next?: string | null;
+        };
+        /** @description A part of a list that may be long, in the order of the objects' names. */
         Page_StoreDetails: {
             /** @description The objects on this page, at most as many as `limit` says. */
             items: {
@@ -2756,6 +2943,21 @@ export interface components {
              */
             grace_seconds?: number | null;
         };
+        /** @description A report of `spillway lab` in the daemon's state folder: `reports/NAME/report.html`. */
+        Report: {
+            /**
+             * Format: int64
+             * @description Size of the page, in bytes.
+             */
+            bytes: number;
+            /** @description Name of the report's folder. */
+            name: components["schemas"]["Name"];
+            /**
+             * Format: date-time
+             * @description Time at which the report was written.
+             */
+            written: string;
+        };
         /**
          * @description Event that discards what a machine has written.
          * @enum {string}
@@ -2878,6 +3080,30 @@ export interface components {
             /** @description Selects the machines of these names. */
             names?: components["schemas"]["Name"][];
         };
+        /** @description Who the caller of a request is, and what it may do. */
+        Session: {
+            /** @description How the caller has shown who it is. */
+            by: components["schemas"]["SessionProof"];
+            /** @description Name of the token, or the user of the unix socket: `uid 0`. */
+            caller: string;
+            /** @description Role of the caller: that of its token, or `admin` on the unix socket. */
+            role: components["schemas"]["SessionRole"];
+            /**
+             * Format: int64
+             * @description Seconds until the session ends; null if the caller has none.
+             */
+            seconds_left?: number | null;
+        };
+        /**
+         * @description How a caller has shown who it is.
+         * @enum {string}
+         */
+        SessionProof: "socket" | "token" | "session";
+        /**
+         * @description What a caller may do. Each role includes those before it.
+         * @enum {string}
+         */
+        SessionRole: "read" | "operate" | "admin";
         /**
          * @description How much a finding matters.
          * @enum {string}
@@ -3576,7 +3802,14 @@ export interface operations {
     };
     getFigures: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Only the figures of this catalog and its machines, without stores and cache. */
+                catalog?: components["schemas"]["Name"];
+                /** @description Only the figures of this machine and its catalog, without stores and cache. */
+                machine?: components["schemas"]["Name"];
+                /** @description With `false` the figures of machines are left out. */
+                machines?: boolean;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -3586,10 +3819,55 @@ export interface operations {
             /** @description The request succeeded; the body is a `Figures`. */
             200: {
                 headers: {
+                    /** @description Tag of the figures, for `If-None-Match` of a later request. */
+                    ETag?: string;
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Figures"];
+                };
+            };
+            /** @description None of the figures has changed since the one with this tag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getHistory: {
+        parameters: {
+            query?: {
+                /** @description The history of this catalog; without it and `machine`, of the host. */
+                catalog?: components["schemas"]["Name"];
+                /** @description The history of this machine. */
+                machine?: components["schemas"]["Name"];
+                /** @description How far it reaches back: to 3600 with a value for each 10 seconds, beyond with one for each minute, which machines do not have. */
+                seconds?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `History`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["History"];
                 };
             };
             /** @description The request was not carried out; the body says why. */
@@ -4664,6 +4942,35 @@ export interface operations {
             };
         };
     };
+    openMachineConsole: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The connection is a WebSocket. */
+            101: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getMachineCurve: {
         parameters: {
             query?: {
@@ -4686,6 +4993,35 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["DiskCurve"];
                 };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    openMachineScreen: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The connection is a WebSocket. */
+            101: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description The request was not carried out; the body says why. */
             default: {
@@ -5119,6 +5455,164 @@ export interface operations {
                 image: components["schemas"]["Name"];
                 version: number;
             };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Empty`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Empty"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listReports: {
+        parameters: {
+            query?: {
+                /** @description How many objects a page has at most. By default 500. */
+                limit?: number;
+                /** @description The `next` of the page before this one; the first page if it is absent. */
+                continue?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Page_Report`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Report"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getReport: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the media type says what the body is. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/html": string;
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Session`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Session"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewSession"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `Session`. */
+            200: {
+                headers: {
+                    /** @description The cookie of the session, for requests of the same browser. */
+                    "Set-Cookie"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Session"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    deleteSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
             cookie?: never;
         };
         requestBody?: never;

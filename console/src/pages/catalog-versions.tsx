@@ -10,7 +10,7 @@ import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { ago, clock, duration, plural } from "../ui/format.ts";
-import { Badge, Facts, Notice, Panel, Pending } from "../ui/parts.tsx";
+import { Badge, Facts, Labelled, Notice, Panel, Pending } from "../ui/parts.tsx";
 import { StackedBar } from "../ui/planes.tsx";
 
 type Strategy = Schemas["RolloutStrategy"];
@@ -283,71 +283,79 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
   return (
     <Panel title="Update">
       <div class="fields">
-        <label class="field">
-          <span>Image</span>
-          <select
-            value={image}
-            onChange={(e) => {
-              setImage(e.currentTarget.value);
-              setVersion("");
-            }}
-          >
-            {(images.data ?? []).map((i) => (
-              <option key={i.name} value={i.name}>
-                {i.name}
-              </option>
-            ))}
-          </select>
-        </label>
-        <label class="field">
-          <span>Version</span>
-          <select value={version} onChange={(e) => setVersion(e.currentTarget.value)}>
-            <option value="">
-              the published one{details.data?.image.published ? ` (now ${details.data.image.published})` : ""}
-              , and follow it
-            </option>
-            {(details.data?.versions ?? [])
-              .filter((v) => v.state === "ready")
-              .reverse()
-              .map((v) => (
-                <option key={v.version} value={String(v.version)}>
-                  {v.version}, of {v.created.slice(0, 10)}
+        <Labelled label="Image">
+          {(id) => (
+            <select
+              id={id}
+              value={image}
+              onChange={(e) => {
+                setImage(e.currentTarget.value);
+                setVersion("");
+              }}
+            >
+              {(images.data ?? []).map((i) => (
+                <option key={i.name} value={i.name}>
+                  {i.name}
                 </option>
               ))}
-          </select>
-        </label>
-        <label class="field">
-          <span>When machines take it</span>
-          <select value={how} onChange={(e) => setHow(e.currentTarget.value)}>
-            <option value="next-start">at their next start</option>
-            <option value="batch">some at a time are restarted</option>
-            <option value="now">all are restarted now</option>
-          </select>
-        </label>
+            </select>
+          )}
+        </Labelled>
+        <Labelled label="Version">
+          {(id) => (
+            <select id={id} value={version} onChange={(e) => setVersion(e.currentTarget.value)}>
+              <option value="">
+                the published one
+                {details.data?.image.published ? ` (now ${details.data.image.published})` : ""}, and follow it
+              </option>
+              {(details.data?.versions ?? [])
+                .filter((v) => v.state === "ready")
+                .reverse()
+                .map((v) => (
+                  <option key={v.version} value={String(v.version)}>
+                    {v.version}, of {v.created.slice(0, 10)}
+                  </option>
+                ))}
+            </select>
+          )}
+        </Labelled>
+        <Labelled label="When machines take it">
+          {(id) => (
+            <select id={id} value={how} onChange={(e) => setHow(e.currentTarget.value)}>
+              <option value="next-start">at their next start</option>
+              <option value="batch">some at a time are restarted</option>
+              <option value="now">all are restarted now</option>
+            </select>
+          )}
+        </Labelled>
         {how === "batch" ? (
-          <label class="field">
-            <span>Restarted at the same time</span>
-            <input
-              type="number"
-              min={1}
-              max={100000}
-              value={batch}
-              onInput={(e) => setBatch(Math.max(1, Number(e.currentTarget.value)))}
-            />
-          </label>
+          <Labelled label="Restarted at the same time">
+            {(id) => (
+              <input
+                id={id}
+                type="number"
+                min={1}
+                max={100000}
+                value={batch}
+                onInput={(e) => setBatch(Math.max(1, Number(e.currentTarget.value)))}
+              />
+            )}
+          </Labelled>
         ) : null}
         {how !== "next-start" ? (
-          <label class="field">
-            <span>Restart claimed machines after, in seconds</span>
-            <input
-              type="number"
-              min={0}
-              max={2592000}
-              placeholder="when released"
-              value={grace}
-              onInput={(e) => setGrace(e.currentTarget.value)}
-            />
-          </label>
+          <Labelled label="Restart claimed machines after, in seconds">
+            {(id) => (
+              <input
+                id={id}
+                type="number"
+                min={0}
+                max={2592000}
+                placeholder="when released"
+                value={grace}
+                onInput={(e) => setGrace(e.currentTarget.value)}
+              />
+            )}
+          </Labelled>
         ) : null}
       </div>
       <div class="outlook" aria-live="polite">

@@ -12,7 +12,7 @@ import { LevelBadge, PhaseBadge } from "../ui/machine-cells.tsx";
 import { Badge, Command, Facts, Notice, PageHead, Panel, Pending, Tabs } from "../ui/parts.tsx";
 import { Gauge, PlaneDiagram } from "../ui/planes.tsx";
 import { SizingPanel, useCurves } from "../ui/sizing.tsx";
-import { displayOf, ScreenTab, SerialTab } from "./machine-consoles.tsx";
+import { ConsoleTab } from "./machine-consoles.tsx";
 import { EventList } from "./events-list.tsx";
 import type { MachineRow } from "../state/moments.ts";
 
@@ -112,7 +112,7 @@ export function MachinePage({ name }: { name: string }) {
           { key: "figures", title: "Figures" },
           { key: "sizing", title: "Sizing" },
           ...(status.run?.console_socket ? [{ key: "serial", title: "Serial" }] : []),
-          ...(displayOf(machine) === "vnc" ? [{ key: "screen", title: "Screen" }] : []),
+          ...(status.run?.display === "vnc" ? [{ key: "screen", title: "Screen" }] : []),
           { key: "details", title: "Details" },
           { key: "events", title: "Events" },
         ]}
@@ -120,8 +120,7 @@ export function MachinePage({ name }: { name: string }) {
       {tab === "disk" ? <DiskTab machine={machine} row={row} mode={catalog.data?.spec.mode ?? null} /> : null}
       {tab === "figures" ? <HistoryCharts of={{ machine: name }} samples={row?.samples ?? []} /> : null}
       {tab === "sizing" ? <MachineSizing name={name} machine={machine} /> : null}
-      {tab === "serial" ? <SerialTab name={name} /> : null}
-      {tab === "screen" ? <ScreenTab name={name} /> : null}
+      {tab === "serial" || tab === "screen" ? <ConsoleTab name={name} kind={tab} /> : null}
       {tab === "details" ? <Details machine={machine} /> : null}
       {tab === "events" ? (
         <Panel title="Events">

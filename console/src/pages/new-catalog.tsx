@@ -117,7 +117,9 @@ export function NewCatalogPage() {
         {step === "image" ? <ImageStep /> : null}
         {step === "machines" ? <MachinesStep /> : null}
         {step === "cache" ? <CacheStep /> : null}
-        {step === "identity" ? <FieldsStep title="Identity" group="identity" /> : null}
+        {step === "identity" ? (
+          <FieldsStep title="Who may log in, and what cloud-init does" group="identity" />
+        ) : null}
         {step === "review" ? <ReviewStep checked={checked} /> : null}
       </div>
       <div class="verdict" aria-live="polite">
@@ -314,7 +316,7 @@ function MachinesStep() {
   const pattern = draft.value.naming || `${name.value || "NAME"}-###`;
   const names = machineNames(pattern, draft.value.count ?? 0);
   return (
-    <FieldsStep title="Machines" group="machines">
+    <FieldsStep title="Number, names and size" group="machines">
       {names.length ? (
         <p class="preview">
           Machines will be named{" "}
@@ -348,7 +350,7 @@ function CacheStep() {
     draft.value.overflow_store ? s.name === draft.value.overflow_store : s.class === "local",
   );
   return (
-    <FieldsStep title="Write cache" group="cache">
+    <FieldsStep title="Limits" group="cache">
       {budget ? (
         <StackedBar
           label="Budget for write caches with this catalog"

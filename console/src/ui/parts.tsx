@@ -210,3 +210,23 @@ export function Prose({ text }: { text: string }) {
   // The parts of a text never change their order
   return <>{text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part))}</>;
 }
+
+/** A field with its label. The label is for the control, so that its name is the label's text alone. */
+export function Labelled({
+  label,
+  hint,
+  children,
+}: {
+  label: string;
+  hint?: string;
+  children: (id: string) => ComponentChildren;
+}) {
+  const id = useId();
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      {children(id)}
+      {hint ? <p class="hint">{hint}</p> : null}
+    </div>
+  );
+}

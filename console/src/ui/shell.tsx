@@ -18,6 +18,7 @@ const PLACES: [string, string][] = [
   ["stores", "Stores and registries"],
   ["operations", "Operations"],
   ["events", "Events"],
+  ["reports", "Reports"],
   ["about", "About"],
 ];
 /** Figures that are older than this are said to be. */

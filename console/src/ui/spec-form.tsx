@@ -60,6 +60,13 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
       form: "agent, tcp:PORT, serial:REGEX",
     },
     {
+      key: "display",
+      title: "Screen",
+      kind: ["none", "vnc"],
+      effect: "at the next start",
+      isAdvanced: true,
+    },
+    {
       key: "type",
       title: "Type",
       kind: ["pooled", "dedicated"],

@@ -70,6 +70,8 @@ pub const VERSION: Bounds = Bounds::count(1, u32::MAX as u64);
 pub const LIMIT: Bounds = Bounds::count(1, crate::MOST_ON_A_PAGE as u64);
 /// Bounds of the time for which a response is delayed, in seconds.
 pub const WAIT_SECONDS: Bounds = Bounds::count(0, 30);
+/// Bounds of the part of a history, in seconds.
+pub const HISTORY_SECONDS: Bounds = Bounds::count(1, DAY);
 /// Bounds of the grace and the gap of a collection of garbage, in seconds: below an hour a push in progress could be taken for an
 /// interrupted one.
 pub const COLLECTION_SECONDS: Bounds = Bounds::count(3600, 366 * DAY);
@@ -247,6 +249,7 @@ pub fn of_parameter(name: &str) -> Option<&'static Bounds> {
     match name {
         "limit" => Some(&LIMIT),
         "wait" => Some(&WAIT_SECONDS),
+        "seconds" => Some(&HISTORY_SECONDS),
         "version" => Some(&VERSION),
         "id" | "after" => Some(&NUMBER),
         "goal" => Some(&SHARE),

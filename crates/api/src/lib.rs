@@ -12,6 +12,7 @@ mod curve;
 mod event;
 pub mod exposition;
 mod figures;
+mod history;
 mod host;
 mod image;
 mod leftover;
@@ -21,14 +22,17 @@ mod nearest;
 mod operation;
 mod problem;
 mod registry;
+mod report;
+mod session;
 mod size;
 mod stores;
 mod ttl;
 
 pub use catalog::{
     BlockingMachine, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate,
-    DEADLINE_SECONDS_DEFAULT, Difference, HistoryEntry, Network, NewCatalog, Ready, ResetEvent, Rollout,
-    RolloutAction, RolloutChange, RolloutProgress, RolloutState, RolloutStrategy, differences, settings,
+    DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, HistoryEntry, Network, NewCatalog, Ready, ResetEvent,
+    Rollout, RolloutAction, RolloutChange, RolloutProgress, RolloutState, RolloutStrategy, differences,
+    settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,
@@ -39,6 +43,7 @@ pub use figures::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, MachineCounts, MachineFigures,
     PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
+pub use history::{HISTORY_SERIES, History, HistorySeries};
 pub use host::{HostAction, HostBudget, HostDetails, NewHostAction, UnreadableRecord};
 pub use image::{
     CachedBootSet, CachedVersion, Image, ImageCommit, ImageDetails, ImageDownload, ImageImport, ImageRef,
@@ -57,6 +62,8 @@ pub use registry::{
     CollectionOutcome, ImageManifest, ImagePull, ImagePush, PushOutcome, Registry, RegistryCheck,
     RegistryCollection,
 };
+pub use report::Report;
+pub use session::{NewSession, Session, SessionProof, SessionRole};
 pub use size::{SizeError, parse_size, size_text};
 pub use spillway_control::{BaseCache, DiskSettings, FullPolicy, Mode as DiskMode, Rate};
 pub use stores::{Space, SpaceLevel, StoreClass, StoreDetails, StoreFolder};

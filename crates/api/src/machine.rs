@@ -1,6 +1,6 @@
 //! Machines, their claims and their actions.
 
-use crate::{Catalog, Difference, ErrorCode, Name, Rate};
+use crate::{Catalog, Difference, DisplayKind, ErrorCode, Name, Rate};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -180,9 +180,11 @@ pub struct MachineRun {
     /// Path of the disk's control socket, for `spillway stats` and others.
     #[schema(value_type = String)]
     pub control_socket: PathBuf,
-    /// Unix socket of the serial console, for one client at a time.
+    /// Unix socket of the console hub, for `spillway machine console`.
     #[schema(value_type = Option<String>)]
     pub console_socket: Option<PathBuf>,
+    /// Screen that the machine was started with.
+    pub display: DisplayKind,
     /// Unix socket at which the disk of the machine is exported over NBD.
     #[schema(value_type = Option<String>)]
     pub nbd_socket: Option<PathBuf>,

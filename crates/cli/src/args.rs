@@ -6,10 +6,11 @@ mod disk;
 pub mod settings;
 
 use crate::advise::{self, Advise};
+use crate::console::ConsoleOptions;
 use crate::error::{EXIT_CODES, Failure};
 use crate::examples::{
-    ATTACH_EXAMPLES, DOCTOR_EXAMPLES, EVENT_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES, RUN_EXAMPLES,
-    SERVE_EXAMPLES, SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
+    ATTACH_EXAMPLES, CONSOLE_EXAMPLES, DOCTOR_EXAMPLES, EVENT_EXAMPLES, EVENTS_EXAMPLES, RESET_EXAMPLES,
+    RUN_EXAMPLES, SERVE_EXAMPLES, SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
 };
 use crate::host::{
     self, CatalogCommand, Daemon, GlobalDaemonOptions, HostCommand, ImageCommand, LeftoverCommand,
@@ -66,6 +67,7 @@ impl Cli {
             | Command::Event { daemon, .. }
             | Command::Store { daemon, .. }
             | Command::Top { daemon, .. }
+            | Command::Console { daemon, .. }
             | Command::Doctor { daemon }
             | Command::Advise(Advise { daemon, .. }) => daemon.or(before),
             Command::Serve(Serve { json, .. })
@@ -207,6 +209,16 @@ pub enum Command {
         /// What to do.
         #[command(subcommand)]
         command: StoreCommand,
+    },
+    /// Open the web console of spillwayd in a browser of this host, or of another one by ssh
+    #[command(after_help = CONSOLE_EXAMPLES)]
+    Console {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// How.
+        #[command(flatten)]
+        console: ConsoleOptions,
     },
     /// Show where the I/O of all machines goes, live
     #[command(after_help = TOP_EXAMPLES)]

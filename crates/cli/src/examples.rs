@@ -105,6 +105,15 @@ Examples:
   spillway top --by catalog --once
   spillway top --json | jq '.rows[] | select(.fill > 0.8) | .name'";
 
+pub const CONSOLE_EXAMPLES: &str = "\
+The console is served by spillwayd itself. This command lets a browser use it with the rights of who runs the command, by an
+address that works once and only on this host. With 'spillwayd --listen', open https://HOST:PORT/console/ and log in with a
+token instead.
+
+Examples:
+  spillway console
+  spillway console --port 9080          # and on the other computer: ssh -L 9080:127.0.0.1:9080 HOST";
+
 pub const DOCTOR_EXAMPLES: &str = "\
 Each line is ok, a notice (it works, and could be better) or a problem, with the remedy below it. The exit code is 1 if
 there is a problem.

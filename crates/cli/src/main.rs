@@ -5,6 +5,7 @@
 mod advise;
 mod args;
 mod attach;
+mod console;
 mod dirty;
 mod doctor;
 #[cfg(test)]
@@ -66,6 +67,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Leftover { daemon, command } => host::leftover(&daemon, command)?,
         Command::Registry { daemon, command } => host::registry(&daemon, command)?,
         Command::Store { daemon, command } => host::store(&daemon, command)?,
+        Command::Console { daemon, console } => console::console(&daemon, &console)?,
         Command::Top { daemon, top } => top::top(&daemon, &top)?,
         Command::Lab { .. } => return Err(lab::lab()),
         Command::Trace { command } => trace::trace(&command)?,

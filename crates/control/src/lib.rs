@@ -5,6 +5,7 @@
 
 mod at_rest;
 mod client;
+pub mod console;
 pub mod counters;
 mod dirty;
 pub mod disk_settings;

@@ -3,6 +3,7 @@
 //!
 //! Invariant: a setting that would have no effect is refused.
 
+use crate::console::ConsoleSockets;
 use crate::disk_settings::{DiskSettings, SettingFault};
 use crate::error::{ErrorKind, SupervisorError};
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,8 @@ pub struct ServeSettings {
     pub nbd: Option<PathBuf>,
     /// Where `spillway stats` and `spillway reset` connect.
     pub control: Option<PathBuf>,
+    /// Sockets of the console hub, if there is one. Their rights are always 0600.
+    pub console: Option<ConsoleSockets>,
     /// Rights of the sockets. By default 0600.
     pub socket_mode: Option<u32>,
     /// Group of the sockets, by name or number. By default the server's own.
@@ -93,11 +96,14 @@ impl ServeSettings {
     }
 
     /// The sockets that other programs connect to, by the names of their settings.
-    pub fn sockets(&self) -> [(&'static str, Option<&Path>); 3] {
+    pub fn sockets(&self) -> [(&'static str, Option<&Path>); 5] {
+        let console = self.console.as_ref();
         [
             ("vhost_user", self.vhost_user.as_deref()),
             ("nbd", self.nbd.as_deref()),
             ("control", self.control.as_deref()),
+            ("console.clients", console.map(|console| console.clients.as_path())),
+            ("console.vmm", console.map(|console| console.vmm.as_path())),
         ]
     }
 

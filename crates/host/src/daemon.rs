@@ -8,9 +8,10 @@ use crate::access::Peer;
 use crate::access::audit::{self, Audit};
 use crate::access::caller::PeerAddress;
 use crate::access::connections::{ConnectionLimits, ConnectionSlot, Connections};
+use crate::access::lingering::LingeringStream;
 use crate::access::paced::{PacedStream, ReaderLimits};
-use crate::access::tls::{Remote, RemoteListener};
-use crate::api::{self, ApiState, ResponseCounters};
+use crate::access::tls::{Remote, RemoteListener, speaks_http_2};
+use crate::api::{self, ApiState, FigureAnswers, ResponseCounters};
 use crate::backup::StateStore;
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
@@ -23,6 +24,7 @@ use crate::machines::{MachineHostConfig, Machines};
 use crate::operations::Operations;
 use crate::records;
 use crate::registries::{Downloads, Registries, SourceRule};
+use crate::reports::Reports;
 use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
@@ -33,7 +35,7 @@ use crate::streaming::{Streaming, StreamingSettings};
 use crate::systemd::ServiceManager;
 use anyhow::{Context, Result, bail};
 use axum::{Extension, Router};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -48,20 +50,23 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::UnixListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_rustls::server::TlsStream;
 
 /// Longest time until a request's head is complete, from the start of the connection or the end of the last response.
 const HEAD: Duration = Duration::from_secs(30);
 /// Minimum speed at which a response must be read.
 const PACE: ReaderLimits = ReaderLimits { stall: Duration::from_secs(30), bytes_a_second: 16 << 10 };
+/// Requests at a time on a connection with HTTP/2, and bytes of the head of each.
+const MOST_STREAMS: u32 = 128;
+const MOST_HEAD_BYTES: u32 = 16 << 10;
+/// Bytes of a response that wait for its client, on such a connection.
+const MOST_UNSENT_BYTES: usize = 64 << 10;
 /// Interval at which the audit log writes its counts.
 const AUDIT_EACH: Duration = Duration::from_secs(5);
 
-/// Data of a client after its last response that is read and discarded, in size and time.
-const MOST_UNREAD_BYTES: usize = 1 << 20;
-const UNREAD: Duration = Duration::from_secs(2);
 /// Pause before the next connection is accepted after descriptors ran out.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 
@@ -250,6 +255,7 @@ impl Records {
         Ok(ApiState {
             audit,
             answered: ResponseCounters::default(),
+            figure_answers: FigureAnswers::default(),
             catalogs,
             downloads,
             events,
@@ -258,6 +264,7 @@ impl Records {
             machines,
             operations,
             registries,
+            reports: Reports::new(state),
             state: StateStore { folder: state.to_owned(), store },
             stores,
         })
@@ -395,7 +402,7 @@ async fn accept(listener: UnixListener, router: Router) {
             PeerAddress::Local { uid: who.as_ref().map(|who| who.uid()), pid: who.and_then(|who| who.pid()) };
         // All connections of that user are busy: refuse this one.
         let Ok(place) = connections.admit(source) else { continue };
-        let peer = Peer { source, tokens: None, place: Arc::clone(&place) };
+        let peer = Peer { source, known: None, place: Arc::clone(&place) };
         tokio::spawn(until_closed(place, serve(stream, router.clone(), peer)));
     }
 }
@@ -411,11 +418,13 @@ async fn accept_remote(door: Option<Arc<RemoteListener>>, router: Router) {
         };
         let source = PeerAddress::Remote(stranger.address.ip());
         let Ok(place) = connections.admit(source) else { continue };
-        let peer = Peer { source, tokens: Some(Arc::clone(&door.tokens)), place: Arc::clone(&place) };
+        let peer = Peer { source, known: Some(Arc::clone(&door.known)), place: Arc::clone(&place) };
         let router = router.clone();
         tokio::spawn(until_closed(place, async move {
-            if let Some(stream) = stranger.greet().await {
-                serve(stream, router, peer).await;
+            match stranger.greet().await {
+                Some(stream) if speaks_http_2(&stream) => serve_http_2(stream, router, peer).await,
+                Some(stream) => serve(stream, router, peer).await,
+                None => {}
             }
         }));
     }
@@ -450,28 +459,29 @@ async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: E
     pending().await
 }
 
-/// Serves a connection until it ends.
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, peer: Peer) {
+/// Serves a connection with HTTP/2 until it ends. Browsers have many requests at a time, and few connections.
+async fn serve_http_2(stream: TlsStream<TcpStream>, router: Router, peer: Peer) {
     let service = TowerToHyperService::new(router.layer(Extension(peer)));
+    let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MOST_STREAMS)
+        .max_header_list_size(MOST_HEAD_BYTES)
+        .max_send_buf_size(MOST_UNSENT_BYTES)
+        .keep_alive_interval(HEAD)
+        .keep_alive_timeout(HEAD)
+        .serve_connection(TokioIo::new(PacedStream::new(stream, PACE)), service);
+    let _ = connection.await;
+}
+
+/// Serves a connection with HTTP/1.1 until it ends, or until it has become a WebSocket, which is served by its own task.
+async fn serve(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router, peer: Peer) {
+    let service = TowerToHyperService::new(router.layer(Extension(peer)));
+    let stream = LingeringStream::new(PacedStream::new(stream, PACE));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(PacedStream::new(stream, PACE)), service);
-    let Ok(parts) = connection.without_shutdown().await else { return };
-    let mut stream = parts.io.into_inner();
-    // Closing a connection with unread data would lose the response: read some of that data first.
-    let rest = async {
-        stream.shutdown().await?;
-        let (mut buffer, mut read) = (vec![0; 16 << 10], 0);
-        while read < MOST_UNREAD_BYTES {
-            match stream.read(&mut buffer).await? {
-                0 => break,
-                n => read += n,
-            }
-        }
-        std::io::Result::Ok(())
-    };
-    let _ = tokio::time::timeout(UNREAD, rest).await;
+        .serve_connection(TokioIo::new(stream), service);
+    let _ = connection.with_upgrades().await;
 }
 
 /// Raises the limit of descriptors: each machine takes some.

@@ -21,6 +21,7 @@ pub mod paging;
 mod processes;
 pub mod records;
 pub mod registries;
+pub mod reports;
 pub mod resources;
 mod scopes;
 pub mod seed;

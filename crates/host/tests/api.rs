@@ -3,15 +3,17 @@
 
 mod common;
 
-use common::{World, ask_with, head_and_body, tag, until};
+use common::{World, ask_with, create, head_and_body, import, tag, until};
 use rustix::process::Signal;
 use spillway_api::{
-    ErrorCode, List, MachineDetails, Operation, OperationState, Page, Power, Problem, ProblemType,
+    Catalog, CatalogSpec, ErrorCode, Figures, HISTORY_SERIES, History, List, MachineDetails, Operation,
+    OperationState, Page, Power, Problem, ProblemType,
 };
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 /// Asks, and gives the status and the body.
@@ -35,7 +37,8 @@ fn what_cannot_be_is_refused_in_words() {
     let large = vec![b' '; 300 << 10];
     use ErrorCode::*;
     for (method, path, body, status, code, word) in [
-        ("GET", "/", "", 404, NotFound, "nothing at /"),
+        ("GET", "/v1", "", 404, NotFound, "nothing at /v1"),
+        ("GET", "/console/..%2fapp.js", "", 404, NotFound, "no file"),
         ("GET", "/v1/images/../../etc/passwd", "", 404, NotFound, "nothing at"),
         ("GET", "/v1/images/..%2f..%2fetc", "", 400, Invalid, "is no name"),
         ("GET", "/v1/images/%00", "", 400, Invalid, "is no name"),
@@ -133,9 +136,9 @@ fn every_refusal_is_a_problem() {
 #[test]
 fn an_object_has_a_tag_and_who_names_another_changes_nothing() {
     let world = World::new();
-    common::import(&world, "debian", 2);
+    import(&world, "debian", 2);
     let client = world.client();
-    common::create(&client, "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
+    create(&client, "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
     let tag = |path: &str| tag(&world, path);
     let image = "/v1/images/debian";
     let (machine, host) = ("/v1/machines/desk-002", "/v1/host");
@@ -177,10 +180,10 @@ fn an_object_has_a_tag_and_who_names_another_changes_nothing() {
 #[test]
 fn what_must_be_new_does_not_replace_and_a_dry_run_changes_nothing() {
     let world = World::new();
-    common::import(&world, "debian", 2);
-    common::import(&world, "other", 1);
+    import(&world, "debian", 2);
+    import(&world, "other", 1);
     let client = world.client();
-    common::create(&client, "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    create(&client, "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
     let gold = "/v1/images/debian/tags/gold";
     let only_new = "if-none-match: *\r\n";
     let name = |lines: &str, version: u32| {
@@ -249,7 +252,7 @@ fn an_answer_that_waits_has_what_was_asked_for() {
     assert_eq!(status, 400);
     let operations = world.client().list::<Operation>("/v1/operations").unwrap();
     assert_eq!(operations.items.len(), 1, "what cannot wait so long is not begun");
-    common::create(&world.client(), "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
+    create(&world.client(), "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
     let stop = br#"{"action": "stop", "select": {"catalog": "desk"}}"#;
     let (_, body) = ask(&world, "POST", "/v1/machine-actions?wait=30", stop);
     let page: Page<MachineDetails> = serde_json::from_slice(&body).unwrap();
@@ -261,8 +264,8 @@ fn an_answer_that_waits_has_what_was_asked_for() {
 fn a_change_is_written_down_before_its_request_waits() {
     let mut world = World::unstarted();
     world.start_with(vec!["--worker".into(), world.sleeper()]);
-    common::import(&world, "debian", 1);
-    common::create(&world.client(), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    import(&world, "debian", 1);
+    create(&world.client(), "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
     let body = r#"{"action": "start", "select": {"catalog": "desk"}}"#;
     let mut stream = UnixStream::connect(world.socket()).unwrap();
     let head = format!(
@@ -284,8 +287,8 @@ fn a_change_is_written_down_before_its_request_waits() {
 fn an_action_with_a_key_is_taken_once() {
     let mut world = World::unstarted();
     world.start_with(vec!["--worker".into(), world.sleeper()]);
-    common::import(&world, "debian", 1);
-    common::create(&world.client(), "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
+    import(&world, "debian", 1);
+    create(&world.client(), "desk", r#"{"image": "debian", "count": 2}"#).unwrap();
     let act = |world: &World, action: &str, lines: &str| {
         let body = format!(r#"{{"action": "{action}", "select": {{"names": ["desk-001"]}}}}"#);
         let (status, body) = ask_with(world, "POST", "/v1/machine-actions", lines, body.as_bytes());
@@ -355,7 +358,7 @@ fn stores_do_not_share_files() {
     std::fs::create_dir(world.path("full")).unwrap();
     std::fs::write(world.path("full/file"), "mine").unwrap();
     assert_eq!((add("two", "full"), add("two", "x/../two")), (400, 400));
-    let at_once = std::thread::scope(|scope| {
+    let at_once = thread::scope(|scope| {
         let adding = ["a", "b", "c", "d"].map(|name| scope.spawn(|| add(name, "at/once")));
         adding.map(|thread| thread.join().unwrap()).iter().filter(|status| **status == 200).count()
     });
@@ -417,6 +420,97 @@ fn silent_clients_do_not_stop_the_others() {
 }
 
 /// `docs/api/openapi.json` is what the program says. With `SPILLWAY_WRITE=1` it is written.
+#[test]
+fn figures_are_selected_and_are_not_sent_twice() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    for name in ["desk", "lab"] {
+        create(&world.client(), name, r#"{"image": "debian", "count": 2}"#).unwrap();
+    }
+    let of = |query: &str| -> Figures { world.client().get(&format!("/v1/figures{query}")).unwrap() };
+    let names = |figures: &Figures| figures.catalogs.iter().map(|of| of.name.to_string()).collect::<Vec<_>>();
+    // They may be of a moment ago.
+    until("both catalogs have figures", || (names(&of("")) == ["desk", "lab"]).then_some(()));
+    assert_eq!(names(&of("?catalog=lab")), ["lab"]);
+    assert!(names(&of("?catalog=none")).is_empty() && names(&of("?machine=lab-009")).is_empty());
+    assert_eq!(refused(&world, "GET", "/v1/figures?machine=..", b"").0, 400);
+
+    let (head, _) = head_and_body(&world, "GET", "/v1/figures?catalog=desk", "", b"");
+    let tag = head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap();
+    // The time of the figures is another one by now.
+    thread::sleep(Duration::from_millis(500));
+    let again = |query: &str, tag: &str| {
+        ask_with(&world, "GET", &format!("/v1/figures{query}"), &format!("if-none-match: {tag}\r\n"), b"").0
+    };
+    assert_eq!((again("?catalog=desk", tag), again("?catalog=desk", "\"0\"")), (304, 200));
+    assert_eq!(again("?catalog=lab", tag), 200, "a tag is of one question");
+    let catalog: Catalog = world.client().get("/v1/catalogs/desk").unwrap();
+    let more = CatalogSpec { count: 3, ..catalog.spec };
+    world.client().put_if::<_, Catalog>("/v1/catalogs/desk", catalog.revision, &more).unwrap();
+    until("the figures have changed", || (again("?catalog=desk", tag) == 200).then_some(()));
+}
+
+#[test]
+fn the_console_is_served_to_whoever_asks() {
+    let world = World::new();
+    let get = |path: &str, lines: &str| {
+        let (head, body) = head_and_body(&world, "GET", path, lines, b"");
+        let value = |name: &str| {
+            let line = head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+            line.unwrap_or_default().to_owned()
+        };
+        let status: u16 = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let policy = value("content-security-policy");
+        (
+            status,
+            [value("location"), value("content-type"), value("content-encoding"), value("etag"), policy],
+            body,
+        )
+    };
+    for path in ["/", "/console"] {
+        let (status, [location, ..], _) = get(path, "");
+        assert_eq!((status, location.as_str()), (303, "/console/"), "{path}");
+    }
+    let (status, [_, kind, _, _, policy], page) = get("/console/", "");
+    assert!(
+        status == 200 && kind.starts_with("text/html") && String::from_utf8(page).unwrap().contains("app.js")
+    );
+    assert!(
+        policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"),
+        "{policy}"
+    );
+    assert!(policy.contains("frame-ancestors 'self'"), "{policy}");
+    let (status, [_, kind, coding, tag, _], plain) = get("/console/app.js", "");
+    assert_eq!((status, kind.as_str(), coding.as_str()), (200, "text/javascript; charset=utf-8", ""));
+    let (_, [_, _, coding, zipped_tag, _], zipped) = get("/console/app.js", "accept-encoding: br, gzip\r\n");
+    assert!(coding == "gzip" && zipped.len() * 2 < plain.len() && tag != zipped_tag);
+    let unchanged = get("/console/app.js", &format!("if-none-match: {tag}\r\n"));
+    assert_eq!((unchanged.0, unchanged.2.len()), (304, 0));
+    assert_eq!(get("/console/app.js", &format!("if-none-match: {zipped_tag}\r\n")).0, 200);
+    assert_eq!(get("/console/none.js", "").0, 404);
+    assert_eq!(ask(&world, "POST", "/console/", b"").0, 405);
+}
+
+#[test]
+fn a_history_begins_with_the_daemon() {
+    let world = World::new();
+    let history = || world.client().get::<History>("/v1/history").ok();
+    let history = until("the first figures are kept", history);
+    assert_eq!(history.step_seconds, 10);
+    assert_eq!(history.series.iter().map(|series| series.name.as_str()).collect::<Vec<_>>(), HISTORY_SERIES);
+    assert_eq!(history.series[0].values, [None], "a rate needs two");
+    for (query, status) in [
+        ("?catalog=none", 404),
+        ("?machine=none", 404),
+        ("?catalog=a&machine=b", 400),
+        ("?seconds=0", 400),
+        ("?seconds=86401", 400),
+        ("?minutes=1", 400),
+    ] {
+        assert_eq!(refused(&world, "GET", &format!("/v1/history{query}"), b"").0, status, "{query}");
+    }
+}
+
 #[test]
 fn the_document_is_the_one_that_is_checked_in() {
     let done = Command::new(env!("CARGO_BIN_EXE_spillwayd")).arg("--print-openapi").output().unwrap();

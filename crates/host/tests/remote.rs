@@ -8,7 +8,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use spillway_api::client::{Address, Client, Token};
-use spillway_api::{Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, List, NewCatalog};
+use spillway_api::{
+    Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, List, NewCatalog, NewSession, Session,
+    SessionProof, SessionRole,
+};
 use spillway_testkit::certificate;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -209,6 +212,114 @@ fn the_client_asks_and_follows_events_over_tcp() {
     assert_eq!((first.kind, first.object.as_str()), (EventKind::Failed, "machine/desk-001"));
     assert_eq!((second.kind, second.object.as_str()), (EventKind::Failed, "machine/desk-001"));
     assert!(first.id.number < second.id.number);
+}
+
+/// The cookie that an answer sets, and what it says of it.
+fn cookie_of(answer: &str) -> (String, &str) {
+    let line = answer.lines().find_map(|line| line.strip_prefix("set-cookie: ")).expect("it sets one");
+    let (pair, attributes) = line.split_once("; ").unwrap();
+    (format!("cookie: {pair}\r\n"), attributes)
+}
+
+fn log_in(world: &World, role: &str, lines: &str) -> String {
+    let body = serde_json::json!({ "token": role }).to_string();
+    answer(
+        world,
+        "POST",
+        "/v1/session",
+        &format!("content-type: application/json\r\n{lines}"),
+        body.as_bytes(),
+    )
+}
+
+#[test]
+fn a_browser_shows_its_token_once() {
+    let Some(world) = remote() else { return };
+    let opened = log_in(&world, "operate", "sec-fetch-site: same-origin\r\n");
+    assert!(opened.starts_with("HTTP/1.1 200 "), "{opened}");
+    let (cookie, attributes) = cookie_of(&opened);
+    assert!(cookie.starts_with("cookie: __Host-spillway="), "{cookie}");
+    assert_eq!(attributes, "Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age=43200");
+    let shown = answer(&world, "GET", "/v1/session", &cookie, b"");
+    let session: Session = serde_json::from_str(shown.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert_eq!((session.caller.as_str(), session.role), ("operateer", SessionRole::Operate));
+    assert!(session.by == SessionProof::Session && session.seconds_left.unwrap() > 43_000, "{session:?}");
+
+    // A page of another site may not do anything with it, and neither may who does not say what page it is.
+    let start = br#"{"action": "start", "select": {"all": true}}"#;
+    let act = |lines: &str| ask(&world, "POST", "/v1/machine-actions", lines, start);
+    for (site, status) in [("same-origin", 200), ("same-site", 403), ("cross-site", 403), ("none", 403)] {
+        assert_eq!(act(&format!("{cookie}sec-fetch-site: {site}\r\n")), status, "{site}");
+    }
+    assert_eq!(act(&cookie), 403);
+    assert_eq!(act(&token("operate")), 200, "a program says nothing of pages");
+    assert_eq!(act(&(token("operate") + "sec-fetch-site: cross-site\r\n")), 403);
+    assert_eq!(log_in(&world, "operate", "sec-fetch-site: cross-site\r\n").split(' ').nth(1), Some("403"));
+    // The role holds, and a header counts more than a cookie.
+    let own = format!("{cookie}sec-fetch-site: same-origin\r\n");
+    assert_eq!(ask(&world, "DELETE", "/v1/catalogs/desk", &own, b""), 403);
+    assert_eq!(ask(&world, "GET", "/v1/images", &(cookie.clone() + &token("wrong")), b""), 401);
+
+    assert_eq!(ask(&world, "DELETE", "/v1/session", &cookie, b""), 403, "only the console logs out");
+    let ended = answer(&world, "DELETE", "/v1/session", &own, b"");
+    assert!(ended.starts_with("HTTP/1.1 200 ") && cookie_of(&ended).1.ends_with("; Max-Age=0"), "{ended}");
+    assert_eq!(ask(&world, "GET", "/v1/session", &cookie, b""), 401);
+    let audit = std::fs::read_to_string(world.path("state/audit.log")).unwrap();
+    let count = |text: &str| audit.lines().filter(|line| line.contains(text)).count();
+    assert_eq!((count(r#""verb":"log in""#), count(r#""verb":"log out""#)), (2, 1), "{audit}");
+    assert!(!audit.contains("\"operate\"}") && !audit.contains(cookie.trim()), "no secret is in it: {audit}");
+}
+
+#[test]
+fn who_shows_no_token_that_is_known_gets_no_session() {
+    let Some(mut world) = remote() else { return };
+    for wrong in ["", "wrong", "adminer"] {
+        let refused = log_in(&world, wrong, "");
+        assert!(refused.starts_with("HTTP/1.1 401 ") && !refused.contains("set-cookie"), "{refused}");
+    }
+    for body in ["", "{}", r#"{"token": 1}"#, r#"{"token": "admin", "role": "admin"}"#] {
+        assert_eq!(ask(&world, "POST", "/v1/session", "", body.as_bytes()), 400, "{body}");
+    }
+    assert_eq!(ask(&world, "POST", "/v1/session", "", &[b' '; 5000]), 413);
+    let refused = world.client().post::<_, Session>("/v1/session", &NewSession { token: "admin".into() });
+    assert_eq!(common::refused(refused).code, ErrorCode::Conflict);
+    let local: Session = world.client().get("/v1/session").unwrap();
+    assert_eq!((local.role, local.by), (SessionRole::Admin, SessionProof::Socket));
+
+    // It ends with its token, and with the daemon.
+    let (cookie, _) = cookie_of(&log_in(&world, "admin", ""));
+    let is_open = |world: &World| ask(world, "GET", "/v1/session", &cookie, b"") == 200;
+    assert!(is_open(&world));
+    assert_eq!(world.end(Signal::TERM), Some(0));
+    world.start();
+    assert!(!is_open(&world));
+}
+
+#[test]
+fn a_browser_has_one_connection_for_all_of_its_tabs() {
+    let Some(world) = remote() else { return };
+    let address = world.ready_line.trim().rsplit_once("https://127.0.0.1").unwrap().1;
+    let at = |path: &str| format!("https://localhost{address}{path}");
+    let mut curl = Command::new("curl");
+    curl.args(["--http2", "-s", "-Z", "--parallel-max", "40", "--max-time", "4", "-o", "/dev/null"]);
+    curl.args([
+        "-w",
+        "%{http_version} %{http_code} %{num_connects} %{time_total}\n",
+        "-H",
+        token("read").trim_end(),
+    ]);
+    curl.arg("--cacert").arg(world.path("cert"));
+    // The first opens the connection, on which all others wait for each other's ends if they do not share it.
+    let streams = (0..20).map(|_| at("/v1/event-stream"));
+    for url in [at("/v1/session")].into_iter().chain(streams).chain((0..5).map(|_| at("/v1/session"))) {
+        curl.arg(url).args(["-o", "/dev/null"]);
+    }
+    let done = String::from_utf8(curl.output().unwrap().stdout).unwrap();
+    let rows: Vec<Vec<&str>> = done.lines().map(|line| line.split(' ').collect()).collect();
+    assert!(rows.len() == 26 && rows.iter().all(|row| row[..2] == ["2", "200"]), "{done}");
+    assert_eq!(rows.iter().map(|row| row[2].parse::<u32>().unwrap()).sum::<u32>(), 1, "{done}");
+    let soon = rows.iter().filter(|row| row[3].parse::<f64>().unwrap() < 3.0).count();
+    assert_eq!(soon, 6, "{done}");
 }
 
 #[test]

@@ -80,6 +80,27 @@ impl Daemon {
         serde_json::from_str(body).with_context(|| format!("GET {path}: {body}"))
     }
 
+    /// Opens its web console to one browser until the value is dropped; returns the address too.
+    pub fn console(&self) -> Result<(Server, String)> {
+        let (program, log) = (self.spillway.display().to_string(), self.dir.join("console.log"));
+        let arguments =
+            ["console", "--socket", &self.dir.join("sock").display().to_string()].map(String::from);
+        let mut console = Server::start("spillway console", &program, &arguments, None, &log)?;
+        let address = wait_until(PATIENCE, || {
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            let address =
+                said.lines().next().filter(|line| line.starts_with("http://") && said.contains("Ctrl-C"));
+            match (address, console.ended().ok()?) {
+                (Some(address), _) => Some(Some(address.to_owned())),
+                (None, ended) => ended.map(|_| None),
+            }
+        });
+        let address = address
+            .flatten()
+            .with_context(|| format!("{} prints no address\n{}", console.command, console.tail()))?;
+        Ok((console, address))
+    }
+
     /// Process id.
     pub fn pid(&self) -> u32 {
         self.server.pid()

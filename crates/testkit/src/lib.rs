@@ -4,6 +4,7 @@
 //! Knows the product only by its command line, its sockets and its printed counters, never by its insides.
 
 pub mod certificate;
+pub mod console;
 pub mod cores;
 pub mod cpio;
 pub mod daemon;
@@ -20,6 +21,7 @@ pub mod process;
 mod shared;
 pub mod steady;
 pub mod store_proxy;
+pub mod websocket;
 
 pub use disk::Disk;
 pub use driver::{Ask, Driver, Shape};

@@ -5,7 +5,7 @@
 
 use spillway_control::program::{PROBE, Probe, SERVE, ServeOrder, ServeOutput};
 use spillway_control::{ErrorKind, Exit, Report, Signals, SupervisorError, bytes, output};
-use spillway_worker::supervisor::{Program, Supervisor, WORK, channel_from_supervisor};
+use spillway_worker::supervisor::{ConsoleHub, Program, Supervisor, WORK, channel_from_supervisor};
 use spillway_worker::worker;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -69,6 +69,8 @@ fn serve(order: &str) -> Result<(), SupervisorError> {
     let _ = rustix::thread::set_name(c"spillway");
     let order = ServeOrder::parse(order)?.ok_or_else(misused)?;
     let signals = Signals::new()?;
+    // Clients of the console see its end after that of the disk.
+    let _console = ConsoleHub::start(&order.settings)?;
     let mut supervisor = Supervisor::start(order.settings, &Program::default(), output::log())?;
     let wake = [signals.as_fd()];
     if supervisor.ready(&wake)?.is_none() {

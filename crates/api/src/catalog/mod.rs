@@ -11,7 +11,7 @@ pub use rollout::{
     BlockingMachine, CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, Rollout, RolloutAction,
     RolloutChange, RolloutProgress, RolloutState, RolloutStrategy,
 };
-pub use spec::{CatalogKind, CatalogSpec, Network, ResetEvent};
+pub use spec::{CatalogKind, CatalogSpec, DisplayKind, Network, ResetEvent};
 
 use crate::Name;
 use jiff::Timestamp;

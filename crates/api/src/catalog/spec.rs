@@ -62,6 +62,9 @@ pub struct CatalogSpec {
     /// Network to which each machine is connected.
     #[serde(default)]
     pub network: Network,
+    /// Screen of each machine: none, or one that the API shows as a WebSocket.
+    #[serde(default)]
+    pub display: DisplayKind,
     /// Pattern of machine names: a run of `#` stands for the number. By default the catalog's name and `-###`.
     #[serde(default)]
     pub naming: Option<String>,
@@ -239,6 +242,17 @@ pub enum Network {
     Bridge(String),
     /// The machines have no network card.
     None,
+}
+
+/// Screen of the machines of a catalog.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DisplayKind {
+    /// The machines have no graphics card.
+    #[default]
+    None,
+    /// A graphics card, a pointer and a keyboard, which are reached over `GET /v1/machines/{name}/screen`.
+    Vnc,
 }
 
 /// Event that discards what a machine has written.

@@ -94,6 +94,7 @@ impl Disk {
     /// As they were given.
     pub fn settings(&self) -> ServeSettings {
         ServeSettings {
+            console: None,
             settings: self.like.settings(),
             image: self.image.clone(),
             disk: self.disk.clone(),

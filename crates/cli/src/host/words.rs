@@ -77,8 +77,8 @@ impl FromStr for NetworkWord {
 mod tests {
     use super::*;
     use crate::args::settings::{BASE_CACHES, FULL, MODES};
-    use crate::host::catalog::settings::{KINDS, RESETS};
-    use spillway_api::{BaseCache, CatalogKind, DiskMode, FullPolicy, ResetEvent};
+    use crate::host::catalog::settings::{DISPLAYS, KINDS, RESETS};
+    use spillway_api::{BaseCache, CatalogKind, DiskMode, DisplayKind, FullPolicy, ResetEvent};
 
     #[test]
     fn a_long_text_is_cut_at_a_character() {
@@ -98,5 +98,6 @@ mod tests {
         all::<FullPolicy>(FULL);
         all::<BaseCache>(BASE_CACHES);
         all::<ResetEvent>(RESETS);
+        all::<DisplayKind>(DISPLAYS);
     }
 }

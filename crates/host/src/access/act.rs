@@ -46,6 +46,10 @@ impl RequestAction {
             other => other.strip_suffix('s').unwrap_or(other),
         };
         match (method, &parts[1..]) {
+            // A WebSocket begins as a GET, and whoever has one can do what the guest's keyboard can.
+            (&Method::GET | &Method::HEAD, ["machines", name, view @ ("console" | "screen")]) => {
+                act(Role::Operate, &format!("open {view} of"), "machine", name)
+            }
             (&Method::GET | &Method::HEAD, [_, rest @ ..]) => act(Role::Read, "read", kind, &rest.join("/")),
             // The body says which action it is.
             (&Method::POST, ["machine-actions"]) => act(Role::Operate, "act on", "machine", ""),
@@ -79,6 +83,8 @@ impl RequestAction {
             (&Method::POST, ["images", name, "versions", version, "verify"]) => {
                 act(Role::Admin, "verify", "image", &format!("{name}:{version}"))
             }
+            // Who may do anything at all may stop being let in.
+            (&Method::DELETE, ["session"]) => act(Role::Read, "log out", "session", ""),
             (&Method::POST, ["host"]) => act(Role::Admin, "act on", "host", ""),
             (&Method::DELETE, ["operations", id]) => act(Role::Admin, "cancel", "operation", id),
             (&Method::POST, [_]) => act(Role::Admin, "create", kind, ""),
@@ -100,6 +106,10 @@ mod tests {
         let long = format!("/v1/catalogs/{}", "é".repeat(100_000));
         for (method, path, role, verb, kind, name) in [
             (Method::GET, "/v1/images", Read, "read", "image", ""),
+            (Method::GET, "/v1/machines/desk-1", Read, "read", "machine", "desk-1"),
+            (Method::GET, "/v1/machines/desk-1/console", Operate, "open console of", "machine", "desk-1"),
+            (Method::HEAD, "/v1/machines/desk-1/screen", Operate, "open screen of", "machine", "desk-1"),
+            (Method::GET, "/v1/machines/desk-1/curve", Read, "read", "machine", "desk-1/curve"),
             (Method::GET, "/anything", Admin, "GET", "path", "/anything"),
             (Method::POST, "/v1/machine-actions", Operate, "act on", "machine", ""),
             (Method::POST, "/v1/catalogs/desk/claims", Operate, "claim", "catalog", "desk"),
@@ -114,6 +124,8 @@ mod tests {
             (Method::POST, "/v1/catalogs/desk/rollback", Admin, "rollback", "catalog", "desk"),
             (Method::POST, "/v1/catalogs/desk/rollout", Admin, "rollout", "catalog", "desk"),
             (Method::DELETE, "/v1/catalogs/claims", Admin, "delete", "catalog", "claims"),
+            (Method::GET, "/v1/session", Read, "read", "session", ""),
+            (Method::DELETE, "/v1/session", Read, "log out", "session", ""),
             (Method::PUT, "/v1/machine-actions", Admin, "PUT", "path", "/v1/machine-actions"),
             (Method::POST, "/v1/machine-actions/x", Admin, "POST", "path", "/v1/machine-actions/x"),
             (Method::OPTIONS, "/v1/images", Admin, "OPTIONS", "path", "/v1/images"),

@@ -104,7 +104,8 @@ pub struct RequestOutcome {
 
 impl RequestOutcome {
     fn is_success(self) -> bool {
-        (200..300).contains(&self.status)
+        // 101: the connection is a WebSocket from now on.
+        (200..300).contains(&self.status) || self.status == 101
     }
 }
 
@@ -306,7 +307,7 @@ fn first_time(path: &Path) -> Option<SystemTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::caller::Role;
+    use crate::access::caller::{Proof, Role};
     use axum::http::Method;
     use serde_json::Value;
     use std::os::unix::fs::MetadataExt;
@@ -319,7 +320,12 @@ mod tests {
     }
 
     fn caller(role: Role) -> Caller {
-        Caller { name: role.word().into(), role, source: PeerAddress::Remote([192, 0, 2, 1].into()) }
+        Caller {
+            name: role.word().into(),
+            role,
+            source: PeerAddress::Remote([192, 0, 2, 1].into()),
+            proof: Proof::Token,
+        }
     }
 
     /// All lines, oldest first.
@@ -400,7 +406,7 @@ mod tests {
         let note = super::super::note::RequestNote::default();
         note.machines(["runner-001"]);
         let local = PeerAddress::Local { uid: Some(0), pid: Some(7) };
-        let root = Caller { name: "uid 0".into(), role: Role::Admin, source: local };
+        let root = Caller { name: "uid 0".into(), role: Role::Admin, source: local, proof: Proof::Socket };
         audit.write(
             &root,
             &RequestAction::of(&Method::POST, "/v1/catalogs/runner/claims"),

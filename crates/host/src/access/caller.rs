@@ -5,6 +5,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Role of a caller. Each role includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,6 +80,22 @@ pub struct Caller {
     pub role: Role,
     /// Origin of the connection.
     pub source: PeerAddress,
+    /// How the caller has shown who it is.
+    pub proof: Proof,
+}
+
+/// How a caller has shown who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// It has opened the unix socket.
+    Socket,
+    /// A token.
+    Token,
+    /// The cookie of a session, which lasts so long.
+    Session {
+        /// The rest of its time.
+        left: Duration,
+    },
 }
 
 impl fmt::Display for Caller {

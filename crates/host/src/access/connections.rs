@@ -81,7 +81,8 @@ struct TokenHolder {
 enum ConnectionState {
     /// Waiting since this value of the table's clock.
     Waiting(u64),
-    Busy,
+    /// With so many requests, of which only HTTP/2 has more than one at a time.
+    Busy(usize),
     /// Told to close.
     Closing,
 }
@@ -154,8 +155,11 @@ impl ConnectionSlot {
         else {
             return Err(TooManyConnections);
         };
+        if let ConnectionState::Busy(requests) = open.state {
+            return self.begin_beside(&mut table, requests);
+        }
         let (source, before) = (open.source, (open.token.clone(), open.state));
-        open.state = ConnectionState::Busy;
+        open.state = ConnectionState::Busy(1);
         if let Some((name, is_admin)) = token {
             let token = TokenHolder { name: Arc::clone(name), is_admin };
             // Count the others only: this connection no longer counts where it did before.
@@ -179,15 +183,41 @@ impl ConnectionSlot {
         }
         Ok(ActiveRequest(Arc::clone(self)))
     }
+
+    /// Notes a request beside others of the connection. All requests of a token at a time are as many as it may have connections, however
+    /// they are spread over these.
+    fn begin_beside(
+        self: &Arc<ConnectionSlot>,
+        table: &mut ConnectionTable,
+        requests: usize,
+    ) -> Result<ActiveRequest, TooManyConnections> {
+        let limits = &self.connections.0.limits;
+        let token = table.open.get(&self.id).and_then(|open| open.token.clone());
+        let same = |open: &OpenConnection| {
+            open.token.as_ref().map(|token| &token.name) == token.as_ref().map(|token| &token.name)
+        };
+        let other = |open: &OpenConnection| open.token.as_ref().is_some_and(|other| !other.is_admin);
+        let is_admin = token.as_ref().is_none_or(|token| token.is_admin);
+        if table.requests(same) >= limits.of_token || !is_admin && table.requests(other) >= limits.known {
+            return Err(TooManyConnections);
+        }
+        if let Some(open) = table.open.get_mut(&self.id) {
+            open.state = ConnectionState::Busy(requests + 1);
+        }
+        Ok(ActiveRequest(Arc::clone(self)))
+    }
 }
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
         let mut table = self.0.connections.table();
         let now = table.tick();
-        if let Some(open) = table.open.get_mut(&self.0.id).filter(|open| open.state == ConnectionState::Busy)
-        {
-            open.state = ConnectionState::Waiting(now);
+        let Some(open) = table.open.get_mut(&self.0.id) else { return };
+        if let ConnectionState::Busy(requests) = open.state {
+            open.state = match requests {
+                0 | 1 => ConnectionState::Waiting(now),
+                _ => ConnectionState::Busy(requests - 1),
+            };
         }
     }
 }
@@ -208,6 +238,15 @@ impl ConnectionTable {
         self.open.values().filter(|open| open.state != ConnectionState::Closing && is(open)).count()
     }
 
+    /// Requests at a time on these connections.
+    fn requests(&self, is: impl Fn(&OpenConnection) -> bool) -> usize {
+        let requests = |open: &OpenConnection| match open.state {
+            ConnectionState::Busy(requests) => requests,
+            ConnectionState::Waiting(_) | ConnectionState::Closing => 0,
+        };
+        self.open.values().filter(|open| is(open)).map(requests).sum()
+    }
+
     /// Makes sure that one more of these connections can be admitted: closes the one that has waited longest if the limit
     /// is reached.
     fn close_one_for(
@@ -225,7 +264,7 @@ impl ConnectionTable {
     fn close_oldest(&mut self, is: impl Fn(&OpenConnection) -> bool) -> Result<(), TooManyConnections> {
         let waiting = self.open.values_mut().filter(|open| is(open)).filter_map(|open| match open.state {
             ConnectionState::Waiting(since) => Some((since, open)),
-            ConnectionState::Busy | ConnectionState::Closing => None,
+            ConnectionState::Busy(_) | ConnectionState::Closing => None,
         });
         let (_, oldest) = waiting.min_by_key(|(since, _)| *since).ok_or(TooManyConnections)?;
         oldest.state = ConnectionState::Closing;
@@ -328,6 +367,24 @@ mod tests {
             }
         }
         assert_eq!(connections.table().count(|open| open.token.is_some()), 1);
+    }
+
+    #[test]
+    fn requests_beside_each_other_count_as_connections_do() {
+        let connections = Connections::new(SMALL);
+        let (first, busy) = known(&connections, at(1), "ci").unwrap();
+        let name = "ci".into();
+        let more: Vec<_> = (0..2).map(|_| first.begin(Some((&name, false))).unwrap()).collect();
+        assert_eq!(first.begin(Some((&name, false))).err(), Some(TooManyConnections), "3 of a token");
+        // Nobody closes it as long as one of them is answered.
+        drop(busy);
+        assert!(first.begin(Some((&name, false))).is_ok());
+        drop(more);
+        let others: Vec<_> = (0..3).map(|_| known(&connections, at(2), "other").unwrap()).collect();
+        let _busy: Vec<_> = (0..2).map(|_| first.begin(Some((&name, false))).unwrap()).collect();
+        assert_eq!(first.begin(Some((&name, false))).err(), Some(TooManyConnections), "5 of all");
+        drop(others);
+        assert!(first.begin(Some((&name, false))).is_ok());
     }
 
     #[test]

@@ -9,9 +9,11 @@ pub mod audit;
 pub mod caller;
 pub mod connections;
 pub mod delay;
+pub mod lingering;
 pub mod note;
 pub mod paced;
 mod refusals;
+pub mod sessions;
 pub mod tls;
 pub mod tokens;
 
@@ -19,12 +21,13 @@ use crate::error::HostError;
 use act::RequestAction;
 use audit::{Audit, RequestOutcome};
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use caller::{Caller, PeerAddress, Role};
+use caller::{Caller, PeerAddress, Proof, Role};
 use connections::{ActiveRequest, ConnectionSlot};
 use note::RequestNote;
+use sessions::Sessions;
 use spillway_api::{ErrorCode, Problem};
 use std::sync::Arc;
 use tokens::Tokens;
@@ -34,11 +37,38 @@ use tokens::Tokens;
 pub struct Peer {
     /// Origin of the connection.
     pub source: PeerAddress,
-    /// Known tokens, over TCP. On the unix socket none is needed: whoever can open it may do everything.
-    pub tokens: Option<Arc<Tokens>>,
+    /// Who is let in, over TCP. On the unix socket nobody is asked: whoever can open it may do everything.
+    pub known: Option<Arc<Known>>,
     /// Slot of the connection.
     pub place: Arc<ConnectionSlot>,
 }
+
+/// Who is let in over TCP.
+pub struct Known {
+    /// The tokens.
+    pub tokens: Tokens,
+    /// The sessions of browsers, each of which has shown a token.
+    pub sessions: Sessions,
+}
+
+impl Known {
+    /// Who has made a request: the owner of its token; without one, of its session.
+    fn owner(&self, headers: &HeaderMap) -> Option<(String, Role, Proof)> {
+        match headers.get(header::AUTHORIZATION) {
+            Some(value) => {
+                let owner = self.tokens.find(value.to_str().ok()?.strip_prefix("Bearer ")?)?;
+                Some((owner.name, owner.role, Proof::Token))
+            }
+            None => {
+                let owner = self.sessions.find(headers, &self.tokens)?;
+                Some((owner.name, owner.role, Proof::Session { left: owner.left }))
+            }
+        }
+    }
+}
+
+/// What browsers say about the page that has made a request (Fetch Metadata).
+pub const CSRF_HEADER: &str = "sec-fetch-site";
 
 /// An effect that is undone if the response does not reach the connection. It is a part of the response until that is
 /// sent.
@@ -56,6 +86,7 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
         code: response.extensions().get::<Problem>().map(|problem| problem.code),
         let_in,
     };
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     let (caller, busy) = match identify(&request) {
         Ok(known) => known,
         Err((refusal, source)) => {
@@ -73,8 +104,9 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
             return response;
         }
     };
+    let is_let_in = may_do(&caller, &act, is_read, request.headers());
     request.extensions_mut().insert(caller.clone());
-    if act.role == Role::Read {
+    if act.role == Role::Read && is_read {
         let response = next.run(request).await;
         drop(busy);
         return response;
@@ -82,13 +114,10 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
     let note = RequestNote::default();
     request.extensions_mut().insert(note.clone());
     let answer = async move {
-        let let_in = caller.role >= act.role;
-        let response = if let_in {
-            next.run(request).await
-        } else {
-            let role = act.role.word();
-            let message = format!("{caller} may not do this: use a token with the role '{role}'");
-            HostError::new(ErrorCode::Forbidden, message).into_response()
+        let let_in = is_let_in.is_ok();
+        let response = match is_let_in {
+            Ok(()) => next.run(request).await,
+            Err(refusal) => refusal.into_response(),
         };
         audit.write(&caller, &act, note.take(), outcome(&response, let_in));
         (response, busy)
@@ -106,6 +135,23 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
     response
 }
 
+/// Whether the caller has the role, and a page of another site has not made the request in the name of the caller.
+fn may_do(caller: &Caller, act: &RequestAction, is_read: bool, headers: &HeaderMap) -> Result<(), HostError> {
+    let forbidden = |message| Err(HostError::new(ErrorCode::Forbidden, message));
+    if caller.role < act.role {
+        let role = act.role.word();
+        return forbidden(format!("{caller} may not do this: use a token with the role '{role}'"));
+    }
+    let by_session = matches!(caller.proof, Proof::Session { .. });
+    if !is_read && !sessions::is_of_this_origin(headers).unwrap_or(!by_session) {
+        return forbidden(format!(
+            "a page of another site has made this request, or a program that uses the cookie of {caller}: use the console of this \
+             daemon, or a token"
+        ));
+    }
+    Ok(())
+}
+
 type Identified = (Caller, Result<ActiveRequest, HostError>);
 
 /// Identifies the caller, and marks the connection as busy while the request is answered.
@@ -114,20 +160,21 @@ fn identify(request: &Request) -> Result<Identified, (HostError, PeerAddress)> {
         let nobody = HostError::new(ErrorCode::Unauthenticated, "the caller cannot be identified");
         return Err((nobody, PeerAddress::Local { uid: None, pid: None }));
     };
-    let (caller, token) = match (&peer.tokens, peer.source) {
+    let (caller, token) = match (&peer.known, peer.source) {
         (None, PeerAddress::Local { uid, .. }) => {
             let name = uid.map_or_else(|| "uid unknown".to_owned(), |uid| format!("uid {uid}"));
-            (Caller { name: name.into(), role: Role::Admin, source: peer.source }, false)
+            (
+                Caller { name: name.into(), role: Role::Admin, source: peer.source, proof: Proof::Socket },
+                false,
+            )
         }
-        (tokens, source) => {
-            let token = request.headers().get(header::AUTHORIZATION);
-            let token = token.and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-            let known = token.and_then(|token| tokens.as_ref()?.find(token));
-            let Some((name, role)) = known else {
-                let message = "authenticate with the header Authorization: Bearer TOKEN";
+        (known, source) => {
+            let known = known.as_ref().and_then(|known| known.owner(request.headers()));
+            let Some((name, role, proof)) = known else {
+                let message = "authenticate with the header Authorization: Bearer TOKEN, or log in to the console again";
                 return Err((HostError::new(ErrorCode::Unauthenticated, message), source));
             };
-            (Caller { name: name.into(), role, source }, true)
+            (Caller { name: name.into(), role, source, proof }, true)
         }
     };
     let busy = peer.place.begin(token.then_some((&caller.name, caller.role == Role::Admin)));
@@ -182,7 +229,7 @@ mod tests {
             .layer(from_fn_with_state(Audit::new(settings), guard));
         let source = PeerAddress::Local { uid: Some(0), pid: None };
         let place = Connections::new(ConnectionLimits::LOCAL).admit(source).unwrap();
-        let peer = Peer { source, tokens: None, place: Arc::clone(&place) };
+        let peer = Peer { source, known: None, place: Arc::clone(&place) };
         let request = Request::post("/v1/machine-actions").extension(peer).body(Body::empty()).unwrap();
         let mut answer = Box::pin(TowerToHyperService::new(router).call(request));
         let is_written =

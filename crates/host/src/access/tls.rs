@@ -2,6 +2,8 @@
 //!
 //! Invariant: plain text is never answered, and remote clients take no slots from local ones.
 
+use super::Known;
+use super::sessions::Sessions;
 use super::tokens::Tokens;
 use crate::failure::Failure;
 use anyhow::{Context, Result, bail};
@@ -20,6 +22,14 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 /// Longest time of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// The protocol identifier of HTTP/2 (RFC 9113, 3.1).
+const HTTP_2: &[u8] = b"h2";
+
+/// Whether the client has chosen HTTP/2.
+pub fn speaks_http_2(stream: &TlsStream<TcpStream>) -> bool {
+    stream.get_ref().1.alpn_protocol() == Some(HTTP_2)
+}
 
 /// Settings of the listener; all are required.
 #[derive(Clone, Debug)]
@@ -40,19 +50,20 @@ pub struct RemoteListener {
     remote: Remote,
     /// Accepts the handshake of the next connection.
     acceptor: RwLock<TlsAcceptor>,
-    /// Known tokens.
-    pub tokens: Arc<Tokens>,
+    /// Who is let in.
+    pub known: Arc<Known>,
 }
 
 impl RemoteListener {
     /// Opens the listener after its files were read.
     pub async fn open(remote: Remote) -> Result<RemoteListener> {
-        let tokens = Arc::new(Tokens::load(&remote.tokens).context("--tokens")?);
+        let tokens = Tokens::load(&remote.tokens).context("--tokens")?;
         let config = config(&remote)?;
         let listener = TcpListener::bind(remote.address).await;
         let listener = listener.with_context(|| format!("--listen {}", remote.address))?;
         let acceptor = RwLock::new(TlsAcceptor::from(Arc::new(config)));
-        Ok(RemoteListener { listener, remote, acceptor, tokens })
+        let known = Arc::new(Known { tokens, sessions: Sessions::default() });
+        Ok(RemoteListener { listener, remote, acceptor, known })
     }
 
     /// Reads the files again: tokens apply to the next request of each connection, the certificate to the next
@@ -60,7 +71,7 @@ impl RemoteListener {
     pub fn reload(&self) -> Result<()> {
         let tokens = Tokens::load(&self.remote.tokens).context("--tokens")?;
         let config = config(&self.remote)?;
-        self.tokens.become_those(tokens);
+        self.known.tokens.become_those(tokens);
         *self.acceptor.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
             TlsAcceptor::from(Arc::new(config));
         Ok(())
@@ -118,6 +129,6 @@ fn config(remote: &Remote) -> Result<ServerConfig> {
         .with_no_client_auth()
         .with_single_cert(certificates, key)
         .context("--tls-cert and --tls-key do not go together")?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![HTTP_2.to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }

@@ -18,10 +18,24 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Longest token.
 const MAX_TOKEN_BYTES: usize = 512;
 
+/// SHA-256 of a token.
+pub type TokenHash = [u8; 32];
+
 struct TokenEntry {
     role: Role,
     name: String,
-    hash: [u8; 32],
+    hash: TokenHash,
+}
+
+/// The owner of a token.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TokenOwner {
+    /// Name of the token.
+    pub name: String,
+    /// Its role.
+    pub role: Role,
+    /// Its hash.
+    pub hash: TokenHash,
 }
 
 /// All known tokens.
@@ -43,7 +57,8 @@ impl Tokens {
         Tokens::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", path.display())).into())
     }
 
-    fn parse(text: &str) -> Result<Tokens> {
+    /// Parses the lines of a file.
+    pub(super) fn parse(text: &str) -> Result<Tokens> {
         let mut known: Vec<TokenEntry> = Vec::new();
         for (number, line) in text.lines().enumerate() {
             if line.trim().is_empty() || line.starts_with('#') {
@@ -78,17 +93,22 @@ impl Tokens {
         *self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = others;
     }
 
-    /// Returns the name and role of a token's owner.
-    pub fn find(&self, token: &str) -> Option<(String, Role)> {
+    /// Returns the owner of a token.
+    pub fn find(&self, token: &str) -> Option<TokenOwner> {
         if token.len() > MAX_TOKEN_BYTES {
             return None;
         }
-        let hash: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        let hash = Sha256::digest(token.as_bytes()).into();
+        self.owner(&hash).map(|(name, role)| TokenOwner { name, role, hash })
+    }
+
+    /// Returns the name and role of the owner of the token with this hash.
+    pub fn owner(&self, hash: &TokenHash) -> Option<(String, Role)> {
         let all = self.0.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut found = None;
         for known in all.iter() {
             // Compare with all hashes in full, whatever was found.
-            let differs = known.hash.iter().zip(hash).fold(0, |sum, (a, b)| sum | (a ^ b));
+            let differs = known.hash.iter().zip(hash).fold(0, |sum, (a, b)| sum | (a ^ *b));
             if std::hint::black_box(differs) == 0 {
                 found = Some(known);
             }
@@ -116,11 +136,15 @@ mod tests {
     /// sha256 of "secret".
     const HASH: &str = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
 
+    fn owner(tokens: &Tokens) -> Option<(String, Role)> {
+        tokens.find("secret").map(|owner| (owner.name, owner.role))
+    }
+
     #[test]
     fn a_token_is_found_by_its_hash() {
         let tokens =
             Tokens::parse(&format!("# ours\n\nread  eve  {}\noperate ci {HASH}\n", "0".repeat(64))).unwrap();
-        assert_eq!(tokens.find("secret"), Some(("ci".into(), Role::Operate)));
+        assert_eq!(owner(&tokens), Some(("ci".into(), Role::Operate)));
         for wrong in ["", "secret ", "Secret", HASH, &"x".repeat(10_000)] {
             assert_eq!(tokens.find(wrong), None, "{wrong}");
         }
@@ -130,7 +154,7 @@ mod tests {
     fn those_that_were_read_last_hold() {
         let tokens = Tokens::parse(&format!("operate ci {HASH}\n")).unwrap();
         tokens.become_those(Tokens::parse(&format!("read other {HASH}\n")).unwrap());
-        assert_eq!(tokens.find("secret"), Some(("other".into(), Role::Read)));
+        assert_eq!(owner(&tokens), Some(("other".into(), Role::Read)));
         tokens.become_those(Tokens::parse(&format!("read other {}\n", "0".repeat(64))).unwrap());
         assert_eq!(tokens.find("secret"), None);
     }

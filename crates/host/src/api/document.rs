@@ -10,7 +10,7 @@ use utoipa::openapi::path::Operation;
 use utoipa::openapi::schema::{
     AdditionalProperties, ArrayItems, KnownFormat, SchemaFormat, SchemaType, Type,
 };
-use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Object, OpenApi, RefOr, Schema};
 use utoipa::{Modify, Number};
 
@@ -25,6 +25,10 @@ impl Modify for Security {
         let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(words)).build();
         let components = api.components.get_or_insert_default();
         components.add_security_scheme("bearerToken", SecurityScheme::Http(scheme));
+        let words =
+            "A browser's session, opened with a token by `POST /v1/session`. It has the role of the token.";
+        let cookie = ApiKey::Cookie(ApiKeyValue::with_description("__Host-spillway", words));
+        components.add_security_scheme("sessionCookie", SecurityScheme::ApiKey(cookie));
     }
 }
 
@@ -261,7 +265,10 @@ mod tests {
         ids.sort();
         ids.dedup();
         assert_eq!(ids.len(), count, "no two operations have one id");
-        assert_eq!(document["security"], serde_json::json!([{}, { "bearerToken": [] }]));
+        assert_eq!(
+            document["security"],
+            serde_json::json!([{}, { "bearerToken": [] }, { "sessionCookie": [] }])
+        );
         assert_eq!(document["components"]["securitySchemes"]["bearerToken"]["scheme"], "bearer");
     }
 

@@ -1,4 +1,4 @@
-//! Routes of figures, as JSON and for Prometheus. Owns the names of the daemon's metrics, and the count of responses.
+//! The route of figures for Prometheus. Owns the names of the daemon's metrics, and the count of responses.
 //!
 //! Invariant: labels are bounded: by catalogs, stores and codes, and by machines only if the client asks for them.
 
@@ -6,7 +6,6 @@ use super::ApiState;
 use super::extract::Query;
 use crate::error::HostError;
 use crate::machines::CurvesByMachine;
-use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::header;
 use axum::middleware::Next;
@@ -24,10 +23,6 @@ use std::time::Instant;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-pub fn figure_routes() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::new().routes(routes!(get_figures))
-}
 
 pub fn metric_routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(get_metrics))
@@ -48,12 +43,6 @@ pub async fn count(State(answered): State<ResponseCounters>, request: Request, n
     let response = next.run(request).await;
     *answered.by_status().entry(response.status().as_u16()).or_default() += 1;
     response
-}
-
-/// Returns what machines' disks hold and have done, by machine and by catalog, at most half a second old.
-#[utoipa::path(get, path = "", responses((status = 200, body = Figures), super::ProblemResponse))]
-async fn get_figures(State(app): State<ApiState>) -> Result<Json<Figures>, HostError> {
-    Ok(Json(Figures::clone(&*app.machines.figures.all().await?)))
 }
 
 /// Query parameters for the level of detail.

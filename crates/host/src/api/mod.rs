@@ -9,19 +9,25 @@
 mod catalogs;
 mod claims;
 mod conditions;
+mod consoles;
 mod document;
 mod events;
 mod extract;
+mod figures;
 mod host;
 mod images;
 mod leftovers;
 mod machines;
 mod metrics;
 mod operations;
+mod pages;
 mod problem;
 mod registries;
+mod reports;
+mod session;
 mod stores;
 
+pub use figures::FigureAnswers;
 pub use metrics::ResponseCounters;
 
 use crate::access;
@@ -35,6 +41,7 @@ use crate::images::Images;
 use crate::machines::Machines;
 use crate::operations::Operations;
 use crate::registries::{Downloads, Registries};
+use crate::reports::Reports;
 use crate::stores::Stores;
 use axum::extract::DefaultBodyLimit;
 use axum::http::Uri;
@@ -62,6 +69,8 @@ pub struct ApiState {
     pub downloads: Downloads,
     /// The events.
     pub events: Events,
+    /// Answers to questions for figures.
+    pub figure_answers: FigureAnswers,
     /// Answers to requests with idempotency keys.
     pub idempotency: Idempotency,
     /// The images.
@@ -72,6 +81,8 @@ pub struct ApiState {
     pub operations: Operations,
     /// The registries.
     pub registries: Registries,
+    /// The reports of the lab.
+    pub reports: Reports,
     /// The records, for backups.
     pub state: StateStore,
     /// The store folders.
@@ -96,9 +107,11 @@ pub struct ApiState {
         (name = "operations", description = "Work that continues after the request that began it."),
         (name = "problem-types", description = "Kinds of problems that error responses can have."),
         (name = "registries", description = "Buckets, folders and web servers with images that hosts share."),
+        (name = "reports", description = "Reports of the lab that are kept on the host."),
+        (name = "session", description = "Who the caller is, and the cookies that stand for tokens in browsers."),
         (name = "stores", description = "Folders that hold images and disks."),
     ),
-    security((), ("bearerToken" = [])),
+    security((), ("bearerToken" = []), ("sessionCookie" = [])),
     modifiers(&Security)
 )]
 struct Document;
@@ -118,22 +131,30 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/catalogs", catalogs::routes().merge(claims::catalog_routes()))
         .nest("/v1/events", events::routes())
         .nest("/v1/event-stream", events::stream_routes())
-        .nest("/v1/figures", metrics::figure_routes())
+        .nest("/v1/figures", figures::routes())
+        .nest("/v1/history", figures::history_routes())
         .nest("/v1/host", host::routes())
         .nest("/v1/images", images::routes())
         .nest("/v1/leftovers", leftovers::routes())
         .nest("/v1/machine-actions", machines::action_routes())
-        .nest("/v1/machines", machines::routes().merge(claims::machine_routes()))
+        .nest("/v1/machines", machines::routes().merge(claims::machine_routes()).merge(consoles::routes()))
         .nest("/v1/metrics", metrics::metric_routes())
         .nest("/v1/operations", operations::routes())
         .nest(PROBLEM_TYPES, problem::routes())
         .nest("/v1/registries", registries::routes())
+        .nest("/v1/reports", reports::routes())
+        .nest("/v1/session", session::routes())
         .nest("/v1/stores", stores::routes())
+}
+
+/// Routes for callers who are not known yet.
+fn open_routes() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new().nest("/v1/session", session::open_routes())
 }
 
 /// Returns the OpenAPI document as JSON.
 pub fn document() -> String {
-    let (_, mut api) = routes().split_for_parts();
+    let (_, mut api) = routes().merge(open_routes()).split_for_parts();
     document::complete(&mut api);
     api.to_pretty_json().expect("the document is plain data")
 }
@@ -141,6 +162,7 @@ pub fn document() -> String {
 /// Creates the router of the API.
 pub fn router(app: ApiState) -> Router {
     let (router, _) = routes().split_for_parts();
+    let (open, _) = open_routes().split_for_parts();
     let nowhere = |uri: Uri| async move {
         HostError::new(ErrorCode::NotFound, format!("there is nothing at {}", uri.path()))
     };
@@ -152,6 +174,8 @@ pub fn router(app: ApiState) -> Router {
         .method_not_allowed_fallback(not_so)
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .layer(middleware::from_fn_with_state(app.audit.clone(), access::guard))
+        .merge(session::bounded(open))
+        .merge(pages::routes())
         .layer(middleware::from_fn_with_state(app.answered.clone(), metrics::count))
         .layer(middleware::from_fn(problem::complete))
         .with_state(app)

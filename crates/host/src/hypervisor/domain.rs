@@ -5,7 +5,7 @@
 
 use super::qemu::{self, HostFiles};
 use crate::error::HostError;
-use spillway_api::{CatalogSpec, Machine, Network, Ready};
+use spillway_api::{CatalogSpec, DisplayKind, Machine, Network, Ready};
 use spillway_control::kvm::Accelerator;
 use std::path::Path;
 
@@ -70,7 +70,11 @@ pub fn describe(
     };
     let (queues, disks) = (files.queues(spec), file_disks(folder, files));
     let network = network(&spec.network, &machine.identity.mac);
-    let console = path(qemu::CONSOLE.as_ref());
+    let console = path(qemu::SERIAL.as_ref());
+    let screen = match spec.display {
+        DisplayKind::None => String::new(),
+        DisplayKind::Vnc => screen(&path(Path::new(qemu::SCREEN_FOLDER).join(qemu::SCREEN).as_ref())),
+    };
     format!(
         "\
 <domain type='{kind}'>
@@ -100,7 +104,7 @@ pub fn describe(
       <source type='unix' path='{disk_socket}'><reconnect enabled='yes' timeout='1'/></source>
       <target dev='vda' bus='virtio'/>{boot}
     </disk>
-{disks}{network}    <serial type='unix'><source mode='bind' path='{console}'/><target port='0'/></serial>
+{disks}{network}{screen}    <serial type='unix'><source mode='connect' path='{console}'/><target port='0'/></serial>
     <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
     <rng model='virtio'><backend model='builtin'/></rng>
     <controller type='usb' model='none'/>
@@ -115,6 +119,17 @@ fn direct_boot(kernel: &str, spec: &CatalogSpec, accelerator: &Accelerator) -> S
     let initrd = spec.initrd.as_ref().map(|initrd| format!("    <initrd>{}</initrd>\n", escape(initrd)));
     let (kernel, append) = (escape(kernel), escape(&qemu::append(spec, accelerator)));
     format!("    <kernel>{kernel}</kernel>\n{}    <cmdline>{append}</cmdline>\n", initrd.unwrap_or_default())
+}
+
+/// Describes a screen on this socket.
+fn screen(socket: &str) -> String {
+    format!(
+        "\
+    <graphics type='vnc' socket='{socket}' sharePolicy='force-shared'/>
+    <video><model type='vga'/></video>
+    <input type='tablet' bus='virtio'/>
+"
+    )
 }
 
 /// Describes the disks besides the first, in the order in which the guest finds them.
@@ -219,6 +234,10 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("boot order"));
+        assert!(!text.contains("<graphics") && !text.contains("<video"), "{text}");
+        let text = described(json!({ "image": "debian", "display": "vnc" }), &HostFiles::default());
+        let screen = "<graphics type='vnc' socket='/run/a &apos;b&apos; &amp; &lt;c&gt;/vnc/sock' sharePolicy='force-shared'/>";
+        assert!(text.contains(screen) && text.contains("<video>"), "{text}");
         let text = described(json!({ "image": "debian", "network": "none" }), &HostFiles::default());
         assert!(text.contains("<boot order='1'/>"), "{text}");
         assert!(!text.contains("<interface") && !text.contains("<kernel") && !text.contains("vdb"), "{text}");

@@ -4,7 +4,7 @@
 //! Invariant: a name or path never becomes another option. QEMU opens only its own files (firmware) and connects to its
 //! disk's socket; it inherits all other descriptors.
 
-use spillway_api::{CatalogSpec, Machine, Network, Ready};
+use spillway_api::{CatalogSpec, DisplayKind, Machine, Network};
 use spillway_control::kvm::Accelerator;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,8 +15,14 @@ use std::process::Command;
 pub const PROGRAM: &str = "qemu-system-x86_64";
 /// Socket of the monitor.
 pub const MONITOR: &str = "qmp.sock";
-/// Socket of the guest's first serial port.
+/// Socket of the console hub, for clients of the guest's first serial port.
 pub const CONSOLE: &str = "console.sock";
+/// Socket of the console hub, for the VMM.
+pub const SERIAL: &str = "serial.sock";
+/// Folder of the screen's socket, in which the VMM may write until its guest runs.
+pub const SCREEN_FOLDER: &str = "vnc";
+/// Socket of the screen, in that folder.
+pub const SCREEN: &str = "sock";
 /// Socket of the guest agent's port.
 pub const AGENT: &str = "agent.sock";
 
@@ -46,8 +52,9 @@ impl HostFiles<'_> {
 pub struct Handles {
     /// Listening socket of the monitor.
     pub monitor: OwnedFd,
-    /// Listening socket of the first serial port.
-    pub console: OwnedFd,
+    /// Connection of the first serial port to the console hub. A disk that an earlier version of the daemon has started has
+    /// no hub.
+    pub console: Option<OwnedFd>,
     /// Listening socket of the guest agent's port.
     pub agent: OwnedFd,
     /// The data disk, opened for reading and writing.
@@ -68,8 +75,8 @@ impl Handles {
     /// All descriptors.
     pub fn all(&self) -> Vec<BorrowedFd<'_>> {
         let Handles { monitor, console, agent, data, scratch, seed, kernel, initrd, tap } = self;
-        let some = [data, scratch, seed, kernel, initrd, tap].into_iter().flatten();
-        [monitor, console, agent].into_iter().chain(some).map(AsFd::as_fd).collect()
+        let some = [console, data, scratch, seed, kernel, initrd, tap].into_iter().flatten();
+        [monitor, agent].into_iter().chain(some).map(AsFd::as_fd).collect()
     }
 }
 
@@ -90,6 +97,7 @@ pub fn command(
     line.network();
     line.agent();
     line.boot();
+    line.screen();
     line.command
 }
 
@@ -119,7 +127,11 @@ impl CommandLine<'_> {
         self.add("-name", self.machine.name.as_str());
         self.add("-uuid", uuid);
         self.add("-smbios", format!("type=1,manufacturer=Spillway,serial={uuid}"));
-        self.add("-machine", "q35,memory-backend=memory,graphics=off,usb=off");
+        let graphics = match self.spec.display {
+            DisplayKind::None => "off",
+            DisplayKind::Vnc => "on",
+        };
+        self.add("-machine", format!("q35,memory-backend=memory,graphics={graphics},usb=off"));
         self.add("-accel", accel);
         self.add("-cpu", cpu);
         self.add("-smp", self.spec.vcpus.to_string());
@@ -135,7 +147,13 @@ impl CommandLine<'_> {
     fn consoles(&mut self) {
         self.add("-chardev", listener("monitor", &self.handles.monitor));
         self.add("-mon", "chardev=monitor,mode=control");
-        self.add("-chardev", listener("console", &self.handles.console));
+        self.add(
+            "-chardev",
+            match &self.handles.console {
+                Some(connection) => format!("socket,id=console,fd={}", connection.as_raw_fd()),
+                None => "null,id=console".into(),
+            },
+        );
         self.add("-serial", "chardev:console");
     }
 
@@ -204,8 +222,16 @@ impl CommandLine<'_> {
         }
         self.add("-sandbox", "on,obsolete=deny,resourcecontrol=deny,elevateprivileges=deny,spawn=deny");
         self.command.args(["-nodefaults", "-no-user-config"]);
-        if matches!(self.spec.ready, Some(Ready::Serial(_))) {
-            // The guest starts when its console is connected.
+    }
+
+    /// Adds a screen, the last device: without it the guest finds the others where they were.
+    fn screen(&mut self) {
+        if self.spec.display == DisplayKind::Vnc {
+            self.add("-device", "VGA");
+            // A pointer that is where the viewer's is.
+            self.add("-device", "virtio-tablet-pci");
+            self.add("-vnc", format!("unix:{SCREEN_FOLDER}/{SCREEN},share=force-shared"));
+            // The guest starts when QEMU may not write in that folder any more.
             self.command.arg("-S");
         }
     }

@@ -6,6 +6,7 @@
 use super::look;
 use super::run::{MachineFolder, RunRecord};
 use crate::error::HostError;
+use crate::hypervisor::qemu;
 use crate::images::BaseFile;
 use crate::json_lines::JsonLines;
 use crate::processes::{self, ObservedProcess, Process};
@@ -13,6 +14,7 @@ use crate::scopes::Scopes;
 use crate::short_path::ShortPath;
 use serde::Serialize;
 use spillway_api::{DiskMode, ErrorCode, Hypervisor};
+use spillway_control::console::ConsoleSockets;
 use spillway_control::program::{OTHER_VERSION, ServeOrder, ServeOutput, check_program};
 use spillway_control::{
     BaseCache, Client, Digests, DiskAtRest, DiskSettings, ErrorKind, ImageFormat, Request, ServeSettings,
@@ -233,6 +235,7 @@ fn order(run: &RunRecord, source: &DiskSource) -> ServeOrder {
         vhost_user: Some(SOCKET.into()),
         control: Some(CONTROL.into()),
         nbd: (!has_vmm).then(|| NBD.into()),
+        console: has_vmm.then(|| ConsoleSockets { clients: qemu::CONSOLE.into(), vmm: qemu::SERIAL.into() }),
         queues: u16::try_from(run.queues).ok().filter(|_| has_vmm),
         ..ServeSettings::default()
     };

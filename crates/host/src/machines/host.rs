@@ -82,13 +82,15 @@ pub struct SpaceWatch {
 }
 
 impl SpaceWatch {
-    /// Creates a watch without a reading.
-    pub fn new(stores: Stores, events: Events) -> SpaceWatch {
-        SpaceWatch { levels: Mutex::default(), stores, events }
+    /// Watches these stores from now on.
+    pub fn watched(stores: Stores, events: Events) -> Arc<SpaceWatch> {
+        let watch = Arc::new(SpaceWatch { levels: Mutex::default(), stores, events });
+        tokio::spawn(Arc::clone(&watch).watch());
+        watch
     }
 
     /// Watches the stores for as long as the daemon runs.
-    pub async fn watch(self: Arc<SpaceWatch>) {
+    async fn watch(self: Arc<SpaceWatch>) {
         loop {
             let looking = Arc::clone(&self);
             if let Err(error) = blocking(move || looking.look()).await {

@@ -10,6 +10,7 @@ mod blocking;
 mod claims;
 mod closing;
 mod commit;
+pub mod console;
 pub mod desired_state;
 mod desired_writer;
 mod disk;
@@ -54,12 +55,15 @@ use claims::Claims;
 pub use claims::{ClaimSelector, Claimant};
 use closing::HostGate;
 use commit::DiskCommits;
+use console::Consoles;
 use desired_state::DesiredState;
 use desired_writer::DesiredStateWriter;
 pub use disk::word;
 use figures::FigureCollector;
 use figures::curves::CurveCollector;
 pub use figures::curves::CurvesByMachine;
+use figures::history::Histories;
+pub use figures::history::HistoryOf;
 use host::SpaceWatch;
 use host_start::HostStart;
 use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
@@ -106,10 +110,14 @@ pub struct Machines {
     pub rollouts: Arc<Rollouts>,
     /// Commits disks of machines as versions of images.
     pub commits: DiskCommits,
+    /// Consoles and screens of machines.
+    pub consoles: Arc<Consoles>,
     /// Files that deleted machines have left.
     pub leftovers: Arc<Leftovers>,
     /// Collects the figures of all machines.
     pub figures: Arc<FigureCollector>,
+    /// What the figures were.
+    pub histories: Arc<Histories>,
     /// Collects the curves that show what other sizes of the RAM tiers would do.
     pub curves: Arc<CurveCollector>,
     /// Watches how full the stores are.
@@ -189,7 +197,6 @@ impl Machines {
         let desired = DesiredStateWriter::new(objects.clone());
         let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
         let rollouts = Arc::new(Rollouts::new(catalogs.clone(), desired.clone(), events.clone()));
-        let space = Arc::new(SpaceWatch::new(stores, events.clone()));
         let overseer = Overseer::new(
             Arc::clone(&shared),
             reader.clone(),
@@ -200,8 +207,7 @@ impl Machines {
         );
         tokio::spawn(overseer.oversee());
         tokio::spawn(Arc::clone(&shared.memory).watch());
-        tokio::spawn(Arc::clone(&space).watch());
-        let ttl_seconds = shared.parts.claim_ttl_seconds;
+        let space = SpaceWatch::watched(stores, events.clone());
         Ok(Machines {
             actions: MachineActions::new(reader.clone(), catalogs.clone(), objects.clone()),
             claims: Claims::new(
@@ -210,14 +216,16 @@ impl Machines {
                 objects.clone(),
                 events,
                 Arc::clone(&space),
-                ttl_seconds,
+                shared.parts.claim_ttl_seconds,
             ),
             commits: DiskCommits::new(reader.clone(), catalogs, objects, images),
             leftovers: Arc::clone(&shared.leftovers),
-            curves: Arc::new(CurveCollector::new(reader.clone(), folders)),
+            curves: Arc::new(CurveCollector::new(reader.clone(), folders.clone())),
+            consoles: Arc::new(Consoles::new(reader.clone(), folders)),
             reader,
             gate,
             rollouts,
+            histories: Histories::kept(Arc::clone(&figures)),
             figures,
             space,
         })

@@ -4,6 +4,7 @@
 //! Invariant: a guest can only delay its own readiness: its output is bounded and not trusted. The host never connects to
 //! an address only because a guest names it.
 
+use super::console::ConsoleClient;
 use super::neighbours::{check_owner, is_unicast};
 use crate::catalogs::serial_pattern;
 use crate::hypervisor::libvirt::Libvirt;
@@ -13,13 +14,14 @@ use crate::short_path::ShortPath;
 use regex::bytes::Regex;
 use serde_json::{Value, json};
 use spillway_api::Ready;
+use spillway_control::console::FromHub;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpSocket, TcpStream, UnixStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
 /// Pause between two probes.
@@ -34,6 +36,8 @@ const MAX_CONSOLE_LINE_BYTES: usize = 4 << 10;
 const FIRMWARE_LAST_LINE: &str = "Booting from ROM..";
 /// Pause between two reads of the console: a guest with much output costs no more than one with little.
 const LOOK: Duration = Duration::from_millis(20);
+/// Most packets of the console between two pauses: more than the hub reads of the guest meanwhile.
+const MAX_PACKETS: usize = 16;
 /// Number of refused addresses before the user is told: a new address may belong to its last owner for a moment.
 const REFUSALS: u32 = 3;
 /// Number of answers to earlier questions that are skipped.
@@ -50,15 +54,13 @@ pub enum GuestNetwork {
     Nowhere,
 }
 
-/// Waits until a machine is ready. Returns its address if that is known. `console` is a connection to the guest's console
-/// that was opened before the guest began. Calls `tell` once with the reason if the address that the guest names is
+/// Waits until a machine is ready. Returns its address if that is known. Calls `tell` once with the reason if the address that the guest names is
 /// refused repeatedly.
 pub async fn until_ready(
     folder: &Path,
     agent: &GuestAgent,
     ready: &Ready,
     place: &GuestNetwork,
-    mut console: Option<UnixStream>,
     tell: impl Fn(&str),
 ) -> Option<String> {
     let mut refused = 0;
@@ -74,7 +76,7 @@ pub async fn until_ready(
                     Err(not_its_own("it has no network in which a port could be reached"))
                 }
             },
-            Ready::Serial(pattern) => read_console(folder, pattern, console.take()).await,
+            Ready::Serial(pattern) => read_console(folder, pattern).await,
         };
         match tried {
             Ok(address) => return address,
@@ -183,51 +185,56 @@ async fn takes_connections(
     Ok(Some(named))
 }
 
-/// Reads the console until a line matches or the console ends.
-async fn read_console(
-    folder: &Path,
-    pattern: &str,
-    connected: Option<UnixStream>,
-) -> io::Result<Option<String>> {
+/// Reads the console until a line of the VMM that runs now matches, or the console ends. What the guest has written before
+/// counts, as far as the hub keeps it.
+async fn read_console(folder: &Path, pattern: &str) -> io::Result<Option<String>> {
     let pattern = serial_pattern(pattern).map_err(io::Error::other)?;
-    let mut stream = match connected {
-        Some(stream) => stream,
-        None => connect_console(folder).await?,
-    };
+    let console = ConsoleClient::connect(folder)?;
     let mut line = Vec::new();
+    let mut has_begun = false;
     loop {
-        let mut buffer = [0; 4096];
-        let n = stream.read(&mut buffer).await?;
-        if n == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        for piece in buffer[..n].split_inclusive(|byte| *byte == b'\n') {
-            // The beginning of a line is enough to match it.
-            let space = MAX_CONSOLE_LINE_BYTES.saturating_sub(line.len());
-            let piece_line = without_end(piece);
-            line.extend_from_slice(&piece_line[..piece_line.len().min(space)]);
-            // The last line may be a prompt without a line end.
-            if space > 0 && fits(&pattern, &plain(&line)) {
+        for _ in 0..MAX_PACKETS {
+            let packet = console.receive().await?;
+            let output = match FromHub::parse(&packet) {
+                Some(FromHub::Output(output)) if has_begun => output,
+                Some(FromHub::Begin) => {
+                    has_begun = true;
+                    line.clear();
+                    continue;
+                }
+                Some(FromHub::Full) => return Err(io::ErrorKind::ConnectionRefused.into()),
+                _ => continue,
+            };
+            if matches(&pattern, &mut line, output) {
                 return Ok(None);
-            }
-            if piece.ends_with(b"\n") {
-                line.clear();
             }
         }
         sleep(LOOK).await;
     }
 }
 
+/// Whether a line matches, of which this is the beginning and the output that follows.
+fn matches(pattern: &Regex, line: &mut Vec<u8>, output: &[u8]) -> bool {
+    for piece in output.split_inclusive(|byte| *byte == b'\n') {
+        // The beginning of a line is enough to match it.
+        let space = MAX_CONSOLE_LINE_BYTES.saturating_sub(line.len());
+        let piece_line = without_end(piece);
+        line.extend_from_slice(&piece_line[..piece_line.len().min(space)]);
+        // The last line may be a prompt without a line end.
+        if space > 0 && fits(pattern, &plain(line)) {
+            return true;
+        }
+        if piece.ends_with(b"\n") {
+            line.clear();
+        }
+    }
+    false
+}
+
 /// Whether the pattern matches this line, or the part of it that the guest wrote after the firmware's last line.
 fn fits(pattern: &Regex, line: &str) -> bool {
     let guests = line.strip_prefix(FIRMWARE_LAST_LINE);
     pattern.is_match(line.as_bytes()) || guests.is_some_and(|line| pattern.is_match(line.as_bytes()))
-}
-
-/// Connects to a guest's console, which accepts one client at a time.
-pub async fn connect_console(folder: &Path) -> io::Result<UnixStream> {
-    let socket = ShortPath::of(folder, qemu::CONSOLE).map_err(io::Error::other)?;
-    UnixStream::connect(socket.path()).await
 }
 
 fn without_end(line: &[u8]) -> &[u8] {
@@ -273,27 +280,45 @@ fn plain(line: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{
+        AddressFamily, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, send, socket,
+    };
+    use std::os::fd::OwnedFd;
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, UnixListener};
+
+    fn hub(path: &Path) -> OwnedFd {
+        let hub = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        bind(&hub, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        listen(&hub, 9).unwrap();
+        hub
+    }
 
     #[tokio::test]
     async fn a_console_is_read_until_a_line_fits() {
         let dir = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(dir.path().join(qemu::CONSOLE)).unwrap();
-        tokio::spawn(async move {
-            for said in ["starting\nlogin is off\n", "\nhost log", "in: "] {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                stream.write_all(said.as_bytes()).await.unwrap();
-            }
-            let (mut stream, _) = listener.accept().await.unwrap();
-            stream.write_all(b"\nhost login: ").await.unwrap();
-            sleep(Duration::from_secs(60)).await;
+        let hub = hub(&dir.path().join(qemu::CONSOLE));
+        std::thread::spawn(move || {
+            let said = |packets: &[FromHub<'_>]| {
+                let client = accept(&hub).unwrap();
+                for packet in packets {
+                    send(&client, &packet.packet(), SendFlags::empty()).unwrap();
+                }
+                client
+            };
+            use FromHub::{Begin, Keyboard, Output};
+            let free = Keyboard(spillway_control::console::Keyboard::Free);
+            // The prompt of a VMM of before does not count.
+            said(&[free, Output(b"host login: "), Begin, Output(b"starting\nlogin is off\n")]);
+            said(&[FromHub::Full]);
+            let _last = said(&[free, Begin, Output(b"\nhost log"), FromHub::Lost(7), Output(b"in: ")]);
+            std::thread::sleep(Duration::from_secs(60));
         });
         let ready = Ready::Serial("^[a-z]+ login: $".into());
         assert_eq!(
             timeout(
                 PATIENCE * 2,
-                until_ready(dir.path(), &GuestAgent::Socket, &ready, &GuestNetwork::Nowhere, None, |_| ())
+                until_ready(dir.path(), &GuestAgent::Socket, &ready, &GuestNetwork::Nowhere, |_| ())
             )
             .await
             .unwrap(),
@@ -320,14 +345,7 @@ mod tests {
         let ready = Ready::Tcp(22.try_into().unwrap());
         let found = timeout(
             PATIENCE * 2,
-            until_ready(
-                Path::new("/"),
-                &GuestAgent::Socket,
-                &ready,
-                &GuestNetwork::Forwarded(port),
-                None,
-                |_| (),
-            ),
+            until_ready(Path::new("/"), &GuestAgent::Socket, &ready, &GuestNetwork::Forwarded(port), |_| ()),
         )
         .await
         .unwrap();
@@ -363,7 +381,7 @@ mod tests {
         for place in [GuestNetwork::Bridge("no-bridge".into(), mac), GuestNetwork::Nowhere] {
             let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
             let tell = move |why: &str| told.send(why.to_owned()).unwrap();
-            let probe = until_ready(dir.path(), &GuestAgent::Socket, &ready, &place, None, tell);
+            let probe = until_ready(dir.path(), &GuestAgent::Socket, &ready, &place, tell);
             tokio::select! {
                 found = probe => panic!("it is ready on {found:?}"),
                 connected = elsewhere.accept() => panic!("it was connected to: {connected:?}"),

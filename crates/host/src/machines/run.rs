@@ -375,7 +375,11 @@ impl MachineFolder {
                 entries => entries?,
             };
             for entry in entries {
-                fs::remove_file(entry?.path()).or_else(absent)?;
+                let entry = entry?;
+                match entry.file_type()?.is_dir() {
+                    true => fs::remove_dir_all(entry.path()).or_else(absent)?,
+                    false => fs::remove_file(entry.path()).or_else(absent)?,
+                }
             }
             fs::remove_dir(&self.0).map(|()| true)
         };

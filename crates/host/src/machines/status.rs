@@ -10,7 +10,7 @@ use crate::hypervisor::qemu;
 use crate::processes::Process;
 use crate::store::Revision;
 use jiff::Timestamp;
-use spillway_api::{Difference, ErrorCode, Hypervisor, MachineRun, MachineStatus, Phase};
+use spillway_api::{Difference, DisplayKind, ErrorCode, Hypervisor, MachineRun, MachineStatus, Phase};
 
 /// Observed state of a machine, and the revision of the desired state that the observing step has read.
 #[derive(Clone, Debug)]
@@ -182,6 +182,7 @@ impl Status {
             disk_socket: path(disk::SOCKET),
             control_socket: path(disk::CONTROL),
             console_socket: is_ours.then(|| path(qemu::CONSOLE)),
+            display: if is_ours { run.spec.display } else { DisplayKind::None },
             nbd_socket: (!is_ours).then(|| path(disk::NBD)),
             crashes: 0,
         });

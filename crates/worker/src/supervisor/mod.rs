@@ -5,6 +5,7 @@
 mod chunks;
 mod clients;
 mod closer;
+mod console;
 mod control;
 mod digests;
 mod dirty;
@@ -27,6 +28,7 @@ mod upgrade;
 mod watchers;
 mod window;
 
+pub use console::ConsoleHub;
 pub use event_loop::Supervisor;
 pub use process::{Program, WORK, channel_from_supervisor};
 

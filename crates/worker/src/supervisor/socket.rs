@@ -51,6 +51,11 @@ impl Rights {
 impl Listener {
     /// Creates a socket at `path`. Replaces the socket of a server that has crashed; any other file there is an error.
     pub fn bind(path: &Path, rights: &Rights) -> Result<Listener, SupervisorError> {
+        Listener::bind_as(path, rights, SocketType::STREAM)
+    }
+
+    /// Does the same for a socket of this type.
+    pub fn bind_as(path: &Path, rights: &Rights, kind: SocketType) -> Result<Listener, SupervisorError> {
         if path.as_os_str().len() > MAX_PATH_BYTES {
             return Err(SupervisorError::new(
                 ErrorKind::Create,
@@ -71,8 +76,7 @@ impl Listener {
         };
         let address = SocketAddrUnix::new(path).map_err(cannot)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(cannot)?;
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).map_err(cannot)?;
         // The new file takes this mode less the umask, so it is never wider than asked.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(cannot)?;
         match rustix::net::bind(&fd, &address) {

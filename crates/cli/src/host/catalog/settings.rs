@@ -11,8 +11,8 @@ use crate::output;
 use clap::Args;
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, NewCatalog, Ready, ResetEvent, Residency, bounds,
-    parse_ttl,
+    Catalog, CatalogKind, CatalogSpec, DisplayKind, ImageRef, Name, NewCatalog, Ready, ResetEvent, Residency,
+    bounds, parse_ttl,
 };
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,9 @@ use std::path::{Path, PathBuf};
 pub const KINDS: &[&str] = &["pooled", "dedicated"];
 /// What resets.
 pub const RESETS: &[&str] = &["power-cycle", "guest-reboot", "never"];
+
+/// Screens.
+pub const DISPLAYS: &[&str] = &["none", "vnc"];
 
 /// Options of `catalog create`.
 #[derive(Debug, Args)]
@@ -93,6 +96,9 @@ struct Settings {
     /// Network: user (QEMU's NAT), none, or bridge=NAME for a bridge of the host
     #[arg(long, default_value = "user")]
     network: NetworkWord,
+    /// Screen of each machine, which 'GET /v1/machines/NAME/screen' of the API shows
+    #[arg(long, value_name = "KIND", value_parser = words::<DisplayKind>(DISPLAYS), default_value = "none")]
+    display: DisplayKind,
     /// Names of the machines, with # for each digit of their number, such as desk-###; by default NAME-###
     #[arg(long, value_name = "PATTERN")]
     naming: Option<String>,
@@ -195,6 +201,7 @@ impl Settings {
             vcpus: self.vcpus,
             memory_bytes: self.memory,
             network: self.network.0,
+            display: self.display,
             naming: self.naming,
             reset: self.reset,
             ready: self.ready,

@@ -124,10 +124,17 @@ pub enum MachineCommand {
         #[command(flatten)]
         once: OnceOption,
     },
-    /// Connect to a machine's serial console; Ctrl-] ends the connection
+    /// Connect to a machine's serial console; Ctrl-] leaves it
+    ///
+    /// Shows the last 256 KiB that the guest has written, and then what it writes. Several clients can be connected at a
+    /// time. One of them has the keyboard: the first that types, until it leaves. While another one has it, Ctrl-T takes it.
+    /// Input that does not come from a terminal waits until the keyboard is free.
     Console {
         /// The machine
         name: Name,
+        /// Take the keyboard from another client
+        #[arg(long)]
+        take: bool,
     },
     /// Print the configuration with which a VMM that another program starts uses a machine's disk
     Attach {
@@ -173,13 +180,13 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
         }
         MachineCommand::Drain { which, once } => drain(daemon, &client, Action::Drain, which, &once),
         MachineCommand::Undrain { which, once } => drain(daemon, &client, Action::Undrain, which, &once),
-        MachineCommand::Console { name } => {
+        MachineCommand::Console { name, take } => {
             daemon.local("a console")?;
             let socket = run(&client, &name)?.console_socket;
             let none = || {
                 Failure::new(Exit::Refused, format!("{name} has no console here: who runs its VMM has it"))
             };
-            console(&socket.ok_or_else(none)?)
+            console(&socket.ok_or_else(none)?, take)
         }
         MachineCommand::Attach { name, vmm } => {
             let vhost_user = run(&client, &name)?.disk_socket;

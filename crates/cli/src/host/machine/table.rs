@@ -3,7 +3,7 @@
 use crate::host::catalog::compare::change_text;
 use crate::host::words::{shortened, word};
 use crate::host::{claim, table};
-use spillway_api::{MachineDetails, Phase, Power, Rate, size_text};
+use spillway_api::{DisplayKind, MachineDetails, Phase, Power, Rate, size_text};
 use std::path::PathBuf;
 
 /// The columns of a list of machines.
@@ -79,6 +79,9 @@ pub(super) fn page(machine: &MachineDetails) -> String {
         lines.push(("disk", path(&run.disk_socket)));
         lines.push(("control", path(&run.control_socket)));
         lines.extend(run.console_socket.iter().map(|socket| ("console", path(socket))));
+        if run.display != DisplayKind::None {
+            lines.push(("screen", word(&run.display)));
+        }
         lines.extend(run.nbd_socket.iter().map(|socket| ("NBD", path(socket))));
         lines.push(("crashes", run.crashes.to_string()));
         let pending = run.pending.iter();

@@ -6,6 +6,7 @@
 
 mod accounts;
 pub mod curves;
+pub mod history;
 mod late;
 
 use super::run::MachineFolders;

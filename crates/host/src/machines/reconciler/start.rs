@@ -214,12 +214,9 @@ impl MachineReconciler {
                 (None, Network::User | Network::None) => GuestNetwork::Nowhere,
             };
             let (folder, agent) = (self.folder.clone(), self.vmm.agent());
-            let console = self.vmm.take_console();
             let (events, object) = (self.shared.events.clone(), format!("machine/{}", self.name));
             let tell = move |text: &str| events.raise(EventKind::Failed, &object, text);
-            self.probe.begin(async move {
-                until_ready(folder.path(), &agent, &ready, &place, console, tell).await
-            });
+            self.probe.begin(async move { until_ready(folder.path(), &agent, &ready, &place, tell).await });
         }
     }
 

@@ -1,11 +1,11 @@
-//! Descriptors that a machine's QEMU inherits: listening sockets, files and the tap device. Owns the socket files in the
+//! Descriptors that a machine's QEMU inherits: listening sockets, the connection of its console, files and the tap device. Owns the socket files in the
 //! machine's folder.
 //!
 //! Invariant: the VMM cannot write to the machine's folder, so it cannot mislead other processes by its contents.
 
 use crate::error::HostError;
 use crate::hypervisor::bridge;
-use crate::hypervisor::qemu::{AGENT, CONSOLE, Handles, MONITOR};
+use crate::hypervisor::qemu::{AGENT, Handles, MONITOR, SERIAL};
 use crate::short_path::ShortPath;
 use rustix::fs::{CWD, Mode, OFlags, fchmod, openat};
 use spillway_api::{CatalogSpec, ErrorCode, Network};
@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 /// The machine's disks that are files of the host.
@@ -30,7 +30,7 @@ pub fn open(folder: &Path, spec: &CatalogSpec, disks: &Disks) -> Result<Handles,
         |path: &Option<String>| path.as_ref().map(|path| readable(Path::new(path), folder)).transpose();
     Ok(Handles {
         monitor: listener(folder, MONITOR)?,
-        console: listener(folder, CONSOLE)?,
+        console: connection(folder, SERIAL)?,
         agent: listener(folder, AGENT)?,
         data: disk(&disks.data, true)?,
         scratch: disk(&disks.scratch, true)?,
@@ -53,6 +53,16 @@ fn listener(folder: &Path, name: &str) -> Result<OwnedFd, HostError> {
         _ => {}
     }
     Ok(UnixListener::bind(socket.path()).map_err(failed)?.into())
+}
+
+/// Connects to a socket of the disk's supervisor. `None`: it has none.
+fn connection(folder: &Path, name: &str) -> Result<Option<OwnedFd>, HostError> {
+    let socket = ShortPath::of(folder, name)?;
+    match UnixStream::connect(socket.path()) {
+        Ok(connected) => Ok(Some(connected.into())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(failed(&folder.join(name), "cannot be connected to", e)),
+    }
 }
 
 fn file(path: &Path, writes: bool) -> Result<OwnedFd, HostError> {
@@ -140,6 +150,6 @@ mod tests {
         let first = listener(dir.path(), "x.sock").unwrap();
         let _second = listener(dir.path(), "x.sock").unwrap();
         drop(first);
-        std::os::unix::net::UnixStream::connect(dir.path().join("x.sock")).unwrap();
+        UnixStream::connect(dir.path().join("x.sock")).unwrap();
     }
 }

@@ -6,13 +6,13 @@
 use super::super::ready::GuestAgent;
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::{blocking, disk, look};
-use super::{PROCESS, assumed_ending, ending, grant_group};
+use super::{PROCESS, assumed_ending, ending, grant_group, screen};
 use crate::error::HostError;
 use crate::hypervisor::domain;
 use crate::hypervisor::libvirt::{DomainState, Libvirt};
-use crate::hypervisor::qemu::HostFiles;
+use crate::hypervisor::qemu::{self, HostFiles};
 use crate::processes::{self, ObservedProcess};
-use spillway_api::{ErrorCode, Machine, ResetEvent};
+use spillway_api::{DisplayKind, ErrorCode, Machine, ResetEvent};
 use spillway_control::kvm::Accelerator;
 use std::fs;
 use std::io;
@@ -89,7 +89,11 @@ impl Domain {
         let own: Vec<PathBuf> = own.map(|file| self.folder.path().join(file)).collect();
         let file = self.folder.path().join(FILE);
         let written = file.clone();
+        let has_screen = run.spec.display == DisplayKind::Vnc;
         blocking(move || {
+            if has_screen {
+                screen::prepare(folder.path(), group)?;
+            }
             if let Some(group) = group {
                 grant_access(group, folder.path(), &own)?;
             }
@@ -106,14 +110,25 @@ impl Domain {
         if ends_at_reboot {
             self.libvirt.listen_to(&self.name);
         }
-        self.libvirt.ask(&["start", &self.uuid]).await.map(drop)
+        self.libvirt.ask(&["start", &self.uuid]).await?;
+        self.seal(run).await
     }
 
     /// Subscribes to the domain's shutdown reasons, if the run needs them.
-    pub fn attach(&self, run: &RunRecord) {
+    pub async fn attach(&self, run: &RunRecord) -> Result<(), HostError> {
         if run.spec.reset() == ResetEvent::GuestReboot && !self.libvirt.listens_to(&self.name) {
             self.libvirt.listen_to(&self.name);
         }
+        // The daemon that has started it may have died before it did this.
+        self.seal(run).await
+    }
+
+    async fn seal(&self, run: &RunRecord) -> Result<(), HostError> {
+        if run.spec.display == DisplayKind::None {
+            return Ok(());
+        }
+        let folder = self.folder.clone();
+        blocking(move || screen::seal(folder.path())).await
     }
 
     /// Returns the channel to the guest agent.
@@ -239,7 +254,6 @@ fn not_ours(which: &str) -> HostError {
 
 /// Grants the group of libvirt's QEMU access to the folder and the files.
 fn grant_access(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), HostError> {
-    let socket = folder.join(disk::SOCKET);
     let ways = files
         .iter()
         .filter(|file| !file.starts_with(folder))
@@ -251,7 +265,9 @@ fn grant_access(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), Host
             grant_group(folder, group, rights & 0o700 | 0o010)?;
         }
     }
-    grant_group(&socket, group, 0o660)?;
+    for name in [disk::SOCKET, qemu::SERIAL] {
+        grant_group(&folder.join(name), group, 0o660)?;
+    }
     files.iter().try_for_each(|file| grant_group(file, group, 0o660))
 }
 

@@ -6,6 +6,7 @@
 mod handles;
 mod libvirt;
 mod qemu;
+mod screen;
 
 use super::ready::GuestAgent;
 use super::run::{MachineFolder, RunRecord, VmmEnding};
@@ -24,7 +25,6 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::UnixStream;
 
 /// Name of the process.
 pub const PROCESS: &str = "vmm";
@@ -103,18 +103,7 @@ impl Vmm {
         match &mut self.driver {
             VmmDriver::Nobody => Ok(()),
             VmmDriver::Qemu(qemu) => qemu.attach(process, run).await,
-            VmmDriver::Libvirt(domain) => {
-                domain.attach(run);
-                Ok(())
-            }
-        }
-    }
-
-    /// Returns the guest's console once, if the guest was held until the console was connected to.
-    pub fn take_console(&mut self) -> Option<UnixStream> {
-        match &mut self.driver {
-            VmmDriver::Qemu(qemu) => qemu.console.take(),
-            VmmDriver::Nobody | VmmDriver::Libvirt(_) => None,
+            VmmDriver::Libvirt(domain) => domain.attach(run).await,
         }
     }
 

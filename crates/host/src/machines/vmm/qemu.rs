@@ -7,22 +7,20 @@
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::{blocking, disk};
 use super::handles::{self, Disks};
-use super::{PROCESS, assumed_ending, ending, grant_group};
+use super::{PROCESS, assumed_ending, ending, grant_group, screen};
 use crate::error::HostError;
 use crate::guest_users;
 use crate::hypervisor::qemu::{self, HostFiles};
 use crate::hypervisor::qmp::{Event, Qmp};
-use crate::machines::ready::connect_console;
 use crate::processes::{self, Process};
 use crate::scopes::{Scopes, is_there};
 use crate::short_path::ShortPath;
-use spillway_api::{ErrorCode, Machine, ResetEvent};
+use spillway_api::{DisplayKind, ErrorCode, Machine, ResetEvent};
 use spillway_control::kvm::Accelerator;
 use std::future::pending;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tokio::net::UnixStream;
 
 /// Longest time until the monitor of a new QEMU accepts a connection.
 const GREETING: Duration = Duration::from_secs(10);
@@ -38,8 +36,6 @@ pub struct Qemu {
     monitor: Option<Qmp>,
     /// When the monitor was last connected to.
     connected: Option<Instant>,
-    /// Console of the guest, connected before the guest began.
-    pub console: Option<UnixStream>,
     /// Why the guest has ended, as reported. The record of the run may be behind.
     ending_seen: Option<VmmEnding>,
     /// When QEMU last answered a status query.
@@ -48,7 +44,7 @@ pub struct Qemu {
 
 impl Qemu {
     pub fn new(folder: MachineFolder) -> Qemu {
-        Qemu { folder, monitor: None, connected: None, console: None, ending_seen: None, answered: None }
+        Qemu { folder, monitor: None, connected: None, ending_seen: None, answered: None }
     }
 
     /// Starts QEMU on the machine's disk.
@@ -74,6 +70,9 @@ impl Qemu {
                 // QEMU reaches the disk's socket through the folder.
                 grant_group(folder.path(), user, 0o710)?;
                 grant_group(&folder.path().join(disk::SOCKET), user, 0o660)?;
+            }
+            if spec.display == DisplayKind::Vnc {
+                screen::prepare(folder.path(), user)?;
             }
             handles::open(folder.path(), &spec, &disks)
         })
@@ -113,8 +112,8 @@ impl Qemu {
             status => status.map_err(strange)?,
         };
         if status["status"] == "prelaunch" {
-            // Held: nothing that it says is to be missed.
-            self.console = Some(connect_console(self.folder.path()).await.map_err(strange)?);
+            let folder = self.folder.clone();
+            blocking(move || screen::seal(folder.path())).await?;
             monitor.execute("cont").await.map_err(strange)?;
         }
         if status["status"] == "shutdown" && self.ending_seen.is_none() {
@@ -183,7 +182,7 @@ impl Qemu {
 
     /// Closes the connection to the monitor.
     pub fn disconnect(&mut self) {
-        (self.monitor, self.connected, self.console, self.answered) = (None, None, None, None);
+        (self.monitor, self.connected, self.answered) = (None, None, None);
     }
 
     /// Waits for the next event; never returns without a subscription. Cancel safe.

@@ -83,6 +83,8 @@ fn demo(options: &Options) -> Result<()> {
     let accelerator = Accelerator::probe(&kit)?;
     progress.say("spillwayd starts, and imports the golden image");
     let host = Host::new(&spillway, &kit, work.path())?;
+    let (_console, address) = host.daemon.console()?;
+    progress.note(&format!("the console, in a browser on this host while the demo runs:\n\n    {address}\n"));
     let mut outcomes = Vec::new();
     for scenario in &chosen {
         // The first machine of a host: nothing of the image is in the page cache yet.

@@ -36,6 +36,14 @@ impl Progress {
         }
     }
 
+    /// Something that is to stay on the screen.
+    pub fn note(&self, what: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(what),
+            None => eprintln!("demo: {what}"),
+        }
+    }
+
     /// A machine starts.
     pub fn machine(&mut self, name: &str) {
         self.name = name.to_string();

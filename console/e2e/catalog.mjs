@@ -1,0 +1,114 @@
+// What an operator does in the first hour: a catalog from the wizard, machines that run, one that fills its cache, a size from the
+// curve, another version in steps, and back. Real machines; nothing is simulated.
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { foreign, launch, open } from "./lib.mjs";
+
+const { SPILLWAY, SPILLWAY_KERNEL, SPILLWAY_INITRD, SPILLWAY_CONSOLE_URL } = process.env;
+/** Guests without KVM on a busy host need their time. */
+const BOOT_MS = 400_000;
+
+/** What the command line says, as JSON. */
+const spillway = (...words) => JSON.parse(execFileSync(SPILLWAY, [...words, "--json"], { encoding: "utf8" }));
+const machines = () => spillway("machine", "list").items;
+const begun = Date.now();
+const say = (text) => console.log(`[${((Date.now() - begun) / 1000).toFixed(0)} s] ${text}`);
+
+const browser = await launch();
+try {
+  const { page, seen } = await open(browser);
+  page.setDefaultTimeout(30_000);
+  await page.goto(SPILLWAY_CONSOLE_URL);
+  await page.getByRole("heading", { name: "Host", level: 1 }).waitFor();
+
+  say("the wizard, by its words");
+  await page.getByRole("navigation", { name: "Main" }).getByRole("link", { name: "Catalogs" }).click();
+  await page.getByRole("link", { name: "New catalog" }).click();
+  await page.getByLabel("Name", { exact: true }).fill("Desk!");
+  await page.getByLabel("Image", { exact: true }).selectOption("golden");
+  await page.getByText("is no name").waitFor();
+  await page.getByLabel("Name", { exact: true }).fill("desk");
+  await page.getByLabel("Version", { exact: true }).selectOption("1");
+  await page.getByText("The daemon would make this catalog.").waitFor();
+  await page.getByRole("link", { name: "Continue" }).click();
+  await page.getByLabel("Machines", { exact: true }).fill("2");
+  await page.getByText("desk-002").waitFor();
+  await page.getByLabel("Memory", { exact: true }).fill("256M");
+  await page.getByLabel("Network", { exact: true }).fill("none");
+  await page.getByLabel("Ready when").fill("serial:^GUEST-UP");
+  await page.getByText("More settings").click();
+  await page.getByLabel("Kernel", { exact: true }).fill(SPILLWAY_KERNEL);
+  await page.getByLabel("Initial RAM disk").fill(SPILLWAY_INITRD);
+  await page
+    .getByLabel("Kernel command line")
+    .fill("console=ttyS0 quiet loglevel=4 panic=1 cryptomgr.notests nokaslr");
+  await page.getByRole("link", { name: "Continue" }).click();
+  await page.getByLabel("RAM tier").fill("4M");
+  await page.getByLabel("Overflow", { exact: true }).fill("64M");
+  await page.getByRole("link", { name: "Continue" }).click();
+  await page.getByRole("link", { name: "Continue" }).click();
+  const command = await page.getByText("spillway catalog create").innerText();
+  assert.match(command, /--image golden:1 .*--ram 4M/s);
+  await page.getByRole("button", { name: "Create the catalog" }).click();
+  await page.getByRole("heading", { name: "desk", level: 1 }).waitFor();
+  assert.equal(spillway("catalog", "show", "desk").spec.ram_bytes, 4 << 20);
+
+  say("its machines run");
+  await page.getByRole("button", { name: "Start all" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Start" }).click();
+  await page.getByRole("row", { name: /desk-001.*ready/ }).waitFor({ timeout: BOOT_MS });
+  await page.getByRole("row", { name: /desk-002.*ready/ }).waitFor({ timeout: BOOT_MS });
+
+  say("one of them is told to write, on its serial console");
+  await page.getByRole("link", { name: "desk-001" }).click();
+  await page.getByRole("link", { name: "Serial" }).click();
+  const serial = page.frameLocator("iframe.console");
+  await serial.getByText("GUEST-UP").first().waitFor();
+  await serial.locator("textarea").pressSequentially("fill12 a\n");
+  await serial.getByText("FILLED #a").first().waitFor({ timeout: 60_000 });
+  await serial.getByText("You have the keyboard.").waitFor();
+  await page.getByRole("link", { name: "Disk" }).click();
+  await page.getByText(/of 4\.0 MiB/).first().waitFor();
+  const overflow = await page.getByText(/MiB of 64\.0 MiB/).first().innerText();
+  assert.ok(Number.parseFloat(overflow) > 6, overflow);
+  await page.getByText("first-overflow").first().waitFor();
+
+  say("a size from the curve, live");
+  await page.getByRole("link", { name: "Sizing" }).click();
+  await page.getByRole("button", { name: /^No overflow/ }).click();
+  const before = spillway("catalog", "show", "desk").spec.ram_bytes;
+  await page.goto(`${new URL(SPILLWAY_CONSOLE_URL).origin}/console/#/catalogs/desk?tab=sizing`);
+  await page.getByRole("button", { name: /^No overflow/ }).click();
+  await page.getByRole("button", { name: /^Apply/ }).click();
+  await page.getByRole("dialog").getByRole("button", { name: /Apply|Change/ }).click();
+  await page.waitForFunction(() => !document.querySelector("dialog[open]"));
+  const after = spillway("catalog", "show", "desk").spec.ram_bytes;
+  assert.ok(after >= 12 << 20 && after > before, `${before} ${after}`);
+  const disk = machines().find((machine) => machine.name === "desk-001").status.run.disk_pid;
+  assert.ok(disk > 0);
+
+  say("another version, one machine at a time");
+  await page.getByRole("link", { name: "Versions" }).click();
+  await page.getByLabel("Version", { exact: true }).selectOption("2");
+  await page.getByLabel("When machines take it").selectOption("batch");
+  await page.getByText("2 running machines have another version").waitFor();
+  await page.getByRole("button", { name: "Update" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Update" }).click();
+  await page.getByRole("button", { name: "Pause" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Pause" }).click();
+  await page.getByRole("button", { name: "Resume" }).waitFor();
+  assert.equal(spillway("catalog", "show", "desk").rollout.state, "paused");
+  await page.getByRole("button", { name: "Resume" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Resume" }).click();
+  await page.getByText("golden:2").first().waitFor();
+  const until = Date.now() + 2 * BOOT_MS;
+  while (!machines().every((m) => m.status.run?.version === 2 && m.status.ready)) {
+    assert.ok(Date.now() < until, "the rollout does not end");
+    await page.waitForTimeout(1000);
+  }
+
+  assert.deepEqual([foreign(seen), seen.errors, seen.violations], [[], [], []]);
+  say("done");
+} finally {
+  await browser.close();
+}

@@ -1,0 +1,213 @@
+//! The relay between a browser and the daemon's socket. Owns who is let in; knows nothing of what passes.
+//!
+//! Invariant: a request reaches the daemon only if it names this host, carries the cookie, and was made by the console's own pages. Each
+//! connection carries one request.
+
+use super::head::{Head, HeadError};
+use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::{Digest, Sha256};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Longest time until a request's head has come.
+const HEAD: Duration = Duration::from_secs(30);
+/// Connections at a time.
+const MOST_CONNECTIONS: usize = 256;
+
+/// Lets one browser in.
+pub struct Relay {
+    socket: PathBuf,
+    port: u16,
+    /// What the address contains, and whether it was used.
+    key: String,
+    is_used: AtomicBool,
+    /// What the browser's cookie contains.
+    session: String,
+    connections: AtomicUsize,
+}
+
+/// An answer of the relay's own.
+struct Refusal {
+    status: &'static str,
+    why: String,
+}
+
+impl Refusal {
+    fn new(status: &'static str, why: impl Into<String>) -> Refusal {
+        Refusal { status, why: why.into() }
+    }
+}
+
+impl Relay {
+    /// A relay to this socket, on this port.
+    pub fn new(socket: PathBuf, port: u16) -> io::Result<Relay> {
+        let (is_used, connections) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Ok(Relay { socket, port, key: random()?, is_used, session: random()?, connections })
+    }
+
+    /// The address that lets a browser in, once.
+    pub fn address(&self) -> String {
+        format!("http://127.0.0.1:{}/console/?key={}", self.port, self.key)
+    }
+
+    /// Serves all connections. Never returns.
+    pub fn serve(self, listener: &TcpListener) {
+        let relay = Arc::new(self);
+        loop {
+            let Ok((browser, _)) = listener.accept() else {
+                // Out of descriptors: some are closed soon.
+                thread::sleep(Duration::from_millis(100));
+                continue;
+            };
+            if relay.connections.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS {
+                relay.connections.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let own = Arc::clone(&relay);
+            let connection = move || {
+                // A browser that goes away is no fault.
+                let _ = own.answer(browser);
+                own.connections.fetch_sub(1, Ordering::Relaxed);
+            };
+            if thread::Builder::new().name("relay".into()).spawn(connection).is_err() {
+                relay.connections.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn answer(&self, mut browser: TcpStream) -> io::Result<()> {
+        browser.set_nodelay(true)?;
+        browser.set_read_timeout(Some(HEAD))?;
+        let head = match Head::read(&mut browser) {
+            Ok(head) => head,
+            Err(HeadError::Gone) => return Ok(()),
+            Err(HeadError::Invalid(why)) => {
+                return refuse(&mut browser, &Refusal::new("400 Bad Request", why));
+            }
+        };
+        if self.opens(&head) {
+            let cookie = format!("{}={}; Path=/; HttpOnly; SameSite=Strict", self.cookie(), self.session);
+            let answer = format!(
+                "HTTP/1.1 303 See Other\r\nlocation: /console/\r\nset-cookie: {cookie}\r\ncache-control: no-store\r\n\
+                 content-length: 0\r\nconnection: close\r\n\r\n"
+            );
+            return browser.write_all(answer.as_bytes());
+        }
+        if let Err(refusal) = self.lets_in(&head) {
+            return refuse(&mut browser, &refusal);
+        }
+        let Ok(mut daemon) = UnixStream::connect(&self.socket) else {
+            let why = format!("spillwayd does not answer at {}: is it running?", self.socket.display());
+            return refuse(&mut browser, &Refusal::new("503 Service Unavailable", why));
+        };
+        browser.set_read_timeout(None)?;
+        daemon.write_all(&head.onward())?;
+        pass(browser, daemon)
+    }
+
+    /// Cookies of this host are shared by all of its ports.
+    fn cookie(&self) -> String {
+        format!("spillway-{}", self.port)
+    }
+
+    /// Whether the request is the first one with the key.
+    fn opens(&self, head: &Head) -> bool {
+        let has_key = head.parameter("key").is_some_and(|key| is_same(key, &self.key));
+        let is_asked =
+            head.method == "GET" && head.target.starts_with("/console/?") && names_this_host(head).is_some();
+        has_key && is_asked && !self.is_used.swap(true, Ordering::Relaxed)
+    }
+
+    fn lets_in(&self, head: &Head) -> Result<(), Refusal> {
+        // A name of somebody else's that leads here would give their pages our cookie's origin (DNS rebinding).
+        let Some(host) = names_this_host(head) else {
+            let why = "this console is at 127.0.0.1 or localhost, and at no other name";
+            return Err(Refusal::new("421 Misdirected Request", why));
+        };
+        if !head.cookie(&self.cookie()).is_some_and(|session| is_same(session, &self.session)) {
+            let why = "open the address that 'spillway console' has printed. It lets one browser in: for another one, run it again";
+            return Err(Refusal::new("401 Unauthorized", why));
+        }
+        let other_page = || Refusal::new("403 Forbidden", "a page of another site has made this request");
+        if !matches!(head.method.as_str(), "GET" | "HEAD")
+            && head.only("sec-fetch-site") != Some("same-origin")
+        {
+            return Err(other_page());
+        }
+        let own = format!("http://{host}");
+        if head.is_upgrade() && head.only("origin") != Some(own.as_str()) {
+            return Err(other_page());
+        }
+        Ok(())
+    }
+}
+
+/// The host that a request names, with its port, if it is this one. A tunnel may have another port.
+fn names_this_host(head: &Head) -> Option<&str> {
+    let host = head.only("host")?;
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    ["127.0.0.1", "localhost", "[::1]"].contains(&name).then_some(host)
+}
+
+/// Passes all that comes, in both directions, until both have ended.
+fn pass(browser: TcpStream, daemon: UnixStream) -> io::Result<()> {
+    let (mut from_browser, mut to_daemon) = (browser.try_clone()?, daemon.try_clone()?);
+    let up = thread::spawn(move || {
+        let _ = io::copy(&mut from_browser, &mut to_daemon);
+        // The browser is gone: so is who waits for an answer.
+        let _ = to_daemon.shutdown(Shutdown::Both);
+    });
+    let (mut from_daemon, mut to_browser) = (daemon, browser);
+    let passed = copy_soon(&mut from_daemon, &mut to_browser);
+    let _ = to_browser.shutdown(Shutdown::Both);
+    let _ = from_daemon.shutdown(Shutdown::Both);
+    let _ = up.join();
+    passed
+}
+
+/// Passes each piece on as soon as it comes.
+fn copy_soon(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut buffer)? {
+            0 => return Ok(()),
+            n => to.write_all(&buffer[..n])?,
+        }
+    }
+}
+
+/// An answer that is no page: nothing of the request is in it.
+fn refuse(browser: &mut TcpStream, refusal: &Refusal) -> io::Result<()> {
+    let body = serde_json::json!({ "title": refusal.status, "detail": refusal.why }).to_string();
+    let answer = format!(
+        "HTTP/1.1 {}\r\ncontent-type: application/problem+json\r\nx-content-type-options: nosniff\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n{body}\n",
+        refusal.status,
+        body.len() + 1
+    );
+    browser.write_all(answer.as_bytes())
+}
+
+/// 32 random bytes in hexadecimal digits.
+fn random() -> io::Result<String> {
+    let mut bytes = [0; 32];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
+    }
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Compares secrets: the time says nothing of where they differ.
+fn is_same(given: &str, secret: &str) -> bool {
+    Sha256::digest(given) == Sha256::digest(secret)
+}
