@@ -73,6 +73,14 @@ export function ttlText(seconds: number): string {
   return `${seconds}s`;
 }
 
+/** Reads a time such as `30m`, `8h` or `none`, in seconds; null if it is none. */
+export function parseTtl(text: string): number | null {
+  if (text === "none") return 0;
+  const match = text.match(/^([1-9]\d*)([smhd])$/);
+  if (!match) return null;
+  return Number(match[1]) * { s: 1, m: 60, h: 3600, d: 86_400 }[match[2] as "s" | "m" | "h" | "d"];
+}
+
 function optionValue(key: string, value: unknown): string {
   if (key.endsWith("_bytes") && typeof value === "number") return sizeText(value);
   if (key === "claim_ttl_seconds") return ttlText(Number(value));
@@ -149,6 +157,10 @@ export function curl(
 
 /** Changes settings of a catalog by its file: what is in the file and not changed stays. */
 export function changeCommand(name: string, changes: Record<string, unknown>): string {
+  const keys = Object.keys(changes);
+  if (keys.length === 1 && typeof changes.count === "number") {
+    return line("spillway", "catalog", "scale", name, String(changes.count));
+  }
   const edits = Object.entries(changes)
     .map(([key, value]) => {
       if (value === undefined || value === null) return `# in catalog.toml, remove: ${key}`;

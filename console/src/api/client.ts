@@ -41,6 +41,8 @@ export interface Options<O> {
   body?: Body<O>;
   /** ETag that the object must still have. */
   ifMatch?: string | undefined;
+  /** Idempotency-Key: the request sent again with it does nothing more. */
+  key?: string;
   signal?: AbortSignal | undefined;
 }
 
@@ -123,7 +125,9 @@ async function send<P extends keyof paths, M extends Method>(
     options.path as Record<string, unknown> | undefined,
     options.query as Record<string, unknown> | undefined,
   );
-  const headers: Record<string, string> = options.ifMatch ? { "If-Match": options.ifMatch } : {};
+  const headers: Record<string, string> = {};
+  if (options.ifMatch) headers["If-Match"] = options.ifMatch;
+  if (options.key) headers["Idempotency-Key"] = options.key;
   const verb = method.toUpperCase() as "GET" | "POST" | "PUT" | "DELETE";
   return raw(verb, path, { body: options.body, headers, signal: options.signal });
 }
@@ -138,6 +142,11 @@ export const api = {
   delete: <P extends PathsOf<"delete">>(path: P, options?: Options<Operations<P, "delete">>) =>
     send("delete", path, options),
 };
+
+/** A key for one act of one person, however often it is sent. */
+export function newKey(): string {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
+}
 
 /** All pages of a list. */
 export async function all<T>(path: string, signal?: AbortSignal): Promise<T[]> {

@@ -148,7 +148,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
             { name: "claimed, spared", value: p.waiting, kind: "note-soft", text: String(p.waiting) },
             { name: "failed", value: p.failed, kind: "critical", text: String(p.failed) },
             { name: "to do", value: left, kind: "none", text: String(left) },
-          ]}
+          ].filter((segment) => segment.value > 0)}
         />
       ) : null}
       {p?.reason ? <Notice tone="warning">{p.reason}</Notice> : null}

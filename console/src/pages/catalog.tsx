@@ -1,6 +1,6 @@
 // One catalog, in tabs.
 import type { Schemas } from "../api/client.ts";
-import { ask, deleteCatalog, keepsData, machineAct } from "../acts.ts";
+import { ask, claimMachine, deleteCatalog, keepsData, machineAct } from "../acts.ts";
 import { ApiError, type Catalog } from "../api/client.ts";
 import { queryValue } from "../router.ts";
 import { catalogRows, machineRows } from "../state/figures.ts";
@@ -72,6 +72,9 @@ export function CatalogPage({ name }: { name: string }) {
         }
         acts={
           <>
+            <button type="button" disabled={!can("operate")} onClick={() => ask(claimMachine(catalog))}>
+              Claim one
+            </button>
             {(["start", "stop", "restart", "reset"] as const).map((action) => (
               <button key={action} type="button" disabled={!can("operate")} onClick={() => act(action)}>
                 {action[0]?.toUpperCase() + action.slice(1)} all

@@ -138,7 +138,7 @@ export function CatalogsPage() {
       command: acts.map((a) => a.command).join("\n"),
       ...(typed ? { typed } : {}),
       run: async () => {
-        for (const one of acts) await one.run();
+        for (const one of acts) await one.run({});
       },
       done: `${first.verb}: asked for the machines of ${plural(acts.length, "catalog")}.`,
     });

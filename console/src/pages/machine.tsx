@@ -153,74 +153,87 @@ function DiskTab({
   const c = row.counters;
   const r = row.rates;
   return (
-    <div class="grid">
-      <div class="column main">
-        <Panel
-          title="Where the I/O goes"
-          aside={row.unresponsive ? <Badge tone="warning">last known figures</Badge> : "now, by the second"}
-        >
-          <PlaneDiagram
-            levels={row.levels}
-            rates={r}
-            mode={mode ?? "ram+overflow"}
-            image={run ? `${run.image}:${run.version}` : ""}
-          />
-        </Panel>
-        {run?.pending.length ? <PendingChanges pending={run.pending} /> : null}
-        <Panel title="Last events">
-          <EventList of={(e) => e.object === `machine/${machine.name}`} most={8} hasObject={false} />
-        </Panel>
+    <>
+      {row.levels.full ? (
+        <Notice tone="critical">
+          <strong>The write cache is full.</strong> Writes that need space wait, or fail if the catalog says
+          so. Overwrites, reads and discards go on.{" "}
+          <a href={href(["catalogs", machine.catalog], { tab: "settings" })}>A larger limit</a> lets them go
+          on at once.
+        </Notice>
+      ) : null}
+      <div class="grid">
+        <div class="column main">
+          <Panel
+            title="Where the I/O goes"
+            aside={row.unresponsive ? <Badge tone="warning">last known figures</Badge> : "now, by the second"}
+          >
+            <PlaneDiagram
+              levels={row.levels}
+              rates={r}
+              mode={mode ?? "ram+overflow"}
+              image={run ? `${run.image}:${run.version}` : ""}
+            />
+          </Panel>
+          {run?.pending.length ? <PendingChanges pending={run.pending} /> : null}
+          <Panel title="Last events">
+            <EventList of={(e) => e.object === `machine/${machine.name}`} most={8} hasObject={false} />
+          </Panel>
+        </div>
+        <div class="column">
+          <Panel title="Write cache" aside={`${percent(row.fill)} full`}>
+            <Gauge
+              name="RAM tier"
+              plane="ram"
+              used={row.levels.ram_used_bytes}
+              limit={row.levels.ram_limit_bytes}
+            />
+            <Gauge
+              name="Overflow"
+              plane="overflow"
+              used={row.levels.overflow_used_bytes}
+              limit={row.levels.overflow_limit_bytes}
+              note={`file ${bytes(row.levels.overflow_file_bytes)}`}
+            />
+            <Facts
+              items={[
+                ["Full in", timeToFull(row.secondsToFull)],
+                ["Evicted", r ? rate(r.evicted) : "-"],
+                ["Block map", bytes(row.levels.map_bytes)],
+              ]}
+            />
+          </Panel>
+          <Panel title="Requests">
+            <Facts
+              items={[
+                ["Reads", r ? `${count(r.guest.reads)}/s` : "-"],
+                ["Writes", r ? `${count(r.guest.writes)}/s` : "-"],
+                ["Mean latency", r?.latencyNs == null ? "-" : nanoseconds(r.latencyNs)],
+                [
+                  "In flight",
+                  `${row.levels.inflight}${row.levels.waiting ? `, ${row.levels.waiting} wait for space` : ""}`,
+                ],
+                [
+                  "Stalls",
+                  `${count(c.stalls ?? 0)}${c.stall_ns ? `, ${nanoseconds(c.stall_ns)} in all` : ""}`,
+                ],
+                [
+                  "Throttled",
+                  r && r.throttled > 0
+                    ? `${percent(Math.min(1, r.throttled))} of the time`
+                    : c.throttled_ns
+                      ? `${nanoseconds(c.throttled_ns)} in all`
+                      : "never",
+                ],
+                ["Failed", count(c.failed_requests ?? 0)],
+                ["Spared", bytes(row.sparedBytes)],
+              ]}
+            />
+          </Panel>
+          {machine.claim ? <ClaimPanel claim={machine.claim} /> : null}
+        </div>
       </div>
-      <div class="column">
-        <Panel title="Write cache" aside={`${percent(row.fill)} full`}>
-          <Gauge
-            name="RAM tier"
-            plane="ram"
-            used={row.levels.ram_used_bytes}
-            limit={row.levels.ram_limit_bytes}
-          />
-          <Gauge
-            name="Overflow"
-            plane="overflow"
-            used={row.levels.overflow_used_bytes}
-            limit={row.levels.overflow_limit_bytes}
-            note={`file ${bytes(row.levels.overflow_file_bytes)}`}
-          />
-          <Facts
-            items={[
-              ["Full in", timeToFull(row.secondsToFull)],
-              ["Evicted", r ? rate(r.evicted) : "-"],
-              ["Block map", bytes(row.levels.map_bytes)],
-            ]}
-          />
-        </Panel>
-        <Panel title="Requests">
-          <Facts
-            items={[
-              ["Reads", r ? `${count(r.guest.reads)}/s` : "-"],
-              ["Writes", r ? `${count(r.guest.writes)}/s` : "-"],
-              ["Mean latency", r?.latencyNs == null ? "-" : nanoseconds(r.latencyNs)],
-              [
-                "In flight",
-                `${row.levels.inflight}${row.levels.waiting ? `, ${row.levels.waiting} wait for space` : ""}`,
-              ],
-              ["Stalls", `${count(c.stalls ?? 0)}${c.stall_ns ? `, ${nanoseconds(c.stall_ns)} in all` : ""}`],
-              [
-                "Throttled",
-                r && r.throttled > 0
-                  ? `${percent(Math.min(1, r.throttled))} of the time`
-                  : c.throttled_ns
-                    ? `${nanoseconds(c.throttled_ns)} in all`
-                    : "never",
-              ],
-              ["Failed", count(c.failed_requests ?? 0)],
-              ["Spared", bytes(row.sparedBytes)],
-            ]}
-          />
-        </Panel>
-        {machine.claim ? <ClaimPanel claim={machine.claim} /> : null}
-      </div>
-    </div>
+    </>
   );
 }
 

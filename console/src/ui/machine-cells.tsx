@@ -111,7 +111,7 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
       key: "spared",
       title: "Spared",
       isFigure: true,
-      isWide: true,
+      isExtra: true,
       hint: "Bytes written by guests that never reached a disk",
       sort: (item) => of(item)?.sparedBytes,
       cell: withRow((row) => bytes(row.sparedBytes)),
