@@ -26,7 +26,7 @@ import { bytes, plural } from "../ui/format.ts";
 import { Command, Facts, Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { StackedBar } from "../ui/planes.tsx";
 import { type Draft, FIELDS, GROUPS, type Key, shown, SpecField } from "../ui/spec-form.tsx";
-import { MOST_CURVES, useCurves } from "../ui/sizing.tsx";
+import { MOST_CURVES, roundUp, useCurves } from "../ui/sizing.tsx";
 
 const STEPS = [
   ["image", "Image"],
@@ -411,11 +411,6 @@ function CacheStep() {
       </div>
     </FieldsStep>
   );
-}
-
-/** A size that a person would choose: whole MiB. */
-function roundUp(n: number): number {
-  return Math.ceil(n / 1048576) * 1048576;
 }
 
 function ReviewStep({ checked }: { checked: Checked }) {

@@ -9,8 +9,7 @@ import { Badge, PageHead, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 
 const COLUMNS: Column<Operation>[] = [
-  { key: "id", title: "Operation", isFigure: true, sort: (o) => o.id, cell: (o) => o.id },
-  { key: "what", title: "What", sort: (o) => o.what, cell: (o) => o.what },
+  { key: "what", title: "Operation", sort: (o) => o.what, cell: (o) => o.what },
   {
     key: "state",
     title: "State",
@@ -44,6 +43,7 @@ const COLUMNS: Column<Operation>[] = [
       </span>
     ),
   },
+  { key: "id", title: "Id", isFigure: true, isWide: true, sort: (o) => o.id, cell: (o) => o.id },
   {
     key: "acts",
     title: "Acts",
@@ -54,13 +54,13 @@ const COLUMNS: Column<Operation>[] = [
           disabled={!can("admin")}
           onClick={() =>
             ask({
-              title: `Cancel operation ${o.id}?`,
+              title: `Cancel this operation?`,
               consequences: [`It ends: ${o.what}.`, "What it has done is undone."],
               verb: "Cancel it",
               isDestructive: true,
               command: line("spillway", "operation", "cancel", String(o.id)),
               run: () => api.delete("/v1/operations/{id}", { path: { id: o.id } }),
-              done: `Operation ${o.id} is cancelled.`,
+              done: `The operation is cancelled.`,
             })
           }
         >

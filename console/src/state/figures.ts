@@ -11,7 +11,7 @@ import { visible } from "./visible.ts";
 
 const EVERY_MS = 2000;
 /** Large answers are asked for less often: this much time for each MB. */
-const MS_FOR_A_MB = 3000;
+const MS_FOR_A_MB = 1500;
 
 /** What the figures are limited to. */
 type Scope = { catalog?: string; machine?: string; machines?: false };

@@ -151,6 +151,7 @@ export function ActDialog() {
                       spellcheck={false}
                       placeholder={f.placeholder}
                       required={f.isRequired}
+                      aria-describedby={f.hint ? `${id}-hint` : undefined}
                       aria-invalid={Boolean(wrong(f))}
                       value={state.values[f.key] ?? ""}
                       onInput={(e) => set(f.key, e.currentTarget.value.trim())}

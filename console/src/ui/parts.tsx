@@ -226,7 +226,11 @@ export function Labelled({
     <div class="field">
       <label for={id}>{label}</label>
       {children(id)}
-      {hint ? <p class="hint">{hint}</p> : null}
+      {hint ? (
+        <p class="hint" id={`${id}-hint`}>
+          {hint}
+        </p>
+      ) : null}
     </div>
   );
 }

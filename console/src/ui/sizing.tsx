@@ -9,9 +9,16 @@ import { visible } from "../state/visible.ts";
 import { bytes, duration, percent, sizeText, parseSize } from "./format.ts";
 import { Empty, useWidth } from "./parts.tsx";
 
+const MIB = 1024 * 1024;
 const EVERY_MS = 15_000;
 /** Machines whose curves are added. More would say the same. */
 export const MOST_CURVES = 16;
+
+/** A size that a person would choose: whole MiB, and never less than what was asked for. */
+export function roundUp(bytes: number): number {
+  const step = bytes < MIB ? 65536 : MIB;
+  return Math.ceil(bytes / step) * step;
+}
 
 /** The curves of machines, read again now and then. */
 export function useCurves(names: string[]): { sizing: Sizing | null; isLoading: boolean } {
@@ -76,22 +83,22 @@ function Picture({
   };
   // Marks that are close to each other get their words in rows.
   const marks = [
-    { value: limit, text: "limit now", kind: "now" },
-    { value: sizing.goalBytes, text: "95%", kind: "mark" },
-    { value: sizing.kneeBytes, text: "knee", kind: "mark" },
-    { value: sizing.zeroBytes, text: "no overflow", kind: "mark" },
+    { value: limit, name: "limit now", kind: "now" },
+    { value: sizing.goalBytes, name: "95%", kind: "mark" },
+    { value: sizing.kneeBytes, name: "knee", kind: "mark" },
+    { value: sizing.zeroBytes, name: "no overflow", kind: "mark" },
   ]
-    .filter((m): m is { value: number; text: string; kind: string } => m.value !== null && m.value <= max)
+    .filter((m): m is { value: number; name: string; kind: string } => m.value !== null && m.value <= max)
     .sort((a, b) => a.value - b.value);
-  let lastEnd = [-1, -1];
+  const ends: [number, number] = [0, 0];
   const placed = marks.map((m) => {
     const left = x(m.value);
-    const width = m.text.length * 6.4 + 10;
-    const isRight = left + width > W;
-    const start = isRight ? left - width : left;
-    const row = start > (lastEnd[0] ?? -1) ? 0 : 1;
-    lastEnd = row === 0 ? [start + width, lastEnd[1] ?? -1] : [lastEnd[0] ?? -1, start + width];
-    return { ...m, left, row, isRight };
+    const width = m.name.length * 6.6 + 12;
+    const start = Math.min(left + 4, W - width);
+    const row = start >= ends[0] || ends[0] <= ends[1] ? 0 : 1;
+    const text = Math.max(start, ends[row]);
+    ends[row] = text + width;
+    return { ...m, left, row, text };
   });
   const here = at(sizing.points, ram);
   const ticks = tickSizes(max, W < 480 ? 4 : 8);
@@ -125,14 +132,10 @@ function Picture({
         <path class="line overflow" d={path("written")} />
         <path class="line read" d={path("read")} />
         {placed.map((m) => (
-          <g key={m.text} class={m.kind}>
+          <g key={m.name} class={m.kind}>
             <line x1={m.left} x2={m.left} y1={m.row === 0 ? 12 : 25} y2={H - BOTTOM} />
-            <text
-              x={m.isRight ? m.left - 4 : m.left + 4}
-              y={m.row === 0 ? 12 : 25}
-              text-anchor={m.isRight ? "end" : "start"}
-            >
-              {m.text}
+            <text x={m.text} y={m.row === 0 ? 12 : 25}>
+              {m.name}
             </text>
           </g>
         ))}
@@ -251,9 +254,9 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
         {(
           [
             ["Limit now", limit],
-            ["95% absorbed", sizing.goalBytes],
-            ["Knee", sizing.kneeBytes],
-            ["No overflow", sizing.zeroBytes],
+            ["95% absorbed", roundUp(sizing.goalBytes)],
+            ["Knee", sizing.kneeBytes === null ? null : roundUp(sizing.kneeBytes)],
+            ["No overflow", roundUp(sizing.zeroBytes)],
           ] as [string, number | null][]
         ).map(([name, value]) =>
           value === null ? null : (
