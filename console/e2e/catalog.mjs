@@ -15,8 +15,8 @@ const begun = Date.now();
 const say = (text) => console.log(`[${((Date.now() - begun) / 1000).toFixed(0)} s] ${text}`);
 
 const browser = await launch();
+const { page, seen } = await open(browser);
 try {
-  const { page, seen } = await open(browser);
   page.setDefaultTimeout(30_000);
   await page.goto(SPILLWAY_CONSOLE_URL);
   await page.getByRole("heading", { name: "Host", level: 1 }).waitFor();
@@ -31,20 +31,20 @@ try {
   await page.getByLabel("Version", { exact: true }).selectOption("1");
   await page.getByText("The daemon would make this catalog.").waitFor();
   await page.getByRole("link", { name: "Continue" }).click();
-  await page.getByLabel("Machines", { exact: true }).fill("2");
+  await page.getByRole("textbox", { name: "Machines", exact: true }).fill("2");
   await page.getByText("desk-002").waitFor();
-  await page.getByLabel("Memory", { exact: true }).fill("256M");
+  await page.getByRole("textbox", { name: "Memory", exact: true }).fill("256M");
   await page.getByLabel("Network", { exact: true }).fill("none");
-  await page.getByLabel("Ready when").fill("serial:^GUEST-UP");
+  await page.getByRole("textbox", { name: "Ready when" }).fill("serial:^GUEST-UP");
   await page.getByText("More settings").click();
-  await page.getByLabel("Kernel", { exact: true }).fill(SPILLWAY_KERNEL);
-  await page.getByLabel("Initial RAM disk").fill(SPILLWAY_INITRD);
+  await page.getByRole("textbox", { name: "Kernel", exact: true }).fill(SPILLWAY_KERNEL);
+  await page.getByRole("textbox", { name: "Initial RAM disk" }).fill(SPILLWAY_INITRD);
   await page
-    .getByLabel("Kernel command line")
+    .getByRole("textbox", { name: "Kernel command line" })
     .fill("console=ttyS0 quiet loglevel=4 panic=1 cryptomgr.notests nokaslr");
   await page.getByRole("link", { name: "Continue" }).click();
-  await page.getByLabel("RAM tier").fill("4M");
-  await page.getByLabel("Overflow", { exact: true }).fill("64M");
+  await page.getByRole("textbox", { name: "RAM tier" }).fill("4M");
+  await page.getByRole("textbox", { name: "Overflow", exact: true }).fill("64M");
   await page.getByRole("link", { name: "Continue" }).click();
   await page.getByRole("link", { name: "Continue" }).click();
   const command = await page.getByText("spillway catalog create").innerText();
@@ -54,8 +54,8 @@ try {
   assert.equal(spillway("catalog", "show", "desk").spec.ram_bytes, 4 << 20);
 
   say("its machines run");
-  await page.getByRole("button", { name: "Start all" }).click();
-  await page.getByRole("dialog").getByRole("button", { name: "Start" }).click();
+  await page.getByRole("button", { name: "Start all", exact: true }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Start", exact: true }).click();
   await page.getByRole("row", { name: /desk-001.*ready/ }).waitFor({ timeout: BOOT_MS });
   await page.getByRole("row", { name: /desk-002.*ready/ }).waitFor({ timeout: BOOT_MS });
 
@@ -64,14 +64,14 @@ try {
   await page.getByRole("link", { name: "Serial" }).click();
   const serial = page.frameLocator("iframe.console");
   await serial.getByText("GUEST-UP").first().waitFor();
-  await serial.locator("textarea").pressSequentially("fill12 a\n");
+  await serial.locator("textarea").pressSequentially("fill14 a\n");
   await serial.getByText("FILLED #a").first().waitFor({ timeout: 60_000 });
   await serial.getByText("You have the keyboard.").waitFor();
   await page.getByRole("link", { name: "Disk" }).click();
   await page.getByText(/of 4\.0 MiB/).first().waitFor();
-  const overflow = await page.getByText(/MiB of 64\.0 MiB/).first().innerText();
+  const overflow = (await page.getByText(/MiB of 64\.0 MiB/).first().textContent()) ?? "";
   assert.ok(Number.parseFloat(overflow) > 6, overflow);
-  await page.getByText("first-overflow").first().waitFor();
+  await page.getByText("the RAM tier is full").first().waitFor();
 
   say("a size from the curve, live");
   await page.getByRole("link", { name: "Sizing" }).click();
@@ -80,7 +80,7 @@ try {
   await page.goto(`${new URL(SPILLWAY_CONSOLE_URL).origin}/console/#/catalogs/desk?tab=sizing`);
   await page.getByRole("button", { name: /^No overflow/ }).click();
   await page.getByRole("button", { name: /^Apply/ }).click();
-  await page.getByRole("dialog").getByRole("button", { name: /Apply|Change/ }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Apply", exact: true }).click();
   await page.waitForFunction(() => !document.querySelector("dialog[open]"));
   const after = spillway("catalog", "show", "desk").spec.ram_bytes;
   assert.ok(after >= 12 << 20 && after > before, `${before} ${after}`);
@@ -89,15 +89,15 @@ try {
 
   say("another version, one machine at a time");
   await page.getByRole("link", { name: "Versions" }).click();
-  await page.getByLabel("Version", { exact: true }).selectOption("2");
-  await page.getByLabel("When machines take it").selectOption("batch");
+  await page.getByRole("combobox", { name: /^Version/ }).selectOption("2");
+  await page.getByRole("combobox", { name: /^When machines take it/ }).selectOption("batch");
   await page.getByText("2 running machines have another version").waitFor();
-  await page.getByRole("button", { name: "Update" }).click();
-  await page.getByRole("dialog").getByRole("button", { name: "Update" }).click();
+  await page.getByRole("button", { name: "Update", exact: true }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Update", exact: true }).click();
   await page.getByRole("button", { name: "Pause" }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Pause" }).click();
   await page.getByRole("button", { name: "Resume" }).waitFor();
-  assert.equal(spillway("catalog", "show", "desk").rollout.state, "paused");
+  assert.equal(spillway("catalog", "show", "desk").rollout.paused, true);
   await page.getByRole("button", { name: "Resume" }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Resume" }).click();
   await page.getByText("golden:2").first().waitFor();
@@ -107,8 +107,17 @@ try {
     await page.waitForTimeout(1000);
   }
 
+  say("back to the first, at once");
+  await page.getByRole("button", { name: "Roll back" }).first().click();
+  await page.getByRole("dialog").getByRole("button", { name: "Roll back" }).click();
+  await page.waitForFunction(() => !document.querySelector("dialog[open]"));
+  assert.equal(spillway("catalog", "show", "desk").version, 1);
+
   assert.deepEqual([foreign(seen), seen.errors, seen.violations], [[], [], []]);
   say("done");
+} catch (error) {
+  console.error(await page.locator("body").innerText());
+  throw error;
 } finally {
   await browser.close();
 }
