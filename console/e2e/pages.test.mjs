@@ -41,6 +41,7 @@ const pages = () => [
   "#/stores",
   "#/operations",
   "#/events",
+  "#/reports",
   "#/about",
   "#/nothing",
 ];

@@ -45,7 +45,10 @@ const COLUMNS: Column<Item>[] = [
     isWide: true,
     hint: "Machines that are ready and unclaimed, of those that the catalog keeps so",
     sort: (i) => i.catalog.spec.warm ?? 0,
-    cell: (i) => (i.catalog.spec.warm ? `${i.row?.counts.available ?? 0}/${i.catalog.spec.warm}` : "-"),
+    cell: (i) =>
+      i.catalog.spec.warm
+        ? `${Math.min(i.row?.counts.available ?? 0, i.catalog.spec.warm)}/${i.catalog.spec.warm}`
+        : "-",
   },
   {
     key: "version",

@@ -114,7 +114,7 @@ function Picture({
           <g key={part}>
             <line class="grid" x1={LEFT} x2={W - LEFT} y1={y(most * part)} y2={y(most * part)} />
             {part > 0 ? (
-              <text class="tick" x={W - LEFT} y={y(most * part) - 4} text-anchor="end">
+              <text class="tick" x={W - LEFT} y={y(most * part) + 13} text-anchor="end">
                 {bytes(most * part)}
               </text>
             ) : null}
