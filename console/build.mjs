@@ -54,8 +54,11 @@ async function generated() {
   const fields = {};
   for (const [name, schema] of Object.entries(document.components.schemas.CatalogSpec.properties)) {
     if (name === "redacted") continue;
-    const field = { about: schema.description ?? (schema.oneOf ?? []).map((s) => s.description).find(Boolean) ?? "" };
-    for (const bound of ["minimum", "maximum", "multipleOf"]) if (bound in schema) field[bound] = schema[bound];
+    const field = {
+      about: schema.description ?? (schema.oneOf ?? []).map((s) => s.description).find(Boolean) ?? "",
+    };
+    for (const bound of ["minimum", "maximum", "multipleOf"])
+      if (bound in schema) field[bound] = schema[bound];
     fields[name] = field;
   }
   return {
@@ -74,7 +77,9 @@ function licences(inputs) {
   const texts = [...names].sort().map((name) => {
     const about = JSON.parse(readFileSync(at("node_modules", name, "package.json"), "utf8"));
     const file = readdirSync(at("node_modules", name)).find((f) => /^licen[cs]e/i.test(f));
-    const text = file ? readFileSync(at("node_modules", name, file), "utf8").trim() : `Licence: ${about.license}`;
+    const text = file
+      ? readFileSync(at("node_modules", name, file), "utf8").trim()
+      : `Licence: ${about.license}`;
     return `${name} ${about.version} (${about.license})\n\n${text}\n`;
   });
   return `The console contains these packages.\n\n${texts.join(`\n${"-".repeat(78)}\n\n`)}`;
@@ -85,7 +90,13 @@ async function built() {
   const files = {};
   const inputs = {};
   for (const bundle of BUNDLES) {
-    const result = await esbuild.build({ ...options, ...bundle, outdir: "dist", write: false, metafile: true });
+    const result = await esbuild.build({
+      ...options,
+      ...bundle,
+      outdir: "dist",
+      write: false,
+      metafile: true,
+    });
     for (const file of result.outputFiles) files[file.path.split("/").pop()] = Buffer.from(file.contents);
     Object.assign(inputs, result.metafile.inputs);
   }
@@ -101,7 +112,9 @@ function checkSinks(folder) {
     if (!/\.(ts|tsx|html)$/.test(entry) || entry.endsWith("schema.d.ts")) continue;
     readFileSync(at(folder, entry), "utf8")
       .split("\n")
-      .forEach((line, i) => SINKS.test(line) && bad.push(`${folder}/${entry}:${i + 1}: ${line.trim()}`));
+      .forEach((line, i) => {
+        if (SINKS.test(line)) bad.push(`${folder}/${entry}:${i + 1}: ${line.trim()}`);
+      });
   }
   if (bad.length) throw new Error(`these lines could turn text into HTML or code:\n${bad.join("\n")}`);
 }
@@ -119,16 +132,21 @@ async function write() {
 function report(files) {
   const size = (name) => gzipSync(files[name], { level: 9 }).length;
   for (const name of Object.keys(files).sort()) {
-    console.log(`${name.padEnd(14)}${String(files[name].length).padStart(9)} bytes${String(size(name)).padStart(9)} gzip`);
+    console.log(
+      `${name.padEnd(14)}${String(files[name].length).padStart(9)} bytes${String(size(name)).padStart(9)} gzip`,
+    );
   }
   const first = ["index.html", "app.js", "app.css"].reduce((sum, name) => sum + size(name), 0);
   const all = Object.keys(files).reduce((sum, name) => sum + (name === "licences.txt" ? 0 : size(name)), 0);
-  console.log(`${"with consoles".padEnd(14)}${String(all).padStart(30)} gzip of ${BUDGET_WITH_CONSOLES_BYTES}`);
+  console.log(
+    `${"with consoles".padEnd(14)}${String(all).padStart(30)} gzip of ${BUDGET_WITH_CONSOLES_BYTES}`,
+  );
   if (all > BUDGET_WITH_CONSOLES_BYTES) {
     throw new Error(`all files have ${all} bytes with gzip; allowed are ${BUDGET_WITH_CONSOLES_BYTES}`);
   }
   console.log(`${"first page".padEnd(14)}${String(first).padStart(30)} gzip of ${BUDGET_BYTES}`);
-  if (first > BUDGET_BYTES) throw new Error(`the first page has ${first} bytes with gzip; allowed are ${BUDGET_BYTES}`);
+  if (first > BUDGET_BYTES)
+    throw new Error(`the first page has ${first} bytes with gzip; allowed are ${BUDGET_BYTES}`);
 }
 
 async function check() {

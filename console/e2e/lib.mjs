@@ -1,5 +1,10 @@
 // A browser for the end-to-end tests: it notes every request, every violation of the content security policy and every error
 // of a page. Invariant: a page that breaks one of these rules fails the test that opened it.
+//
+// SPILLWAY_CONSOLE_URL     address of the console, such as http://127.0.0.1:9444/console/ (needed)
+// SPILLWAY_CONSOLE_TOKEN   token for the login page, if the address shows one
+// SPILLWAY_CHROMIUM        the browser; /usr/bin/chromium by default
+import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { chromium } from "playwright-core";
@@ -7,8 +12,8 @@ import { chromium } from "playwright-core";
 const require = createRequire(import.meta.url);
 const axeSource = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
-/** Address of the console, such as `http://127.0.0.1:9444/console/`. */
 export const base = (process.env.SPILLWAY_CONSOLE_URL ?? "").replace(/#.*$/, "");
+const token = process.env.SPILLWAY_CONSOLE_TOKEN;
 const executablePath = process.env.SPILLWAY_CHROMIUM ?? "/usr/bin/chromium";
 
 export async function launch() {
@@ -34,30 +39,73 @@ export async function open(browser, options = {}) {
     else if (message.type() === "error" && !/Failed to load resource/.test(text)) seen.errors.push(text);
   });
   await page.addInitScript(() => {
-    addEventListener("securitypolicyviolation", (e) => console.error(`Content Security Policy: ${e.violatedDirective} ${e.blockedURI}`));
+    addEventListener("securitypolicyviolation", (e) =>
+      console.error(`Content Security Policy: ${e.violatedDirective} ${e.blockedURI}`),
+    );
   });
   return { context, page, seen };
 }
 
-/** Goes to a page of the console, and waits for its title. */
+/** Goes to a page of the console, and waits for what it shows. Signs in if it has to. */
 export async function go(page, hash) {
   await page.goto(`${base}${hash}`, { waitUntil: "domcontentloaded" });
   await page.waitForSelector("h1");
-  await page.waitForFunction(() => !document.querySelector(".loading"), null, { timeout: 15_000 });
+  await settled(page);
+  if (token && (await page.locator("main.login").count())) {
+    await page.fill("input[name=token]", token);
+    await page.click("button[type=submit]");
+    await page.waitForSelector(".shell");
+    await settled(page);
+  }
+}
+
+/** Waits until nothing says that it is being loaded. */
+export async function settled(page) {
+  await page.waitForFunction(() => !document.querySelector(".loading"), null, { timeout: 20_000 });
 }
 
 /** What axe finds wrong, in a line each. axe is put in by the debugger, which the policy of the page does not concern. */
 export async function axe(page) {
   await page.evaluate(axeSource);
   const results = await page.evaluate(() =>
-    globalThis.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"] }),
+    globalThis.axe.run(document, {
+      runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    }),
   );
   return results.violations.map(
-    (v) => `${v.id}: ${v.help}: ${v.nodes.map((n) => n.target.join(" ")).slice(0, 4).join(" | ")}`,
+    (v) =>
+      `${v.id}: ${v.help}: ${v.nodes
+        .map((n) => n.target.join(" "))
+        .slice(0, 4)
+        .join(" | ")}`,
   );
 }
 
+/** Requests to others than the console's own server. */
 export function foreign(seen) {
-  const origin = new URL(base).origin;
-  return seen.requests.filter((url) => !url.startsWith(`${origin}/`) && !url.startsWith("data:") && !url.startsWith("blob:"));
+  const { origin } = new URL(base);
+  return seen.requests.filter((url) => !url.startsWith(`${origin}/`) && !/^(data|blob|about):/.test(url));
+}
+
+/** Nothing went wrong on a page, and it asked nobody but its own server. */
+export function assertClean(seen) {
+  assert.deepEqual(
+    { errors: seen.errors, violations: seen.violations, foreign: foreign(seen) },
+    { errors: [], violations: [], foreign: [] },
+  );
+}
+
+/** Names of objects that the host has. The tests need a catalog with a machine, and an image. */
+export async function objects(page) {
+  const names = await page.evaluate(async () => {
+    const first = async (path) => (await (await fetch(path)).json()).items?.[0]?.name;
+    return {
+      image: await first("/v1/images?limit=1"),
+      catalog: await first("/v1/catalogs?limit=1"),
+      machine: await first("/v1/machines?limit=1"),
+    };
+  });
+  for (const [kind, name] of Object.entries(names))
+    assert.ok(name, `the host has no ${kind}: the tests need one`);
+  return names;
 }

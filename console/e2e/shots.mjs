@@ -10,12 +10,19 @@ for (const [width, scheme] of [
   [1280, "dark"],
   [390, "light"],
 ]) {
-  const { context, page, seen } = await open(browser, { viewport: { width, height: 900 }, colorScheme: scheme, deviceScaleFactor: 1 });
+  const { context, page, seen } = await open(browser, {
+    viewport: { width, height: 900 },
+    colorScheme: scheme,
+    deviceScaleFactor: 1,
+  });
   for (const hash of hashes.length ? hashes : ["#/"]) {
     await go(page, hash);
     await page.waitForTimeout(Number(process.env.WAIT ?? 4500));
     const name = hash.replace(/[^a-z0-9]+/gi, "-").replace(/^-|-$/g, "") || "host";
-    await page.screenshot({ path: `${out}/${name}-${width}-${scheme}.png`, fullPage: process.env.FULL !== "0" });
+    await page.screenshot({
+      path: `${out}/${name}-${width}-${scheme}.png`,
+      fullPage: process.env.FULL !== "0",
+    });
     const wrong = await axe(page);
     const wide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
     console.log(`${width} ${scheme} ${hash}${wide ? " WIDER THAN THE SCREEN" : ""}`, wrong);

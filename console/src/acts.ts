@@ -1,8 +1,8 @@
 // Acts on machines and catalogs, each with its consequences in words and the equal command.
 //
 // Invariant: whatever is lost is named before it is lost.
-import { api, type Catalog, type Machine, type Schemas } from "./api/client.ts";
-import { changeCommand, line } from "./commands.ts";
+import { api, type Catalog, type Machine, newKey, type Schemas } from "./api/client.ts";
+import { changeCommand, line, parseTtl } from "./commands.ts";
 import { navigate } from "./router.ts";
 import { type Act, ask } from "./ui/dialog.tsx";
 import { plural } from "./ui/format.ts";
@@ -25,7 +25,11 @@ export interface Target {
   graceSeconds?: number | undefined;
 }
 
-export function machinesTarget(names: string[], rows: { name: string; claimed: boolean }[], catalog?: Catalog): Target {
+export function machinesTarget(
+  names: string[],
+  rows: { name: string; claimed: boolean }[],
+  catalog?: Catalog,
+): Target {
   const chosen = new Set(names);
   return {
     names,
@@ -67,7 +71,9 @@ function consequences(action: Action, target: Target): string[] {
     case "drain":
       return [
         "Each machine stops as soon as it is not claimed, and is not started or claimed again until it is undrained.",
-        target.isKeeping ? "What the machines wrote is kept." : "What the machines wrote is gone when they stop.",
+        target.isKeeping
+          ? "What the machines wrote is kept."
+          : "What the machines wrote is gone when they stop.",
       ];
     case "undrain":
       return ["The machines can be started and claimed again."];
@@ -84,7 +90,7 @@ const VERB: Record<Action, string> = {
 };
 
 /** An act on machines. */
-export function machineAct(action: Action, target: Target): Act {
+export function machineAct(action: Action, target: Target): Act & { command: string } {
   const who =
     target.catalog !== undefined
       ? `all ${plural(target.size, "machine")} of ${target.catalog}`
@@ -92,6 +98,7 @@ export function machineAct(action: Action, target: Target): Act {
         ? (target.names?.[0] ?? "the machine")
         : plural(target.size, "machine");
   const isLosing = action === "reset" && target.isKeeping;
+  const key = newKey();
   const select = target.catalog !== undefined ? { catalog: target.catalog } : { names: target.names ?? [] };
   return {
     title: `${VERB[action]} ${who}?`,
@@ -106,7 +113,11 @@ export function machineAct(action: Action, target: Target): Act {
       ...(target.catalog !== undefined ? ["--catalog", target.catalog] : (target.names ?? [])),
       isLosing && "--discard-data",
     ),
-    run: () => api.post("/v1/machine-actions", { body: { action, select, ...(isLosing ? { discard_data: true } : {}) } }),
+    run: () =>
+      api.post("/v1/machine-actions", {
+        key,
+        body: { action, select, ...(isLosing ? { discard_data: true } : {}) },
+      }),
     done: `${VERB[action]}: asked for ${who}.`,
   };
 }
@@ -143,8 +154,67 @@ export function releaseClaim(machine: Machine): Act {
     isDestructive: true,
     command: line("spillway", "machine", "release", machine.name),
     run: () =>
-      api.delete("/v1/machines/{name}/claim", { path: { name: machine.name }, query: { claim: machine.claim?.id } }),
+      api.delete("/v1/machines/{name}/claim", {
+        path: { name: machine.name },
+        query: { claim: machine.claim?.id },
+      }),
     done: `${machine.name} is released.`,
+  };
+}
+
+export function claimMachine(catalog: Catalog): Act {
+  const key = newKey();
+  return {
+    title: `Claim a machine of ${catalog.name}`,
+    consequences: [
+      "A machine that is ready belongs to the owner until the claim ends. When it is released, it is reset.",
+      "If the catalog keeps machines warm, another one is started in its place.",
+    ],
+    verb: "Claim",
+    fields: [
+      { key: "owner", label: "Owner", placeholder: "you", hint: "Who gets the machine." },
+      {
+        key: "ttl",
+        label: "For",
+        placeholder: "the default of the catalog",
+        hint: "Such as 30m, 8h or 7d; none: until it is released.",
+        check: (value) =>
+          parseTtl(value) === null ? "A time is a number with s, m, h or d, or none." : null,
+      },
+      {
+        key: "any",
+        label: "If none is ready",
+        options: [
+          ["no", "refuse"],
+          ["yes", "take another, or start one"],
+        ],
+      },
+    ],
+    command: (v) =>
+      line(
+        "spillway",
+        "machine",
+        "claim",
+        catalog.name,
+        ...(v.owner ? ["--owner", v.owner] : []),
+        ...(v.ttl ? ["--ttl", v.ttl] : []),
+        v.any === "yes" && "--wait",
+      ),
+    run: async (v) => {
+      const ttl = v.ttl ? parseTtl(v.ttl) : null;
+      const answer = await api.post("/v1/catalogs/{name}/claims", {
+        path: { name: catalog.name },
+        key,
+        body: {
+          ...(v.owner ? { owner: v.owner } : {}),
+          ...(ttl === null ? {} : { ttl_seconds: ttl }),
+          ...(v.any === "yes" ? { any: true } : {}),
+        },
+      });
+      return answer.body;
+    },
+    done: (machine) => `${(machine as Machine).name} is claimed.`,
+    after: (machine) => navigate(["machines", (machine as Machine).name]),
   };
 }
 
@@ -193,7 +263,12 @@ export function putCatalog(catalog: Catalog, changes: Partial<Spec>, isDryRun = 
 }
 
 /** Changes settings, with sentences about what that does. */
-export function changeAct(catalog: Catalog, changes: Partial<Spec>, title: string, lines: Act["consequences"]): Act {
+export function changeAct(
+  catalog: Catalog,
+  changes: Partial<Spec>,
+  title: string,
+  lines: Act["consequences"],
+): Act {
   return {
     title,
     consequences: lines,

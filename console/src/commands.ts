@@ -44,6 +44,7 @@ const OPTIONS: Record<string, string> = {
   vcpus: "--vcpus",
   memory_bytes: "--memory",
   network: "--network",
+  display: "--display",
   naming: "--naming",
   reset: "--reset",
   ready: "--ready",
@@ -72,10 +73,19 @@ export function ttlText(seconds: number): string {
   return `${seconds}s`;
 }
 
+/** Reads a time such as `30m`, `8h` or `none`, in seconds; null if it is none. */
+export function parseTtl(text: string): number | null {
+  if (text === "none") return 0;
+  const match = text.match(/^([1-9]\d*)([smhd])$/);
+  if (!match) return null;
+  return Number(match[1]) * { s: 1, m: 60, h: 3600, d: 86_400 }[match[2] as "s" | "m" | "h" | "d"];
+}
+
 function optionValue(key: string, value: unknown): string {
   if (key.endsWith("_bytes") && typeof value === "number") return sizeText(value);
   if (key === "claim_ttl_seconds") return ttlText(Number(value));
-  if (key === "network" && typeof value === "object" && value) return `bridge=${(value as { bridge: string }).bridge}`;
+  if (key === "network" && typeof value === "object" && value)
+    return `bridge=${(value as { bridge: string }).bridge}`;
   return String(value);
 }
 
@@ -84,7 +94,11 @@ type Draft = Partial<CatalogSpec>;
 function given(spec: Draft): [string, unknown][] {
   return Object.keys(OPTIONS)
     .map((key): [string, unknown] => [key, (spec as Record<string, unknown>)[key]])
-    .filter(([, value]) => value !== undefined && value !== null);
+    .filter(([, value]) => value !== undefined && value !== null && !isEmpty(value));
+}
+
+function isEmpty(value: unknown): boolean {
+  return typeof value === "object" && value !== null && Object.keys(value).length === 0;
 }
 
 /** `spillway catalog create …`. Texts become files, whose names are placeholders. */
@@ -95,7 +109,8 @@ export function createCommand(name: string, spec: Draft): string {
     if (typeof value === "boolean") {
       if (value) parts.push(option);
     } else if (key === "labels") {
-      for (const [k, v] of Object.entries(value as Record<string, string>)) parts.push(line(option, `${k}=${v}`));
+      for (const [k, v] of Object.entries(value as Record<string, string>))
+        parts.push(line(option, `${k}=${v}`));
     } else if (key === "user_data") parts.push(`${option} user-data.txt`);
     else if (key === "authorized_keys") {
       if ((value as string[]).length) parts.push(`${option} keys.txt`);
@@ -123,7 +138,12 @@ export function toml(name: string, spec: Draft): string {
 }
 
 /** A request by curl at the unix socket. */
-export function curl(method: string, path: string, body?: unknown, headers: Record<string, string> = {}): string {
+export function curl(
+  method: string,
+  path: string,
+  body?: unknown,
+  headers: Record<string, string> = {},
+): string {
   const parts = [`curl --unix-socket ${SOCKET}`];
   if (method !== "GET" && !(method === "POST" && body !== undefined)) parts.push(`-X ${method}`);
   for (const [key, value] of Object.entries(headers)) parts.push(line("-H", `${key}: ${value}`));
@@ -137,6 +157,10 @@ export function curl(method: string, path: string, body?: unknown, headers: Reco
 
 /** Changes settings of a catalog by its file: what is in the file and not changed stays. */
 export function changeCommand(name: string, changes: Record<string, unknown>): string {
+  const keys = Object.keys(changes);
+  if (keys.length === 1 && typeof changes.count === "number") {
+    return line("spillway", "catalog", "scale", name, String(changes.count));
+  }
   const edits = Object.entries(changes)
     .map(([key, value]) => {
       if (value === undefined || value === null) return `# in catalog.toml, remove: ${key}`;

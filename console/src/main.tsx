@@ -63,7 +63,7 @@ function Page() {
 function useRouteFocus() {
   const isFirst = useRef(true);
   const key = pageKey.value;
-  // biome-ignore lint/correctness/useExhaustiveDependencies: runs once for each page
+  // Runs once for each page
   useEffect(() => {
     const title = document.getElementById("page-title");
     const text = title?.textContent ?? "Spillway";
@@ -91,7 +91,9 @@ function App() {
   }
   return (
     <>
-      <Shell>{state.is === "in" ? <Page /> : <div class="empty loading">Asking the daemon who you are</div>}</Shell>
+      <Shell>
+        {state.is === "in" ? <Page /> : <div class="empty loading">Asking the daemon who you are</div>}
+      </Shell>
       <ActDialog />
       <Announcer />
     </>

@@ -25,7 +25,9 @@ export type Counters = Schemas["DiskCounters"];
 
 type Method = "get" | "post" | "put" | "delete";
 /** Paths that have a method. */
-type PathsOf<M extends Method> = { [P in keyof paths]: paths[P] extends Record<M, object> ? P : never }[keyof paths];
+type PathsOf<M extends Method> = {
+  [P in keyof paths]: paths[P] extends Record<M, object> ? P : never;
+}[keyof paths];
 type Operations<P extends keyof paths, M extends Method> = M extends keyof paths[P] ? paths[P][M] : never;
 type Json<T> = T extends { content: { "application/json": infer B } } ? B : never;
 type Result<O> = O extends { responses: { 200: infer R } } ? Json<R> : never;
@@ -39,6 +41,8 @@ export interface Options<O> {
   body?: Body<O>;
   /** ETag that the object must still have. */
   ifMatch?: string | undefined;
+  /** Idempotency-Key: the request sent again with it does nothing more. */
+  key?: string;
   signal?: AbortSignal | undefined;
 }
 
@@ -62,7 +66,9 @@ export function address(
   path?: Record<string, unknown> | undefined,
   query?: Record<string, unknown> | undefined,
 ): string {
-  const filled = template.replace(/\{(\w+)\}/g, (_, key: string) => encodeURIComponent(String(path?.[key] ?? "")));
+  const filled = template.replace(/\{(\w+)\}/g, (_, key: string) =>
+    encodeURIComponent(String(path?.[key] ?? "")),
+  );
   const pairs = Object.entries(query ?? {})
     .filter(([, value]) => value !== undefined && value !== null)
     .map(([key, value]) => `${encodeURIComponent(key)}=${encodeURIComponent(String(value))}`);
@@ -119,18 +125,28 @@ async function send<P extends keyof paths, M extends Method>(
     options.path as Record<string, unknown> | undefined,
     options.query as Record<string, unknown> | undefined,
   );
-  const headers: Record<string, string> = options.ifMatch ? { "If-Match": options.ifMatch } : {};
+  const headers: Record<string, string> = {};
+  if (options.ifMatch) headers["If-Match"] = options.ifMatch;
+  if (options.key) headers["Idempotency-Key"] = options.key;
   const verb = method.toUpperCase() as "GET" | "POST" | "PUT" | "DELETE";
   return raw(verb, path, { body: options.body, headers, signal: options.signal });
 }
 
 export const api = {
-  get: <P extends PathsOf<"get">>(path: P, options?: Options<Operations<P, "get">>) => send("get", path, options),
-  post: <P extends PathsOf<"post">>(path: P, options?: Options<Operations<P, "post">>) => send("post", path, options),
-  put: <P extends PathsOf<"put">>(path: P, options?: Options<Operations<P, "put">>) => send("put", path, options),
+  get: <P extends PathsOf<"get">>(path: P, options?: Options<Operations<P, "get">>) =>
+    send("get", path, options),
+  post: <P extends PathsOf<"post">>(path: P, options?: Options<Operations<P, "post">>) =>
+    send("post", path, options),
+  put: <P extends PathsOf<"put">>(path: P, options?: Options<Operations<P, "put">>) =>
+    send("put", path, options),
   delete: <P extends PathsOf<"delete">>(path: P, options?: Options<Operations<P, "delete">>) =>
     send("delete", path, options),
 };
+
+/** A key for one act of one person, however often it is sent. */
+export function newKey(): string {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
+}
 
 /** All pages of a list. */
 export async function all<T>(path: string, signal?: AbortSignal): Promise<T[]> {
@@ -139,7 +155,9 @@ export async function all<T>(path: string, signal?: AbortSignal): Promise<T[]> {
   let next: string | null | undefined;
   do {
     const more: string = next ? `&continue=${encodeURIComponent(next)}` : "";
-    const page = await raw<{ items: T[]; next?: string | null }>("GET", `${path}${join}limit=1000${more}`, { signal });
+    const page = await raw<{ items: T[]; next?: string | null }>("GET", `${path}${join}limit=1000${more}`, {
+      signal,
+    });
     items.push(...page.body.items);
     next = page.body.next;
   } while (next);

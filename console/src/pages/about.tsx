@@ -31,18 +31,22 @@ export function AboutPage() {
               ["Caller", state.session.caller],
               ["Role", state.session.role],
               ["Known by", state.session.by],
-              ["Session ends in", state.session.seconds_left === null ? "never" : duration(state.session.seconds_left)],
+              [
+                "Session ends in",
+                state.session.seconds_left === null ? "never" : duration(state.session.seconds_left),
+              ],
             ]}
           />
         </Panel>
       ) : null}
       <Panel title="The console">
         <p>
-          Everything here is a request that anybody with the same role can send: the console has no interface of its own. It loads
-          nothing from other servers, and stores nothing but the choice of colours.
+          Everything here is a request that anybody with the same role can send: the console has no interface
+          of its own. It loads nothing from other servers, and stores nothing but the choice of colours.
         </p>
         <p>
-          Spillway is under the MIT or the Apache 2.0 licence. <a href="licences.txt">Licences of the packages in the console</a>
+          Spillway is under the MIT or the Apache 2.0 licence.{" "}
+          <a href="licences.txt">Licences of the packages in the console</a>
         </p>
       </Panel>
     </>

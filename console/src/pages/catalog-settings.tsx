@@ -29,7 +29,7 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
   const diffKey = JSON.stringify(keys.map((key) => [key, changes[key] ?? null]));
   const isRedacted = (catalog.spec.redacted ?? []).length > 0;
   const isEditable = can("admin") && !isRedacted;
-  // biome-ignore lint/correctness/useExhaustiveDependencies: the key stands for the changes
+  // The key stands for the changes
   useEffect(() => {
     setChecked(null);
     if (keys.length === 0) return;
@@ -56,13 +56,23 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
   });
   return (
     <>
-      {isRedacted ? <Notice>Your role may not read {catalog.spec.redacted?.join(" and ")}, so settings cannot be changed here.</Notice> : null}
+      {isRedacted ? (
+        <Notice>
+          Your role may not read {catalog.spec.redacted?.join(" and ")}, so settings cannot be changed here.
+        </Notice>
+      ) : null}
       {GROUPS.map(([effect, title]) => (
         <Panel key={effect} title={title}>
           {isEditable && effect !== "cannot be changed" ? (
             <div class="fields">
               {FIELDS.filter((f) => f.effect === effect).map((f) => (
-                <SpecField key={f.key} field={f} draft={draft} change={change} stores={(stores.data ?? []).map((s) => s.name)} />
+                <SpecField
+                  key={f.key}
+                  field={f}
+                  draft={draft}
+                  change={change}
+                  stores={(stores.data ?? []).map((s) => s.name)}
+                />
               ))}
             </div>
           ) : (
@@ -70,7 +80,9 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
               {FIELDS.filter((f) => f.effect === effect).map((f) => (
                 <div key={f.key}>
                   <dt>{f.title}</dt>
-                  <dd title={aboutOf(f.key).about}>{shown(f, catalog.spec[f.key]) || <span class="muted">not set</span>}</dd>
+                  <dd title={aboutOf(f.key).about}>
+                    {shown(f, catalog.spec[f.key]) || <span class="muted">not set</span>}
+                  </dd>
                 </div>
               ))}
             </dl>

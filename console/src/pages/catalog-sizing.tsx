@@ -20,11 +20,14 @@ export function CatalogSizing({ catalog }: { catalog: Catalog }) {
   if (names.length === 0) {
     return (
       <Panel title="How much RAM is enough">
-        <Empty>No machine with a RAM tier runs. Each disk counts while it is served; start machines to get a curve.</Empty>
+        <Empty>
+          No machine with a RAM tier runs. Each disk counts while it is served; start machines to get a curve.
+        </Empty>
       </Panel>
     );
   }
-  if (!sizing) return <Empty>{isLoading ? "Reading the curves of the disks" : "No disk has a curve to show."}</Empty>;
+  if (!sizing)
+    return <Empty>{isLoading ? "Reading the curves of the disks" : "No disk has a curve to show."}</Empty>;
   const running = with_.length;
   return (
     <Panel
@@ -51,16 +54,27 @@ export function CatalogSizing({ catalog }: { catalog: Catalog }) {
                 disabled={!can("admin") || ram === limit}
                 onClick={() =>
                   ask(
-                    changeAct(catalog, { ram_bytes: ram }, `Give each machine of ${catalog.name} ${bytes(ram)} of RAM?`, [
-                      limit === null
-                        ? "Running machines get the limit at once."
-                        : `The limit changes from ${bytes(limit)} to ${bytes(ram)}, for running machines at once.`,
-                      ...(limit !== null && ram < limit
-                        ? ["Blocks that no longer fit move to the overflow, and the memory is free afterwards."]
-                        : []),
-                      `By the curve, RAM would have absorbed ${share === null ? "all" : percent(share)} of the written bytes, and ${bytes(at(sizing.points, ram).written)} would have gone to the overflow.`,
-                      ...(budget ? [`The host then promises ${bytes(then)} of ${bytes(budget.ram_limit_bytes)} to write caches.`] : []),
-                    ]),
+                    changeAct(
+                      catalog,
+                      { ram_bytes: ram },
+                      `Give each machine of ${catalog.name} ${bytes(ram)} of RAM?`,
+                      [
+                        limit === null
+                          ? "Running machines get the limit at once."
+                          : `The limit changes from ${bytes(limit)} to ${bytes(ram)}, for running machines at once.`,
+                        ...(limit !== null && ram < limit
+                          ? [
+                              "Blocks that no longer fit move to the overflow, and the memory is free afterwards.",
+                            ]
+                          : []),
+                        `By the curve, RAM would have absorbed ${share === null ? "all" : percent(share)} of the written bytes, and ${bytes(at(sizing.points, ram).written)} would have gone to the overflow.`,
+                        ...(budget
+                          ? [
+                              `The host then promises ${bytes(then)} of ${bytes(budget.ram_limit_bytes)} to write caches.`,
+                            ]
+                          : []),
+                      ],
+                    ),
                   )
                 }
               >

@@ -10,7 +10,7 @@ import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { ago, clock, duration, plural } from "../ui/format.ts";
-import { Badge, Facts, Notice, Panel, Pending } from "../ui/parts.tsx";
+import { Badge, Facts, Labelled, Notice, Panel, Pending } from "../ui/parts.tsx";
 import { StackedBar } from "../ui/planes.tsx";
 
 type Strategy = Schemas["RolloutStrategy"];
@@ -20,7 +20,8 @@ export function CatalogVersions({ catalog }: { catalog: Catalog }) {
   const running = new Map<string, number>();
   for (const m of machines.data ?? []) {
     const run = m.status.run;
-    if (run) running.set(`${run.image}:${run.version}`, (running.get(`${run.image}:${run.version}`) ?? 0) + 1);
+    if (run)
+      running.set(`${run.image}:${run.version}`, (running.get(`${run.image}:${run.version}`) ?? 0) + 1);
   }
   const history = [...catalog.history].reverse();
   return (
@@ -54,10 +55,18 @@ export function CatalogVersions({ catalog }: { catalog: Catalog }) {
                         {ago(h.since, now.value)}
                       </time>
                     </td>
-                    <td class="figure">{history.findIndex((o) => `${o.image}:${o.version}` === key) === i ? (running.get(key) ?? 0) : ""}</td>
+                    <td class="figure">
+                      {history.findIndex((o) => `${o.image}:${o.version}` === key) === i
+                        ? (running.get(key) ?? 0)
+                        : ""}
+                    </td>
                     <td class="figure">
                       {i > 0 && h.image === history[0]?.image && h.version !== catalog.version ? (
-                        <button type="button" disabled={!can("admin")} onClick={() => ask(rollback(catalog, h.version, running))}>
+                        <button
+                          type="button"
+                          disabled={!can("admin")}
+                          onClick={() => ask(rollback(catalog, h.version, running))}
+                        >
                           Roll back to {h.version}
                         </button>
                       ) : null}
@@ -93,7 +102,11 @@ function rollback(catalog: Catalog, to: number, running: Map<string, number>) {
     verb: "Roll back",
     command: line("spillway", "catalog", "rollback", catalog.name, "--to", String(to)),
     run: () =>
-      api.post("/v1/catalogs/{name}/rollback", { path: { name: catalog.name }, ifMatch: tag(catalog), body: { to } }),
+      api.post("/v1/catalogs/{name}/rollback", {
+        path: { name: catalog.name },
+        ifMatch: tag(catalog),
+        body: { to },
+      }),
     done: `${catalog.name} is at version ${to}.`,
   };
 }
@@ -108,14 +121,22 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
       isDestructive: action === "abort",
       command: line("spillway", "catalog", "rollout", action, catalog.name),
       run: () =>
-        api.post("/v1/catalogs/{name}/rollout", { path: { name: catalog.name }, ifMatch: tag(catalog), body: { action } }),
+        api.post("/v1/catalogs/{name}/rollout", {
+          path: { name: catalog.name },
+          ifMatch: tag(catalog),
+          body: { action },
+        }),
       done: `${verb}: the rollout of ${catalog.name}.`,
     });
   const left = p ? Math.max(0, p.of - p.done - p.failed - p.waiting - p.restarting) : 0;
   return (
     <Panel
       title={`Rollout of ${rollout.image}:${rollout.version}`}
-      aside={<Badge tone={p?.state === "stalled" ? "warning" : "note"}>{rollout.paused ? "paused" : (p?.state ?? "running")}</Badge>}
+      aside={
+        <Badge tone={p?.state === "stalled" ? "warning" : "note"}>
+          {rollout.paused ? "paused" : (p?.state ?? "running")}
+        </Badge>
+      }
     >
       {p ? (
         <StackedBar
@@ -127,7 +148,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
             { name: "claimed, spared", value: p.waiting, kind: "note-soft", text: String(p.waiting) },
             { name: "failed", value: p.failed, kind: "critical", text: String(p.failed) },
             { name: "to do", value: left, kind: "none", text: String(left) },
-          ]}
+          ].filter((segment) => segment.value > 0)}
         />
       ) : null}
       {p?.reason ? <Notice tone="warning">{p.reason}</Notice> : null}
@@ -149,14 +170,22 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
       />
       <div class="acts">
         {rollout.paused ? (
-          <button type="button" disabled={!can("admin")} onClick={() => change("resume", "Resume", ["Machines are restarted again, as the rollout says."])}>
+          <button
+            type="button"
+            disabled={!can("admin")}
+            onClick={() => change("resume", "Resume", ["Machines are restarted again, as the rollout says."])}
+          >
             Resume
           </button>
         ) : (
           <button
             type="button"
             disabled={!can("admin")}
-            onClick={() => change("pause", "Pause", ["No further machine is restarted. Those that were restarted go on starting."])}
+            onClick={() =>
+              change("pause", "Pause", [
+                "No further machine is restarted. Those that were restarted go on starting.",
+              ])
+            }
           >
             Pause
           </button>
@@ -184,11 +213,16 @@ export function outlook(machines: Machine[], image: string, version: number, str
   const others = on.filter((m) => m.status.run?.image !== image || m.status.run?.version !== version);
   const claimed = others.filter((m) => m.claim !== null);
   const have = on.length - others.length;
+  if (on.length === 0) return [`No machine runs. Each takes ${image}:${version} at its next start.`];
+  if (others.length === 0)
+    return [
+      `${on.length === 1 ? "The one machine that runs has" : `All ${on.length} machines that run have`} ${image}:${version} already.`,
+    ];
   const lines = [
-    `${plural(others.length, "running machine has", "running machines have")} another version, ${have} of ${on.length} have ${image}:${version} already.`,
+    `${plural(others.length, "running machine has", "running machines have")} another version; ${have} of ${on.length} have ${image}:${version} already.`,
   ];
-  if (others.length === 0) return lines;
-  if (strategy === "next-start") lines.push("None is restarted: each takes the version at its next start, whoever starts it.");
+  if (strategy === "next-start")
+    lines.push("None is restarted: each takes the version at its next start, whoever starts it.");
   else {
     const free = others.length - claimed.length;
     lines.push(
@@ -196,7 +230,10 @@ export function outlook(machines: Machine[], image: string, version: number, str
         ? `${plural(free, "machine is", "machines are")} restarted at once.`
         : `${plural(free, "machine is", "machines are")} restarted, ${strategy.batch} at a time: ${plural(Math.ceil(free / strategy.batch), "batch", "batches")}.`,
     );
-    if (claimed.length) lines.push(`${plural(claimed.length, "machine is", "machines are")} claimed and spared until released.`);
+    if (claimed.length)
+      lines.push(
+        `${plural(claimed.length, "machine is", "machines are")} claimed and spared until released.`,
+      );
   }
   return lines;
 }
@@ -219,7 +256,7 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
     ...(grace && how !== "next-start" ? { claim_grace_seconds: Number(grace) } : {}),
   };
   const key = JSON.stringify(body);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: the key stands for the body
+  // The key stands for the body
   useEffect(() => {
     if (!can("admin")) return;
     let isOver = false;
@@ -246,49 +283,79 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
   return (
     <Panel title="Update">
       <div class="fields">
-        <label class="field">
-          <span>Image</span>
-          <select value={image} onChange={(e) => { setImage(e.currentTarget.value); setVersion(""); }}>
-            {(images.data ?? []).map((i) => (
-              <option key={i.name} value={i.name}>
-                {i.name}
-              </option>
-            ))}
-          </select>
-        </label>
-        <label class="field">
-          <span>Version</span>
-          <select value={version} onChange={(e) => setVersion(e.currentTarget.value)}>
-            <option value="">the published one{details.data?.image.published ? ` (now ${details.data.image.published})` : ""}, and follow it</option>
-            {(details.data?.versions ?? [])
-              .filter((v) => v.state === "ready")
-              .reverse()
-              .map((v) => (
-                <option key={v.version} value={String(v.version)}>
-                  {v.version}, of {v.created.slice(0, 10)}
+        <Labelled label="Image">
+          {(id) => (
+            <select
+              id={id}
+              value={image}
+              onChange={(e) => {
+                setImage(e.currentTarget.value);
+                setVersion("");
+              }}
+            >
+              {(images.data ?? []).map((i) => (
+                <option key={i.name} value={i.name}>
+                  {i.name}
                 </option>
               ))}
-          </select>
-        </label>
-        <label class="field">
-          <span>When machines take it</span>
-          <select value={how} onChange={(e) => setHow(e.currentTarget.value)}>
-            <option value="next-start">at their next start</option>
-            <option value="batch">some at a time are restarted</option>
-            <option value="now">all are restarted now</option>
-          </select>
-        </label>
+            </select>
+          )}
+        </Labelled>
+        <Labelled label="Version">
+          {(id) => (
+            <select id={id} value={version} onChange={(e) => setVersion(e.currentTarget.value)}>
+              <option value="">
+                the published one
+                {details.data?.image.published ? ` (now ${details.data.image.published})` : ""}, and follow it
+              </option>
+              {(details.data?.versions ?? [])
+                .filter((v) => v.state === "ready")
+                .reverse()
+                .map((v) => (
+                  <option key={v.version} value={String(v.version)}>
+                    {v.version}, of {v.created.slice(0, 10)}
+                  </option>
+                ))}
+            </select>
+          )}
+        </Labelled>
+        <Labelled label="When machines take it">
+          {(id) => (
+            <select id={id} value={how} onChange={(e) => setHow(e.currentTarget.value)}>
+              <option value="next-start">at their next start</option>
+              <option value="batch">some at a time are restarted</option>
+              <option value="now">all are restarted now</option>
+            </select>
+          )}
+        </Labelled>
         {how === "batch" ? (
-          <label class="field">
-            <span>Restarted at the same time</span>
-            <input type="number" min={1} max={100000} value={batch} onInput={(e) => setBatch(Math.max(1, Number(e.currentTarget.value)))} />
-          </label>
+          <Labelled label="Restarted at the same time">
+            {(id) => (
+              <input
+                id={id}
+                type="number"
+                min={1}
+                max={100000}
+                value={batch}
+                onInput={(e) => setBatch(Math.max(1, Number(e.currentTarget.value)))}
+              />
+            )}
+          </Labelled>
         ) : null}
         {how !== "next-start" ? (
-          <label class="field">
-            <span>Restart claimed machines after, in seconds</span>
-            <input type="number" min={0} max={2592000} placeholder="when released" value={grace} onInput={(e) => setGrace(e.currentTarget.value)} />
-          </label>
+          <Labelled label="Restart claimed machines after, in seconds">
+            {(id) => (
+              <input
+                id={id}
+                type="number"
+                min={0}
+                max={2592000}
+                placeholder="when released"
+                value={grace}
+                onInput={(e) => setGrace(e.currentTarget.value)}
+              />
+            )}
+          </Labelled>
         ) : null}
       </div>
       <div class="outlook" aria-live="polite">
@@ -310,7 +377,9 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
             title: `Update ${catalog.name} to ${reference}?`,
             consequences: [
               ...lines,
-              ...(how === "next-start" ? [] : ["What restarted machines wrote is gone, unless the catalog keeps it."]),
+              ...(how === "next-start"
+                ? []
+                : ["What restarted machines wrote is gone, unless the catalog keeps it."]),
               ...(after?.warnings ?? []),
             ],
             verb: "Update",
@@ -323,10 +392,16 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
               "--image",
               reference,
               ...(how === "next-start" ? [] : ["--rollout", how === "batch" ? `batch=${batch}` : "now"]),
-              ...(body.claim_grace_seconds !== undefined ? ["--claim-grace", String(body.claim_grace_seconds)] : []),
+              ...(body.claim_grace_seconds !== undefined
+                ? ["--claim-grace", String(body.claim_grace_seconds)]
+                : []),
             ),
             run: () =>
-              api.post("/v1/catalogs/{name}/update", { path: { name: catalog.name }, ifMatch: tag(catalog), body }),
+              api.post("/v1/catalogs/{name}/update", {
+                path: { name: catalog.name },
+                ifMatch: tag(catalog),
+                body,
+              }),
             done: `${catalog.name} gets ${reference}.`,
           })
         }

@@ -1,6 +1,6 @@
 // One catalog, in tabs.
 import type { Schemas } from "../api/client.ts";
-import { ask, deleteCatalog, keepsData, machineAct } from "../acts.ts";
+import { ask, claimMachine, deleteCatalog, keepsData, machineAct } from "../acts.ts";
 import { ApiError, type Catalog } from "../api/client.ts";
 import { queryValue } from "../router.ts";
 import { catalogRows, machineRows } from "../state/figures.ts";
@@ -44,7 +44,9 @@ export function CatalogPage({ name }: { name: string }) {
       }),
     );
   const tab = queryValue("tab") ?? "machines";
-  const machines = new Set(machineRows.value.filter((m) => m.catalog === name).map((m) => `machine/${m.name}`));
+  const machines = new Set(
+    machineRows.value.filter((m) => m.catalog === name).map((m) => `machine/${m.name}`),
+  );
   return (
     <>
       <PageHead
@@ -59,7 +61,8 @@ export function CatalogPage({ name }: { name: string }) {
             {row ? <Counts row={row} /> : null}
             {row ? (
               <span>
-                {percent(row.fill)} full{row.secondsToFull !== null ? `, full in ${timeToFull(row.secondsToFull)}` : ""}
+                {percent(row.fill)} full
+                {row.secondsToFull !== null ? `, full in ${timeToFull(row.secondsToFull)}` : ""}
               </span>
             ) : null}
             {row ? <LevelBadge row={row} /> : null}
@@ -69,6 +72,9 @@ export function CatalogPage({ name }: { name: string }) {
         }
         acts={
           <>
+            <button type="button" disabled={!can("operate")} onClick={() => ask(claimMachine(catalog))}>
+              Claim one
+            </button>
             {(["start", "stop", "restart", "reset"] as const).map((action) => (
               <button key={action} type="button" disabled={!can("operate")} onClick={() => act(action)}>
                 {action[0]?.toUpperCase() + action.slice(1)} all

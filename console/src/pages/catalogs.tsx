@@ -45,7 +45,10 @@ const COLUMNS: Column<Item>[] = [
     isWide: true,
     hint: "Machines that are ready and unclaimed, of those that the catalog keeps so",
     sort: (i) => i.catalog.spec.warm ?? 0,
-    cell: (i) => (i.catalog.spec.warm ? `${i.row?.counts.available ?? 0}/${i.catalog.spec.warm}` : "-"),
+    cell: (i) =>
+      i.catalog.spec.warm
+        ? `${Math.min(i.row?.counts.available ?? 0, i.catalog.spec.warm)}/${i.catalog.spec.warm}`
+        : "-",
   },
   {
     key: "version",
@@ -87,17 +90,27 @@ export function CatalogsPage() {
   const [chosen, setChosen] = useState<Set<string>>(new Set());
   const rows = new Map(catalogRows.value.map((r) => [r.name, r]));
   const worst = new Map<string, { name: string; fill: number }>();
+  const soonest = new Map<string, number>();
   for (const m of machineRows.value) {
+    if (m.secondsToFull !== null) {
+      soonest.set(m.catalog, Math.min(m.secondsToFull, soonest.get(m.catalog) ?? Number.POSITIVE_INFINITY));
+    }
     const before = worst.get(m.catalog);
     if (!before || m.fill > before.fill) worst.set(m.catalog, { name: m.name, fill: m.fill });
   }
   const text = (queryValue("filter") ?? "").toLowerCase();
   const level = queryValue("level");
   const items = (list.data ?? [])
-    .map((catalog) => ({ catalog, row: rows.get(catalog.name), worst: worst.get(catalog.name) }))
+    .map((catalog): Item => {
+      const row = rows.get(catalog.name);
+      // A catalog is in trouble as soon as its first machine is.
+      const secondsToFull = soonest.get(catalog.name) ?? row?.secondsToFull ?? null;
+      return { catalog, row: row && { ...row, secondsToFull }, worst: worst.get(catalog.name) };
+    })
     .filter((i) => {
       const labels = Object.entries(i.catalog.spec.labels ?? {}).map(([k, v]) => `${k}=${v}`);
-      if (![i.catalog.name, i.catalog.spec.image, ...labels].some((t) => t.toLowerCase().includes(text))) return false;
+      if (![i.catalog.name, i.catalog.spec.image, ...labels].some((t) => t.toLowerCase().includes(text)))
+        return false;
       if (level === "wrong") {
         const l = i.row?.levels;
         return Boolean(l && (l.warning || l.full || l.degraded || l.stalled || i.row?.counts.failed));
@@ -122,11 +135,13 @@ export function CatalogsPage() {
     ask({
       ...first,
       title: `${first.verb} the machines of ${plural(acts.length, "catalog")}?`,
-      consequences: [...new Set(acts.flatMap((a, i) => a.consequences.map((c) => `${of[i]?.catalog.name}: ${c}`)))],
+      consequences: [
+        ...new Set(acts.flatMap((a, i) => a.consequences.map((c) => `${of[i]?.catalog.name}: ${c}`))),
+      ],
       command: acts.map((a) => a.command).join("\n"),
       ...(typed ? { typed } : {}),
       run: async () => {
-        for (const one of acts) await one.run();
+        for (const one of acts) await one.run({});
       },
       done: `${first.verb}: asked for the machines of ${plural(acts.length, "catalog")}.`,
     });
@@ -166,7 +181,11 @@ export function CatalogsPage() {
         <button type="button" disabled={!can("operate")} onClick={() => act("reset")}>
           Reset
         </button>
-        <button type="button" disabled={!can("admin") || !one} onClick={() => one && ask(deleteCatalog(one.catalog))}>
+        <button
+          type="button"
+          disabled={!can("admin") || !one}
+          onClick={() => one && ask(deleteCatalog(one.catalog))}
+        >
           Delete
         </button>
       </SelectionBar>
@@ -183,7 +202,8 @@ export function CatalogsPage() {
               "No catalog matches."
             ) : (
               <>
-                A catalog is a set of machines made from one image. <a href={href(["catalogs", "new"])}>Make the first</a>
+                A catalog is a set of machines made from one image.{" "}
+                <a href={href(["catalogs", "new"])}>Make the first</a>
               </>
             )
           }

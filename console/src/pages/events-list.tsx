@@ -35,7 +35,11 @@ export function EventLine({ event, hasObject = true }: { event: Event; hasObject
         {ago(event.time, now.value)}
       </time>
       <Badge tone={TONE[event.kind] ?? "plain"}>{event.kind}</Badge>
-      {hasObject ? <span class="object">{to ? <a href={to}>{event.object.split("/")[1] ?? event.object}</a> : event.object}</span> : null}
+      {hasObject ? (
+        <span class="object">
+          {to ? <a href={to}>{event.object.split("/")[1] ?? event.object}</a> : event.object}
+        </span>
+      ) : null}
       <span class="text">{event.text}</span>
     </li>
   );

@@ -29,19 +29,26 @@ export function EventsPage() {
   const text = (queryValue("filter") ?? "").toLowerCase();
   const kind = queryValue("kind");
   const of = (e: Event) =>
-    (!kind || e.kind === kind || e.kind === "lost") && (e.object.toLowerCase().includes(text) || e.text.toLowerCase().includes(text));
+    (!kind || e.kind === kind || e.kind === "lost") &&
+    (e.object.toLowerCase().includes(text) || e.text.toLowerCase().includes(text));
   const all = events.value.filter(of);
   return (
     <>
       <PageHead
         title="Events"
         about={`${count(all.length)} events${all.length > SHOWN ? `, the newest ${SHOWN} are shown` : ""}. ${
-          following.value === "stream" ? "New ones appear by themselves." : "New ones are asked for every 5 seconds."
+          following.value === "stream"
+            ? "New ones appear by themselves."
+            : "New ones are asked for every 5 seconds."
         }`}
       />
       <div class="toolbar">
         <Filter label="Filter by object or text" />
-        <Choice label="Kind" name="kind" options={[["", "all"], ...KINDS.map((k): [string, string] => [k, k])]} />
+        <Choice
+          label="Kind"
+          name="kind"
+          options={[["", "all"], ...KINDS.map((k): [string, string] => [k, k])]}
+        />
       </div>
       <EventList of={of} most={SHOWN} />
       <Command text={`spillway event --follow${kind ? ` --kind ${kind}` : ""}`} />

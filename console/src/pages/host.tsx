@@ -6,12 +6,12 @@ import { ask } from "../acts.ts";
 import { api, type Catalog, type Figures, type Host, type Store } from "../api/client.ts";
 import { href } from "../router.ts";
 import { catalogRows, figures } from "../state/figures.ts";
-import { type CatalogRow, sumRates, total } from "../state/moments.ts";
+import { type CatalogRow, sumRates, sumSamples, total } from "../state/moments.ts";
 import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { bytes, duration, percent, plural, rate } from "../ui/format.ts";
 import { Badge, Facts, PageHead, Panel, Pending } from "../ui/parts.tsx";
-import { StackedBar } from "../ui/planes.tsx";
+import { Spark, StackedBar } from "../ui/planes.tsx";
 import { EventList } from "./events-list.tsx";
 
 export interface Trouble {
@@ -47,47 +47,112 @@ export function troubles(
     );
     const { levels, counts } = row;
     if (levels.full) {
-      add("critical", `full/${row.name}`, `${plural(levels.full, "write cache is", "write caches are")} full in ${row.name}: writes wait or fail`, settings("A larger overflow lets them go on at once."));
+      add(
+        "critical",
+        `full/${row.name}`,
+        `${plural(levels.full, "write cache is", "write caches are")} full in ${row.name}: writes wait or fail`,
+        settings("A larger overflow lets them go on at once."),
+      );
     }
     if (levels.degraded) {
-      add("critical", `degraded/${row.name}`, `Overflow writes fail repeatedly in ${row.name} (${plural(levels.degraded, "disk")})`, "Give the catalog an overflow store on another device, and restart its machines.");
+      add(
+        "critical",
+        `degraded/${row.name}`,
+        `Overflow writes fail repeatedly in ${row.name} (${plural(levels.degraded, "disk")})`,
+        "Give the catalog an overflow store on another device, and restart its machines.",
+      );
     }
     if (counts.failed) {
-      add("critical", `failed/${row.name}`, `${plural(counts.failed, "machine has", "machines have")} failed in ${row.name}`, machines("Each says why, and what to do.", "failed"));
+      add(
+        "critical",
+        `failed/${row.name}`,
+        `${plural(counts.failed, "machine has", "machines have")} failed in ${row.name}`,
+        machines("Each says why, and what to do.", "failed"),
+      );
     }
     if (levels.stalled) {
-      add("critical", `stalled/${row.name}`, `${plural(levels.stalled, "disk waits", "disks wait")} for chunks of a streamed image in ${row.name}`, <a href={href(["stores"])}>Check the registry</a>);
+      add(
+        "critical",
+        `stalled/${row.name}`,
+        `${plural(levels.stalled, "disk waits", "disks wait")} for chunks of a streamed image in ${row.name}`,
+        <a href={href(["stores"])}>Check the registry</a>,
+      );
     }
     if (levels.critical > levels.full) {
-      add("critical", `critical/${row.name}`, `${plural(levels.critical - levels.full, "write cache is", "write caches are")} at the critical level in ${row.name}`, settings("Raise the overflow before writes wait."));
+      add(
+        "critical",
+        `critical/${row.name}`,
+        `${plural(levels.critical - levels.full, "write cache is", "write caches are")} at the critical level in ${row.name}`,
+        settings("Raise the overflow before writes wait."),
+      );
     } else if (levels.warning > levels.critical) {
-      add("warning", `warning/${row.name}`, `${plural(levels.warning - levels.critical, "write cache is", "write caches are")} at the level of warning in ${row.name}`, <a href={href(["catalogs", row.name], { tab: "sizing" })}>See how much RAM is enough</a>);
+      add(
+        "warning",
+        `warning/${row.name}`,
+        `${plural(levels.warning - levels.critical, "write cache is", "write caches are")} at the level of warning in ${row.name}`,
+        <a href={href(["catalogs", row.name], { tab: "sizing" })}>See how much RAM is enough</a>,
+      );
     }
     if (row.unresponsiveDisks) {
-      add("warning", `unresponsive/${row.name}`, `${plural(row.unresponsiveDisks, "disk has", "disks have")} not reported in time in ${row.name}`, machines("Their figures are the last known.", "unresponsive"));
+      add(
+        "warning",
+        `unresponsive/${row.name}`,
+        `${plural(row.unresponsiveDisks, "disk has", "disks have")} not reported in time in ${row.name}`,
+        machines("Their figures are the last known.", "unresponsive"),
+      );
     }
     const rollout = catalogs?.find((c) => c.name === row.name)?.rollout;
     if (rollout?.progress?.state === "stalled") {
-      add("warning", `rollout/${row.name}`, `The rollout of ${row.name} is stalled: ${rollout.progress.reason ?? "machines are in its way"}`, <a href={href(["catalogs", row.name], { tab: "versions" })}>See what is in the way</a>);
+      add(
+        "warning",
+        `rollout/${row.name}`,
+        `The rollout of ${row.name} is stalled: ${rollout.progress.reason ?? "machines are in its way"}`,
+        <a href={href(["catalogs", row.name], { tab: "versions" })}>See what is in the way</a>,
+      );
     }
   }
   for (const { name, space } of stores ?? []) {
     if (!space) {
-      add("critical", `store/${name}`, `The store ${name} does not answer`, "See that its file system is mounted.");
+      add(
+        "critical",
+        `store/${name}`,
+        `The store ${name} does not answer`,
+        "See that its file system is mounted.",
+      );
       continue;
     }
     const soon = space.seconds_to_full;
     if (space.level !== "normal") {
-      add(space.level, `store/${name}`, `The store ${name} has ${bytes(space.free_bytes)} free`, <a href={href(["stores"])}>Free space</a>);
+      add(
+        space.level,
+        `store/${name}`,
+        `The store ${name} has ${bytes(space.free_bytes)} free`,
+        <a href={href(["stores"])}>Free space</a>,
+      );
     } else if (typeof soon === "number" && soon < SOON_SECONDS) {
-      add("warning", `store/${name}`, `The store ${name} is full in ${duration(soon)} if it goes on so`, <a href={href(["stores"])}>See what uses it</a>);
+      add(
+        "warning",
+        `store/${name}`,
+        `The store ${name} is full in ${duration(soon)} if it goes on so`,
+        <a href={href(["stores"])}>See what uses it</a>,
+      );
     }
   }
   if (host?.budget.waiting) {
-    add("warning", "waiting", `${plural(host.budget.waiting, "machine waits", "machines wait")} because the budget of the host is used up`, "Stop machines, lower limits, or raise --ram-budget of spillwayd.");
+    add(
+      "warning",
+      "waiting",
+      `${plural(host.budget.waiting, "machine waits", "machines wait")} because the budget of the host is used up`,
+      "Stop machines, lower limits, or raise --ram-budget of spillwayd.",
+    );
   }
   for (const record of host?.unreadable ?? []) {
-    add("critical", `record/${record.key}`, `The record ${record.key} cannot be read: ${record.why}`, record.advice);
+    add(
+      "critical",
+      `record/${record.key}`,
+      `The record ${record.key} cannot be read: ${record.why}`,
+      record.advice,
+    );
   }
   return found.sort((a, b) => Number(a.tone !== "critical") - Number(b.tone !== "critical"));
 }
@@ -127,7 +192,11 @@ export function HostPage() {
       ) : null}
       <div class="grid">
         <div class="column main">
-          {host.data ? <Budget host={host.data} rows={rows} /> : <Pending error={host.error} what="the host" />}
+          {host.data ? (
+            <Budget host={host.data} rows={rows} />
+          ) : (
+            <Pending error={host.error} what="the host" />
+          )}
           <Machines rows={rows} />
           <Panel title="Last events" aside={<a href={href(["events"])}>All events</a>}>
             <EventList most={12} />
@@ -207,7 +276,10 @@ function Budget({ host, rows }: { host: Host; rows: CatalogRow[] }) {
             ? []
             : ([
                 ["Guests", `${bytes(b.guest_bytes)} of memory, ${b.vcpus} of ${b.vcpu_limit} processors`],
-                ["Guests and caches", `${bytes(b.guest_bytes + b.ram_bytes)} of ${bytes(b.memory_limit_bytes)}`],
+                [
+                  "Guests and caches",
+                  `${bytes(b.guest_bytes + b.ram_bytes)} of ${bytes(b.memory_limit_bytes)}`,
+                ],
               ] as [string, string][])),
           ["Reserved for the host", bytes(b.reserve_bytes)],
         ]}
@@ -229,6 +301,8 @@ function Machines({ rows }: { rows: CatalogRow[] }) {
     ["stopped", sum((r) => r.counts.stopped), "none"],
   ];
   const rates = sumRates(rows.map((r) => r.rates));
+  const samples = sumSamples(rows.map((r) => r.samples));
+  const peak = Math.max(0, ...samples.map((s) => s.ramWritten + s.overflowWritten));
   return (
     <Panel title="Machines" aside={<a href={href(["machines"])}>{plural(all, "machine")}</a>}>
       {all === 0 ? (
@@ -239,9 +313,30 @@ function Machines({ rows }: { rows: CatalogRow[] }) {
         <StackedBar
           label={`Machines by phase: ${phases.map(([n, v]) => `${v} ${n}`).join(", ")}`}
           whole={all}
-          segments={phases.filter(([, v]) => v > 0).map(([name, value, kind]) => ({ name, value, kind, text: String(value) }))}
+          segments={phases
+            .filter(([, v]) => v > 0)
+            .map(([name, value, kind]) => ({ name, value, kind, text: String(value) }))}
         />
       )}
+      {samples.length ? (
+        <div class="wide-spark">
+          <Spark
+            samples={samples}
+            width={640}
+            height={56}
+            label="Written to RAM tier and overflow in the last ten minutes"
+          />
+          <ul class="legend">
+            <li>
+              <span class="swatch ram" aria-hidden="true" /> written to RAM tier
+            </li>
+            <li>
+              <span class="swatch overflow" aria-hidden="true" /> written to overflow
+            </li>
+            <li class="muted">the last ten minutes, peak {rate(peak)}</li>
+          </ul>
+        </div>
+      ) : null}
       <Facts
         items={[
           ["Claimed", String(sum((r) => r.counts.claimed))],
@@ -263,7 +358,9 @@ function Spared({ rows, since }: { rows: CatalogRow[]; since: string | undefined
     <Panel title="Never reached a disk">
       <p class="big">{bytes(spared)}</p>
       <p class="hint">
-        {written > 0 ? `${percent(Math.min(1, spared / written))} of ${bytes(written)} that guests wrote` : "Guests have written nothing"}
+        {written > 0
+          ? `${percent(Math.min(1, spared / written))} of ${bytes(written)} that guests wrote`
+          : "Guests have written nothing"}
         {since ? ` since the daemon started (${since.slice(0, 16).replace("T", " ")} UTC)` : ""}
       </p>
     </Panel>
@@ -282,13 +379,22 @@ function Stores({ stores, error }: { stores: Store[] | undefined; error: Error |
                 <span>
                   {s.name} <span class="muted">{s.class}</span>
                 </span>
-                {s.space ? <strong>{bytes(s.space.free_bytes)} free</strong> : <Badge tone="critical">no answer</Badge>}
+                {s.space ? (
+                  <strong>{bytes(s.space.free_bytes)} free</strong>
+                ) : (
+                  <Badge tone="critical">no answer</Badge>
+                )}
               </div>
               {s.space ? (
                 <>
                   <svg viewBox="0 0 200 8" preserveAspectRatio="none" aria-hidden="true">
                     <rect class="track" width="200" height="8" rx="2" />
-                    <rect class={`fill ${s.space.level === "normal" ? "ink" : s.space.level}`} width={(200 * used) / s.space.total_bytes} height="8" rx="2" />
+                    <rect
+                      class={`fill ${s.space.level === "normal" ? "ink" : s.space.level}`}
+                      width={(200 * used) / s.space.total_bytes}
+                      height="8"
+                      rx="2"
+                    />
                   </svg>
                   <div class="gauge-foot">
                     {percent(used / s.space.total_bytes, 0)} of {bytes(s.space.total_bytes)} used

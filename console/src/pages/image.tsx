@@ -59,7 +59,10 @@ export function ImagePage({ name }: { name: string }) {
   const remove = (v: Version) =>
     ask({
       title: `Delete ${name}:${v.version}?`,
-      consequences: ["The content of the version is gone.", "The daemon refuses this while a catalog or a disk uses it."],
+      consequences: [
+        "The content of the version is gone.",
+        "The daemon refuses this while a catalog or a disk uses it.",
+      ],
       verb: "Delete",
       isDestructive: true,
       typed: `${name}:${v.version}`,
@@ -89,8 +92,20 @@ export function ImagePage({ name }: { name: string }) {
         </span>
       ),
     },
-    { key: "size", title: "Disk", isFigure: true, sort: (v) => v.size_bytes, cell: (v) => bytes(v.size_bytes) },
-    { key: "stored", title: "Stored", isFigure: true, sort: (v) => v.stored_bytes, cell: (v) => bytes(v.stored_bytes) },
+    {
+      key: "size",
+      title: "Disk",
+      isFigure: true,
+      sort: (v) => v.size_bytes,
+      cell: (v) => bytes(v.size_bytes),
+    },
+    {
+      key: "stored",
+      title: "Stored",
+      isFigure: true,
+      sort: (v) => v.stored_bytes,
+      cell: (v) => bytes(v.stored_bytes),
+    },
     {
       key: "cached",
       title: "On the host",
@@ -112,16 +127,29 @@ export function ImagePage({ name }: { name: string }) {
         </time>
       ),
     },
-    { key: "origin", title: "From", isWide: true, cell: (v) => <code class="clip">{originText(v.origin)}</code> },
+    {
+      key: "origin",
+      title: "From",
+      isWide: true,
+      cell: (v) => <code class="clip">{originText(v.origin)}</code>,
+    },
     {
       key: "acts",
       title: "Acts",
       cell: (v) => (
         <span class="acts">
-          <button type="button" aria-pressed={v.version === checked} onClick={() => setQuery({ check: String(v.version) })}>
+          <button
+            type="button"
+            aria-pressed={v.version === checked}
+            onClick={() => setQuery({ check: String(v.version) })}
+          >
             Check
           </button>
-          <button type="button" disabled={!can("admin") || v.state !== "ready" || image.published === v.version} onClick={() => publish(v)}>
+          <button
+            type="button"
+            disabled={!can("admin") || v.state !== "ready" || image.published === v.version}
+            onClick={() => publish(v)}
+          >
             Publish
           </button>
           <button type="button" class="danger-plain" disabled={!can("admin")} onClick={() => remove(v)}>
@@ -133,16 +161,34 @@ export function ImagePage({ name }: { name: string }) {
   ];
   return (
     <>
-      <PageHead title={name} crumbs={crumbs} about={image.published ? `Version ${image.published} is published` : "No version is published"} />
-      <Table label={`Versions of ${name}`} rows={versions} columns={columns} id={(v) => String(v.version)} initial="version" empty="The image has no versions." />
-      {versions.find((v) => v.version === checked)?.notes?.map((n) => <Notice key={n}>{n}</Notice>)}
+      <PageHead
+        title={name}
+        crumbs={crumbs}
+        about={image.published ? `Version ${image.published} is published` : "No version is published"}
+      />
+      <Table
+        label={`Versions of ${name}`}
+        rows={versions}
+        columns={columns}
+        id={(v) => String(v.version)}
+        initial="version"
+        empty="The image has no versions."
+      />
+      {versions
+        .find((v) => v.version === checked)
+        ?.notes?.map((n) => (
+          <Notice key={n}>{n}</Notice>
+        ))}
       {checked ? <CheckPanel name={name} version={checked} /> : null}
     </>
   );
 }
 
 function CheckPanel({ name, version }: { name: string; version: number }) {
-  const check = useObject<ImageCheck>(`/v1/images/${encodeURIComponent(name)}/versions/${version}/check`, 3_600_000);
+  const check = useObject<ImageCheck>(
+    `/v1/images/${encodeURIComponent(name)}/versions/${version}/check`,
+    3_600_000,
+  );
   return (
     <Panel title={`Check of ${name}:${version}`} aside="what breaks machines that are cloned from it">
       {check.data ? <Findings check={check.data} /> : <Pending error={check.error} what="the check" />}

@@ -1,15 +1,31 @@
 // All images of the host.
 import type { Image } from "../api/client.ts";
-import { href, queryValue } from "../router.ts";
+import { ask } from "../acts.ts";
+import { api, newKey } from "../api/client.ts";
+import { line } from "../commands.ts";
+import { href, navigate, queryValue } from "../router.ts";
 import { useList } from "../state/resource.ts";
+import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { ago, clock } from "../ui/format.ts";
-import { Command, Filter, PageHead, Pending } from "../ui/parts.tsx";
+import type { Act } from "../ui/dialog.tsx";
+import { Filter, PageHead, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 
 const COLUMNS: Column<Image>[] = [
-  { key: "name", title: "Image", sort: (i) => i.name, cell: (i) => <a href={href(["images", i.name])}>{i.name}</a> },
-  { key: "published", title: "Published", isFigure: true, sort: (i) => i.published ?? 0, cell: (i) => i.published ?? "none" },
+  {
+    key: "name",
+    title: "Image",
+    sort: (i) => i.name,
+    cell: (i) => <a href={href(["images", i.name])}>{i.name}</a>,
+  },
+  {
+    key: "published",
+    title: "Published",
+    isFigure: true,
+    sort: (i) => i.published ?? 0,
+    cell: (i) => i.published ?? "none",
+  },
   { key: "newest", title: "Newest", isFigure: true, sort: (i) => i.newest, cell: (i) => i.newest },
   {
     key: "tags",
@@ -32,12 +48,73 @@ const COLUMNS: Column<Image>[] = [
   },
 ];
 
+type Format = "raw" | "qcow2" | "vmdk" | "vhdx" | "vpc";
+const isAddress = (from: string) => /^(https?|oci):\/\//.test(from);
+
+/** Imports a file of the host, or one that the daemon downloads. */
+function importImage(): Act {
+  const key = newKey();
+  return {
+    title: "Import an image",
+    consequences: [
+      "The file is copied into a store of the host, and can be removed afterwards.",
+      "The first version of an image is published. A later one is not, before somebody does.",
+    ],
+    verb: "Import",
+    fields: [
+      {
+        key: "name",
+        label: "Name",
+        isRequired: true,
+        hint: "A new name, or that of an image that gets another version.",
+      },
+      {
+        key: "from",
+        label: "File or address",
+        isRequired: true,
+        placeholder: "/path/to/debian.qcow2",
+        hint: "On the host of the daemon, or https://, http:// or oci://.",
+        check: (from) =>
+          from.startsWith("/") || isAddress(from) ? null : "It is an absolute path or an address.",
+      },
+      {
+        key: "format",
+        label: "Format",
+        options: ["qcow2", "raw", "vmdk", "vhdx", "vpc"].map((f): [string, string] => [f, f]),
+        hint: "It is never guessed.",
+      },
+    ],
+    command: (v) =>
+      line("spillway", "image", "import", v.name || "NAME", v.from || "FILE", "--format", v.format),
+    run: (v) => {
+      const path = { name: v.name ?? "" };
+      const format = v.format as Format;
+      const from = v.from ?? "";
+      return isAddress(from)
+        ? api.post("/v1/images/{name}/downloads", { path, key, body: { url: from, format } })
+        : api.post("/v1/images/{name}/versions", { path, key, body: { path: from, format } });
+    },
+    done: "The import has begun.",
+    after: () => navigate(["operations"]),
+  };
+}
+
 export function ImagesPage() {
   const list = useList<Image>("/v1/images");
   const text = (queryValue("filter") ?? "").toLowerCase();
   return (
     <>
-      <PageHead title="Images" about="The read-only images that machines share" />
+      <PageHead
+        title="Images"
+        about="The read-only images that machines share"
+        acts={
+          can("admin") ? (
+            <button type="button" class="primary" onClick={() => ask(importImage())}>
+              Import
+            </button>
+          ) : null
+        }
+      />
       <div class="toolbar">
         <Filter label="Filter by name" />
       </div>
@@ -48,15 +125,15 @@ export function ImagesPage() {
           columns={COLUMNS}
           id={(i) => i.name}
           initial="name"
-          empty={list.data.length ? "No image matches." : "There are no images yet. Import one with the command below."}
+          empty={
+            list.data.length
+              ? "No image matches."
+              : "There are no images yet. Import one from a file on the host."
+          }
         />
       ) : (
         <Pending error={list.error} what="the images" />
       )}
-      <Command
-        label="An image is imported from a file on the host"
-        text="spillway image import debian /path/to/debian.qcow2 --format qcow2"
-      />
     </>
   );
 }

@@ -27,7 +27,9 @@ export function LoginPage({ why }: { why: "never" | "ended" }) {
         <h1 id="page-title" tabIndex={-1}>
           Spillway
         </h1>
-        <p>{why === "ended" ? "The session has ended. Sign in again." : "Sign in with a token of this host."}</p>
+        <p>
+          {why === "ended" ? "The session has ended. Sign in again." : "Sign in with a token of this host."}
+        </p>
         <label class="field">
           <span>Token</span>
           <input
@@ -40,7 +42,8 @@ export function LoginPage({ why }: { why: "never" | "ended" }) {
           />
         </label>
         <p class="hint" id="token-about">
-          An administrator of the host makes one with <code>spillway token new --role operate NAME</code>. It is sent once.
+          An administrator of the host makes one with <code>spillway token new --role operate NAME</code>. It
+          is sent once.
         </p>
         {error ? (
           <div class="notice critical" role="alert">

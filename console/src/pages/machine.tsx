@@ -12,6 +12,7 @@ import { LevelBadge, PhaseBadge } from "../ui/machine-cells.tsx";
 import { Badge, Command, Facts, Notice, PageHead, Panel, Pending, Tabs } from "../ui/parts.tsx";
 import { Gauge, PlaneDiagram } from "../ui/planes.tsx";
 import { SizingPanel, useCurves } from "../ui/sizing.tsx";
+import { ConsoleTab } from "./machine-consoles.tsx";
 import { EventList } from "./events-list.tsx";
 import type { MachineRow } from "../state/moments.ts";
 
@@ -85,7 +86,11 @@ export function MachinePage({ name }: { name: string }) {
               </button>
             ) : null}
             {!isOn && can("admin") ? (
-              <button type="button" class="danger-plain" onClick={() => ask(deleteMachine(machine, catalog.data))}>
+              <button
+                type="button"
+                class="danger-plain"
+                onClick={() => ask(deleteMachine(machine, catalog.data))}
+              >
                 Delete
               </button>
             ) : null}
@@ -95,7 +100,9 @@ export function MachinePage({ name }: { name: string }) {
       {status.message ? (
         <Notice tone={status.phase === "failed" ? "critical" : "warning"}>
           {status.message}
-          {status.permanent ? " It is not tried again before somebody starts it, or its catalog changes." : ""}
+          {status.permanent
+            ? " It is not tried again before somebody starts it, or its catalog changes."
+            : ""}
         </Notice>
       ) : null}
       <Tabs
@@ -104,17 +111,16 @@ export function MachinePage({ name }: { name: string }) {
           { key: "disk", title: "Disk" },
           { key: "figures", title: "Figures" },
           { key: "sizing", title: "Sizing" },
+          ...(status.run?.console_socket ? [{ key: "serial", title: "Serial" }] : []),
+          ...(status.run?.display === "vnc" ? [{ key: "screen", title: "Screen" }] : []),
           { key: "details", title: "Details" },
-          { key: "serial", title: "Serial" },
           { key: "events", title: "Events" },
         ]}
       />
       {tab === "disk" ? <DiskTab machine={machine} row={row} mode={catalog.data?.spec.mode ?? null} /> : null}
       {tab === "figures" ? <HistoryCharts of={{ machine: name }} samples={row?.samples ?? []} /> : null}
       {tab === "sizing" ? <MachineSizing name={name} machine={machine} /> : null}
-      {tab === "serial" ? (
-        <iframe class="console" title={`Serial console of ${name}`} src={`serial.html#/machines/${name}`} allow="fullscreen" />
-      ) : null}
+      {tab === "serial" || tab === "screen" ? <ConsoleTab name={name} kind={tab} /> : null}
       {tab === "details" ? <Details machine={machine} /> : null}
       {tab === "events" ? (
         <Panel title="Events">
@@ -125,68 +131,115 @@ export function MachinePage({ name }: { name: string }) {
   );
 }
 
-function DiskTab({ machine, row, mode }: { machine: Machine; row: MachineRow | undefined; mode: string | null }) {
+function DiskTab({
+  machine,
+  row,
+  mode,
+}: {
+  machine: Machine;
+  row: MachineRow | undefined;
+  mode: string | null;
+}) {
   const run = machine.status.run;
   if (!row) {
     return (
       <Notice>
-        {run ? "The disk has not reported its figures yet." : "The machine is off: it has no disk. Start it to see where its I/O goes."}
+        {run
+          ? "The disk has not reported its figures yet."
+          : "The machine is off: it has no disk. Start it to see where its I/O goes."}
       </Notice>
     );
   }
   const c = row.counters;
   const r = row.rates;
   return (
-    <div class="grid">
-      <div class="column main">
-        <Panel title="Where the I/O goes" aside={row.unresponsive ? <Badge tone="warning">last known figures</Badge> : "now, by the second"}>
-          <PlaneDiagram levels={row.levels} rates={r} mode={mode ?? "ram+overflow"} image={run ? `${run.image}:${run.version}` : ""} />
-        </Panel>
-        {run?.pending.length ? <PendingChanges pending={run.pending} /> : null}
-        <Panel title="Last events">
-          <EventList of={(e) => e.object === `machine/${machine.name}`} most={8} hasObject={false} />
-        </Panel>
+    <>
+      {row.levels.full ? (
+        <Notice tone="critical">
+          <strong>The write cache is full.</strong> Writes that need space wait, or fail if the catalog says
+          so. Overwrites, reads and discards go on.{" "}
+          <a href={href(["catalogs", machine.catalog], { tab: "settings" })}>A larger limit</a> lets them go
+          on at once.
+        </Notice>
+      ) : null}
+      <div class="grid">
+        <div class="column main">
+          <Panel
+            title="Where the I/O goes"
+            aside={row.unresponsive ? <Badge tone="warning">last known figures</Badge> : "now, by the second"}
+          >
+            <PlaneDiagram
+              levels={row.levels}
+              rates={r}
+              mode={mode ?? "ram+overflow"}
+              image={run ? `${run.image}:${run.version}` : ""}
+            />
+          </Panel>
+          {run?.pending.length ? <PendingChanges pending={run.pending} /> : null}
+          <Panel title="Last events">
+            <EventList of={(e) => e.object === `machine/${machine.name}`} most={8} hasObject={false} />
+          </Panel>
+        </div>
+        <div class="column">
+          <Panel title="Write cache" aside={`${percent(row.fill)} full`}>
+            <Gauge
+              name="RAM tier"
+              plane="ram"
+              used={row.levels.ram_used_bytes}
+              limit={row.levels.ram_limit_bytes}
+            />
+            <Gauge
+              name="Overflow"
+              plane="overflow"
+              used={row.levels.overflow_used_bytes}
+              limit={row.levels.overflow_limit_bytes}
+              note={`file ${bytes(row.levels.overflow_file_bytes)}`}
+            />
+            <Facts
+              items={[
+                ["Full in", timeToFull(row.secondsToFull)],
+                ["Evicted", r ? rate(r.evicted) : "-"],
+                ["Block map", bytes(row.levels.map_bytes)],
+              ]}
+            />
+          </Panel>
+          <Panel title="Requests">
+            <Facts
+              items={[
+                ["Reads", r ? `${count(r.guest.reads)}/s` : "-"],
+                ["Writes", r ? `${count(r.guest.writes)}/s` : "-"],
+                ["Mean latency", r?.latencyNs == null ? "-" : nanoseconds(r.latencyNs)],
+                [
+                  "In flight",
+                  `${row.levels.inflight}${row.levels.waiting ? `, ${row.levels.waiting} wait for space` : ""}`,
+                ],
+                [
+                  "Stalls",
+                  `${count(c.stalls ?? 0)}${c.stall_ns ? `, ${nanoseconds(c.stall_ns)} in all` : ""}`,
+                ],
+                [
+                  "Throttled",
+                  r && r.throttled > 0
+                    ? `${percent(Math.min(1, r.throttled))} of the time`
+                    : c.throttled_ns
+                      ? `${nanoseconds(c.throttled_ns)} in all`
+                      : "never",
+                ],
+                ["Failed", count(c.failed_requests ?? 0)],
+                ["Spared", bytes(row.sparedBytes)],
+              ]}
+            />
+          </Panel>
+          {machine.claim ? <ClaimPanel claim={machine.claim} /> : null}
+        </div>
       </div>
-      <div class="column">
-        <Panel title="Write cache" aside={`${percent(row.fill)} full`}>
-          <Gauge name="RAM tier" plane="ram" used={row.levels.ram_used_bytes} limit={row.levels.ram_limit_bytes} />
-          <Gauge
-            name="Overflow"
-            plane="overflow"
-            used={row.levels.overflow_used_bytes}
-            limit={row.levels.overflow_limit_bytes}
-            note={`file ${bytes(row.levels.overflow_file_bytes)}`}
-          />
-          <Facts
-            items={[
-              ["Full in", timeToFull(row.secondsToFull)],
-              ["Evicted", r ? rate(r.evicted) : "-"],
-              ["Block map", bytes(row.levels.map_bytes)],
-            ]}
-          />
-        </Panel>
-        <Panel title="Requests">
-          <Facts
-            items={[
-              ["Reads", r ? `${count(r.guest.reads)}/s` : "-"],
-              ["Writes", r ? `${count(r.guest.writes)}/s` : "-"],
-              ["Mean latency", r?.latencyNs == null ? "-" : nanoseconds(r.latencyNs)],
-              ["In flight", `${row.levels.inflight}${row.levels.waiting ? `, ${row.levels.waiting} wait for space` : ""}`],
-              ["Stalls", `${count(c.stalls ?? 0)}${c.stall_ns ? `, ${nanoseconds(c.stall_ns)} in all` : ""}`],
-              ["Throttled", r && r.throttled > 0 ? `${percent(Math.min(1, r.throttled))} of the time` : (c.throttled_ns ? `${nanoseconds(c.throttled_ns)} in all` : "never")],
-              ["Failed", count(c.failed_requests ?? 0)],
-              ["Spared", bytes(row.sparedBytes)],
-            ]}
-          />
-        </Panel>
-        {machine.claim ? <ClaimPanel claim={machine.claim} /> : null}
-      </div>
-    </div>
+    </>
   );
 }
 
 function PendingChanges({ pending }: { pending: Schemas["Difference"][] }) {
-  const text = (v: unknown) => (v === null || v === undefined ? "not set" : typeof v === "string" ? v : JSON.stringify(v));
+  const text = (v: unknown) =>
+    v === null || v === undefined ? "not set" : typeof v === "string" ? v : JSON.stringify(v);
   return (
     <Panel title="Waits for the next start" flush>
       <table>
@@ -222,7 +275,9 @@ function ClaimPanel({ claim }: { claim: Schemas["Claim"] }) {
           ["Owner", claim.owner],
           ["Since", ago(claim.since, now.value)],
           ["Left", claim.left_seconds == null ? "until it is released" : duration(claim.left_seconds)],
-          ...(labels.length ? ([["Labels", labels.map(([k, v]) => `${k}=${v}`).join(", ")]] as [string, string][]) : []),
+          ...(labels.length
+            ? ([["Labels", labels.map(([k, v]) => `${k}=${v}`).join(", ")]] as [string, string][])
+            : []),
         ]}
       />
     </Panel>
@@ -232,10 +287,16 @@ function ClaimPanel({ claim }: { claim: Schemas["Claim"] }) {
 function MachineSizing({ name, machine }: { name: string; machine: Machine }) {
   const limit = machine.status.run?.ram_bytes ?? null;
   const { sizing, isLoading } = useCurves(limit === null ? [] : [name]);
-  if (limit === null) return <Notice>The machine has no RAM tier now. A curve is counted while its disk is served.</Notice>;
+  if (limit === null)
+    return <Notice>The machine has no RAM tier now. A curve is counted while its disk is served.</Notice>;
   if (!sizing) return <Notice>{isLoading ? "Reading the curve" : "The disk has no curve to show."}</Notice>;
   return (
-    <Panel title="How much RAM is enough" aside={<a href={href(["catalogs", machine.catalog], { tab: "sizing" })}>The limit is set for the catalog</a>}>
+    <Panel
+      title="How much RAM is enough"
+      aside={
+        <a href={href(["catalogs", machine.catalog], { tab: "sizing" })}>The limit is set for the catalog</a>
+      }
+    >
       <SizingPanel sizing={sizing} limit={limit} machines={1} />
     </Panel>
   );
@@ -269,7 +330,10 @@ function Details({ machine }: { machine: Machine }) {
               ["Serial console", run.console_socket ? <code key="console">{run.console_socket}</code> : "-"],
             ]}
           />
-          <Command label="On the host" text={`spillway stats ${run.control_socket}\nspillway machine console ${machine.name}`} />
+          <Command
+            label="On the host"
+            text={`spillway stats ${run.control_socket}\nspillway machine console ${machine.name}`}
+          />
         </Panel>
       ) : null}
     </>

@@ -3,8 +3,18 @@
 // Invariant: a field that nobody filled in is not sent, so every default is the daemon's.
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { api, type Catalog, type CatalogSpec, type Host, type Image, type ImageCheck, type ImageDetails, type Store, words } from "../api/client.ts";
+import { useEffect, useRef, useState } from "preact/hooks";
+import {
+  api,
+  type Catalog,
+  type CatalogSpec,
+  type Host,
+  type Image,
+  type ImageCheck,
+  type ImageDetails,
+  type Store,
+  words,
+} from "../api/client.ts";
 import { createCommand, curl, machineNames, toml } from "../commands.ts";
 import { href, navigate, queryValue } from "../router.ts";
 import { machineRows } from "../state/figures.ts";
@@ -16,7 +26,7 @@ import { bytes, plural } from "../ui/format.ts";
 import { Command, Facts, Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { StackedBar } from "../ui/planes.tsx";
 import { type Draft, FIELDS, GROUPS, type Key, shown, SpecField } from "../ui/spec-form.tsx";
-import { MOST_CURVES, useCurves } from "../ui/sizing.tsx";
+import { MOST_CURVES, roundUp, useCurves } from "../ui/sizing.tsx";
 
 const STEPS = [
   ["image", "Image"],
@@ -45,7 +55,7 @@ function useDryRun(): Checked {
   const [checked, setChecked] = useState<Checked>(null);
   const body = { name: name.value, spec: draft.value as CatalogSpec };
   const key = JSON.stringify(body);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: the key stands for the body
+  // The key stands for the body
   useEffect(() => {
     if (!body.name || !body.spec.image) return setChecked(null);
     let isOver = false;
@@ -72,7 +82,10 @@ export function NewCatalogPage() {
   const next = STEPS[at + 1]?.[0];
   const before = STEPS[at - 1]?.[0];
   const isReady = name.value !== "" && Boolean(draft.value.image);
+  const isFirst = useRef(true);
   useEffect(() => {
+    if (!isFirst.current) document.getElementById("page-title")?.focus();
+    isFirst.current = false;
     announce(`Step ${at + 1} of ${STEPS.length}: ${STEPS[at]?.[1]}`);
   }, [at]);
   if (!can("admin")) {
@@ -90,7 +103,10 @@ export function NewCatalogPage() {
         <ol>
           {STEPS.map(([key, title], i) => (
             <li key={key}>
-              <a href={href(["catalogs", "new"], { step: i ? key : undefined })} aria-current={key === step ? "step" : undefined}>
+              <a
+                href={href(["catalogs", "new"], { step: i ? key : undefined })}
+                aria-current={key === step ? "step" : undefined}
+              >
                 <span class="step-number">{i + 1}</span> {title}
               </a>
             </li>
@@ -101,7 +117,9 @@ export function NewCatalogPage() {
         {step === "image" ? <ImageStep /> : null}
         {step === "machines" ? <MachinesStep /> : null}
         {step === "cache" ? <CacheStep /> : null}
-        {step === "identity" ? <FieldsStep title="Identity" group="identity" /> : null}
+        {step === "identity" ? (
+          <FieldsStep title="Who may log in, and what cloud-init does" group="identity" />
+        ) : null}
         {step === "review" ? <ReviewStep checked={checked} /> : null}
       </div>
       <div class="verdict" aria-live="polite">
@@ -124,7 +142,10 @@ export function NewCatalogPage() {
       </div>
       <div class="acts wizard-acts">
         {before ? (
-          <a class="button" href={href(["catalogs", "new"], { step: before === "image" ? undefined : before })}>
+          <a
+            class="button"
+            href={href(["catalogs", "new"], { step: before === "image" ? undefined : before })}
+          >
             Back
           </a>
         ) : null}
@@ -183,7 +204,10 @@ function ImageStep() {
     return (
       <Panel title="Image">
         <p>A catalog needs an image, and there is none yet.</p>
-        <Command label="Import one on the host" text="spillway image import debian /path/to/debian.qcow2 --format qcow2" />
+        <Command
+          label="Import one on the host"
+          text="spillway image import debian /path/to/debian.qcow2 --format qcow2"
+        />
       </Panel>
     );
   }
@@ -207,7 +231,11 @@ function ImageStep() {
           </div>
           <div class="field">
             <label for="catalog-image">Image</label>
-            <select id="catalog-image" value={image ?? ""} onChange={(e) => change("image", e.currentTarget.value)}>
+            <select
+              id="catalog-image"
+              value={image ?? ""}
+              onChange={(e) => change("image", e.currentTarget.value)}
+            >
               <option value="">choose one</option>
               {images.data.map((i) => (
                 <option key={i.name} value={i.name}>
@@ -222,10 +250,14 @@ function ImageStep() {
               <select
                 id="catalog-version"
                 value={version ?? ""}
-                onChange={(e) => change("image", e.currentTarget.value ? `${image}:${e.currentTarget.value}` : image)}
+                onChange={(e) =>
+                  change("image", e.currentTarget.value ? `${image}:${e.currentTarget.value}` : image)
+                }
               >
                 <option value="">
-                  the published one{details.data?.image.published ? ` (now ${details.data.image.published})` : ""}, and follow it
+                  the published one
+                  {details.data?.image.published ? ` (now ${details.data.image.published})` : ""}, and follow
+                  it
                 </option>
                 {(details.data?.versions ?? [])
                   .filter((v) => v.state === "ready")
@@ -249,13 +281,23 @@ function ImageStep() {
   );
 }
 
-function FieldsStep({ title, group, children }: { title: string; group: keyof typeof GROUPS; children?: ComponentChildren }) {
+function FieldsStep({
+  title,
+  group,
+  children,
+}: {
+  title: string;
+  group: keyof typeof GROUPS;
+  children?: ComponentChildren;
+}) {
   const stores = useList<Store>("/v1/stores");
   const names = (stores.data ?? []).map((s) => s.name);
   const fields = GROUPS[group];
   const advanced = fields.filter((f) => f.isAdvanced);
   const filled = advanced.filter((f) => draft.value[f.key] !== undefined).length;
-  const field = (f: (typeof fields)[number]) => <SpecField key={f.key} field={f} draft={draft.value} change={change} stores={names} />;
+  const field = (f: (typeof fields)[number]) => (
+    <SpecField key={f.key} field={f} draft={draft.value} change={change} stores={names} />
+  );
   return (
     <Panel title={title}>
       {children}
@@ -274,10 +316,11 @@ function MachinesStep() {
   const pattern = draft.value.naming || `${name.value || "NAME"}-###`;
   const names = machineNames(pattern, draft.value.count ?? 0);
   return (
-    <FieldsStep title="Machines" group="machines">
+    <FieldsStep title="Number, names and size" group="machines">
       {names.length ? (
         <p class="preview">
-          Machines will be named {names.map((n, i) => (
+          Machines will be named{" "}
+          {names.map((n, i) => (
             <span key={n}>
               {i === 3 && names.length === 4 && (draft.value.count ?? 0) > 4 ? "to " : ""}
               <code>{n}</code>{" "}
@@ -294,35 +337,51 @@ function CacheStep() {
   const stores = useList<Store>("/v1/stores");
   const catalogs = useList<Catalog>("/v1/catalogs");
   const [from, setFrom] = useState("");
-  const machines = machineRows.value.filter((m) => m.catalog === from && m.levels.ram_limit_bytes > 0).map((m) => m.name);
+  const machines = machineRows.value
+    .filter((m) => m.catalog === from && m.levels.ram_limit_bytes > 0)
+    .map((m) => m.name);
   const { sizing } = useCurves(machines.slice(0, MOST_CURVES));
   const count = draft.value.count ?? 0;
   const ram = draft.value.ram_bytes;
   const overflow = draft.value.overflow_bytes;
   const budget = host.data?.budget;
   const wanted = (ram ?? 0) * count;
-  const store = stores.data?.find((s) => (draft.value.overflow_store ? s.name === draft.value.overflow_store : s.class === "local"));
+  const store = stores.data?.find((s) =>
+    draft.value.overflow_store ? s.name === draft.value.overflow_store : s.class === "local",
+  );
   return (
-    <FieldsStep title="Write cache" group="cache">
+    <FieldsStep title="Limits" group="cache">
       {budget ? (
         <StackedBar
           label="Budget for write caches with this catalog"
           whole={budget.ram_limit_bytes}
           segments={[
             { name: "promised now", value: budget.ram_bytes, kind: "ram-soft" },
-            { name: ram ? `this catalog: ${plural(count, "machine")} of ${bytes(ram)}` : "this catalog: RAM tier not set", value: wanted, kind: "ram" },
-            { name: "free", value: Math.max(0, budget.ram_limit_bytes - budget.ram_bytes - wanted), kind: "none" },
+            {
+              name: ram
+                ? `this catalog: ${plural(count, "machine")} of ${bytes(ram)}`
+                : "this catalog: RAM tier not set",
+              value: wanted,
+              kind: "ram",
+            },
+            {
+              name: "free",
+              value: Math.max(0, budget.ram_limit_bytes - budget.ram_bytes - wanted),
+              kind: "none",
+            },
           ]}
         />
       ) : null}
       {budget && budget.ram_bytes + wanted > budget.ram_limit_bytes ? (
         <Notice tone="warning">
-          All {plural(count, "machine")} together do not fit the budget of the host: those that do not fit will wait when they are started.
+          All {plural(count, "machine")} together do not fit the budget of the host: those that do not fit
+          will wait when they are started.
         </Notice>
       ) : null}
       {store?.space && overflow ? (
         <Notice tone={overflow * count > store.space.free_bytes ? "warning" : "note"}>
-          If all overflows were full they would take {bytes(overflow * count)}; the store {store.name} has {bytes(store.space.free_bytes)} free.
+          If all overflows were full they would take {bytes(overflow * count)}; the store {store.name} has{" "}
+          {bytes(store.space.free_bytes)} free.
         </Notice>
       ) : null}
       <div class="suggestion">
@@ -354,11 +413,6 @@ function CacheStep() {
   );
 }
 
-/** A size that a person would choose: whole MiB. */
-function roundUp(n: number): number {
-  return Math.ceil(n / 1048576) * 1048576;
-}
-
 function ReviewStep({ checked }: { checked: Checked }) {
   const set = FIELDS.filter((f) => draft.value[f.key] !== undefined);
   const [as, setAs] = useState("command");
@@ -376,10 +430,17 @@ function ReviewStep({ checked }: { checked: Checked }) {
           items={[
             ["Name", name.value || "not set"],
             ["Image", draft.value.image ?? "not set"],
-            ...set.filter((f) => f.key !== "image").map((f): [string, string] => [f.title, f.key === "user_data" ? "set" : shown(f, draft.value[f.key])]),
+            ...set
+              .filter((f) => f.key !== "image")
+              .map((f): [string, string] => [
+                f.title,
+                f.key === "user_data" ? "set" : shown(f, draft.value[f.key]),
+              ]),
           ]}
         />
-        {checked && "catalog" in checked ? <p class="hint">Everything else has the daemon's default.</p> : null}
+        {checked && "catalog" in checked ? (
+          <p class="hint">Everything else has the daemon's default.</p>
+        ) : null}
       </Panel>
       <Panel
         title="The same"

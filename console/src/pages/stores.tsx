@@ -28,8 +28,20 @@ const STORES: Column<Store>[] = [
         <Badge tone="critical">no answer</Badge>
       ),
   },
-  { key: "free", title: "Free", isFigure: true, sort: (s) => s.space?.free_bytes, cell: (s) => (s.space ? bytes(s.space.free_bytes) : "-") },
-  { key: "size", title: "Size", isFigure: true, sort: (s) => s.space?.total_bytes, cell: (s) => (s.space ? bytes(s.space.total_bytes) : "-") },
+  {
+    key: "free",
+    title: "Free",
+    isFigure: true,
+    sort: (s) => s.space?.free_bytes,
+    cell: (s) => (s.space ? bytes(s.space.free_bytes) : "-"),
+  },
+  {
+    key: "size",
+    title: "Size",
+    isFigure: true,
+    sort: (s) => s.space?.total_bytes,
+    cell: (s) => (s.space ? bytes(s.space.total_bytes) : "-"),
+  },
   {
     key: "full",
     title: "Full in",
@@ -50,7 +62,14 @@ export function StoresPage() {
       <PageHead title="Stores and registries" />
       <Panel title="Stores" flush>
         {stores.data ? (
-          <Table label="Stores" rows={stores.data} columns={STORES} id={(s) => s.name} initial="name" empty="There are no stores." />
+          <Table
+            label="Stores"
+            rows={stores.data}
+            columns={STORES}
+            id={(s) => s.name}
+            initial="name"
+            empty="There are no stores."
+          />
         ) : (
           <Pending error={stores.error} what="the stores" />
         )}
@@ -111,11 +130,14 @@ function RegistryLine({ registry }: { registry: Registry }) {
         </button>
       </div>
       <div aria-live="polite">
-        {typeof state === "object" && "error" in state ? <Notice tone="critical">{state.error}</Notice> : null}
+        {typeof state === "object" && "error" in state ? (
+          <Notice tone="critical">{state.error}</Notice>
+        ) : null}
         {typeof state === "object" && "images" in state ? (
           <Notice tone={state.is_registry ? "good" : "warning"}>
             {state.is_registry ? "There is a registry" : "There is no registry at the address"},{" "}
-            {state.can_write ? "it can be written" : "it can only be read"}: {state.images.join(", ") || "no images"}
+            {state.can_write ? "it can be written" : "it can only be read"}:{" "}
+            {state.images.join(", ") || "no images"}
           </Notice>
         ) : null}
       </div>
@@ -127,9 +149,26 @@ function Leftovers({ leftovers }: { leftovers: Leftover[] }) {
   const columns: Column<Leftover>[] = [
     { key: "machine", title: "Machine", sort: (l) => l.machine, cell: (l) => l.machine },
     { key: "catalog", title: "Catalog", sort: (l) => l.catalog, cell: (l) => l.catalog },
-    { key: "deleted", title: "Deleted", isFigure: true, sort: (l) => Date.parse(l.deleted), cell: (l) => ago(l.deleted, now.value) },
-    { key: "size", title: "Space", isFigure: true, sort: (l) => l.allocated_bytes, cell: (l) => (l.allocated_bytes == null ? "not known" : bytes(l.allocated_bytes)) },
-    { key: "path", title: "Files", isWide: true, cell: (l) => <code class="clip">{[l.disk?.path, l.data_disk].filter(Boolean).join(", ")}</code> },
+    {
+      key: "deleted",
+      title: "Deleted",
+      isFigure: true,
+      sort: (l) => Date.parse(l.deleted),
+      cell: (l) => ago(l.deleted, now.value),
+    },
+    {
+      key: "size",
+      title: "Space",
+      isFigure: true,
+      sort: (l) => l.allocated_bytes,
+      cell: (l) => (l.allocated_bytes == null ? "not known" : bytes(l.allocated_bytes)),
+    },
+    {
+      key: "path",
+      title: "Files",
+      isWide: true,
+      cell: (l) => <code class="clip">{[l.disk?.path, l.data_disk].filter(Boolean).join(", ")}</code>,
+    },
     {
       key: "acts",
       title: "Acts",
@@ -141,7 +180,10 @@ function Leftovers({ leftovers }: { leftovers: Leftover[] }) {
           onClick={() =>
             ask({
               title: `Delete what ${l.machine} left?`,
-              consequences: ["The data that the machine kept is gone for good.", `It is the only copy on this host: ${l.allocated_bytes == null ? "its size is not known" : bytes(l.allocated_bytes)}.`],
+              consequences: [
+                "The data that the machine kept is gone for good.",
+                `It is the only copy on this host: ${l.allocated_bytes == null ? "its size is not known" : bytes(l.allocated_bytes)}.`,
+              ],
               verb: "Delete",
               isDestructive: true,
               typed: l.machine,
@@ -158,8 +200,15 @@ function Leftovers({ leftovers }: { leftovers: Leftover[] }) {
   ];
   return (
     <Panel title="Leftovers" aside="data of machines that were deleted" flush>
-      <Table label="Leftovers" rows={leftovers} columns={columns} id={(l) => l.uuid} initial="deleted" sortName="leftovers" empty="" />
+      <Table
+        label="Leftovers"
+        rows={leftovers}
+        columns={columns}
+        id={(l) => l.uuid}
+        initial="deleted"
+        sortName="leftovers"
+        empty=""
+      />
     </Panel>
   );
 }
-

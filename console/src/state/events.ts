@@ -15,7 +15,7 @@ const POLL_MS = 5000;
 const RETRY_MS = 15_000;
 
 export const events = signal<Event[]>([]);
-export type Following = "stream" | "polling" | "paused";
+export type Following = "stream" | "polling" | "connecting" | "paused";
 export const following = signal<Following>("paused");
 /** Grows with each batch of new events that came after the first. */
 export const newEvents = signal(0);
@@ -31,13 +31,13 @@ export function merge(kept: Event[], came: Event[], most = KEPT): Event[] {
 let stream: Stream | undefined;
 let timer: ReturnType<typeof setTimeout> | undefined;
 let batch: Event[] = [];
-let batchTimer: ReturnType<typeof setTimeout> | undefined;
+let isTaking = false;
 let hadFirst = false;
 
 const last = () => batch.at(-1)?.id ?? events.value[0]?.id;
 
 function take(): void {
-  batchTimer = undefined;
+  isTaking = false;
   const next = merge(events.value, batch);
   batch = [];
   if (next === events.value) return;
@@ -49,11 +49,13 @@ function take(): void {
 function came(event: Event): void {
   batch.push(event);
   // The first answer may be thousands of events: one rendering for all of them.
-  batchTimer ??= setTimeout(take, 100);
+  if (!isTaking) setTimeout(take, 100);
+  isTaking = true;
 }
 
 function open(): void {
   close();
+  following.value = "connecting";
   stream = transport.stream(address("/v1/event-stream", undefined, { after: last() }), {
     opened: () => {
       following.value = "stream";

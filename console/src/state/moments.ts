@@ -6,8 +6,8 @@ import type { Counters, Figures, Levels, Schemas } from "../api/client.ts";
 
 /** How far back growth is looked at to say when a cache is full. */
 const TREND_SECONDS = 30;
-/** Samples of the small charts in lists: five minutes at one in two seconds. */
-const SAMPLES = 150;
+/** Samples of the small charts in lists: ten minutes at one in two seconds. */
+const SAMPLES = 300;
 /** With more objects than this, none has samples: they would cost more than they show. */
 const SAMPLED_OBJECTS = 200;
 
@@ -110,7 +110,8 @@ export function secondsToFull(now: Levels, before: Levels, seconds: number): num
   return Math.floor((Math.max(0, limit - used(now)) * seconds) / grown);
 }
 
-const since = (now: number | undefined, before: number | undefined) => Math.max(0, (now ?? 0) - (before ?? 0));
+const since = (now: number | undefined, before: number | undefined) =>
+  Math.max(0, (now ?? 0) - (before ?? 0));
 
 export function ratesBetween(now: Counters, before: Counters, seconds: number): Rates {
   const plane = (name: "guest" | "ram" | "overflow" | "base"): PlaneRate => {
@@ -163,18 +164,52 @@ export function sumRates(all: (Rates | null)[]): Rates | null {
   return sum;
 }
 
+/** Adds the samples of several objects, moment by moment. */
+export function sumSamples(all: Sample[][]): Sample[] {
+  const sums = new Map<number, Sample>();
+  for (const samples of all) {
+    for (const one of samples) {
+      const sum = sums.get(one.time);
+      if (!sum) {
+        sums.set(one.time, { ...one });
+        continue;
+      }
+      for (const key of Object.keys(one) as (keyof Sample)[]) {
+        if (key === "fill") sum.fill = Math.max(sum.fill, one.fill);
+        else if (key !== "time") sum[key] += one[key];
+      }
+    }
+  }
+  return [...sums.values()].sort((a, b) => a.time - b.time);
+}
+
 type Parts = { counters: Counters; levels: Levels };
 
 /** The moments that rows are made of. */
 export class Moments {
   private moments: Figures[] = [];
+  /** Whether the last moment only says that nothing has changed since the one before. */
+  private isRepeat = false;
   private samples = new Map<string, Sample[]>();
+
+  /** Adds the moment so many milliseconds after the last, at which nothing had changed. */
+  repeat(milliseconds: number): void {
+    const last = this.last;
+    if (!last || milliseconds <= 0) return;
+    this.add({ ...last, time: new Date(Date.parse(last.time) + milliseconds).toISOString() });
+    this.isRepeat = true;
+  }
 
   /** Adds a moment. `false`: it is the one that was there already. */
   add(figures: Figures): boolean {
+    // The time of a repeated moment is of another clock: it gives way to one that is not after it.
+    if (this.isRepeat && this.last && Date.parse(figures.time) <= Date.parse(this.last.time))
+      this.moments.pop();
+    this.isRepeat = false;
     const last = this.last;
     // The counters of another daemon begin anew, and the clock may have been set back.
-    if (last && (last.since !== figures.since || Date.parse(figures.time) < Date.parse(last.time))) this.clear();
+    if (last && (last.since !== figures.since || Date.parse(figures.time) < Date.parse(last.time)))
+      this.clear();
     if (this.last?.time === figures.time) return false;
     this.moments.push(figures);
     while (this.moments.length > 2 && this.passed(this.moments[1]) >= TREND_SECONDS) this.moments.shift();
@@ -228,7 +263,19 @@ export class Moments {
     }
   }
 
-  private row(object: Parts & { name: string; spared_bytes: number }, catalog: string, kind: "catalogs" | "machines"): Row {
+  /** Puts what the daemon knows of the time before in front of an object's samples. */
+  seed(kind: "catalogs" | "machines", name: string, earlier: Sample[]): void {
+    const key = `${kind}/${name}`;
+    const samples = this.samples.get(key) ?? [];
+    const first = samples[0]?.time ?? Number.POSITIVE_INFINITY;
+    this.samples.set(key, [...earlier.filter((s) => s.time < first), ...samples]);
+  }
+
+  private row(
+    object: Parts & { name: string; spared_bytes: number },
+    catalog: string,
+    kind: "catalogs" | "machines",
+  ): Row {
     const find = (figures: Figures | undefined) => this.indexOf(figures, kind).get(object.name);
     const before = this.moments.at(-2);
     const seconds = this.passed(before);
@@ -242,7 +289,8 @@ export class Moments {
       levels: { ...NO_LEVELS, ...object.levels },
       counters: object.counters,
       sparedBytes: object.spared_bytes,
-      rates: before && seconds > 0 ? ratesBetween(object.counters, find(before)?.counters ?? {}, seconds) : null,
+      rates:
+        before && seconds > 0 ? ratesBetween(object.counters, find(before)?.counters ?? {}, seconds) : null,
       secondsToFull: was ? secondsToFull(object.levels, was.levels, trend) : null,
       samples: this.samples.get(`${kind}/${object.name}`) ?? [],
     };

@@ -25,10 +25,15 @@ interface Entry {
   isList: boolean;
   next: number;
   inFlight: boolean;
+  /** The least pause between two readings, in milliseconds: what is slow to read is read less often. */
+  pauseMs: number;
 }
 
 const entries = new Map<string, Entry>();
 const AFTER_EVENTS_MS = 400;
+const LIST_AFTER_EVENTS_MS = 1000;
+/** What is not there is looked for less often. */
+const MISSING_MS = 60_000;
 /** Entries that nobody shows are kept, so that going back is instant, but not without end. */
 const UNUSED = 40;
 
@@ -46,6 +51,7 @@ function entry(path: string, isList: boolean, everyMs: number): Entry {
       isList,
       next: 0,
       inFlight: false,
+      pauseMs: 0,
     };
     entries.set(path, found);
   }
@@ -75,7 +81,10 @@ async function load(path: string, of: Entry): Promise<void> {
     of.state.value = { ...before, data: isGone ? undefined : before.data, error: problem, loading: false };
   }
   of.inFlight = false;
-  of.next = Date.now() + Math.max(of.everyMs, (performance.now() - started) * 5);
+  const { error } = of.state.value;
+  const isMissing = error instanceof ApiError && error.code === "not_found";
+  of.pauseMs = (performance.now() - started) * 5;
+  of.next = Date.now() + Math.max(isMissing ? MISSING_MS : of.everyMs, of.pauseMs);
 }
 
 /** Objects whose tag covers only what clients can change, while their status goes on: they are read anew each time. */
@@ -89,7 +98,10 @@ setInterval(() => {
 }, 500);
 
 newEvents.subscribe(() => {
-  for (const of of entries.values()) of.next = Math.min(of.next, Date.now() + AFTER_EVENTS_MS + (of.isList ? 600 : 0));
+  for (const of of entries.values()) {
+    const pause = Math.max(of.isList ? LIST_AFTER_EVENTS_MS : AFTER_EVENTS_MS, of.pauseMs);
+    of.next = Math.min(of.next, Date.now() + pause);
+  }
 });
 
 function use<T>(path: string | null, isList: boolean, everyMs: number): Loaded<T> {

@@ -42,7 +42,10 @@ export async function begin(): Promise<void> {
       if (error instanceof ApiError && error.problem.status === 401) return;
       // A daemon without sessions decides by itself who the caller is.
       if (error instanceof ApiError && error.code === "not_found") {
-        session.value = { is: "in", session: { caller: "", role: "admin", by: "socket", seconds_left: null } };
+        session.value = {
+          is: "in",
+          session: { caller: "", role: "admin", by: "socket", seconds_left: null },
+        };
         return;
       }
       await new Promise((done) => setTimeout(done, wait));

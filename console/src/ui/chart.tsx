@@ -34,23 +34,36 @@ function load(): Promise<typeof uPlot> {
   return library;
 }
 
-export function Chart({ title, times, lines, unit }: { title: string; times: number[]; lines: Line[]; unit: Unit }) {
+export interface ChartProps {
+  title: string;
+  /** Seconds since the epoch, one for each value. */
+  times: number[];
+  lines: Line[];
+  unit: Unit;
+  /** Seconds that the chart is wide; it ends with the last time. */
+  span: number;
+}
+
+export function Chart({ title, times, lines, unit, span }: ChartProps) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const [at, setAt] = useState<number | null>(null);
   const [Plot, setPlot] = useState<{ of: typeof uPlot } | null>(null);
-  const shape = lines.map((l) => `${l.name}/${l.plane}`).join() + unit + colours.value;
+  const shape = lines.map((l) => `${l.name}/${l.plane}`).join() + unit + span + colours.value;
   const data: uPlot.AlignedData = [times, ...lines.map((l) => l.values)];
 
   useEffect(() => {
     let isOver = false;
-    load().then((of) => !isOver && setPlot({ of }), () => {});
+    load().then(
+      (of) => !isOver && setPlot({ of }),
+      () => {},
+    );
     return () => {
       isOver = true;
     };
   }, []);
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: new data is given to the plot below, without a new one
+  // New data is given to the plot below, without a new one
   useEffect(() => {
     const el = box.current;
     if (!el || !Plot) return;
@@ -66,18 +79,43 @@ export function Chart({ title, times, lines, unit }: { title: string; times: num
         legend: { show: false },
         cursor: { y: false, points: { size: 6 } },
         scales: {
-          y: { range: (_u, _min, max) => [0, unit === "percent" ? Math.max(0.01, Math.min(1, max * 1.15)) : Math.max(max || 0, isBytes ? 1024 : 1) * 1.08] },
+          x: { range: (_u, _min, max) => [(max || Date.now() / 1000) - span, max || Date.now() / 1000] },
+          y: {
+            range: (_u, _min, max) => [
+              0,
+              unit === "percent"
+                ? Math.max(0.01, Math.min(1, max * 1.15))
+                : Math.max(max || 0, isBytes ? 1024 : 1) * 1.08,
+            ],
+          },
         },
         axes: [
-          { ...axis, grid: { show: false }, space: 70, values: (_u, splits) => splits.map((s) => clock(s * 1000).slice(11, 16)) },
-          { ...axis, grid, size: 74, ...(isBytes ? { incrs: BINARY } : {}), values: (_u, splits) => splits.map((s) => TEXT[unit](s)) },
+          {
+            ...axis,
+            grid: { show: false },
+            size: 26,
+            space: 80,
+            // Within minutes, the seconds tell moments apart.
+            values: (u, splits) => {
+              const isShort = (u.scales.x?.max ?? 0) - (u.scales.x?.min ?? 0) < 300;
+              return splits.map((s) => clock(s * 1000).slice(11, isShort ? 19 : 16));
+            },
+          },
+          {
+            ...axis,
+            grid,
+            size: 78,
+            gap: 6,
+            ...(isBytes ? { incrs: BINARY } : {}),
+            values: (_u, splits) => splits.map((s) => TEXT[unit](s)),
+          },
         ],
         series: [
           {},
           ...lines.map((l) => ({
             stroke: colour(l.plane),
             width: 1.5,
-            ...(l.isArea ? { fill: `${colour(l.plane)}33` } : {}),
+            ...(l.isArea ? { fill: `${colour(l.plane)}22` } : {}),
             points: { show: false },
           })),
         ],
@@ -88,7 +126,8 @@ export function Chart({ title, times, lines, unit }: { title: string; times: num
     );
     plot.current = made;
     const observer = new ResizeObserver(() => {
-      if (el.clientWidth > 0 && el.clientWidth !== made.width) made.setSize({ width: el.clientWidth, height: HEIGHT });
+      if (el.clientWidth > 0 && el.clientWidth !== made.width)
+        made.setSize({ width: el.clientWidth, height: HEIGHT });
     });
     observer.observe(el);
     return () => {

@@ -6,9 +6,10 @@ import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { words } from "../api/client.ts";
+import { pageKey } from "../router.ts";
 import { refresh } from "../state/resource.ts";
-import { announce, toast } from "./announce.tsx";
-import { Command } from "./parts.tsx";
+import { toast } from "./announce.tsx";
+import { Command, Labelled } from "./parts.tsx";
 
 export interface Act {
   title: string;
@@ -19,13 +20,33 @@ export interface Act {
   isDestructive?: boolean;
   /** Has to be typed before the act: where something that is kept is lost. */
   typed?: string;
-  command: string;
-  run(): Promise<unknown>;
-  /** What to say afterwards. */
-  done: string;
+  /** What has to be filled in first. */
+  fields?: ActField[];
+  command: string | ((values: Values) => string);
+  run(values: Values): Promise<unknown>;
+  /** What to say afterwards, with what the act has returned. */
+  done: string | ((result: unknown) => string);
   /** Where to go afterwards. */
-  after?(): void;
+  after?(result: unknown): void;
 }
+
+export interface ActField {
+  key: string;
+  label: string;
+  hint?: string;
+  placeholder?: string;
+  isRequired?: boolean;
+  /** Words and their texts, for a choice; the first is chosen at the start. */
+  options?: [string, string][];
+  /** Why a value is not allowed, in words. */
+  check?(value: string): string | null;
+}
+
+/** What was filled in, by the keys of the fields; empty if nothing was. */
+export type Values = Record<string, string>;
+
+const initial = (act: Act | null): Values =>
+  Object.fromEntries((act?.fields ?? []).map((f) => [f.key, f.options?.[0]?.[0] ?? ""]));
 
 const open = signal<Act | null>(null);
 
@@ -37,13 +58,19 @@ export function ask(act: Act): void {
 export function ActDialog() {
   const act = open.value;
   const ref = useRef<HTMLDialogElement>(null);
-  const [state, setState] = useState<{ busy: boolean; error: string | null; typed: string }>({
+  const [state, setState] = useState({
     busy: false,
-    error: null,
+    error: null as string | null,
     typed: "",
+    values: initial(act),
   });
+  const key = pageKey.value;
   useEffect(() => {
-    setState({ busy: false, error: null, typed: "" });
+    // Another page, another matter.
+    open.value = null;
+  }, [key]);
+  useEffect(() => {
+    setState({ busy: false, error: null, typed: "", values: initial(act) });
     if (act && ref.current && !ref.current.open) ref.current.showModal();
   }, [act]);
   if (!act) return null;
@@ -54,17 +81,27 @@ export function ActDialog() {
   const run = async () => {
     setState((s) => ({ ...s, busy: true, error: null }));
     try {
-      await act.run();
+      const result = await act.run(state.values);
       close();
-      toast(act.done);
-      announce(act.done);
+      toast(typeof act.done === "string" ? act.done : act.done(result));
       refresh();
-      act.after?.();
+      act.after?.(result);
     } catch (error) {
       setState((s) => ({ ...s, busy: false, error: words(error) }));
     }
   };
-  const isReady = !state.busy && (act.typed === undefined || state.typed === act.typed);
+  const fields = act.fields ?? [];
+  const wrong = (f: ActField) => {
+    const value = state.values[f.key] ?? "";
+    if (value === "") return f.isRequired ? "" : null;
+    return f.check?.(value) ?? null;
+  };
+  const isReady =
+    !state.busy &&
+    (act.typed === undefined || state.typed === act.typed) &&
+    fields.every((f) => wrong(f) === null);
+  const set = (field: string, value: string) =>
+    setState((s) => ({ ...s, values: { ...s.values, [field]: value } }));
   return (
     <dialog
       ref={ref}
@@ -85,10 +122,46 @@ export function ActDialog() {
         <h2 id="act-title">{act.title}</h2>
         <ul class="consequences">
           {act.consequences.map((line, i) => (
-            // biome-ignore lint/suspicious/noArrayIndexKey: the lines of an act never change their order
+            // The lines of an act never change their order.
             <li key={i}>{line}</li>
           ))}
         </ul>
+        {fields.length ? (
+          <div class="fields">
+            {fields.map((f) => (
+              <Labelled key={f.key} label={f.label} hint={wrong(f) || f.hint}>
+                {(id) =>
+                  f.options ? (
+                    <select
+                      id={id}
+                      value={state.values[f.key]}
+                      onChange={(e) => set(f.key, e.currentTarget.value)}
+                    >
+                      {f.options.map(([value, text]) => (
+                        <option key={value} value={value}>
+                          {text}
+                        </option>
+                      ))}
+                    </select>
+                  ) : (
+                    <input
+                      id={id}
+                      type="text"
+                      autocomplete="off"
+                      spellcheck={false}
+                      placeholder={f.placeholder}
+                      required={f.isRequired}
+                      aria-describedby={f.hint ? `${id}-hint` : undefined}
+                      aria-invalid={Boolean(wrong(f))}
+                      value={state.values[f.key] ?? ""}
+                      onInput={(e) => set(f.key, e.currentTarget.value.trim())}
+                    />
+                  )
+                }
+              </Labelled>
+            ))}
+          </div>
+        ) : null}
         {act.typed !== undefined ? (
           <label class="field">
             <span>
@@ -106,7 +179,7 @@ export function ActDialog() {
             />
           </label>
         ) : null}
-        <Command text={act.command} />
+        <Command text={typeof act.command === "string" ? act.command : act.command(state.values)} />
         {state.error ? (
           <div class="notice critical" role="alert">
             <strong>Refused.</strong> {state.error}

@@ -10,8 +10,12 @@ export function Findings({ check }: { check: ImageCheck }) {
   const findings = [...check.findings].sort((a, b) => ORDER.indexOf(a.severity) - ORDER.indexOf(b.severity));
   return (
     <>
-      {hasRoot ? null : <Notice>No file system with a system was recognised, so little of the image could be checked.</Notice>}
-      {findings.length === 0 && hasRoot ? <Notice tone="good">The check has found nothing that breaks clones.</Notice> : null}
+      {hasRoot ? null : (
+        <Notice>No file system with a system was recognised, so little of the image could be checked.</Notice>
+      )}
+      {findings.length === 0 && hasRoot ? (
+        <Notice tone="good">The check has found nothing that breaks clones.</Notice>
+      ) : null}
       <ul class="findings">
         {findings.map((f) => (
           <li key={`${f.kind}/${f.path}`}>

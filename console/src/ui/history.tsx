@@ -1,40 +1,13 @@
 // The charts of an object: the daemon's history of the last hours if it has one, else what the page has seen itself.
 //
 // Invariant: the page says which of both it shows.
-import type { Schemas } from "../api/client.ts";
 import { address, ApiError } from "../api/client.ts";
 import { queryValue } from "../router.ts";
 import type { Sample } from "../state/moments.ts";
+import { type History, sampleKey, timesOf } from "../state/history.ts";
 import { useObject } from "../state/resource.ts";
 import { Chart, type Line } from "./chart.tsx";
 import { Choice, Notice } from "./parts.tsx";
-
-export interface History {
-  until: string;
-  step_seconds: number;
-  series: { name: string; values: (number | null)[] }[];
-}
-
-/** The time of each value of a history, in seconds since the epoch. */
-export function timesOf(history: History): number[] {
-  const length = Math.max(0, ...history.series.map((s) => s.values.length));
-  const until = Date.parse(history.until) / 1000;
-  return Array.from({ length }, (_, i) => until - (length - 1 - i) * history.step_seconds);
-}
-
-const OF_SAMPLES: Record<string, keyof Sample> = {
-  guest_read_bytes: "guestRead",
-  guest_written_bytes: "guestWritten",
-  ram_read_bytes: "ramRead",
-  ram_written_bytes: "ramWritten",
-  overflow_read_bytes: "overflowRead",
-  overflow_written_bytes: "overflowWritten",
-  base_read_bytes: "baseRead",
-  stalls: "stalls",
-  ram_used_bytes: "ramUsed",
-  overflow_used_bytes: "overflowUsed",
-  fill: "fill",
-};
 
 export function HistoryCharts({
   of,
@@ -42,7 +15,6 @@ export function HistoryCharts({
 }: {
   of: { catalog?: string; machine?: string };
   samples: Sample[];
-  levels?: Schemas["DiskLevels"];
 }) {
   const seconds = Number(queryValue("seconds") ?? 3600);
   const history = useObject<History>(address("/v1/history", undefined, { ...of, seconds }), 10_000);
@@ -50,11 +22,12 @@ export function HistoryCharts({
   const data = isMissing ? undefined : history.data;
   const times = data ? timesOf(data) : samples.map((s) => s.time);
   const values = (name: string): (number | null)[] => {
-    if (!data) return samples.map((s) => s[OF_SAMPLES[name] as keyof Sample]);
+    if (!data) return samples.map((s) => s[sampleKey(name)]);
     const found = data.series.find((s) => s.name === name)?.values ?? [];
     // A shorter series ends at the same time as the others.
     return [...Array<null>(times.length - found.length).fill(null), ...found];
   };
+  const span = data ? seconds : 600;
   const line = (name: string, title: string, plane: Line["plane"], isArea = false): Line => ({
     name: title,
     plane,
@@ -76,7 +49,9 @@ export function HistoryCharts({
             ]}
           />
         ) : isMissing ? (
-          <Notice>This daemon keeps no history. The charts show what this page has seen since it was opened.</Notice>
+          <Notice>
+            This daemon keeps no history. The charts show what this page has seen since it was opened.
+          </Notice>
         ) : null}
       </div>
       <div class="charts">
@@ -84,6 +59,7 @@ export function HistoryCharts({
           title="Written"
           unit="bytes/s"
           times={times}
+          span={span}
           lines={[
             line("guest_written_bytes", "guest", "guest"),
             line("ram_written_bytes", "RAM tier", "ram", true),
@@ -94,6 +70,7 @@ export function HistoryCharts({
           title="Read"
           unit="bytes/s"
           times={times}
+          span={span}
           lines={[
             line("guest_read_bytes", "guest", "guest"),
             line("ram_read_bytes", "RAM tier", "ram", true),
@@ -105,18 +82,26 @@ export function HistoryCharts({
           title="Used by the write cache"
           unit="bytes"
           times={times}
+          span={span}
           lines={[
             line("ram_used_bytes", "RAM tier", "ram", true),
             line("overflow_used_bytes", "overflow", "overflow", true),
           ]}
         />
         <Chart
-          title={of.machine ? "Fill" : "Fill of the fullest machine"}
+          title={of.machine ? "Fill" : data ? "Fill of the fullest machine" : "Fill of all machines together"}
           unit="percent"
           times={times}
+          span={span}
           lines={[line("fill", "fill", "accent", true)]}
         />
-        <Chart title="Stalls: writes that waited for space" unit="count/s" times={times} lines={[line("stalls", "stalls", "accent")]} />
+        <Chart
+          title="Stalls: writes that waited for space"
+          unit="count/s"
+          times={times}
+          span={span}
+          lines={[line("stalls", "stalls", "accent")]}
+        />
       </div>
     </>
   );

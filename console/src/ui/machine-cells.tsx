@@ -32,11 +32,18 @@ export function PhaseBadge({ phase, isReady }: { phase: Schemas["Phase"]; isRead
   return <Badge tone={PHASE_TONE[phase]}>{phase}</Badge>;
 }
 
+/** A rate. Nothing is less important than something. */
+function Rate({ value }: { value: number | null | undefined }) {
+  return <span class={value ? "number" : "number muted"}>{rate(value)}</span>;
+}
+
+const NONE = <span class="muted">-</span>;
+
 /** Columns of the figures of a disk. */
 export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
   const withRow = (show: (row: Row) => unknown) => (item: T) => {
     const row = of(item);
-    return row ? (show(row) as never) : "-";
+    return row ? (show(row) as never) : NONE;
   };
   return [
     {
@@ -63,18 +70,18 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
         const seconds = of(item)?.secondsToFull;
         return seconds == null ? null : -seconds;
       },
-      cell: withRow((row) => timeToFull(row.secondsToFull)),
+      cell: withRow((row) => (row.secondsToFull === null ? NONE : timeToFull(row.secondsToFull))),
     },
     {
       key: "written",
       title: "Written",
       isFigure: true,
-      hint: "Bytes that guests write in a second. The line: RAM tier and overflow in the last minutes",
+      hint: "Bytes that guests write in a second. The picture: RAM tier and overflow in the last ten minutes",
       sort: (item) => of(item)?.rates?.guest.written ?? null,
       cell: withRow((row) => (
         <span class="spark-cell">
           <Spark samples={row.samples} label="Written to RAM tier and overflow" />
-          <span class="number">{rate(row.rates?.guest.written)}</span>
+          <Rate value={row.rates?.guest.written} />
         </span>
       )),
     },
@@ -82,27 +89,29 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
       key: "read",
       title: "Read",
       isFigure: true,
-      isWide: true,
+      isExtra: true,
       sort: (item) => of(item)?.rates?.guest.read ?? null,
-      cell: withRow((row) => rate(row.rates?.guest.read)),
+      cell: withRow((row) => <Rate value={row.rates?.guest.read} />),
     },
     {
       key: "overflow",
       title: "Overflow",
       isFigure: true,
-      isWide: true,
+      isExtra: true,
       hint: "Bytes read and written in the overflow in a second",
       sort: (item) => {
         const r = of(item)?.rates;
         return r ? r.overflow.read + r.overflow.written : null;
       },
-      cell: withRow((row) => rate(row.rates ? row.rates.overflow.read + row.rates.overflow.written : null)),
+      cell: withRow((row) => (
+        <Rate value={row.rates ? row.rates.overflow.read + row.rates.overflow.written : null} />
+      )),
     },
     {
       key: "spared",
       title: "Spared",
       isFigure: true,
-      isWide: true,
+      isExtra: true,
       hint: "Bytes written by guests that never reached a disk",
       sort: (item) => of(item)?.sparedBytes,
       cell: withRow((row) => bytes(row.sparedBytes)),

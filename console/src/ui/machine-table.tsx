@@ -22,7 +22,15 @@ interface Item {
   row: MachineRow | undefined;
 }
 
-const ORDER: Schemas["Phase"][] = ["failed", "waiting", "placing", "starting", "stopping", "running", "stopped"];
+const ORDER: Schemas["Phase"][] = [
+  "failed",
+  "waiting",
+  "placing",
+  "starting",
+  "stopping",
+  "running",
+  "stopped",
+];
 
 function columns(hasCatalog: boolean): Column<Item>[] {
   return [
@@ -146,7 +154,9 @@ export function MachineTable({ catalog }: { catalog?: Catalog }) {
     const target = machinesTarget(names, items, one);
     // Of several catalogs, the one that keeps data decides how careful to be.
     if (!one) {
-      target.isKeeping = (catalogs.data ?? []).some((c) => owners.has(c.name) && (c.spec.type === "dedicated" || c.spec.reset === "never"));
+      target.isKeeping = (catalogs.data ?? []).some(
+        (c) => owners.has(c.name) && (c.spec.type === "dedicated" || c.spec.reset === "never"),
+      );
     }
     ask(machineAct(action, target));
   };

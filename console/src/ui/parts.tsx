@@ -1,6 +1,6 @@
 // Small parts that pages are made of: panels, badges, key-value lists, empty and failed states, tabs.
 import type { ComponentChildren } from "preact";
-import { useId, useRef } from "preact/hooks";
+import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { words } from "../api/client.ts";
 import { href, queryValue, route, setQuery } from "../router.ts";
 
@@ -117,8 +117,7 @@ export function Command({ text, label = "The same as a command" }: { text: strin
           Copy
         </button>
       </figcaption>
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a scrollable region must be reachable by keyboard */}
-      <pre tabIndex={0}>{text}</pre>
+      <pre>{text}</pre>
     </figure>
   );
 }
@@ -164,11 +163,22 @@ export function Filter({ label, name = "filter" }: { label: string; name?: strin
 }
 
 /** A native choice whose value is in the URL; "" is the first one. */
-export function Choice({ label, name, options }: { label: string; name: string; options: [string, string][] }) {
+export function Choice({
+  label,
+  name,
+  options,
+}: {
+  label: string;
+  name: string;
+  options: [string, string][];
+}) {
   return (
     <label class="choice">
       <span>{label}</span>
-      <select value={queryValue(name) ?? ""} onChange={(e) => setQuery({ [name]: e.currentTarget.value || undefined })}>
+      <select
+        value={queryValue(name) ?? ""}
+        onChange={(e) => setQuery({ [name]: e.currentTarget.value || undefined })}
+      >
         {options.map(([value, text]) => (
           <option key={value} value={value}>
             {text}
@@ -176,5 +186,51 @@ export function Choice({ label, name, options }: { label: string; name: string; 
         ))}
       </select>
     </label>
+  );
+}
+
+/** The width of an element in pixels, for pictures whose text must not be scaled. */
+export function useWidth<E extends Element>(otherwise: number) {
+  const ref = useRef<E>(null);
+  const [width, setWidth] = useState(otherwise);
+  useLayoutEffect(() => {
+    const el = ref.current;
+    if (!el) return;
+    const measure = () => setWidth((was) => (el.clientWidth > 0 ? Math.round(el.clientWidth) : was));
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(el);
+    return () => observer.disconnect();
+  }, []);
+  return [ref, width] as const;
+}
+
+/** Text of the API's description: what stands between backticks is code. */
+export function Prose({ text }: { text: string }) {
+  // The parts of a text never change their order
+  return <>{text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part))}</>;
+}
+
+/** A field with its label. The label is for the control, so that its name is the label's text alone. */
+export function Labelled({
+  label,
+  hint,
+  children,
+}: {
+  label: string;
+  hint?: string;
+  children: (id: string) => ComponentChildren;
+}) {
+  const id = useId();
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      {children(id)}
+      {hint ? (
+        <p class="hint" id={`${id}-hint`}>
+          {hint}
+        </p>
+      ) : null}
+    </div>
   );
 }

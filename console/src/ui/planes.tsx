@@ -4,6 +4,7 @@
 import { percent, bytes, rate } from "./format.ts";
 import type { Rates, Sample } from "../state/moments.ts";
 import type { Levels } from "../api/client.ts";
+import { useWidth } from "./parts.tsx";
 
 export type Level = "normal" | "warning" | "critical" | "full";
 
@@ -73,9 +74,21 @@ export interface Segment {
 }
 
 /** A bar of a whole with its parts, and the legend that names them. */
-export function StackedBar({ segments, whole, label }: { segments: Segment[]; whole: number; label: string }) {
+export function StackedBar({
+  segments,
+  whole,
+  label,
+}: {
+  segments: Segment[];
+  whole: number;
+  label: string;
+}) {
   let x = 0;
-  const all = Math.max(whole, segments.reduce((sum, s) => sum + s.value, 0), 1);
+  const all = Math.max(
+    whole,
+    segments.reduce((sum, s) => sum + s.value, 0),
+    1,
+  );
   return (
     <figure class="stacked" aria-label={label}>
       <svg viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true">
@@ -99,28 +112,57 @@ export function StackedBar({ segments, whole, label }: { segments: Segment[]; wh
   );
 }
 
-/** What was written lately: RAM tier and overflow, one upon the other. */
-export function Spark({ samples, label }: { samples: Sample[]; label: string }) {
-  const width = 96;
-  const height = 20;
-  const shown = samples.slice(-75);
+/** Seconds that the small pictures show. */
+const SPARK_SECONDS = 600;
+
+/** What was written in the last ten minutes: RAM tier and overflow, one upon the other. */
+export function Spark({
+  samples,
+  label,
+  width = 96,
+  height = 20,
+}: {
+  samples: Sample[];
+  label: string;
+  width?: number;
+  height?: number;
+}) {
+  const end = samples.at(-1)?.time ?? 0;
+  const shown = samples.filter((s) => s.time > end - SPARK_SECONDS);
   const most = Math.max(1, ...shown.map((s) => s.ramWritten + s.overflowWritten));
+  const x = (s: Sample) => (width - ((end - s.time) / SPARK_SECONDS) * width).toFixed(1);
+  const y = (v: number) => (height - (v / most) * (height - 1)).toFixed(1);
   const area = (from: (s: Sample) => number, to: (s: Sample) => number) => {
-    const step = width / 74;
-    const x = (i: number) => (width - (shown.length - 1 - i) * step).toFixed(1);
-    const y = (v: number) => (height - (v / most) * (height - 1)).toFixed(1);
-    const up = shown.map((s, i) => `${x(i)},${y(to(s))}`);
-    const down = shown.map((s, i) => `${x(i)},${y(from(s))}`).reverse();
+    const up = shown.map((s) => `${x(s)},${y(to(s))}`);
+    const down = shown.map((s) => `${x(s)},${y(from(s))}`).reverse();
     return `M${[...up, ...down].join("L")}Z`;
   };
   const peak = most > 1 ? `peak ${rate(most)}` : "nothing written";
   return (
-    <svg class="spark" viewBox={`0 0 ${width} ${height}`} role="img" aria-label={`${label}: ${peak}`}>
+    <svg
+      class="spark"
+      viewBox={`0 0 ${width} ${height}`}
+      preserveAspectRatio="none"
+      role="img"
+      aria-label={`${label}: ${peak}`}
+    >
       <line class="axis" x1="0" x2={width} y1={height - 0.5} y2={height - 0.5} />
       {shown.length > 1 && most > 1 ? (
         <>
-          <path class="fill ram" d={area(() => 0, (s) => s.ramWritten)} />
-          <path class="fill overflow" d={area((s) => s.ramWritten, (s) => s.ramWritten + s.overflowWritten)} />
+          <path
+            class="fill ram"
+            d={area(
+              () => 0,
+              (s) => s.ramWritten,
+            )}
+          />
+          <path
+            class="fill overflow"
+            d={area(
+              (s) => s.ramWritten,
+              (s) => s.ramWritten + s.overflowWritten,
+            )}
+          />
         </>
       ) : null}
     </svg>
@@ -155,7 +197,13 @@ function Arrow({
   const tip = (turn: number) => `${x2 - 7 * Math.cos(angle + turn)},${y2 - 7 * Math.sin(angle + turn)}`;
   return (
     <g class={`arrow ${plane}${value >= 1 ? " on" : ""}`}>
-      <line x1={x1} y1={y1} x2={x2 - 4 * Math.cos(angle)} y2={y2 - 4 * Math.sin(angle)} stroke-width={thickness(value)} />
+      <line
+        x1={x1}
+        y1={y1}
+        x2={x2 - 4 * Math.cos(angle)}
+        y2={y2 - 4 * Math.sin(angle)}
+        stroke-width={thickness(value)}
+      />
       <polygon points={`${x2},${y2} ${tip(0.5)} ${tip(-0.5)}`} />
       <text x={at[0]} y={at[1]} text-anchor={at[2]}>
         {text}
@@ -184,82 +232,157 @@ export function PlaneDiagram({
   const description = r
     ? `The guest writes ${rate(r.guest.written)} and reads ${rate(r.guest.read)}. RAM tier: ${rate(r.ram.written)} written, ${rate(r.ram.read)} read. Overflow: ${rate(toOverflow)} written, ${rate(r.overflow.read)} read. Base image: ${rate(r.base.read)} read.`
     : "Rates are shown as soon as there are two moments to compare.";
+  const [outer, width] = useWidth<HTMLDivElement>(480);
+  const isNarrow = width < 460;
+  const W = isNarrow ? 346 : 480;
+  const guest = isNarrow ? 88 : 116;
+  const boxWidth = isNarrow ? 150 : 190;
+  const left = W - boxWidth - 1;
+  const near = guest + 4;
+  const far = left - 2;
+  const middle = (near + far) / 2;
+  const down = left + boxWidth / 2;
   const box = (y: number, plane: string, title: string, line: string, part: number | null) => (
     <g class={`plane ${plane}`}>
-      <rect class="box" x="270" y={y} width="190" height="64" rx="4" />
-      <rect class="edge" x="270" y={y} width="5" height="64" rx="2" />
-      <text class="title" x="286" y={y + 22}>
+      <rect class="box" x={left} y={y} width={boxWidth} height="64" rx="4" />
+      <rect class="edge" x={left} y={y} width="5" height="64" rx="2" />
+      <text class="title" x={left + 16} y={y + 22}>
         {title}
       </text>
-      <text class="line" x="286" y={y + 39}>
+      <text class="line" x={left + 16} y={y + 39}>
         {line}
       </text>
       {part === null ? null : (
         <>
-          <rect class="track" x="286" y={y + 48} width="162" height="6" rx="1.5" />
-          <rect class={`fill ${plane}`} x="286" y={y + 48} width={162 * part} height="6" rx="1.5" />
+          <rect class="track" x={left + 16} y={y + 48} width={boxWidth - 28} height="6" rx="1.5" />
+          <rect
+            class={`fill ${plane}`}
+            x={left + 16}
+            y={y + 48}
+            width={(boxWidth - 28) * part}
+            height="6"
+            rx="1.5"
+          />
         </>
       )}
     </g>
   );
   return (
-    <svg class="planes" viewBox="0 0 480 312" role="img" aria-label={description}>
-      <g class="plane guest">
-        <rect class="box" x="10" y="16" width="116" height="280" rx="4" />
-        <rect class="edge" x="121" y="16" width="5" height="280" rx="2" />
-        <text class="title" x="24" y="40">
-          Guest
-        </text>
-        <text class="line" x="24" y="60">
-          writes
-        </text>
-        <text class="figure" x="24" y="77">
-          {say(r?.guest.written)}
-        </text>
-        <text class="line" x="24" y="100">
-          reads
-        </text>
-        <text class="figure" x="24" y="117">
-          {say(r?.guest.read)}
-        </text>
-        <text class="line" x="24" y="140">
-          requests
-        </text>
-        <text class="figure" x="24" y="157">
-          {r ? `${Math.round(r.guest.reads + r.guest.writes)}/s` : "-"}
-        </text>
-      </g>
-      {box(
-        16,
-        "ram",
-        hasRam ? "RAM tier" : "no RAM tier",
-        hasRam ? `${bytes(levels.ram_used_bytes)} of ${bytes(levels.ram_limit_bytes)}` : `mode ${mode}`,
-        hasRam ? share(levels.ram_used_bytes, levels.ram_limit_bytes) : null,
-      )}
-      {box(
-        124,
-        "overflow",
-        mode === "direct" ? "difference file" : "Overflow",
-        levels.overflow_limit_bytes > 0
-          ? `${bytes(levels.overflow_used_bytes)} of ${bytes(levels.overflow_limit_bytes)}`
-          : `${bytes(levels.overflow_used_bytes)}`,
-        levels.overflow_limit_bytes > 0 ? share(levels.overflow_used_bytes, levels.overflow_limit_bytes) : null,
-      )}
-      {box(232, "base", "Base image", image, null)}
-      {hasRam ? (
-        <>
-          <Arrow x1={128} y1={38} x2={268} y2={38} value={value(r?.ram.written)} plane="ram" text={say(r?.ram.written)} at={[198, 31, "middle"]} />
-          <Arrow x1={268} y1={60} x2={128} y2={60} value={value(r?.ram.read)} plane="ram" text={say(r?.ram.read)} at={[198, 76, "middle"]} />
-          <Arrow x1={365} y1={82} x2={365} y2={122} value={toOverflow} plane="overflow" text={say(r?.overflow.written)} at={[374, 107, "start"]} />
-          <text class="line" x="356" y="107" text-anchor="end">
-            evicted
+    <div ref={outer}>
+      <svg class="planes" viewBox={`0 0 ${W} 312`} role="img" aria-label={description}>
+        <g class="plane guest">
+          <rect class="box" x="1" y="16" width={guest} height="280" rx="4" />
+          <rect class="edge" x={guest - 4} y="16" width="5" height="280" rx="2" />
+          <text class="title" x="14" y="40">
+            Guest
           </text>
-        </>
-      ) : (
-        <Arrow x1={128} y1={140} x2={268} y2={140} value={toOverflow} plane="overflow" text={say(r?.overflow.written)} at={[198, 133, "middle"]} />
-      )}
-      <Arrow x1={268} y1={162} x2={128} y2={162} value={value(r?.overflow.read)} plane="overflow" text={say(r?.overflow.read)} at={[198, 178, "middle"]} />
-      <Arrow x1={268} y1={264} x2={128} y2={264} value={value(r?.base.read)} plane="base" text={say(r?.base.read)} at={[198, 257, "middle"]} />
-    </svg>
+          <text class="line" x="14" y="60">
+            writes
+          </text>
+          <text class="figure" x="14" y="77">
+            {say(r?.guest.written)}
+          </text>
+          <text class="line" x="14" y="100">
+            reads
+          </text>
+          <text class="figure" x="14" y="117">
+            {say(r?.guest.read)}
+          </text>
+          <text class="line" x="14" y="140">
+            requests
+          </text>
+          <text class="figure" x="14" y="157">
+            {r ? `${Math.round(r.guest.reads + r.guest.writes)}/s` : "-"}
+          </text>
+        </g>
+        {box(
+          16,
+          "ram",
+          hasRam ? "RAM tier" : "no RAM tier",
+          hasRam ? `${bytes(levels.ram_used_bytes)} of ${bytes(levels.ram_limit_bytes)}` : `mode ${mode}`,
+          hasRam ? share(levels.ram_used_bytes, levels.ram_limit_bytes) : null,
+        )}
+        {box(
+          124,
+          "overflow",
+          mode === "direct" ? "difference file" : "Overflow",
+          levels.overflow_limit_bytes > 0
+            ? `${bytes(levels.overflow_used_bytes)} of ${bytes(levels.overflow_limit_bytes)}`
+            : `${bytes(levels.overflow_used_bytes)}`,
+          levels.overflow_limit_bytes > 0
+            ? share(levels.overflow_used_bytes, levels.overflow_limit_bytes)
+            : null,
+        )}
+        {box(232, "base", "Base image", image, null)}
+        {hasRam ? (
+          <>
+            <Arrow
+              x1={near}
+              y1={38}
+              x2={far}
+              y2={38}
+              value={value(r?.ram.written)}
+              plane="ram"
+              text={say(r?.ram.written)}
+              at={[middle, 31, "middle"]}
+            />
+            <Arrow
+              x1={far}
+              y1={60}
+              x2={near}
+              y2={60}
+              value={value(r?.ram.read)}
+              plane="ram"
+              text={say(r?.ram.read)}
+              at={[middle, 76, "middle"]}
+            />
+            <Arrow
+              x1={down}
+              y1={82}
+              x2={down}
+              y2={122}
+              value={toOverflow}
+              plane="overflow"
+              text={say(r?.overflow.written)}
+              at={[down + 9, 107, "start"]}
+            />
+            <text class="line" x={down - 9} y="107" text-anchor="end">
+              evicted
+            </text>
+          </>
+        ) : (
+          <Arrow
+            x1={near}
+            y1={140}
+            x2={far}
+            y2={140}
+            value={toOverflow}
+            plane="overflow"
+            text={say(r?.overflow.written)}
+            at={[middle, 133, "middle"]}
+          />
+        )}
+        <Arrow
+          x1={far}
+          y1={162}
+          x2={near}
+          y2={162}
+          value={value(r?.overflow.read)}
+          plane="overflow"
+          text={say(r?.overflow.read)}
+          at={[middle, 178, "middle"]}
+        />
+        <Arrow
+          x1={far}
+          y1={264}
+          x2={near}
+          y2={264}
+          value={value(r?.base.read)}
+          plane="base"
+          text={say(r?.base.read)}
+          at={[middle, 257, "middle"]}
+        />
+      </svg>
+    </div>
   );
 }

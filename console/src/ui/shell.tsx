@@ -37,7 +37,12 @@ function Freshness() {
         : isStale
           ? `Figures are ${duration(age)} old`
           : "Figures are live";
-  const how = { stream: "events follow", polling: "events every 5 s", paused: "events paused" }[following.value];
+  const how = {
+    stream: "events follow",
+    polling: "events every 5 s",
+    connecting: "events connect",
+    paused: "events paused",
+  }[following.value];
   return (
     <p class={`freshness${away !== null || isStale ? " stale" : ""}`}>
       <span class="dot" aria-hidden="true" />
@@ -50,22 +55,15 @@ export function Shell({ children }: { children: ComponentChildren }) {
   const [isOpen, setOpen] = useState(false);
   const page = route.value.parts[0] ?? "";
   const key = pageKey.value;
-  // biome-ignore lint/correctness/useExhaustiveDependencies: the menu closes on each change of page
+  // The menu closes on each change of page
   useEffect(() => setOpen(false), [key]);
   const state = session.value;
   const away = awaySince.value;
   return (
     <div class="shell">
-      <a
-        class="skip"
-        href="#main"
-        onClick={(e) => {
-          e.preventDefault();
-          document.getElementById("page-title")?.focus();
-        }}
-      >
+      <button type="button" class="skip" onClick={() => document.getElementById("page-title")?.focus()}>
         Skip to the content
-      </a>
+      </button>
       <header class="side">
         <div class="brand">
           <a href={href([])}>
@@ -76,7 +74,13 @@ export function Shell({ children }: { children: ComponentChildren }) {
             </svg>
             Spillway
           </a>
-          <button type="button" class="menu" aria-expanded={isOpen} aria-controls="places" onClick={() => setOpen(!isOpen)}>
+          <button
+            type="button"
+            class="menu"
+            aria-expanded={isOpen}
+            aria-controls="places"
+            onClick={() => setOpen(!isOpen)}
+          >
             Menu
           </button>
         </div>
@@ -114,8 +118,8 @@ export function Shell({ children }: { children: ComponentChildren }) {
       <main id="main">
         {away !== null ? (
           <div class="notice critical away" role="alert">
-            <strong>The daemon has not answered since {clock(away).slice(11)}.</strong> Machines are not affected: they run
-            without it. What you see is from before. The page tries again by itself.
+            <strong>The daemon has not answered since {clock(away).slice(11)}.</strong> Machines are not
+            affected: they run without it. What you see is from before. The page tries again by itself.
           </div>
         ) : null}
         {children}

@@ -7,17 +7,27 @@ import { type Curve, raw } from "../api/client.ts";
 import { absorbed, at, scale, type Sizing, sum } from "../state/curve.ts";
 import { visible } from "../state/visible.ts";
 import { bytes, duration, percent, sizeText, parseSize } from "./format.ts";
-import { Empty } from "./parts.tsx";
+import { Empty, useWidth } from "./parts.tsx";
 
+const MIB = 1024 * 1024;
 const EVERY_MS = 15_000;
 /** Machines whose curves are added. More would say the same. */
 export const MOST_CURVES = 16;
 
+/** A size that a person would choose: whole MiB, and never less than what was asked for. */
+export function roundUp(bytes: number): number {
+  const step = bytes < MIB ? 65536 : MIB;
+  return Math.ceil(bytes / step) * step;
+}
+
 /** The curves of machines, read again now and then. */
 export function useCurves(names: string[]): { sizing: Sizing | null; isLoading: boolean } {
   const key = names.join();
-  const [state, setState] = useState<{ sizing: Sizing | null; isLoading: boolean }>({ sizing: null, isLoading: true });
-  // biome-ignore lint/correctness/useExhaustiveDependencies: the key stands for the names
+  const [state, setState] = useState<{ sizing: Sizing | null; isLoading: boolean }>({
+    sizing: null,
+    isLoading: true,
+  });
+  // The key stands for the names
   useEffect(() => {
     let isOver = false;
     let timer: ReturnType<typeof setTimeout> | undefined;
@@ -40,13 +50,29 @@ export function useCurves(names: string[]): { sizing: Sizing | null; isLoading: 
   return state;
 }
 
-const W = 720;
-const H = 260;
+const H = 250;
 const LEFT = 8;
 const TOP = 30;
 const BOTTOM = 30;
 
-function Picture({ sizing, limit, ram, max }: { sizing: Sizing; limit: number | null; ram: number; max: number }) {
+/** Sizes below an axis: multiples of a power of two, at most so many. */
+export function tickSizes(max: number, most: number): number[] {
+  const step = 2 ** Math.ceil(Math.log2(max / most));
+  return Array.from({ length: Math.floor((max * 0.97) / step) }, (_, i) => (i + 1) * step);
+}
+
+function Picture({
+  sizing,
+  limit,
+  ram,
+  max,
+}: {
+  sizing: Sizing;
+  limit: number | null;
+  ram: number;
+  max: number;
+}) {
+  const [box, W] = useWidth<HTMLDivElement>(720);
   const most = Math.max(1, ...sizing.points.map((p) => Math.max(p.written, p.read)));
   const x = (v: number) => LEFT + (Math.min(v, max) / max) * (W - 2 * LEFT);
   const y = (v: number) => H - BOTTOM - (v / most) * (H - TOP - BOTTOM);
@@ -57,63 +83,68 @@ function Picture({ sizing, limit, ram, max }: { sizing: Sizing; limit: number | 
   };
   // Marks that are close to each other get their words in rows.
   const marks = [
-    { value: limit, text: "limit now", kind: "now" },
-    { value: sizing.goalBytes, text: "95%", kind: "mark" },
-    { value: sizing.kneeBytes, text: "knee", kind: "mark" },
-    { value: sizing.zeroBytes, text: "no overflow", kind: "mark" },
+    { value: limit, name: "limit now", kind: "now" },
+    { value: sizing.goalBytes, name: "95%", kind: "mark" },
+    { value: sizing.kneeBytes, name: "knee", kind: "mark" },
+    { value: sizing.zeroBytes, name: "no overflow", kind: "mark" },
   ]
-    .filter((m): m is { value: number; text: string; kind: string } => m.value !== null && m.value <= max)
+    .filter((m): m is { value: number; name: string; kind: string } => m.value !== null && m.value <= max)
     .sort((a, b) => a.value - b.value);
-  let lastEnd = [-1, -1];
+  const ends: [number, number] = [0, 0];
   const placed = marks.map((m) => {
     const left = x(m.value);
-    const width = m.text.length * 6.4 + 10;
-    const isRight = left + width > W;
-    const start = isRight ? left - width : left;
-    const row = start > (lastEnd[0] ?? -1) ? 0 : 1;
-    lastEnd = row === 0 ? [start + width, lastEnd[1] ?? -1] : [lastEnd[0] ?? -1, start + width];
-    return { ...m, left, row, isRight };
+    const width = m.name.length * 6.6 + 12;
+    const start = Math.min(left + 4, W - width);
+    const row = start >= ends[0] || ends[0] <= ends[1] ? 0 : 1;
+    const text = Math.max(start, ends[row]);
+    ends[row] = text + width;
+    return { ...m, left, row, text };
   });
   const here = at(sizing.points, ram);
-  const ticks = [0.25, 0.5, 0.75, 1].map((part) => part * max);
+  const ticks = tickSizes(max, W < 480 ? 4 : 8);
   return (
-    <svg
-      class="curve"
-      viewBox={`0 0 ${W} ${H}`}
-      role="img"
-      aria-label={`Curve of ${sizing.machines} disks: with ${bytes(ram)} of RAM, ${bytes(here.written)} would have been written to the overflow and ${bytes(here.read)} read from it. Nothing overflows from ${bytes(sizing.zeroBytes)} on.`}
-    >
-      {[0, 0.5, 1].map((part) => (
-        <g key={part}>
-          <line class="grid" x1={LEFT} x2={W - LEFT} y1={y(most * part)} y2={y(most * part)} />
-          {part > 0 ? (
-            <text class="tick" x={W - LEFT} y={y(most * part) - 4} text-anchor="end">
-              {bytes(most * part)}
-            </text>
-          ) : null}
-        </g>
-      ))}
-      {ticks.map((t) => (
-        <text key={t} class="tick" x={x(t)} y={H - 10} text-anchor={t === max ? "end" : "middle"}>
-          {bytes(t)}
-        </text>
-      ))}
-      <path class="area overflow" d={`${path("written")}L${x(max)},${y(0)}L${x(shown[0]?.ram ?? 0)},${y(0)}Z`} />
-      <path class="line overflow" d={path("written")} />
-      <path class="line read" d={path("read")} />
-      {placed.map((m) => (
-        <g key={m.text} class={m.kind}>
-          <line x1={m.left} x2={m.left} y1={m.row === 0 ? 12 : 25} y2={H - BOTTOM} />
-          <text x={m.isRight ? m.left - 4 : m.left + 4} y={m.row === 0 ? 12 : 25} text-anchor={m.isRight ? "end" : "start"}>
-            {m.text}
+    <div ref={box}>
+      <svg
+        class="curve"
+        viewBox={`0 0 ${W} ${H}`}
+        role="img"
+        aria-label={`Curve of ${sizing.machines} disks: with ${bytes(ram)} of RAM, ${bytes(here.written)} would have been written to the overflow and ${bytes(here.read)} read from it. Nothing overflows from ${bytes(sizing.zeroBytes)} on.`}
+      >
+        {[0, 0.5, 1].map((part) => (
+          <g key={part}>
+            <line class="grid" x1={LEFT} x2={W - LEFT} y1={y(most * part)} y2={y(most * part)} />
+            {part > 0 ? (
+              <text class="tick" x={W - LEFT} y={y(most * part) + 13} text-anchor="end">
+                {bytes(most * part)}
+              </text>
+            ) : null}
+          </g>
+        ))}
+        {ticks.map((t) => (
+          <text key={t} class="tick" x={x(t)} y={H - 10} text-anchor="middle">
+            {bytes(t)}
           </text>
+        ))}
+        <path
+          class="area overflow"
+          d={`${path("written")}L${x(max)},${y(0)}L${x(shown[0]?.ram ?? 0)},${y(0)}Z`}
+        />
+        <path class="line overflow" d={path("written")} />
+        <path class="line read" d={path("read")} />
+        {placed.map((m) => (
+          <g key={m.name} class={m.kind}>
+            <line x1={m.left} x2={m.left} y1={m.row === 0 ? 12 : 25} y2={H - BOTTOM} />
+            <text x={m.text} y={m.row === 0 ? 12 : 25}>
+              {m.name}
+            </text>
+          </g>
+        ))}
+        <g class="chosen">
+          <line x1={x(ram)} x2={x(ram)} y1={TOP} y2={H - BOTTOM} />
+          <circle cx={x(ram)} cy={y(here.written)} r="4.5" />
         </g>
-      ))}
-      <g class="chosen">
-        <line x1={x(ram)} x2={x(ram)} y1={TOP} y2={H - BOTTOM} />
-        <circle cx={x(ram)} cy={y(here.written)} r="4.5" />
-      </g>
-    </svg>
+      </svg>
+    </div>
   );
 }
 
@@ -136,7 +167,9 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
   const today = limit === null ? null : at(sizing.points, limit);
   const share = absorbed(sizing, ram);
   if (sizing.writtenBytes === 0) {
-    return <Empty>The guests have written nothing since their disks were started, so every size would do.</Empty>;
+    return (
+      <Empty>The guests have written nothing since their disks were started, so every size would do.</Empty>
+    );
   }
   const wrong = text === null ? null : parseSize(text);
   return (
@@ -172,7 +205,7 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
       </div>
       <div class="sizing-row">
         <label class="field">
-          <span>RAM tier of each machine</span>
+          <span>RAM tier for each</span>
           <input
             type="text"
             inputMode="text"
@@ -205,7 +238,8 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
           <div>
             <dt>RAM absorbs</dt>
             <dd>
-              <strong>{share === null ? "-" : percent(share)}</strong> <span class="muted">of {bytes(sizing.writtenBytes)} written</span>
+              <strong>{share === null ? "-" : percent(share)}</strong>{" "}
+              <span class="muted">of {bytes(sizing.writtenBytes)} written</span>
             </dd>
           </div>
           <div>
@@ -220,9 +254,9 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
         {(
           [
             ["Limit now", limit],
-            ["95% absorbed", sizing.goalBytes],
-            ["Knee", sizing.kneeBytes],
-            ["No overflow", sizing.zeroBytes],
+            ["95% absorbed", roundUp(sizing.goalBytes)],
+            ["Knee", sizing.kneeBytes === null ? null : roundUp(sizing.kneeBytes)],
+            ["No overflow", roundUp(sizing.zeroBytes)],
           ] as [string, number | null][]
         ).map(([name, value]) =>
           value === null ? null : (
@@ -234,9 +268,11 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
       </div>
       {children?.(ram)}
       <p class="hint">
-        Counted for {duration(sizing.seconds)} on {sizing.machines === 1 ? "one disk" : `${sizing.machines} disks`}
-        {sizing.sampledOneIn > 1.01 ? `, one block in ${Math.round(sizing.sampledOneIn)}` : ""}: an estimate of what a cache that
-        evicts the least recently used block would have done with the same requests. Best after a day of normal work.
+        Counted for {duration(sizing.seconds)} on{" "}
+        {sizing.machines === 1 ? "one disk" : `${sizing.machines} disks`}
+        {sizing.sampledOneIn > 1.01 ? `, one block in ${Math.round(sizing.sampledOneIn)}` : ""}: an estimate
+        of what a cache that evicts the least recently used block would have done with the same requests. Best
+        after a day of normal work.
       </p>
     </div>
   );

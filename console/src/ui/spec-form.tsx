@@ -6,10 +6,21 @@ import { useId, useState } from "preact/hooks";
 import about from "../api/spec-fields.json";
 import type { CatalogSpec } from "../api/client.ts";
 import { parseSize, sizeText } from "./format.ts";
+import { Prose } from "./parts.tsx";
 
 export type Key = Exclude<keyof CatalogSpec, "redacted">;
 export type Draft = Partial<CatalogSpec>;
-type Kind = "size" | "number" | "text" | "area" | "lines" | "labels" | "flag" | "network" | "store" | readonly string[];
+type Kind =
+  | "size"
+  | "number"
+  | "text"
+  | "area"
+  | "lines"
+  | "labels"
+  | "flag"
+  | "network"
+  | "store"
+  | readonly string[];
 /** When a change of a setting takes effect. */
 export type Effect = "at once" | "at the next start" | "cannot be changed";
 
@@ -20,6 +31,8 @@ export interface FieldInfo {
   effect: Effect;
   /** Folded away in the wizard. */
   isAdvanced?: boolean;
+  /** What may be typed, where it is no plain text. */
+  form?: string;
 }
 
 const MODES = ["ram+overflow", "ram", "overflow", "direct", "ephemeral", "persistent"] as const;
@@ -31,38 +44,154 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
     { key: "naming", title: "Names", kind: "text", effect: "cannot be changed" },
     { key: "vcpus", title: "Virtual processors", kind: "number", effect: "at the next start" },
     { key: "memory_bytes", title: "Memory", kind: "size", effect: "at the next start" },
-    { key: "network", title: "Network", kind: "network", effect: "at the next start" },
+    {
+      key: "network",
+      title: "Network",
+      kind: "network",
+      effect: "at the next start",
+      form: "user, none or bridge=NAME",
+    },
     { key: "warm", title: "Kept warm", kind: "number", effect: "at once" },
-    { key: "ready", title: "Ready when", kind: "text", effect: "at the next start" },
-    { key: "type", title: "Type", kind: ["pooled", "dedicated"], effect: "at the next start", isAdvanced: true },
-    { key: "reset", title: "Reset by", kind: ["power-cycle", "guest-reboot", "never"], effect: "at the next start", isAdvanced: true },
+    {
+      key: "ready",
+      title: "Ready when",
+      kind: "text",
+      effect: "at the next start",
+      form: "agent, tcp:PORT, serial:REGEX",
+    },
+    {
+      key: "display",
+      title: "Screen",
+      kind: ["none", "vnc"],
+      effect: "at the next start",
+      isAdvanced: true,
+    },
+    {
+      key: "type",
+      title: "Type",
+      kind: ["pooled", "dedicated"],
+      effect: "at the next start",
+      isAdvanced: true,
+    },
+    {
+      key: "reset",
+      title: "Reset by",
+      kind: ["power-cycle", "guest-reboot", "never"],
+      effect: "at the next start",
+      isAdvanced: true,
+    },
     { key: "autostart", title: "Start with the daemon", kind: "flag", effect: "at once", isAdvanced: true },
-    { key: "grace_seconds", title: "Time to shut down, s", kind: "number", effect: "at once", isAdvanced: true },
-    { key: "claim_ttl_seconds", title: "Duration of claims, s", kind: "number", effect: "at the next start", isAdvanced: true },
-    { key: "data_disk_bytes", title: "Data disk", kind: "size", effect: "at the next start", isAdvanced: true },
-    { key: "data_disk_store", title: "Store of data disks", kind: "store", effect: "at the next start", isAdvanced: true },
-    { key: "scratch_disk_bytes", title: "Scratch disk", kind: "size", effect: "at the next start", isAdvanced: true },
+    {
+      key: "grace_seconds",
+      title: "Time to shut down, s",
+      kind: "number",
+      effect: "at once",
+      isAdvanced: true,
+    },
+    {
+      key: "claim_ttl_seconds",
+      title: "Duration of claims, s",
+      kind: "number",
+      effect: "at the next start",
+      isAdvanced: true,
+    },
+    {
+      key: "data_disk_bytes",
+      title: "Data disk",
+      kind: "size",
+      effect: "at the next start",
+      isAdvanced: true,
+    },
+    {
+      key: "data_disk_store",
+      title: "Store of data disks",
+      kind: "store",
+      effect: "at the next start",
+      isAdvanced: true,
+    },
+    {
+      key: "scratch_disk_bytes",
+      title: "Scratch disk",
+      kind: "size",
+      effect: "at the next start",
+      isAdvanced: true,
+    },
     { key: "kernel", title: "Kernel", kind: "text", effect: "at the next start", isAdvanced: true },
     { key: "initrd", title: "Initial RAM disk", kind: "text", effect: "at the next start", isAdvanced: true },
-    { key: "append", title: "Kernel command line", kind: "text", effect: "at the next start", isAdvanced: true },
-    { key: "labels", title: "Labels", kind: "labels", effect: "at once", isAdvanced: true },
+    {
+      key: "append",
+      title: "Kernel command line",
+      kind: "text",
+      effect: "at the next start",
+      isAdvanced: true,
+    },
+    {
+      key: "labels",
+      title: "Labels",
+      kind: "labels",
+      effect: "at once",
+      isAdvanced: true,
+      form: "KEY=VALUE, KEY=VALUE",
+    },
   ],
   cache: [
     { key: "ram_bytes", title: "RAM tier", kind: "size", effect: "at once" },
     { key: "overflow_bytes", title: "Overflow", kind: "size", effect: "at once" },
     { key: "mode", title: "Mode", kind: MODES, effect: "at the next start" },
     { key: "full", title: "When the cache is full", kind: ["pause", "fail"], effect: "at the next start" },
-    { key: "ram_guarantee_bytes", title: "Guaranteed RAM", kind: "size", effect: "at once", isAdvanced: true },
-    { key: "overflow_store", title: "Store of overflow files", kind: "store", effect: "at the next start", isAdvanced: true },
+    {
+      key: "ram_guarantee_bytes",
+      title: "Guaranteed RAM",
+      kind: "size",
+      effect: "at once",
+      isAdvanced: true,
+    },
+    {
+      key: "overflow_store",
+      title: "Store of overflow files",
+      kind: "store",
+      effect: "at the next start",
+      isAdvanced: true,
+    },
     { key: "warn_at", title: "Warning at, %", kind: "number", effect: "at the next start", isAdvanced: true },
-    { key: "critical_at", title: "Critical at, %", kind: "number", effect: "at the next start", isAdvanced: true },
+    {
+      key: "critical_at",
+      title: "Critical at, %",
+      kind: "number",
+      effect: "at the next start",
+      isAdvanced: true,
+    },
     { key: "iops", title: "Requests a second", kind: "number", effect: "at once", isAdvanced: true },
     { key: "iops_burst", title: "Burst of requests", kind: "number", effect: "at once", isAdvanced: true },
     { key: "bandwidth_bytes", title: "Bytes a second", kind: "size", effect: "at once", isAdvanced: true },
-    { key: "bandwidth_burst_bytes", title: "Burst of bytes", kind: "size", effect: "at once", isAdvanced: true },
-    { key: "base_cache", title: "Base image is read", kind: ["host", "none"], effect: "at the next start", isAdvanced: true },
-    { key: "verify_reads", title: "Verify the image", kind: "flag", effect: "at the next start", isAdvanced: true },
-    { key: "residency", title: "Residency of streamed images", kind: ["lazy", "boot", "full"], effect: "at once", isAdvanced: true },
+    {
+      key: "bandwidth_burst_bytes",
+      title: "Burst of bytes",
+      kind: "size",
+      effect: "at once",
+      isAdvanced: true,
+    },
+    {
+      key: "base_cache",
+      title: "Base image is read",
+      kind: ["host", "none"],
+      effect: "at the next start",
+      isAdvanced: true,
+    },
+    {
+      key: "verify_reads",
+      title: "Verify the image",
+      kind: "flag",
+      effect: "at the next start",
+      isAdvanced: true,
+    },
+    {
+      key: "residency",
+      title: "Residency of streamed images",
+      kind: ["lazy", "boot", "full"],
+      effect: "at once",
+      isAdvanced: true,
+    },
   ],
   identity: [
     { key: "authorized_keys", title: "SSH keys", kind: "lines", effect: "at the next start" },
@@ -86,7 +215,8 @@ export function boundError(key: Key, value: number): string | null {
   const text = (n: number) => (isSize ? sizeText(n) : String(n));
   if (minimum !== undefined && value < minimum) return `The least is ${text(minimum)}.`;
   if (maximum !== undefined && value > maximum) return `The most is ${text(maximum)}.`;
-  if (multipleOf !== undefined && value % multipleOf !== 0) return `It must be a multiple of ${text(multipleOf)}.`;
+  if (multipleOf !== undefined && value % multipleOf !== 0)
+    return `It must be a multiple of ${text(multipleOf)}.`;
   return null;
 }
 
@@ -100,7 +230,8 @@ export function shown(field: FieldInfo, value: unknown): string {
       .map(([k, v]) => `${k}=${v}`)
       .join(", ");
   }
-  if (field.kind === "network" && typeof value === "object") return `bridge=${(value as { bridge: string }).bridge}`;
+  if (field.kind === "network" && typeof value === "object")
+    return `bridge=${(value as { bridge: string }).bridge}`;
   return String(value);
 }
 
@@ -129,7 +260,8 @@ export function read(field: FieldInfo, text: string): { value: unknown } | { err
       };
     case "labels": {
       const pairs = trimmed.split(/[\s,]+/).map((p) => p.split("="));
-      if (pairs.some((p) => p.length < 2 || !p[0])) return { error: "A label is KEY=VALUE; several are separated by commas." };
+      if (pairs.some((p) => p.length < 2 || !p[0]))
+        return { error: "A label is KEY=VALUE; several are separated by commas." };
       return { value: Object.fromEntries(pairs.map(([k, ...v]) => [k, v.join("=")])) };
     }
     case "network": {
@@ -172,18 +304,32 @@ export function SpecField({
     "aria-describedby": `${id}-about`,
     "aria-invalid": error ? true : undefined,
   };
-  const options = Array.isArray(field.kind) ? (field.kind as readonly string[]) : field.kind === "store" ? stores : null;
+  const options = Array.isArray(field.kind)
+    ? (field.kind as readonly string[])
+    : field.kind === "store"
+      ? stores
+      : null;
   return (
     <div class={`field${field.kind === "area" || field.kind === "lines" ? " long" : ""}`}>
       <label for={id}>{field.title}</label>
       {field.kind === "flag" ? (
-        <select {...common} value={value === undefined ? "" : String(value)} onChange={(e) => change(field.key, e.currentTarget.value === "" ? undefined : e.currentTarget.value === "true")}>
+        <select
+          {...common}
+          value={value === undefined ? "" : String(value)}
+          onChange={(e) =>
+            change(field.key, e.currentTarget.value === "" ? undefined : e.currentTarget.value === "true")
+          }
+        >
           <option value="">not set</option>
           <option value="true">yes</option>
           <option value="false">no</option>
         </select>
       ) : options ? (
-        <select {...common} value={text} onChange={(e) => change(field.key, e.currentTarget.value || undefined)}>
+        <select
+          {...common}
+          value={text}
+          onChange={(e) => change(field.key, e.currentTarget.value || undefined)}
+        >
           <option value="">not set</option>
           {options.map((o) => (
             <option key={o} value={o}>
@@ -192,7 +338,13 @@ export function SpecField({
           ))}
         </select>
       ) : field.kind === "area" || field.kind === "lines" ? (
-        <textarea {...common} rows={field.kind === "area" ? 8 : 4} spellcheck={false} value={text} onInput={(e) => take(e.currentTarget.value)} />
+        <textarea
+          {...common}
+          rows={field.kind === "area" ? 8 : 4}
+          spellcheck={false}
+          value={text}
+          onInput={(e) => take(e.currentTarget.value)}
+        />
       ) : (
         <input
           {...common}
@@ -200,14 +352,14 @@ export function SpecField({
           inputMode={field.kind === "number" ? "numeric" : "text"}
           autocomplete="off"
           spellcheck={false}
-          placeholder="not set"
+          placeholder={field.form ?? "not set"}
           value={text}
           onInput={(e) => take(e.currentTarget.value)}
           onBlur={() => !error && setTyped(null)}
         />
       )}
       <p class={error ? "hint critical-text" : "hint"} id={`${id}-about`}>
-        {error ?? description}
+        {error ?? <Prose text={description} />}
       </p>
     </div>
   );

@@ -16,6 +16,8 @@ export interface Column<T> {
   isFigure?: boolean;
   /** Left out where there is little width. */
   isWide?: boolean;
+  /** Left out unless there is much width. */
+  isExtra?: boolean;
   hint?: string;
 }
 
@@ -34,6 +36,10 @@ export function sorted<T>(rows: T[], column: Column<T> | undefined, isReverse: b
       return String(x).localeCompare(String(y), "en", { numeric: true }) * direction;
     })
     .map(({ row }) => row);
+}
+
+function classOf(c: { isFigure?: boolean; isWide?: boolean; isExtra?: boolean }): string {
+  return `${c.isFigure ? "figure" : ""}${c.isWide ? " wide" : ""}${c.isExtra ? " extra" : ""}`;
 }
 
 /** Beyond this many rows, only those that can be seen are drawn. */
@@ -108,7 +114,11 @@ export function Table<T>(props: TableProps<T>) {
   const isAll = selection !== undefined && rows.length > 0 && selection.chosen.size === rows.length;
 
   return (
-    <div class={`table-box${isVirtual ? " virtual" : ""}`} ref={scroller} {...(isVirtual ? { tabIndex: 0, role: "region", "aria-label": label } : {})}>
+    <div
+      class={`table-box${isVirtual ? " virtual" : ""}`}
+      ref={scroller}
+      {...(isVirtual ? { tabIndex: 0, role: "region", "aria-label": label } : {})}
+    >
       <table aria-label={label} aria-rowcount={isVirtual ? rows.length + 1 : undefined}>
         <thead>
           <tr>
@@ -132,7 +142,7 @@ export function Table<T>(props: TableProps<T>) {
                 <th
                   key={c.key}
                   scope="col"
-                  class={`${c.isFigure ? "figure" : ""}${c.isWide ? " wide" : ""}`}
+                  class={classOf(c)}
                   aria-sort={isBy ? (isDown ? "descending" : "ascending") : undefined}
                   title={c.hint}
                 >
@@ -146,9 +156,11 @@ export function Table<T>(props: TableProps<T>) {
                       }}
                     >
                       {c.title}
-                      <span aria-hidden="true" class="sort-mark">
-                        {isBy ? (isDown ? "\u2193" : "\u2191") : ""}
-                      </span>
+                      {isBy ? (
+                        <span aria-hidden="true" class="sort-mark">
+                          {isDown ? "\u2193" : "\u2191"}
+                        </span>
+                      ) : null}
                     </button>
                   ) : (
                     c.title
@@ -173,7 +185,11 @@ export function Table<T>(props: TableProps<T>) {
             const key = id(row);
             const isChosen = selection?.chosen.has(key) ?? false;
             return (
-              <tr key={key} class={isChosen ? "chosen" : undefined} aria-rowindex={isVirtual ? first + i + 2 : undefined}>
+              <tr
+                key={key}
+                class={isChosen ? "chosen" : undefined}
+                aria-rowindex={isVirtual ? first + i + 2 : undefined}
+              >
                 {selection ? (
                   <td class="pick">
                     <input
@@ -190,7 +206,7 @@ export function Table<T>(props: TableProps<T>) {
                       {c.cell(row)}
                     </th>
                   ) : (
-                    <td key={c.key} class={`${c.isFigure ? "figure" : ""}${c.isWide ? " wide" : ""}`}>
+                    <td key={c.key} class={classOf(c)}>
                       {c.cell(row)}
                     </td>
                   ),

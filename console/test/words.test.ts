@@ -1,0 +1,190 @@
+import "./dom.ts";
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import type { Event, Machine } from "../src/api/client.ts";
+import { address } from "../src/api/client.ts";
+import { keepsData, machineAct } from "../src/acts.ts";
+import { createCommand, curl, machineNames, quote, toml, ttlText } from "../src/commands.ts";
+import { outlook } from "../src/pages/catalog-versions.tsx";
+import { troubles } from "../src/pages/host.tsx";
+import { href, parseHash } from "../src/router.ts";
+import { merge } from "../src/state/events.ts";
+import { Moments } from "../src/state/moments.ts";
+import { boundError, FIELDS, read, shown } from "../src/ui/spec-form.tsx";
+import { sorted } from "../src/ui/table.tsx";
+import about from "../src/api/spec-fields.json";
+
+test("the fragment is the state", () => {
+  const to = href(["catalogs", "a b"], { tab: "sizing", filter: "x&y", sort: undefined });
+  const { parts, query } = parseHash(to);
+  assert.deepEqual(parts, ["catalogs", "a b"]);
+  assert.deepEqual(Object.fromEntries(query), { tab: "sizing", filter: "x&y" });
+  assert.deepEqual(parseHash("").parts, []);
+  assert.deepEqual(parseHash("#/%E0%A4%A").parts, ["%E0%A4%A"], "what is no text stays as it is");
+});
+
+test("addresses are encoded", () => {
+  assert.equal(
+    address("/v1/machines/{name}", { name: "a/b" }, { wait: 5, x: undefined }),
+    "/v1/machines/a%2Fb?wait=5",
+  );
+});
+
+test("events come once, the newest first", () => {
+  const event = (n: number): Event => ({
+    id: `h-${n}`,
+    kind: "ready",
+    object: "machine/a",
+    text: "",
+    time: "2026-01-01T00:00:00Z",
+  });
+  const first = merge([], [event(1), event(2)]);
+  assert.deepEqual(
+    first.map((e) => e.id),
+    ["h-2", "h-1"],
+  );
+  const next = merge(first, [event(2), event(3)]);
+  assert.deepEqual(
+    next.map((e) => e.id),
+    ["h-3", "h-2", "h-1"],
+  );
+  assert.equal(merge(next, [event(3)]), next, "nothing new changes nothing");
+  assert.deepEqual(
+    merge(next, [event(4)], 2).map((e) => e.id),
+    ["h-4", "h-3"],
+  );
+});
+
+test("the same catalog as a command, a file and a request; what is absent is absent", () => {
+  const spec = {
+    image: "debian",
+    count: 2,
+    ram_bytes: 2 ** 29,
+    network: { bridge: "br0" },
+    labels: { team: "a b" },
+    autostart: true,
+    claim_ttl_seconds: 7200,
+    authorized_keys: [],
+  };
+  assert.equal(
+    createCommand("desk", spec),
+    "spillway catalog create desk \\\n    --image debian \\\n    --count 2 \\\n    --ram 512M \\\n    --network bridge=br0 \\\n    --claim-ttl 2h \\\n    --autostart \\\n    --label 'team=a b'",
+  );
+  assert.equal(
+    toml("desk", spec),
+    '[catalogs.desk]\nimage = "debian"\ncount = 2\nram_bytes = "512M"\nnetwork = { bridge = "br0" }\nclaim_ttl_seconds = 7200\nautostart = true\nlabels = { team = "a b" }',
+  );
+  assert.match(curl("POST", "/v1/catalogs", { name: "it's" }), /-d '\{"name":"it'\\''s"\}'/);
+  assert.equal(quote("a b"), "'a b'");
+  assert.deepEqual([0, 90, 1800, 86_400].map(ttlText), ["none", "90s", "30m", "1d"]);
+});
+
+test("names of machines are shown before there are any", () => {
+  assert.deepEqual(machineNames("desk-##", 2), ["desk-01", "desk-02"]);
+  assert.deepEqual(machineNames("desk-###", 1500), ["desk-001", "desk-002", "desk-003", "desk-1500"]);
+  assert.deepEqual(machineNames("desk", 3), []);
+});
+
+test("each setting of the API has a field", () => {
+  const fields = new Set<string>([...FIELDS.map((f) => f.key), "image"]);
+  assert.deepEqual(
+    Object.keys(about).filter((key) => !fields.has(key)),
+    [],
+  );
+});
+
+test("fields say what is wrong with the daemon's bounds", () => {
+  const field = (key: string) => FIELDS.find((f) => f.key === key) ?? assert.fail(key);
+  assert.deepEqual(read(field("ram_bytes"), "1K"), { error: "The least is 64K." });
+  assert.deepEqual(read(field("ram_bytes"), " "), { value: undefined });
+  assert.deepEqual(read(field("memory_bytes"), "1G"), { value: 2 ** 30 });
+  assert.equal(boundError("memory_bytes", 2 ** 30 + 1), "It must be a multiple of 1M.");
+  assert.deepEqual(read(field("labels"), "a=1, b=2"), { value: { a: "1", b: "2" } });
+  assert.deepEqual(read(field("network"), "bridge=br0"), { value: { bridge: "br0" } });
+  assert.equal("error" in read(field("network"), "br0"), true);
+  assert.equal(shown(field("network"), { bridge: "br0" }), "bridge=br0");
+});
+
+test("rows without a value come last in either direction", () => {
+  const column = {
+    key: "n",
+    title: "",
+    cell: () => "",
+    sort: (r: { n: number | null }) => r.n,
+    isFigure: true,
+  };
+  const rows = [{ n: 1 }, { n: null }, { n: 3 }];
+  assert.deepEqual(
+    sorted(rows, column, false).map((r) => r.n),
+    [3, 1, null],
+  );
+  assert.deepEqual(
+    sorted(rows, column, true).map((r) => r.n),
+    [1, 3, null],
+  );
+});
+
+test("what is lost is named, and has to be typed where it was kept", () => {
+  const lost = machineAct("reset", { names: ["a"], size: 1, claimed: 1, isKeeping: true });
+  assert.equal(lost.typed, "a");
+  assert.match(lost.command, /--discard-data$/);
+  assert.match(String(lost.consequences[0]), /is gone/);
+  const stop = machineAct("stop", { catalog: "desk", size: 3, claimed: 0, isKeeping: false });
+  assert.equal(stop.typed, undefined);
+  assert.equal(stop.command, "spillway machine stop --catalog desk");
+  assert.equal(keepsData({ image: "a", type: "dedicated" }), true);
+  assert.equal(keepsData({ image: "a" }), false);
+});
+
+test("an update says in numbers what it will do", () => {
+  const machine = (version: number, claimed: boolean) =>
+    ({ claim: claimed ? {} : null, status: { run: { image: "debian", version } } }) as unknown as Machine;
+  const all = [machine(1, false), machine(1, true), machine(1, false), machine(2, false)];
+  assert.deepEqual(outlook(all, "debian", 2, { batch: 2 }), [
+    "3 running machines have another version; 1 of 4 have debian:2 already.",
+    "2 machines are restarted, 2 at a time: 1 batch.",
+    "1 machine is claimed and spared until released.",
+  ]);
+  assert.deepEqual(outlook(all.slice(3), "debian", 2, "now"), [
+    "The one machine that runs has debian:2 already.",
+  ]);
+});
+
+test("what is wrong comes first, and nothing wrong is nothing", () => {
+  const moments = new Moments();
+  const catalog = (levels: object, machines: object) => ({
+    name: "desk",
+    machines,
+    warm: 0,
+    disks: 1,
+    unresponsive_disks: 0,
+    levels,
+    counters: {},
+    spared_bytes: 0,
+  });
+  const figures = (levels: object, machines: object) => ({
+    time: "2026-01-01T00:00:00Z",
+    since: "2026-01-01T00:00:00Z",
+    machines: [],
+    stores: [],
+    catalogs: [catalog(levels, machines)],
+  });
+  moments.add(figures({ warning: 2, critical: 1, full: 1 }, { failed: 1 }));
+  assert.deepEqual(
+    troubles(undefined, [], moments.catalogs(), []).map((t) => t.key),
+    ["full/desk", "failed/desk", "warning/desk"],
+  );
+  moments.clear();
+  moments.add(figures({}, { running: 3 }));
+  assert.deepEqual(troubles(undefined, [], moments.catalogs(), []), []);
+  const store = {
+    name: "s",
+    path: "/s",
+    class: "local" as const,
+    space: { total_bytes: 100, free_bytes: 50, level: "normal" as const, seconds_to_full: 3600 },
+  };
+  assert.deepEqual(
+    troubles(undefined, [store], [], []).map((t) => t.tone),
+    ["warning"],
+  );
+});
