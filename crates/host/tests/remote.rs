@@ -174,7 +174,7 @@ fn who_may_only_read_gets_no_console_and_no_screen() {
         assert_eq!(ask(&world, "HEAD", &path, &token("read"), b""), 403, "{view}");
     }
     let written = world.audit();
-    let is_it = |line: &&serde_json::Value| line["verb"] == "open console of" && line["who"] == "operateer";
+    let is_it = |line: &&Value| line["verb"] == "open console of" && line["who"] == "operateer";
     assert!(written.iter().any(|line| is_it(&line) && line["status"] == 400), "{written:?}");
 }
 
