@@ -14,6 +14,7 @@ use std::time::Duration;
 struct Console {
     program: Child,
     port: u16,
+    folder: String,
     key: String,
 }
 
@@ -26,8 +27,9 @@ impl Console {
         let said: Value = serde_json::from_str(&line).unwrap();
         let url = said["url"].as_str().unwrap().to_owned();
         let port = said["port"].as_u64().unwrap() as u16;
-        let path = url.strip_prefix(&format!("http://127.0.0.1:{port}/console/?key=")).unwrap();
-        Console { program, port, key: path.into() }
+        let path = url.strip_prefix(&format!("http://127.0.0.1:{port}/")).unwrap();
+        let (folder, key) = path.split_once("/console/?key=").unwrap();
+        Console { program, port, folder: folder.into(), key: key.into() }
     }
 
     /// Sends a request as it is; returns status and all of the answer.
@@ -42,17 +44,19 @@ impl Console {
     }
 
     fn get(&self, path: &str, lines: &str) -> (u16, String) {
-        self.send(&format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1:{}\r\n{lines}\r\n", self.port))
+        let (folder, port) = (&self.folder, self.port);
+        self.send(&format!("GET /{folder}{path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n{lines}\r\n"))
     }
 
     /// Logs in with the address; returns the line of the cookie.
     fn log_in(&self) -> String {
         let (status, answer) = self.get(&format!("/console/?key={}", self.key), "");
-        assert!(status == 303 && answer.contains("\r\nlocation: /console/\r\n"), "{answer}");
+        let to = format!("\r\nlocation: /{}/console/\r\n", self.folder);
+        assert!(status == 303 && answer.contains(&to), "{answer}");
         let cookie = answer.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
         let (pair, attributes) = cookie.split_once("; ").unwrap();
-        assert_eq!(attributes, "Path=/; HttpOnly; SameSite=Strict");
-        assert!(pair.starts_with(&format!("spillway-{}=", self.port)), "another port has another: {pair}");
+        // Other ports of this host never get it: they do not know the folder.
+        assert_eq!(attributes, format!("Path=/{}/; HttpOnly; SameSite=Strict", self.folder));
         format!("cookie: theme=dark; {pair}\r\n")
     }
 }
@@ -69,6 +73,10 @@ fn the_address_lets_one_browser_in() {
     let world = World::new();
     let console = Console::of(&world);
     assert_eq!(console.get("/v1/session", "").0, 401, "nobody is in yet");
+    for elsewhere in ["/v1/session", "/console/", "/", &format!("/{}", console.folder)] {
+        let request = format!("GET {elsewhere} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        assert_eq!(console.send(&request).0, 401, "{elsewhere}");
+    }
     assert_eq!(console.get("/console/?key=wrong", "").0, 401);
     let cookie = console.log_in();
     let (status, answer) = console.get("/v1/session", &cookie);
@@ -85,7 +93,8 @@ fn the_address_lets_one_browser_in() {
     // It is passed on as it comes, not at its end.
     let mut stream = TcpStream::connect(("127.0.0.1", console.port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let follow = format!("GET /v1/event-stream HTTP/1.1\r\nhost: localhost\r\n{cookie}\r\n");
+    let follow =
+        format!("GET /{}/v1/event-stream HTTP/1.1\r\nhost: localhost\r\n{cookie}\r\n", console.folder);
     stream.write_all(follow.as_bytes()).unwrap();
     let mut head = [0; 12];
     stream.read_exact(&mut head).unwrap();
@@ -97,8 +106,10 @@ fn pages_of_others_get_nothing() {
     let world = World::new();
     let console = Console::of(&world);
     let cookie = console.log_in();
-    let with_host =
-        |host: &str| console.send(&format!("GET /v1/session HTTP/1.1\r\nhost: {host}\r\n{cookie}\r\n")).0;
+    let folder = &console.folder;
+    let with_host = |host: &str| {
+        console.send(&format!("GET /{folder}/v1/session HTTP/1.1\r\nhost: {host}\r\n{cookie}\r\n")).0
+    };
     for host in ["127.0.0.1", "localhost", "[::1]", "localhost:1", "127.0.0.1:65535", "[::1]:2"] {
         assert_eq!(with_host(host), 200, "{host}");
     }
@@ -112,7 +123,7 @@ fn pages_of_others_get_nothing() {
         let body = r#"{"action": "start", "select": {"all": true}}"#;
         let length = body.len();
         console.send(&format!(
-            "POST /v1/machine-actions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n{cookie}{lines}\r\n{body}"
+            "POST /{folder}/v1/machine-actions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n{cookie}{lines}\r\n{body}"
         ))
     };
     let site = |word: &str| format!("sec-fetch-site: {word}\r\n");
@@ -134,14 +145,14 @@ fn pages_of_others_get_nothing() {
     );
     // A second request on the same connection is nobody's.
     let two = format!(
-        "GET /v1/session HTTP/1.1\r\nhost: localhost\r\n{cookie}\r\nGET /v1/host HTTP/1.1\r\nhost: x\r\n\r\n"
+        "GET /{folder}/v1/session HTTP/1.1\r\nhost: localhost\r\n{cookie}\r\nGET /v1/host HTTP/1.1\r\nhost: x\r\n\r\n"
     );
     let (status, answer) = console.send(&two);
     assert!(status == 200 && answer.matches("HTTP/1.1").count() == 1, "{answer}");
     let upgraded =
         format!("{cookie}connection: upgrade\r\nupgrade: websocket\r\norigin: http://localhost\r\n");
     let two = format!(
-        "GET /v1/session HTTP/1.1\r\nhost: localhost\r\n{upgraded}\r\nGET /v1/host HTTP/1.1\r\nhost: x\r\n\r\n"
+        "GET /{folder}/v1/session HTTP/1.1\r\nhost: localhost\r\n{upgraded}\r\nGET /v1/host HTTP/1.1\r\nhost: x\r\n\r\n"
     );
     let (status, answer) = console.send(&two);
     assert!(status == 200 && answer.matches("HTTP/1.1").count() == 1, "{answer}");

@@ -37,6 +37,7 @@ try {
   await page.getByLabel("Network", { exact: true }).fill("none");
   await page.getByRole("textbox", { name: "Ready when" }).fill("serial:^GUEST-UP");
   await page.getByText("More settings").click();
+  await page.getByRole("textbox", { name: "Time to shut down, s" }).fill("1");
   await page.getByRole("textbox", { name: "Kernel", exact: true }).fill(SPILLWAY_KERNEL);
   await page.getByRole("textbox", { name: "Initial RAM disk" }).fill(SPILLWAY_INITRD);
   await page
@@ -77,7 +78,9 @@ try {
   await page.getByRole("link", { name: "Sizing" }).click();
   await page.getByRole("button", { name: /^No overflow/ }).click();
   const before = spillway("catalog", "show", "desk").spec.ram_bytes;
-  await page.goto(`${new URL(SPILLWAY_CONSOLE_URL).origin}/console/#/catalogs/desk?tab=sizing`);
+  await page.evaluate(() => {
+    location.hash = "#/catalogs/desk?tab=sizing";
+  });
   await page.getByRole("button", { name: /^No overflow/ }).click();
   await page.getByRole("button", { name: /^Apply/ }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Apply", exact: true }).click();

@@ -37,6 +37,14 @@ export interface Transport {
   socket(path: string, protocols?: string[]): WebSocket;
 }
 
+/**
+ * Where a path of the API is: beside the folder of the page. `spillway console` has all of it below a folder that nobody else
+ * knows.
+ */
+export function addressOf(path: string): string {
+  return new URL(`..${path}`, document.baseURI).href;
+}
+
 /** The page was loaded from the daemon, or from `spillway console`. */
 export class HttpTransport implements Transport {
   async request({ method, path, body, headers, signal }: Request): Promise<Reply> {
@@ -53,13 +61,13 @@ export class HttpTransport implements Transport {
       ...(body === undefined ? {} : { body: JSON.stringify(body) }),
       ...(signal ? { signal } : {}),
     };
-    const response = await fetch(path, init);
+    const response = await fetch(addressOf(path), init);
     const text = response.status === 304 ? "" : await response.text();
     return { status: response.status, etag: response.headers.get("ETag"), body: parse(text) };
   }
 
   stream(path: string, callbacks: StreamCallbacks): Stream {
-    const source = new EventSource(path);
+    const source = new EventSource(addressOf(path));
     source.onopen = () => callbacks.opened();
     source.onmessage = (event) => callbacks.message(String(event.data), event.lastEventId);
     source.onerror = () => {
@@ -70,7 +78,7 @@ export class HttpTransport implements Transport {
   }
 
   socket(path: string, protocols?: string[]): WebSocket {
-    const url = new URL(path, location.href);
+    const url = new URL(addressOf(path));
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const socket = new WebSocket(url, protocols);
     socket.binaryType = "arraybuffer";

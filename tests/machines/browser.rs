@@ -21,7 +21,8 @@ fn can_be_had() -> bool {
         spillway_testkit::skip("Debian's chromium is not installed: run 'make install-deps'");
         return false;
     }
-    let install = || Command::new(sources().join("../scripts/console")).arg("--install").status().unwrap().code();
+    let install =
+        || Command::new(sources().join("../scripts/console")).arg("--install").status().unwrap().code();
     match INSTALLED.get_or_init(install) {
         Some(0) => true,
         Some(77) => {
@@ -73,7 +74,13 @@ fn browse(world: &World, script: &str) {
         .output()
         .unwrap();
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(done.status.success(), "{script}: {}\n{}\n{}", done.status, said(&done.stdout), said(&done.stderr));
+    assert!(
+        done.status.success(),
+        "{script}: {}\n{}\n{}",
+        done.status,
+        said(&done.stdout),
+        said(&done.stderr)
+    );
 }
 
 #[test]

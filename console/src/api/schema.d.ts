@@ -2358,7 +2358,7 @@ export interface components {
             disk_pid?: number | null;
             /** @description Path of the disk's vhost-user socket. */
             disk_socket: string;
-            /** @description Screen that the machine was started with. */
+            /** @description Screen that the running machine was started with. */
             display: components["schemas"]["DisplayKind"];
             /** @description Hypervisor that runs this machine. */
             hypervisor: components["schemas"]["Hypervisor"];

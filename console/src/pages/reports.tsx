@@ -2,6 +2,7 @@
 // sees nothing of this page.
 import type { Schemas } from "../api/client.ts";
 import { href } from "../router.ts";
+import { addressOf } from "../transport.ts";
 import { useList } from "../state/resource.ts";
 import { now } from "../state/visible.ts";
 import { ago, bytes } from "../ui/format.ts";
@@ -43,7 +44,7 @@ export function ReportPage({ name }: { name: string }) {
   return (
     <>
       <PageHead title={name} />
-      <iframe class="report" sandbox="" title={`Report ${name}`} src={`/v1/reports/${encodeURIComponent(name)}/report.html`} />
+      <iframe class="report" sandbox="" title={`Report ${name}`} src={addressOf(`/v1/reports/${encodeURIComponent(name)}/report.html`)} />
     </>
   );
 }

@@ -183,7 +183,7 @@ pub struct MachineRun {
     /// Unix socket of the console hub, for `spillway machine console`.
     #[schema(value_type = Option<String>)]
     pub console_socket: Option<PathBuf>,
-    /// Screen that the machine was started with.
+    /// Screen that the running machine was started with.
     pub display: DisplayKind,
     /// Unix socket at which the disk of the machine is exported over NBD.
     #[schema(value_type = Option<String>)]

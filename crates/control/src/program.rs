@@ -27,7 +27,7 @@ pub const SERVE: &str = "serve";
 pub const PROBE: &str = "probe";
 /// Version of [`ServeOrder`] and of the lines that the program prints in answer. It is raised with each new field and each new
 /// word: a program that does not know a setting would serve the disk without it.
-pub const ORDER_VERSION: u32 = 2;
+pub const ORDER_VERSION: u32 = 3;
 /// What the refusal of an order of another version says.
 pub const OTHER_VERSION: &str = "does not understand orders of version";
 /// How long the program may take to say what there is on this host.
@@ -173,8 +173,13 @@ mod tests {
     fn order() -> ServeOrder {
         let digests = crate::settings::Digests { list: "l".into(), root: "r".into() };
         let streamed = crate::settings::Streamed { socket: "s".into(), digest: "d".into() };
-        let settings =
-            ServeSettings { digests: Some(digests), streamed: Some(streamed), ..ServeSettings::default() };
+        let console = crate::console::ConsoleSockets { clients: "c".into(), vmm: "v".into() };
+        let settings = ServeSettings {
+            digests: Some(digests),
+            streamed: Some(streamed),
+            console: Some(console),
+            ..ServeSettings::default()
+        };
         ServeOrder { settings, output: ServeOutput::Report }
     }
 
@@ -223,13 +228,13 @@ mod tests {
         all.extend(BaseCache::ALL.map(|cache| cache.name().to_owned()));
         all.extend([ImageFormat::Raw, ImageFormat::Qcow2].map(|format| word(&format)));
         all.extend([ServeOutput::Line, ServeOutput::Report, ServeOutput::ReportAndStats].map(|o| word(&o)));
-        assert_eq!((ORDER_VERSION, all.join(" ").as_str()), (2, KNOWN));
+        assert_eq!((ORDER_VERSION, all.join(" ").as_str()), (3, KNOWN));
     }
 
-    const KNOWN: &str = "bandwidth_burst_bytes bandwidth_bytes base_cache base_model control critical_at digest disk format full \
+    const KNOWN: &str = "bandwidth_burst_bytes bandwidth_bytes base_cache base_model clients control critical_at digest disk format full \
         identity image image_id iops iops_burst list mode nbd order_version output overflow_bytes \
         overflow_dir overflow_model program_version queues ram_bytes root size_bytes socket socket_group \
-        socket_mode vhost_user warn_at ram+overflow ram overflow direct persistent ephemeral pause fail host \
+        socket_mode vhost_user vmm warn_at ram+overflow ram overflow direct persistent ephemeral pause fail host \
         none raw qcow2 line report report-and-stats";
 
     fn word(value: &impl Serialize) -> String {

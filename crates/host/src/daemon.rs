@@ -8,6 +8,7 @@ use crate::access::Peer;
 use crate::access::audit::{self, Audit};
 use crate::access::caller::PeerAddress;
 use crate::access::connections::{ConnectionLimits, ConnectionSlot, Connections};
+use crate::access::flow::{Flow, track};
 use crate::access::lingering::LingeringStream;
 use crate::access::paced::{PacedStream, ReaderLimits};
 use crate::access::tls::{Remote, RemoteListener, speaks_http_2};
@@ -34,7 +35,7 @@ use crate::stores::Stores;
 use crate::streaming::{Streaming, StreamingSettings};
 use crate::systemd::ServiceManager;
 use anyhow::{Context, Result, bail};
-use axum::{Extension, Router};
+use axum::{Extension, Router, middleware};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
@@ -61,9 +62,7 @@ const HEAD: Duration = Duration::from_secs(30);
 const PACE: ReaderLimits = ReaderLimits { stall: Duration::from_secs(30), bytes_a_second: 16 << 10 };
 /// Requests at a time on a connection with HTTP/2, and bytes of the head of each.
 const MOST_STREAMS: u32 = 128;
-const MOST_HEAD_BYTES: u32 = 16 << 10;
-/// Bytes of a response that wait for its client, on such a connection.
-const MOST_UNSENT_BYTES: usize = 64 << 10;
+const MOST_HEAD_BYTES: u32 = 8 << 10;
 /// Interval at which the audit log writes its counts.
 const AUDIT_EACH: Duration = Duration::from_secs(5);
 
@@ -461,16 +460,21 @@ async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: E
 
 /// Serves a connection with HTTP/2 until it ends. Browsers have many requests at a time, and few connections.
 async fn serve_http_2(stream: TlsStream<TcpStream>, router: Router, peer: Peer) {
-    let service = TowerToHyperService::new(router.layer(Extension(peer)));
+    let flow = Flow::begun();
+    let track = middleware::from_fn_with_state(flow.clone(), track);
+    let router = router.layer(track).layer(middleware::from_fn(api::complete)).layer(Extension(peer));
+    let service = TowerToHyperService::new(router);
     let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(MOST_STREAMS)
         .max_header_list_size(MOST_HEAD_BYTES)
-        .max_send_buf_size(MOST_UNSENT_BYTES)
         .keep_alive_interval(HEAD)
         .keep_alive_timeout(HEAD)
         .serve_connection(TokioIo::new(PacedStream::new(stream, PACE)), service);
-    let _ = connection.await;
+    tokio::select! {
+        _ = connection => {}
+        () = flow.is_over() => {}
+    }
 }
 
 /// Serves a connection with HTTP/1.1 until it ends, or until it has become a WebSocket, which is served by its own task.

@@ -160,6 +160,27 @@ fn who_has_no_token_gets_nothing_and_roles_hold() {
 }
 
 /// The client of a role, who speaks TLS with the daemon too.
+/// A WebSocket begins as a GET, and whoever has one types.
+#[test]
+fn who_may_only_read_gets_no_console_and_no_screen() {
+    let Some(world) = remote() else { return };
+    let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+                   sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    for view in ["console", "screen"] {
+        let path = format!("/v1/machines/desk-001/{view}");
+        // 400 is of those who were let through: these requests say that their connection is to be closed.
+        for (role, status) in [("read", 403), ("operate", 400), ("admin", 400)] {
+            let lines = token(role) + upgrade;
+            assert_eq!(ask(&world, "GET", &path, &lines, b""), status, "{role} {view}");
+            assert_eq!(ask(&world, "GET", &format!("{path}?x=1"), &lines, b""), status, "{role} {view}");
+        }
+        assert_eq!(ask(&world, "HEAD", &path, &token("read"), b""), 403, "{view}");
+    }
+    let written = world.audit();
+    let is_it = |line: &&Value| line["verb"] == "open console of" && line["who"] == "operateer";
+    assert!(written.iter().any(|line| is_it(&line) && line["status"] == 400), "{written:?}");
+}
+
 fn client(world: &World, role: &str) -> Client {
     let port = world.ready_line.trim().rsplit_once(':').unwrap().1;
     let Ok(Address::Remote(there)) = Address::parse(format!("https://localhost:{port}").as_ref()) else {

@@ -1,9 +1,28 @@
 //! The head of an HTTP/1.1 request (RFC 9112), as far as a relay needs it. What is not plainly one request is refused.
 
-use std::io::Read;
+use std::io::{self, Read};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 /// Longest head.
 const MAX_BYTES: usize = 16 << 10;
+
+/// Where a head comes from.
+pub trait Source {
+    /// Reads what comes first, until a time.
+    fn read_until(&mut self, buffer: &mut [u8], until: Instant) -> io::Result<usize>;
+}
+
+impl Source for TcpStream {
+    fn read_until(&mut self, buffer: &mut [u8], until: Instant) -> io::Result<usize> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.set_read_timeout(Some(left))?;
+        self.read(buffer)
+    }
+}
 
 /// The head of a request.
 #[derive(Debug)]
@@ -27,8 +46,9 @@ pub enum HeadError {
 }
 
 impl Head {
-    /// Reads the head of the one request of a connection.
-    pub fn read(from: &mut impl Read) -> Result<Head, HeadError> {
+    /// Reads the head of the one request of a connection, for so long.
+    pub fn read(from: &mut impl Source, longest: Duration) -> Result<Head, HeadError> {
+        let until = Instant::now() + longest;
         let mut bytes = Vec::new();
         let mut buffer = [0; 4096];
         let end = loop {
@@ -38,7 +58,7 @@ impl Head {
             if bytes.len() > MAX_BYTES {
                 return Err(HeadError::Invalid("the head of the request is too long"));
             }
-            match from.read(&mut buffer) {
+            match from.read_until(&mut buffer, until) {
                 Ok(n) if n > 0 => bytes.extend_from_slice(&buffer[..n]),
                 _ => return Err(HeadError::Gone),
             }
@@ -66,6 +86,18 @@ impl Head {
         });
         let headers = headers.collect::<Option<Vec<_>>>()?;
         Some(Head { method: method.into(), target: target.into(), headers, rest })
+    }
+
+    /// Takes a folder off the target. False: the target is not below it.
+    pub fn leave_folder(&mut self, folder: &str) -> bool {
+        let below = self.target.strip_prefix('/').and_then(|path| path.strip_prefix(folder));
+        match below.filter(|path| path.starts_with('/')).map(str::to_owned) {
+            Some(path) => {
+                self.target = path;
+                true
+            }
+            None => false,
+        }
     }
 
     /// The value of a header that is there once. None: it is missing, or there more than once.
@@ -119,8 +151,28 @@ impl Head {
 mod tests {
     use super::*;
 
+    impl Source for &[u8] {
+        fn read_until(&mut self, buffer: &mut [u8], _: Instant) -> io::Result<usize> {
+            self.read(buffer)
+        }
+    }
+
     fn read(text: &str) -> Result<Head, HeadError> {
-        Head::read(&mut text.as_bytes())
+        Head::read(&mut text.as_bytes(), Duration::from_secs(60))
+    }
+
+    #[test]
+    fn what_is_not_below_a_folder_stays_as_it_is() {
+        for (target, below) in [
+            ("/ab/x?y=/ab", Some("/x?y=/ab")),
+            ("/ab/", Some("/")),
+            ("/ab", None),
+            ("/abc/x", None),
+            ("/x/ab/", None),
+        ] {
+            let mut head = read(&format!("GET {target} HTTP/1.1\r\n\r\n")).unwrap();
+            assert_eq!(head.leave_folder("ab").then_some(head.target.as_str()), below, "{target}");
+        }
     }
 
     #[test]

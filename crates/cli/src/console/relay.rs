@@ -16,7 +16,9 @@ use std::thread;
 use std::time::Duration;
 
 /// Longest time until a request's head has come.
-const HEAD: Duration = Duration::from_secs(30);
+const HEAD: Duration = Duration::from_secs(10);
+/// Name of the cookie.
+const COOKIE: &str = "spillway-console";
 /// Connections at a time.
 const MOST_CONNECTIONS: usize = 256;
 
@@ -29,7 +31,19 @@ pub struct Relay {
     is_used: AtomicBool,
     /// What the browser's cookie contains.
     session: String,
+    /// All that the browser asks for is below this folder. A cookie of this host goes to all of its ports, but only for its own path:
+    /// whoever listens on another port here never sees it.
+    folder: String,
     connections: AtomicUsize,
+}
+
+/// A place for a connection.
+struct Place(Arc<Relay>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// An answer of the relay's own.
@@ -48,12 +62,20 @@ impl Relay {
     /// A relay to this socket, on this port.
     pub fn new(socket: PathBuf, port: u16) -> io::Result<Relay> {
         let (is_used, connections) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Ok(Relay { socket, port, key: random()?, is_used, session: random()?, connections })
+        Ok(Relay {
+            socket,
+            port,
+            key: random()?,
+            is_used,
+            session: random()?,
+            folder: random()?,
+            connections,
+        })
     }
 
     /// The address that lets a browser in, once.
     pub fn address(&self) -> String {
-        format!("http://127.0.0.1:{}/console/?key={}", self.port, self.key)
+        format!("http://127.0.0.1:{}/{}/console/?key={}", self.port, self.folder, self.key)
     }
 
     /// Serves all connections. Never returns.
@@ -69,37 +91,40 @@ impl Relay {
                 relay.connections.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
-            let own = Arc::clone(&relay);
+            let place = Place(Arc::clone(&relay));
             let connection = move || {
+                let place = place;
                 // A browser that goes away is no fault.
-                let _ = own.answer(browser);
-                own.connections.fetch_sub(1, Ordering::Relaxed);
+                let _ = place.0.answer(browser);
             };
-            if thread::Builder::new().name("relay".into()).spawn(connection).is_err() {
-                relay.connections.fetch_sub(1, Ordering::Relaxed);
-            }
+            // Without a thread the connection is closed.
+            let _ = thread::Builder::new().name("relay".into()).spawn(connection);
         }
     }
 
     fn answer(&self, mut browser: TcpStream) -> io::Result<()> {
         browser.set_nodelay(true)?;
-        browser.set_read_timeout(Some(HEAD))?;
-        let head = match Head::read(&mut browser) {
+        // A browser that reads nothing holds nothing for longer.
+        browser.set_write_timeout(Some(HEAD))?;
+        let mut head = match Head::read(&mut browser, HEAD) {
             Ok(head) => head,
             Err(HeadError::Gone) => return Ok(()),
             Err(HeadError::Invalid(why)) => {
                 return refuse(&mut browser, &Refusal::new("400 Bad Request", why));
             }
         };
-        if self.opens(&head) {
-            let cookie = format!("{}={}; Path=/; HttpOnly; SameSite=Strict", self.cookie(), self.session);
+        // Nothing is said of what is elsewhere: that would say who has found the folder.
+        let is_below = head.leave_folder(&self.folder);
+        if is_below && self.opens(&head) {
+            let folder = &self.folder;
+            let cookie = format!("{COOKIE}={}; Path=/{folder}/; HttpOnly; SameSite=Strict", self.session);
             let answer = format!(
-                "HTTP/1.1 303 See Other\r\nlocation: /console/\r\nset-cookie: {cookie}\r\ncache-control: no-store\r\n\
+                "HTTP/1.1 303 See Other\r\nlocation: /{folder}/console/\r\nset-cookie: {cookie}\r\ncache-control: no-store\r\n\
                  content-length: 0\r\nconnection: close\r\n\r\n"
             );
             return browser.write_all(answer.as_bytes());
         }
-        if let Err(refusal) = self.lets_in(&head) {
+        if let Err(refusal) = self.lets_in(&head, is_below) {
             return refuse(&mut browser, &refusal);
         }
         let Ok(mut daemon) = UnixStream::connect(&self.socket) else {
@@ -111,11 +136,6 @@ impl Relay {
         pass(browser, daemon)
     }
 
-    /// Cookies of this host are shared by all of its ports.
-    fn cookie(&self) -> String {
-        format!("spillway-{}", self.port)
-    }
-
     /// Whether the request is the first one with the key.
     fn opens(&self, head: &Head) -> bool {
         let has_key = head.parameter("key").is_some_and(|key| is_same(key, &self.key));
@@ -124,13 +144,13 @@ impl Relay {
         has_key && is_asked && !self.is_used.swap(true, Ordering::Relaxed)
     }
 
-    fn lets_in(&self, head: &Head) -> Result<(), Refusal> {
+    fn lets_in(&self, head: &Head, is_below: bool) -> Result<(), Refusal> {
         // A name of somebody else's that leads here would give their pages our cookie's origin (DNS rebinding).
         let Some(host) = names_this_host(head) else {
             let why = "this console is at 127.0.0.1 or localhost, and at no other name";
             return Err(Refusal::new("421 Misdirected Request", why));
         };
-        if !head.cookie(&self.cookie()).is_some_and(|session| is_same(session, &self.session)) {
+        if !is_below || !head.cookie(COOKIE).is_some_and(|session| is_same(session, &self.session)) {
             let why = "open the address that 'spillway console' has printed. It lets one browser in: for another one, run it again";
             return Err(Refusal::new("401 Unauthorized", why));
         }
@@ -161,11 +181,11 @@ fn names_this_host(head: &Head) -> Option<&str> {
 /// Passes all that comes, in both directions, until both have ended.
 fn pass(browser: TcpStream, daemon: UnixStream) -> io::Result<()> {
     let (mut from_browser, mut to_daemon) = (browser.try_clone()?, daemon.try_clone()?);
-    let up = thread::spawn(move || {
+    let up = thread::Builder::new().name("relay up".into()).spawn(move || {
         let _ = io::copy(&mut from_browser, &mut to_daemon);
         // The browser is gone: so is who waits for an answer.
         let _ = to_daemon.shutdown(Shutdown::Both);
-    });
+    })?;
     let (mut from_daemon, mut to_browser) = (daemon, browser);
     let passed = copy_soon(&mut from_daemon, &mut to_browser);
     let _ = to_browser.shutdown(Shutdown::Both);

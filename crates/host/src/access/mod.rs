@@ -9,6 +9,7 @@ pub mod audit;
 pub mod caller;
 pub mod connections;
 pub mod delay;
+pub mod flow;
 pub mod lingering;
 pub mod note;
 pub mod paced;
@@ -66,9 +67,6 @@ impl Known {
         }
     }
 }
-
-/// What browsers say about the page that has made a request (Fetch Metadata).
-pub const CSRF_HEADER: &str = "sec-fetch-site";
 
 /// An effect that is undone if the response does not reach the connection. It is a part of the response until that is
 /// sent.

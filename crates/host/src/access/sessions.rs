@@ -3,8 +3,9 @@
 //!
 //! Invariant: a session is worth what its token is worth at the moment of each request: it ends with the token, and with its time.
 
+use super::Role;
+use super::caller::PeerAddress;
 use super::tokens::{TokenHash, Tokens};
-use super::{CSRF_HEADER, Role};
 use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -29,9 +30,41 @@ struct Session {
     ends: Instant,
 }
 
+/// Times that a token may log in within [`WINDOW`]: each is a line in the audit log.
+const MOST_LOGINS: usize = 30;
+const WINDOW: Duration = Duration::from_secs(600);
+/// Requests to log in that are under way: of an address, and of all.
+const MOST_PLACES_OF_SOURCE: usize = 4;
+const MOST_PLACES: usize = 64;
+
 /// The open sessions, by the hash of what browsers send.
 #[derive(Default)]
-pub struct Sessions(Mutex<HashMap<[u8; 32], Session>>);
+pub struct Sessions {
+    open: Mutex<HashMap<[u8; 32], Session>>,
+    /// When tokens have logged in lately.
+    logins: Mutex<HashMap<TokenHash, Vec<Instant>>>,
+    /// Where requests to log in that are under way come from.
+    places: Mutex<Vec<PeerAddress>>,
+}
+
+/// A request to log in.
+pub struct LoginPlace<'a> {
+    sessions: &'a Sessions,
+    source: PeerAddress,
+}
+
+impl Drop for LoginPlace<'_> {
+    fn drop(&mut self) {
+        let mut places = locked(&self.sessions.places);
+        if let Some(at) = places.iter().position(|source| *source == self.source) {
+            places.swap_remove(at);
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 /// The owner of a session.
 pub struct SessionOwner {
@@ -44,6 +77,38 @@ pub struct SessionOwner {
 }
 
 impl Sessions {
+    /// A place for a request to log in. None: there are too many.
+    pub fn place(&self, source: PeerAddress) -> Option<LoginPlace<'_>> {
+        let source = source.counted();
+        let mut places = locked(&self.places);
+        let own = places.iter().filter(|other| **other == source).count();
+        if own >= MOST_PLACES_OF_SOURCE || places.len() >= MOST_PLACES {
+            return None;
+        }
+        places.push(source);
+        Some(LoginPlace { sessions: self, source })
+    }
+
+    /// Whether the token may log in once more now. It counts as if it did.
+    pub fn may_open(&self, token: TokenHash) -> bool {
+        let mut logins = locked(&self.logins);
+        logins.retain(|_, times| {
+            times.retain(|time| time.elapsed() < WINDOW);
+            !times.is_empty()
+        });
+        let times = logins.entry(token).or_default();
+        let may = times.len() < MOST_LOGINS;
+        if may {
+            times.push(Instant::now());
+        }
+        may
+    }
+
+    /// Ends the sessions of all tokens but these.
+    pub fn keep_those_of(&self, tokens: &Tokens) {
+        locked(&self.open).retain(|_, session| tokens.owner(&session.token).is_some());
+    }
+
     /// Opens a session for a token that is known.
     ///
     /// # Errors
@@ -56,7 +121,7 @@ impl Sessions {
         }
         let id = SessionId(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
         let now = Instant::now();
-        let mut open = self.table();
+        let mut open = locked(&self.open);
         open.retain(|_, session| session.ends > now);
         make_room(&mut open, MOST_OF_TOKEN, |session| session.token == token);
         make_room(&mut open, MOST, |_| true);
@@ -67,21 +132,15 @@ impl Sessions {
     /// The owner of the session that a request belongs to.
     pub fn find(&self, headers: &HeaderMap, tokens: &Tokens) -> Option<SessionOwner> {
         let id = SessionId::of(headers)?;
-        let session = *self.table().get(&id.hash())?;
+        let session = *locked(&self.open).get(&id.hash())?;
         let left = session.ends.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
         let (name, role) = tokens.owner(&session.token)?;
         Some(SessionOwner { name, role, left })
     }
 
-    /// Ends the session that a request belongs to.
-    pub fn close(&self, headers: &HeaderMap) {
-        if let Some(id) = SessionId::of(headers) {
-            self.table().remove(&id.hash());
-        }
-    }
-
-    fn table(&self) -> MutexGuard<'_, HashMap<[u8; 32], Session>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// Ends the session that a request belongs to. False: there is none.
+    pub fn close(&self, headers: &HeaderMap) -> bool {
+        SessionId::of(headers).is_some_and(|id| locked(&self.open).remove(&id.hash()).is_some())
     }
 }
 
@@ -123,6 +182,9 @@ const ATTRIBUTES: &str = "Path=/; Secure; HttpOnly; SameSite=Strict";
 pub fn no_cookie() -> String {
     format!("{COOKIE}=; {ATTRIBUTES}; Max-Age=0")
 }
+
+/// What browsers say about the page that has made a request (Fetch Metadata).
+const CSRF_HEADER: &str = "sec-fetch-site";
 
 /// Whether a browser says that a page of this origin has made the request (Fetch Metadata, `Sec-Fetch-Site`). None: it says nothing,
 /// or is no browser.
@@ -183,6 +245,24 @@ mod tests {
         }
         assert!(sessions.find(&with(&[&right]), &known).is_some());
         assert!(sessions.find(&HeaderMap::new(), &known).is_none());
+    }
+
+    #[test]
+    fn who_logs_in_too_often_waits() {
+        let (sessions, one, other) = (Sessions::default(), [1; 32], [2; 32]);
+        assert!((0..MOST_LOGINS).all(|_| sessions.may_open(one)) && !sessions.may_open(one));
+        assert!(sessions.may_open(other));
+        let at = |last: u8| PeerAddress::Remote([192, 0, 2, last].into());
+        let mut places: Vec<_> = (0..MOST_PLACES_OF_SOURCE).map(|_| sessions.place(at(1)).unwrap()).collect();
+        assert!(sessions.place(at(1)).is_none());
+        let others =
+            (2..).flat_map(|last| [at(last); MOST_PLACES_OF_SOURCE]).take(MOST_PLACES - places.len());
+        places.extend(others.map(|source| sessions.place(source).unwrap()));
+        assert!(sessions.place(at(100)).is_none());
+        places.pop();
+        assert!(sessions.place(at(100)).is_some());
+        drop(places);
+        assert!(locked(&sessions.places).is_empty());
     }
 
     #[test]

@@ -72,6 +72,7 @@ impl RemoteListener {
         let tokens = Tokens::load(&self.remote.tokens).context("--tokens")?;
         let config = config(&self.remote)?;
         self.known.tokens.become_those(tokens);
+        self.known.sessions.keep_those_of(&self.known.tokens);
         *self.acceptor.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
             TlsAcceptor::from(Arc::new(config));
         Ok(())

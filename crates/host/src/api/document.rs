@@ -247,8 +247,8 @@ mod tests {
         let tags: Vec<&Value> = document["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
         let verbs = [
             "cancel", "change", "check", "claim", "collect", "commit", "create", "delete", "download", "get",
-            "import", "list", "publish", "pull", "push", "release", "renew", "replace", "roll", "run",
-            "stream", "tag", "untag", "update", "verify",
+            "import", "list", "open", "publish", "pull", "push", "release", "renew", "replace", "roll",
+            "run", "stream", "tag", "untag", "update", "verify",
         ];
         let operations =
             document["paths"].as_object().unwrap().values().flat_map(|path| path.as_object().unwrap());

@@ -29,6 +29,7 @@ mod stores;
 
 pub use figures::FigureAnswers;
 pub use metrics::ResponseCounters;
+pub use problem::complete;
 
 use crate::access;
 use crate::access::audit::Audit;

@@ -10,18 +10,21 @@ use crate::access::note::AuditNotes;
 use crate::access::sessions::{LIFETIME, is_of_this_origin, no_cookie};
 use crate::access::{Known, Peer};
 use crate::error::HostError;
-use axum::extract::State;
-use axum::extract::{DefaultBodyLimit, Extension};
+use axum::extract::{DefaultBodyLimit, Extension, FromRequest, Request, State};
 use axum::http::{HeaderMap, Method, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use spillway_api::{Empty, ErrorCode, NewSession, Session, SessionProof, SessionRole};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 /// Longest body with a token.
 const MAX_BODY_BYTES: usize = 4 << 10;
+/// Longest time until it is complete.
+const BODY: Duration = Duration::from_secs(5);
 /// The path of a session.
 const PATH: &str = "/v1/session";
 
@@ -52,8 +55,7 @@ async fn get_session(Extension(caller): Extension<Caller>) -> Json<Session> {
 async fn create_session(
     State(app): State<ApiState>,
     Extension(peer): Extension<Peer>,
-    headers: HeaderMap,
-    Body(new): Body<NewSession>,
+    request: Request,
 ) -> Response {
     let act = RequestAction { verb: "log in".into(), ..RequestAction::of(&Method::DELETE, PATH) };
     let opened = match &peer.known {
@@ -61,7 +63,7 @@ async fn create_session(
             ErrorCode::Conflict,
             "the unix socket needs no session: its permissions decide who may use it",
         )),
-        Some(known) => log_in(known, &peer, &headers, &new.token),
+        Some(known) => log_in(known, &peer, request).await,
     };
     let (response, caller) = match opened {
         Ok((caller, cookie)) => {
@@ -78,12 +80,15 @@ async fn create_session(
     response
 }
 
-fn log_in(
-    known: &Arc<Known>,
-    peer: &Peer,
-    headers: &HeaderMap,
-    token: &str,
-) -> Result<(Caller, String), HostError> {
+async fn log_in(known: &Arc<Known>, peer: &Peer, request: Request) -> Result<(Caller, String), HostError> {
+    let headers = &request.headers().clone();
+    // Nobody knows yet who asks: what waits for a body is bounded for each address.
+    let _place = known.sessions.place(peer.source).ok_or_else(|| {
+        HostError::new(ErrorCode::Busy, "too many requests to log in are under way: wait for an answer")
+    })?;
+    let late = |_| HostError::new(ErrorCode::Timeout, "the request's body did not come within 5 s");
+    let Body::<NewSession>(new) = timeout(BODY, Body::from_request(request, &())).await.map_err(late)??;
+    let token = new.token.as_str();
     // Whoever is logged in by another site's page would work under a stranger's name.
     if is_of_this_origin(headers) == Some(false) {
         return Err(HostError::new(ErrorCode::Forbidden, "a page of another site has made this request"));
@@ -92,6 +97,10 @@ fn log_in(
         HostError::new(ErrorCode::Unauthenticated, "this token is not known: 'spillway token new' makes one")
     };
     let owner = known.tokens.find(token).ok_or_else(unknown)?;
+    if !known.sessions.may_open(owner.hash) {
+        let message = format!("token {} has logged in often within some minutes: wait a little", owner.name);
+        return Err(HostError::new(ErrorCode::Busy, message));
+    }
     // Who logs in again leaves nothing open behind.
     known.sessions.close(headers);
     let id = known.sessions.open(owner.hash);
@@ -104,8 +113,9 @@ fn log_in(
 /// Ends the session of the request's cookie.
 #[utoipa::path(delete, path = "", responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_session(Extension(peer): Extension<Peer>, headers: HeaderMap) -> Response {
-    if let Some(known) = &peer.known {
-        known.sessions.close(&headers);
+    let is_closed = peer.known.as_ref().is_some_and(|known| known.sessions.close(&headers));
+    if !is_closed {
+        return HostError::new(ErrorCode::Conflict, "the request belongs to no session").into_response();
     }
     ([(header::SET_COOKIE, no_cookie())], Json(Empty {})).into_response()
 }

@@ -298,6 +298,7 @@ mod tests {
     async fn a_console_is_read_until_a_line_fits() {
         let dir = tempfile::tempdir().unwrap();
         let hub = hub(&dir.path().join(qemu::CONSOLE));
+        let (last, is_last) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let said = |packets: &[FromHub<'_>]| {
                 let client = accept(&hub).unwrap();
@@ -312,6 +313,7 @@ mod tests {
             said(&[free, Output(b"host login: "), Begin, Output(b"starting\nlogin is off\n")]);
             said(&[FromHub::Full]);
             let _last = said(&[free, Begin, Output(b"\nhost log"), FromHub::Lost(7), Output(b"in: ")]);
+            last.send(()).unwrap();
             std::thread::sleep(Duration::from_secs(60));
         });
         let ready = Ready::Serial("^[a-z]+ login: $".into());
@@ -324,6 +326,7 @@ mod tests {
             .unwrap(),
             None
         );
+        is_last.recv_timeout(PATIENCE).expect("what was before does not count");
     }
 
     #[test]

@@ -215,10 +215,13 @@ fn seen(figures: &Figures) -> HashMap<HistoryOf, Seen> {
     let mut all = HashMap::new();
     for catalog in first(&figures.catalogs, MOST_CATALOGS, |catalog: &CatalogFigures| &catalog.name) {
         let fill = fullest.get(&catalog.name).copied().unwrap_or_default();
-        let seen = Seen { counters: catalog.counters, levels: catalog.levels, fill, is_old: false };
+        // What a late disk has done would count as done when it answers again.
+        let is_old = catalog.unresponsive_disks > 0;
+        let seen = Seen { counters: catalog.counters, levels: catalog.levels, fill, is_old };
         all.insert(HistoryOf::Catalog(catalog.name.clone()), seen);
     }
     for catalog in &figures.catalogs {
+        host.is_old |= catalog.unresponsive_disks > 0;
         host.counters.add(&catalog.counters);
         host.levels.add(&catalog.levels);
     }

@@ -6,12 +6,13 @@
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
+use spillway_testkit::console;
 use spillway_testkit::cpio::{Entry, archive};
 use spillway_testkit::daemon::Daemon;
 use spillway_testkit::guest::Kit;
 use spillway_testkit::process::{cpu_seconds, line, storage_bytes};
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -330,31 +331,30 @@ fn watch(console: &mut Console, vmm: u32, started: Instant, progress: &mut Progr
 
 /// A machine's console. What its work reports are objects, one a line.
 struct Console {
-    lines: BufReader<UnixStream>,
+    hub: console::Console,
+    /// How much of its output was looked at.
+    seen: usize,
     heard: VecDeque<String>,
 }
 
 impl Console {
     fn connect(socket: &Path) -> Result<Console> {
-        let stream =
-            UnixStream::connect(socket).with_context(|| format!("{}: no console", socket.display()))?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-        Ok(Console { lines: BufReader::new(stream), heard: VecDeque::new() })
+        let hub =
+            console::Console::connect(socket).with_context(|| format!("{}: no console", socket.display()))?;
+        Ok(Console { hub, seen: 0, heard: VecDeque::new() })
     }
 
     /// `None`: it is too late.
     fn next_report(&mut self, until: Instant) -> Result<Option<String>> {
-        let mut line = Vec::new();
         while Instant::now() < until {
-            match self.lines.read_until(b'\n', &mut line) {
-                Ok(0) => bail!("the machine has ended"),
-                Ok(_) if line.ends_with(b"\n") => {}
-                Ok(_) => continue,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
-                Err(e) => return Err(e).context("its console"),
-            }
-            let text = String::from_utf8_lossy(&line).trim().to_owned();
-            line.clear();
+            let Some(end) = self.hub.output[self.seen..].iter().position(|byte| *byte == b'\n') else {
+                ensure!(!self.hub.has_ended, "the machine has ended");
+                self.hub.receive(Duration::from_secs(1)).context("its console")?;
+                continue;
+            };
+            let line = &self.hub.output[self.seen..self.seen + end];
+            let text = String::from_utf8_lossy(line).trim().to_owned();
+            self.seen += end + 1;
             // Firmware clears the screen and ends no line.
             if let Some(report) = text.find("{\"") {
                 return Ok(Some(text[report..].to_owned()));
