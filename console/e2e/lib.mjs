@@ -1,7 +1,7 @@
 // A browser for the end-to-end tests: it notes every request, every violation of the content security policy and every error
 // of a page. Invariant: a page that breaks one of these rules fails the test that opened it.
 //
-// SPILLWAY_CONSOLE_URL     address of the console, such as http://127.0.0.1:9444/console/ (needed)
+// SPILLWAY_CONSOLE_URL     address of the console, such as http://127.0.0.1:9444/console/, or what `spillway console` prints (needed)
 // SPILLWAY_CONSOLE_TOKEN   token for the login page, if the address shows one
 // SPILLWAY_CHROMIUM        the browser; /usr/bin/chromium by default
 import assert from "node:assert/strict";
@@ -12,7 +12,11 @@ import { chromium } from "playwright-core";
 const require = createRequire(import.meta.url);
 const axeSource = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
-export const base = (process.env.SPILLWAY_CONSOLE_URL ?? "").replace(/#.*$/, "");
+/** The address as it was given. That of `spillway console` has a key, which lets a browser in. */
+const entry = process.env.SPILLWAY_CONSOLE_URL ?? "";
+export const base = entry.replace(/[?#].*$/, "");
+/** The cookies of a browser that was let in. */
+let letIn;
 const token = process.env.SPILLWAY_CONSOLE_TOKEN;
 const executablePath = process.env.SPILLWAY_CHROMIUM ?? "/usr/bin/chromium";
 
@@ -26,9 +30,15 @@ export async function open(browser, options = {}) {
   const context = await browser.newContext({
     viewport: { width: 1280, height: 900 },
     ignoreHTTPSErrors: true,
+    ...(letIn ? { storageState: letIn } : {}),
     ...options,
   });
   const page = await context.newPage();
+  if (entry.includes("?") && !letIn) {
+    await page.goto(entry);
+    letIn = await context.storageState();
+    await page.goto("about:blank");
+  }
   const seen = { requests: [], errors: [], violations: [] };
   page.on("request", (request) => seen.requests.push(request.url()));
   page.on("pageerror", (error) => seen.errors.push(String(error)));
@@ -98,7 +108,7 @@ export function assertClean(seen) {
 /** Names of objects that the host has. The tests need a catalog with a machine, and an image. */
 export async function objects(page) {
   const names = await page.evaluate(async () => {
-    const first = async (path) => (await (await fetch(path)).json()).items?.[0]?.name;
+    const first = async (path) => (await (await fetch(new URL(`..${path}`, document.baseURI))).json()).items?.[0]?.name;
     return {
       image: await first("/v1/images?limit=1"),
       catalog: await first("/v1/catalogs?limit=1"),

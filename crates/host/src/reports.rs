@@ -10,7 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use spillway_api::{ErrorCode, Name, Page, Report};
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The page of a report.
@@ -45,18 +45,15 @@ impl Reports {
         Ok(page.page())
     }
 
-    /// The page of a report.
-    pub fn html(&self, name: &Name) -> Result<Vec<u8>, HostError> {
+    /// The page of a report, and its file.
+    pub fn html(&self, name: &Name) -> Result<(Report, File), HostError> {
         let none = || HostError::new(ErrorCode::NotFound, format!("there is no report '{name}'"));
         let path = self.0.join(name.as_str()).join(PAGE);
-        let (report, file) = match self.open(name) {
-            Ok(found) => found,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(none()),
-            Err(e) => return Err(failed(&path, &e)),
-        };
-        let mut html = Vec::new();
-        file.take(report.bytes).read_to_end(&mut html).map_err(|e| failed(&path, &e))?;
-        Ok(html)
+        match self.open(name) {
+            Ok(found) => Ok(found),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(none()),
+            Err(e) => Err(failed(&path, &e)),
+        }
     }
 
     fn open(&self, name: &Name) -> io::Result<(Report, File)> {
@@ -88,6 +85,7 @@ fn failed(path: &Path, error: &io::Error) -> HostError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -117,7 +115,14 @@ mod tests {
         assert_eq!(list("", 10), (vec!["a".into(), "b".into()], false));
         assert_eq!(list("", 1), (vec!["a".into()], true));
         assert_eq!(list("a", 1), (vec!["b".into()], false));
-        let html = |name: &str| reports.html(&name.parse().unwrap()).map_err(|e| e.problem().code);
+        let html = |name: &str| {
+            let found = reports.html(&name.parse().unwrap()).map_err(|e| e.problem().code);
+            found.map(|(_, mut file)| {
+                let mut html = Vec::new();
+                file.read_to_end(&mut html).unwrap();
+                html
+            })
+        };
         assert_eq!(html("b"), Ok(b"<p>b".to_vec()));
         for name in ["link", "folder", "empty", "pipe", "none"] {
             assert_eq!(html(name), Err(ErrorCode::NotFound), "{name}");

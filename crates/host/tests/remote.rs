@@ -19,6 +19,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
@@ -76,13 +77,19 @@ fn tls(world: &World) -> Tls {
 }
 
 fn tls_over(world: &World, stream: TcpStream) -> Tls {
+    tls_with(stream, world, &[])
+}
+
+/// The same, with these protocols to choose from.
+fn tls_with(stream: TcpStream, world: &World, protocols: &[Vec<u8>]) -> Tls {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(world.path("cert")).unwrap()).unwrap();
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
+    config.alpn_protocols = protocols.to_vec();
     let client = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
     StreamOwned::new(client, stream)
 }
@@ -535,6 +542,65 @@ fn idle_and_slow_connections_keep_no_administrator_out() {
 }
 
 /// Requests that are being answered are not broken off: what is too much is refused, and of administrators only their own.
+/// A frame of HTTP/2 (RFC 9113, 4.1).
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// How long a connection with HTTP/2 stays open whose client sends this, answers each ping, and reads nothing of what it asks for.
+fn stays_open(world: &World, first: &[u8]) -> Duration {
+    let (begun, mut stream) = (Instant::now(), tls_with(tcp(world), world, &[b"h2".to_vec()]));
+    stream.sock.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(first).unwrap();
+    loop {
+        let mut head = [0; 9];
+        if stream.read_exact(&mut head).is_err() {
+            return begun.elapsed();
+        }
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        stream.read_exact(&mut payload).unwrap();
+        // A ping, and settings that are no answer (6.5, 6.7).
+        let answer = match (head[3], head[4] & 1) {
+            (6, 0) => frame(6, 1, 0, &payload),
+            (4, 0) => frame(4, 1, 0, &[]),
+            _ => continue,
+        };
+        // Who has not said what it speaks says nothing else.
+        if first.is_empty() {
+            continue;
+        }
+        if stream.write_all(&answer).is_err() {
+            return begun.elapsed();
+        }
+    }
+}
+
+#[test]
+fn idle_and_slow_connections_with_http_2_end() {
+    let Some(world) = remote() else { return };
+    let preface = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[0, 4, 0, 0, 0, 0])].concat();
+    // Literal header fields, none indexed (RFC 7541, 6.2.2).
+    let field = |name: &str, value: &str| {
+        [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
+    };
+    let fields =
+        [(":method", "GET"), (":scheme", "https"), (":authority", "x"), (":path", "/console/app.js")];
+    let fields = fields.map(|(name, value)| field(name, value)).concat();
+    // END_STREAM and END_HEADERS: it asks for much, with a window of 0.
+    let asks = [&preface[..], &frame(1, 5, 1, &fields)].concat();
+    thread::scope(|scope| {
+        for (what, first) in [("silent", &[][..]), ("idle", &preface), ("reads nothing", &asks)] {
+            let world = &world;
+            scope.spawn(move || {
+                let open = stays_open(world, first);
+                let range = Duration::from_secs(25)..Duration::from_secs(45);
+                assert!(range.contains(&open), "{what}: {open:?}");
+            });
+        }
+    });
+}
+
 #[test]
 fn too_many_requests_of_a_token_are_refused_and_of_others_none() {
     let Some(world) = remote_with(|world| vec!["--worker".into(), world.sleeper()]) else { return };

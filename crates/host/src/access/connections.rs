@@ -61,6 +61,8 @@ struct ConnectionTable {
     /// Counts changes of state: a smaller value has waited longer.
     clock: u64,
     open: BTreeMap<u64, OpenConnection>,
+    /// Requests that are being answered, by token, and whether it is an administrator's.
+    requests: BTreeMap<Arc<str>, (usize, bool)>,
     said: Option<Instant>,
 }
 
@@ -95,7 +97,10 @@ pub struct ConnectionSlot {
 }
 
 /// A request that is being answered, until this is dropped.
-pub struct ActiveRequest(Arc<ConnectionSlot>);
+pub struct ActiveRequest {
+    slot: Arc<ConnectionSlot>,
+    token: Option<TokenHolder>,
+}
 
 /// Error: no connection could be closed to admit this one.
 #[derive(Debug, PartialEq, Eq)]
@@ -144,75 +149,30 @@ impl ConnectionSlot {
         self.close.notified().await;
     }
 
-    /// Notes a request on the connection, with the owner of its token if there is one.
+    /// Notes a request on the connection, with the owner of its token if there is one. All requests of a token at a time are as many as
+    /// it may have connections, however they are spread over these.
     pub fn begin(
         self: &Arc<ConnectionSlot>,
         token: Option<(&Arc<str>, bool)>,
     ) -> Result<ActiveRequest, TooManyConnections> {
-        let limits = &self.connections.0.limits;
+        let token = token.map(|(name, is_admin)| TokenHolder { name: Arc::clone(name), is_admin });
         let mut table = self.connections.table();
-        let Some(open) = table.open.get_mut(&self.id).filter(|open| open.state != ConnectionState::Closing)
-        else {
-            return Err(TooManyConnections);
-        };
-        if let ConnectionState::Busy(requests) = open.state {
-            return self.begin_beside(&mut table, requests);
+        table.begin_request(token.as_ref(), &self.connections.0.limits)?;
+        let admitted = table.busy(self.id, token.as_ref(), &self.connections.0.limits);
+        if admitted.is_err() {
+            table.end_request(token.as_ref());
         }
-        let (source, before) = (open.source, (open.token.clone(), open.state));
-        open.state = ConnectionState::Busy(1);
-        if let Some((name, is_admin)) = token {
-            let token = TokenHolder { name: Arc::clone(name), is_admin };
-            // Count the others only: this connection no longer counts where it did before.
-            open.token = None;
-            let same =
-                |open: &OpenConnection| open.token.as_ref().is_some_and(|other| other.name == token.name);
-            let other = |open: &OpenConnection| open.token.as_ref().is_some_and(|other| !other.is_admin);
-            let mut admitted = table.close_one_for(limits.of_token, same);
-            if !is_admin && admitted.is_ok() {
-                admitted = table
-                    .close_one_for(limits.of_source, |open| other(open) && open.source == source)
-                    .and_then(|()| table.close_one_for(limits.known, other));
-            }
-            if let Some(open) = table.open.get_mut(&self.id) {
-                match admitted {
-                    Ok(()) => open.token = Some(token),
-                    Err(_) => (open.token, open.state) = before,
-                }
-            }
-            admitted?;
-        }
-        Ok(ActiveRequest(Arc::clone(self)))
-    }
-
-    /// Notes a request beside others of the connection. All requests of a token at a time are as many as it may have connections, however
-    /// they are spread over these.
-    fn begin_beside(
-        self: &Arc<ConnectionSlot>,
-        table: &mut ConnectionTable,
-        requests: usize,
-    ) -> Result<ActiveRequest, TooManyConnections> {
-        let limits = &self.connections.0.limits;
-        let token = table.open.get(&self.id).and_then(|open| open.token.clone());
-        let same = |open: &OpenConnection| {
-            open.token.as_ref().map(|token| &token.name) == token.as_ref().map(|token| &token.name)
-        };
-        let other = |open: &OpenConnection| open.token.as_ref().is_some_and(|other| !other.is_admin);
-        let is_admin = token.as_ref().is_none_or(|token| token.is_admin);
-        if table.requests(same) >= limits.of_token || !is_admin && table.requests(other) >= limits.known {
-            return Err(TooManyConnections);
-        }
-        if let Some(open) = table.open.get_mut(&self.id) {
-            open.state = ConnectionState::Busy(requests + 1);
-        }
-        Ok(ActiveRequest(Arc::clone(self)))
+        drop(table);
+        admitted.map(|()| ActiveRequest { slot: Arc::clone(self), token })
     }
 }
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        let mut table = self.0.connections.table();
+        let mut table = self.slot.connections.table();
+        table.end_request(self.token.as_ref());
         let now = table.tick();
-        let Some(open) = table.open.get_mut(&self.0.id) else { return };
+        let Some(open) = table.open.get_mut(&self.slot.id) else { return };
         if let ConnectionState::Busy(requests) = open.state {
             open.state = match requests {
                 0 | 1 => ConnectionState::Waiting(now),
@@ -238,13 +198,65 @@ impl ConnectionTable {
         self.open.values().filter(|open| open.state != ConnectionState::Closing && is(open)).count()
     }
 
-    /// Requests at a time on these connections.
-    fn requests(&self, is: impl Fn(&OpenConnection) -> bool) -> usize {
-        let requests = |open: &OpenConnection| match open.state {
-            ConnectionState::Busy(requests) => requests,
-            ConnectionState::Waiting(_) | ConnectionState::Closing => 0,
+    /// Counts a request of a token.
+    fn begin_request(
+        &mut self,
+        token: Option<&TokenHolder>,
+        limits: &ConnectionLimits,
+    ) -> Result<(), TooManyConnections> {
+        let Some(token) = token else { return Ok(()) };
+        let own = self.requests.get(&token.name).map_or(0, |(count, _)| *count);
+        let others: usize =
+            self.requests.values().filter(|(_, is_admin)| !is_admin).map(|(count, _)| count).sum();
+        if own >= limits.of_token || !token.is_admin && others >= limits.known {
+            return Err(TooManyConnections);
+        }
+        self.requests.insert(Arc::clone(&token.name), (own + 1, token.is_admin));
+        Ok(())
+    }
+
+    fn end_request(&mut self, token: Option<&TokenHolder>) {
+        let Some(token) = token else { return };
+        match self.requests.get_mut(&token.name) {
+            Some((count, _)) if *count > 1 => *count -= 1,
+            _ => _ = self.requests.remove(&token.name),
+        }
+    }
+
+    /// Marks a connection as busy with one more request. One that has none yet counts for the token of this one from now on.
+    fn busy(
+        &mut self,
+        id: u64,
+        token: Option<&TokenHolder>,
+        limits: &ConnectionLimits,
+    ) -> Result<(), TooManyConnections> {
+        let Some(open) = self.open.get_mut(&id).filter(|open| open.state != ConnectionState::Closing) else {
+            return Err(TooManyConnections);
         };
-        self.open.values().filter(|open| is(open)).map(requests).sum()
+        if let ConnectionState::Busy(requests) = open.state {
+            open.state = ConnectionState::Busy(requests + 1);
+            return Ok(());
+        }
+        let (source, before) = (open.source, (open.token.clone(), open.state));
+        open.state = ConnectionState::Busy(1);
+        let Some(token) = token else { return Ok(()) };
+        // Count the others only: this connection no longer counts where it did before.
+        open.token = None;
+        let same = |open: &OpenConnection| open.token.as_ref().is_some_and(|other| other.name == token.name);
+        let other = |open: &OpenConnection| open.token.as_ref().is_some_and(|other| !other.is_admin);
+        let mut admitted = self.close_one_for(limits.of_token, same);
+        if !token.is_admin && admitted.is_ok() {
+            admitted = self
+                .close_one_for(limits.of_source, |open| other(open) && open.source == source)
+                .and_then(|()| self.close_one_for(limits.known, other));
+        }
+        if let Some(open) = self.open.get_mut(&id) {
+            match admitted {
+                Ok(()) => open.token = Some(token.clone()),
+                Err(_) => (open.token, open.state) = before,
+            }
+        }
+        admitted
     }
 
     /// Makes sure that one more of these connections can be admitted: closes the one that has waited longest if the limit
@@ -385,6 +397,15 @@ mod tests {
         assert_eq!(first.begin(Some((&name, false))).err(), Some(TooManyConnections), "5 of all");
         drop(others);
         assert!(first.begin(Some((&name, false))).is_ok());
+        // Another connection of the token has the rest.
+        let (second, _busy) = known(&connections, at(3), "ci").unwrap();
+        assert_eq!(second.begin(Some((&name, false))).err(), Some(TooManyConnections), "3 of a token");
+        // Who asks counts, whoever has the connection.
+        let admin = "admin".into();
+        let beside = second.begin(Some((&admin, true)));
+        assert!(beside.is_ok() && known(&connections, at(3), "ci").is_err());
+        drop((beside, _busy));
+        assert_eq!(connections.table().requests.get("ci").map(|(count, _)| *count), Some(2));
     }
 
     #[test]

@@ -53,6 +53,11 @@ pub struct Known {
 }
 
 impl Known {
+    /// Whether who has made this request has the role now.
+    pub fn may(&self, headers: &HeaderMap, role: Role) -> bool {
+        self.owner(headers).is_some_and(|(_, own, _)| own >= role)
+    }
+
     /// Who has made a request: the owner of its token; without one, of its session.
     fn owner(&self, headers: &HeaderMap) -> Option<(String, Role, Proof)> {
         match headers.get(header::AUTHORIZATION) {

@@ -9,7 +9,7 @@ use super::{ApiState, ProblemResponse, ask_for};
 use crate::access::Peer;
 use crate::access::act::RequestAction;
 use crate::access::audit::{Audit, RequestOutcome};
-use crate::access::caller::Caller;
+use crate::access::caller::{Caller, Role};
 use crate::access::note::AuditNotes;
 use crate::error::HostError;
 use crate::machines::console::{ClientPlace, ConsoleClient, Screen, View};
@@ -47,6 +47,7 @@ struct Ending {
 
 const RUN_ENDED: Ending = Ending { code: close_code::AWAY, reason: "the machine's run has ended" };
 const NO_ANSWER: Ending = Ending { code: close_code::POLICY, reason: "the client does not answer pings" };
+const NO_RIGHT: Ending = Ending { code: close_code::POLICY, reason: "the session has ended, or its token" };
 const REPLACED: Ending =
     Ending { code: close_code::AGAIN, reason: "the connection is needed for a newer one" };
 const NOT_UNDERSTOOD: Ending = Ending {
@@ -81,7 +82,7 @@ async fn open_machine_console(
     let client = ConsoleClient::connect(&folder).map_err(|e| unreachable_view(&name, "console", &e))?;
     let relay = Relay { audit: app.audit, caller, peer, name, view: View::Console, _place: place };
     Ok(upgrade.on_upgrade(async move |mut socket| {
-        let ending = relay_console(&mut socket, &client, &relay.peer).await;
+        let ending = relay_console(&mut socket, &client, &relay.peer, headers).await;
         relay.end(socket, ending).await;
     }))
 }
@@ -103,7 +104,7 @@ async fn open_machine_screen(
     let screen = Screen::connect(&folder).await.map_err(|e| unreachable_view(&name, "screen", &e))?;
     let relay = Relay { audit: app.audit, caller, peer, name, view: View::Screen, _place: place };
     Ok(upgrade.on_upgrade(async move |mut socket| {
-        let ending = relay_screen(&mut socket, &screen, &relay.peer).await;
+        let ending = relay_screen(&mut socket, &screen, &relay.peer, headers).await;
         relay.end(socket, ending).await;
     }))
 }
@@ -182,21 +183,27 @@ impl Relay {
     }
 }
 
-/// Pings a client, and notices that it does not answer.
-struct Pings {
+/// Pings a client, and notices that it does not answer, or may not look and type any more.
+struct Pings<'a> {
     due: Interval,
     is_answered: bool,
+    peer: &'a Peer,
+    /// The request's, which say who the client is.
+    headers: HeaderMap,
 }
 
-impl Pings {
-    fn new() -> Pings {
+impl Pings<'_> {
+    fn new(peer: &Peer, headers: HeaderMap) -> Pings<'_> {
         let mut due = interval_at(Instant::now() + PING, PING);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Pings { due, is_answered: true }
+        Pings { due, is_answered: true, peer, headers }
     }
 
     /// Sends the next ping. Returns why the WebSocket ends, if it does.
     async fn next(&mut self, socket: &mut WebSocket) -> Result<(), Option<Ending>> {
+        if !self.peer.known.as_ref().is_none_or(|known| known.may(&self.headers, Role::Operate)) {
+            return Err(Some(NO_RIGHT));
+        }
         if !std::mem::replace(&mut self.is_answered, false) {
             return Err(Some(NO_ANSWER));
         }
@@ -217,8 +224,13 @@ struct ConsoleCommand {
 }
 
 /// Passes a console on until it ends. Returns why it does; `None`: the client has ended.
-async fn relay_console(socket: &mut WebSocket, client: &ConsoleClient, peer: &Peer) -> Option<Ending> {
-    let mut pings = Pings::new();
+async fn relay_console(
+    socket: &mut WebSocket,
+    client: &ConsoleClient,
+    peer: &Peer,
+    headers: HeaderMap,
+) -> Option<Ending> {
+    let mut pings = Pings::new(peer, headers);
     // What waits for the hub, which waits for the guest. No further message is received meanwhile.
     let mut packets: VecDeque<Vec<u8>> = VecDeque::new();
     loop {
@@ -298,8 +310,13 @@ fn heed(
 }
 
 /// Passes a screen on until it ends. Returns why it does; `None`: the client has ended.
-async fn relay_screen(socket: &mut WebSocket, screen: &Screen, peer: &Peer) -> Option<Ending> {
-    let mut pings = Pings::new();
+async fn relay_screen(
+    socket: &mut WebSocket,
+    screen: &Screen,
+    peer: &Peer,
+    headers: HeaderMap,
+) -> Option<Ending> {
+    let mut pings = Pings::new(peer, headers);
     let mut buffer = vec![0; SCREEN_BYTES];
     // What waits for the VMM. No further message is received meanwhile.
     let mut waiting = axum::body::Bytes::new();

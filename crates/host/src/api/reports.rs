@@ -4,10 +4,13 @@ use super::extract::{PageQuery, Path, Query, part, select};
 use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::error::HostError;
 use axum::Json;
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::stream;
 use spillway_api::{Name, Page, Report};
+use std::io::{self, Read};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -22,6 +25,9 @@ const HEADERS: [(HeaderName, &str); 5] = [
     (header::CACHE_CONTROL, "no-cache"),
     (header::REFERRER_POLICY, "no-referrer"),
 ];
+
+/// Bytes that are read at a time.
+const PIECE_BYTES: u64 = 64 << 10;
 
 pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_reports)).routes(routes!(get_report))
@@ -41,6 +47,21 @@ async fn list_reports(
 /// Returns the page of a report. It is sandboxed: it runs no scripts, and loads nothing.
 #[utoipa::path(get, path = "/{name}/report.html", params(("name" = Name, Path)), responses((status = 200, content_type = "text/html", body = String), ProblemResponse))]
 async fn get_report(State(app): State<ApiState>, Path(name): Path<Name>) -> Result<Response, HostError> {
-    let html = ask_for(move || app.reports.html(&name)).await?;
-    Ok((HEADERS, html).into_response())
+    let (report, file) = ask_for(move || app.reports.html(&name)).await?;
+    // In pieces, each when the client has taken the last.
+    let pieces = stream::unfold(Some((file, report.bytes)), |state| async move {
+        let (mut file, left) = state.filter(|(_, left)| *left > 0)?;
+        let read = tokio::task::spawn_blocking(move || {
+            let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
+            file.read_exact(&mut piece).map(|()| (file, piece))
+        });
+        match read.await.unwrap_or_else(|e| Err(io::Error::other(e))) {
+            Ok((file, piece)) => {
+                let left = left - piece.len() as u64;
+                Some((Ok(piece), Some((file, left))))
+            }
+            Err(e) => Some((Err(e), None)),
+        }
+    });
+    Ok((HEADERS, Body::from_stream(pieces)).into_response())
 }

@@ -49,12 +49,13 @@ pub struct Histories(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     objects: BTreeMap<HistoryOf, ObjectHistory>,
-    /// Number of rows so far, and when the last one was added.
+    /// Number of rows so far.
     rows: u64,
-    last: Option<(Timestamp, Instant)>,
+    /// When the first one was added, and the time of the figures of the last one.
+    begun: Option<Instant>,
+    until: Option<Timestamp>,
 }
 
-#[derive(Default)]
 struct ObjectHistory {
     before: Option<(Instant, DiskCounters)>,
     hour: VecDeque<Row>,
@@ -104,17 +105,17 @@ impl Histories {
     fn add(&self, figures: &Figures, now: Instant) {
         let seen = seen(figures);
         let mut table = self.table();
-        let steps = table.last.map_or(1, |(_, last)| {
-            (now.saturating_duration_since(last).as_secs_f64() / STEP.as_secs_f64()).round().max(1.0) as u64
-        });
-        table.last = Some((figures.time, now));
+        let begun = *table.begun.get_or_insert(now);
+        // By the time since the first row, so that delays do not add up.
+        let steps = (now.saturating_duration_since(begun).as_secs_f64() / STEP.as_secs_f64()).round() as u64;
+        let Some(steps) = (steps + 1).checked_sub(table.rows).filter(|steps| *steps > 0) else { return };
+        table.until = Some(figures.time);
         let first = table.rows;
         table.rows += steps;
         table.objects.retain(|object, _| seen.contains_key(object));
         for (object, seen) in seen {
             let has_day = !matches!(object, HistoryOf::Machine(_));
-            let history =
-                table.objects.entry(object).or_insert(ObjectHistory { has_day, ..ObjectHistory::default() });
+            let history = table.objects.entry(object).or_insert(ObjectHistory::new(has_day));
             let row = history.row(&seen, now);
             for number in first..first + steps {
                 history.push(if number + 1 == first + steps { row } else { UNKNOWN }, number);
@@ -125,7 +126,7 @@ impl Histories {
     /// The last so many seconds of an object, at most a day; of a machine at most an hour.
     pub fn of(&self, object: &HistoryOf, seconds: u32) -> Result<History, HostError> {
         let table = self.table();
-        let (until, _) = table.last.ok_or_else(not_yet)?;
+        let until = table.until.ok_or_else(not_yet)?;
         let history = table.objects.get(object).ok_or_else(|| none(object))?;
         let hour = STEP * ROWS as u32;
         let is_day = Duration::from_secs(seconds.into()) > hour;
@@ -140,11 +141,20 @@ impl Histories {
             name: (*name).into(),
             values: rows.clone().map(|row| Some(row[n]).filter(|value| value.is_finite())).collect(),
         });
+        // The rows after the last whole minute are not a part of the day.
+        let rest = if is_day { table.rows % IN_ONE as u64 } else { 0 };
+        let until = until.checked_sub(STEP * rest as u32).unwrap_or(until);
         Ok(History { until, step_seconds: step.as_secs() as u32, series: series.collect() })
     }
 }
 
 impl ObjectHistory {
+    /// Without rows, with the memory for all of them: what grows takes twice as much.
+    fn new(has_day: bool) -> ObjectHistory {
+        let day = VecDeque::with_capacity(if has_day { DAY_ROWS } else { 0 });
+        ObjectHistory { before: None, hour: VecDeque::with_capacity(ROWS), day, has_day }
+    }
+
     /// The rates since the last time, and the levels now.
     fn row(&mut self, seen: &Seen, now: Instant) -> Row {
         if seen.is_old {
@@ -322,6 +332,37 @@ mod tests {
         );
         let gone = histories.of(&HistoryOf::Machine(name("desk-2")), 10).unwrap_err();
         assert_eq!(gone.problem().code, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn while_a_disk_is_late_nothing_is_known() {
+        let histories = Histories::default();
+        let begun = Instant::now();
+        let late = |figures: Figures| {
+            let mut figures = figures;
+            figures.catalogs[0].unresponsive_disks = 1;
+            figures.machines[0].unresponsive = true;
+            figures
+        };
+        let all = [
+            figures(&[("desk-1", 0)]),
+            figures(&[("desk-1", 100)]),
+            late(figures(&[("desk-1", 100)])),
+            figures(&[("desk-1", 900)]),
+            figures(&[("desk-1", 1000)]),
+        ];
+        for (n, figures) in all.iter().enumerate() {
+            histories.add(figures, begun + STEP * n as u32);
+        }
+        for of in [HistoryOf::Host, HistoryOf::Catalog(name("desk")), HistoryOf::Machine(name("desk-1"))] {
+            let rates = values(&histories.of(&of, 3600).unwrap(), "guest_written_bytes");
+            assert_eq!(rates, [None, Some(10.0), None, None, Some(10.0)], "{of:?}");
+        }
+        // A reading that comes a little late, and the next one in time.
+        histories.add(&figures(&[("desk-1", 1160)]), begun + Duration::from_secs(56));
+        histories.add(&figures(&[("desk-1", 1200)]), begun + Duration::from_secs(60));
+        let rates = values(&histories.of(&HistoryOf::Host, 20).unwrap(), "guest_written_bytes");
+        assert_eq!(rates.len(), 2, "{rates:?}");
     }
 
     #[test]
