@@ -42,11 +42,11 @@ test("the URL has the filter and the sort, and a link shows the same", async () 
 
 test("an act names its consequences and its command, and Escape changes nothing", async () => {
   const { context, page, seen } = await open(browser);
+  await go(page, "#/machines");
   const changes = [];
   page.on("request", (request) => {
     if (request.method() !== "GET") changes.push(request.url());
   });
-  await go(page, "#/machines");
   const { machine } = await objects(page);
   await page.getByRole("searchbox").fill(machine);
   await page.getByRole("checkbox", { name: `Select ${machine}` }).check();
@@ -98,45 +98,34 @@ test("a hidden page asks for nothing", async () => {
   await context.close();
 });
 
-test("without a session there is the login, and the token is sent once", async () => {
+const token = process.env.SPILLWAY_CONSOLE_TOKEN;
+test("without a session there is the login, which leads to the page that was asked for", {
+  skip: token ? false : "the address needs no token",
+}, async () => {
   const { context, page, seen } = await open(browser);
-  let isIn = false;
-  const sent = [];
-  const problem = {
-    type: "",
-    title: "The caller is unknown",
-    status: 401,
-    detail: "The token is not known.",
-    code: "unauthenticated",
-  };
-  await page.route("**/v1/**", async (route) => {
-    const request = route.request();
-    const isSession = new URL(request.url()).pathname.endsWith("/v1/session");
-    if (isSession && request.method() === "POST") {
-      sent.push(request.postDataJSON());
-      isIn = sent.length > 1;
-    }
-    if (!isIn) return route.fulfill({ status: 401, contentType: "application/problem+json", json: problem });
-    if (isSession)
-      return route.fulfill({
-        json: { caller: "desk-operator", role: "read", by: "session", seconds_left: 60 },
-      });
-    return route.continue();
-  });
   await page.goto(`${base}#/catalogs`);
   await page.waitForSelector("main.login");
   assert.deepEqual(await axe(page), []);
-  for (const token of ["wrong", "right"]) {
-    await page.getByLabel("Token").fill(token);
-    await page.keyboard.press("Enter");
-    if (token === "wrong") await page.getByText("The token is not known.").waitFor();
-  }
-  await page.getByText("desk-operator").waitFor();
-  assert.deepEqual(sent, [{ token: "wrong" }, { token: "right" }]);
-  assert.equal(await page.locator("h1").textContent(), "Catalogs", "the page that was asked for");
-  assert.equal(await page.getByRole("link", { name: "New catalog" }).count(), 0, "the role read may not");
-  assert.equal(await page.evaluate(() => JSON.stringify({ ...localStorage, ...sessionStorage })), "{}");
+  await page.getByLabel("Token").fill("wrong");
+  await page.keyboard.press("Enter");
+  await page.getByText("this token is not known").waitFor();
+  await page.getByLabel("Token").fill(token);
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: "Catalogs", level: 1 }).waitFor();
+  const [cookie] = await context.cookies();
+  assert.deepEqual(
+    [cookie.name, cookie.httpOnly, cookie.secure, cookie.sameSite],
+    ["__Host-spillway", true, true, "Strict"],
+  );
   assertClean(seen);
+  // Another tab has the same session; who logs out is out in both.
+  const other = await context.newPage();
+  await other.goto(`${base}#/machines`);
+  await other.getByRole("heading", { name: "Machines", level: 1 }).waitFor();
+  await other.getByRole("button", { name: "Sign out" }).click();
+  await other.waitForSelector("main.login");
+  await page.bringToFront();
+  await page.waitForSelector("main.login", { timeout: 10_000 });
   await context.close();
 });
 

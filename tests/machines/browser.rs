@@ -4,7 +4,10 @@
 
 use crate::world::World;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
+use spillway_testkit::certificate;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -92,4 +95,50 @@ fn a_catalog_is_made_filled_sized_and_updated() {
     world.import("golden", "version-1");
     world.import("golden", "version-2");
     browse(&world, "catalog.mjs");
+}
+
+/// Over TLS with a token, as from an operator's desk.
+#[test]
+fn every_page_is_clean_and_behaves() {
+    if !can_be_had() {
+        return;
+    }
+    let Some(mut world) = World::new("none") else { return };
+    let [cert, key, tokens] = ["cert", "key", "tokens"].map(|name| world.path(name).display().to_string());
+    if let Err(e) = certificate::make("localhost", false, Path::new(&cert), Path::new(&key)) {
+        return spillway_testkit::skip(&format!("openssl makes no certificate here: {e:#}"));
+    }
+    std::fs::write(&tokens, format!("admin admin {:x}\n", Sha256::digest("admin"))).unwrap();
+    std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(0o600)).unwrap();
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listen = format!("127.0.0.1:{port}");
+    let options = ["--listen", &listen, "--tls-cert", &cert, "--tls-key", &key, "--tokens", &tokens];
+    world.options.extend(options.map(str::to_owned));
+    world.kill_daemon();
+    world.start_daemon();
+    world.import("golden", "version-1");
+    world.ok(&[
+        "catalog",
+        "create",
+        "desk",
+        "--image",
+        "golden",
+        "--count",
+        "3",
+        "--ram",
+        "8M",
+        "--overflow",
+        "64M",
+    ]);
+    world.ok(&["machine", "start", "--all", "--wait"]);
+    let done = Command::new("npm")
+        .args(["run", "--silent", "e2e"])
+        .current_dir(sources())
+        .env("SPILLWAY_CONSOLE_URL", format!("https://localhost:{port}/console/"))
+        .env("SPILLWAY_CONSOLE_TOKEN", "admin")
+        .output()
+        .unwrap();
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(done.status.success(), "{}\n{}\n{}", done.status, said(&done.stdout), said(&done.stderr));
 }

@@ -136,11 +136,26 @@ fn clients_share_a_guest_with_its_readiness(hypervisor: &'static str) {
     assert!(!second.text().contains("#72"), "{}", second.text());
     assert!(first.leaves());
     second.until_shows("#72");
+    // What a program has written before it leaves arrives, and from one that takes the keyboard, too.
+    let mut script = Cli::new(&world, "desk-001", &["--take"]);
+    script.types("state 75\n\x1d");
+    second.until_shows("#75");
+    wait_until(PATIENCE, || script.child.try_wait().unwrap()).expect("it leaves");
+    let mut patient = Cli::new(&world, "desk-001", &[]);
+    second.types("state 76\n");
+    second.until_shows("#76");
+    patient.types("state 77\n\x1d");
+    patient.until_shows("the input waits until it is free");
+    assert!(patient.child.try_wait().unwrap().is_none(), "it waits");
+    assert!(second.leaves());
+    wait_until(PATIENCE, || patient.child.try_wait().unwrap()).expect("it leaves");
+    let second = Cli::new(&world, "desk-001", &[]);
+    second.until_shows("#77");
     // One that takes the keyboard has it, and who comes late sees all of it.
     let mut third = Cli::new(&world, "desk-001", &["--take"]);
     third.types("state 74\n");
     for client in [&second, &third] {
-        ["WORKS", "#71", "#72", "#73", "#74"].iter().for_each(|text| client.until_shows(text));
+        ["WORKS", "#71", "#72", "#73", "#74", "#75", "#77"].iter().for_each(|text| client.until_shows(text));
     }
 
     // A reset is another VMM on the same hub: the clients stay, and what was before is marked off.

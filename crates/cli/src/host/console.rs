@@ -44,7 +44,8 @@ pub fn console(socket: &Path, takes: bool) -> Result<(), Failure> {
     let mut session = Session {
         hub,
         keys: VecDeque::new(),
-        keyboard: Keyboard::Free,
+        keyboard: None,
+        leaves: false,
         must_take: takes || !terminal.is_terminal(),
         is_terminal: terminal.is_terminal(),
     };
@@ -59,7 +60,10 @@ struct Session {
     hub: OwnedFd,
     /// Keys that are not sent yet.
     keys: VecDeque<u8>,
-    keyboard: Keyboard,
+    /// Who has the keyboard, once the hub has said it.
+    keyboard: Option<Keyboard>,
+    /// Whether the key that leaves was typed.
+    leaves: bool,
     /// Whether keys are sent only once this client is known to have the keyboard, so that none is lost: input of a program
     /// is not typed again.
     must_take: bool,
@@ -70,9 +74,10 @@ impl Session {
     fn run(&mut self) -> io::Result<()> {
         let mut stdin = io::stdin();
         let mut has_input = true;
-        loop {
+        // What a program has written before it leaves is sent first; a person does not wait.
+        while !self.leaves || !self.is_terminal && !self.keys.is_empty() {
             let mut here = PollFlags::empty();
-            here.set(PollFlags::IN, has_input && self.keys.len() < MAX_WAITING_BYTES);
+            here.set(PollFlags::IN, !self.leaves && self.keys.len() < MAX_WAITING_BYTES);
             let mut there = PollFlags::IN;
             there.set(PollFlags::OUT, self.may_send());
             let mut fds = [
@@ -80,7 +85,7 @@ impl Session {
                 PollFd::from_borrowed_fd(stdin.as_fd(), here),
             ];
             // Once its input has ended, poll(2) reports that again and again.
-            let fds = if has_input { &mut fds[..] } else { &mut fds[..1] };
+            let fds = if has_input && !self.leaves { &mut fds[..] } else { &mut fds[..1] };
             match poll(fds, None) {
                 Err(Errno::INTR) => continue,
                 polled => polled?,
@@ -97,42 +102,38 @@ impl Session {
                 let length = stdin.read(&mut buffer)?;
                 // Output of the machine is still shown.
                 has_input = length > 0;
-                if self.typed(&buffer[..length])? {
-                    return Ok(());
-                }
+                self.typed(&buffer[..length])?;
             }
         }
+        Ok(())
     }
 
     fn may_send(&self) -> bool {
-        let may = match self.keyboard {
-            Keyboard::Yours => true,
-            Keyboard::Free => true,
-            Keyboard::Taken => false,
-        };
+        let may = matches!(self.keyboard, Some(Keyboard::Yours | Keyboard::Free));
         may && !self.keys.is_empty()
     }
 
-    /// Handles keys. True: the user leaves.
-    fn typed(&mut self, keys: &[u8]) -> io::Result<bool> {
+    /// Handles keys.
+    fn typed(&mut self, keys: &[u8]) -> io::Result<()> {
         let end = keys.iter().position(|key| *key == LEAVE);
+        self.leaves = end.is_some();
         let keys = &keys[..end.unwrap_or(keys.len())];
-        if self.is_terminal && self.keyboard == Keyboard::Taken {
+        if self.is_terminal && self.keyboard == Some(Keyboard::Taken) {
             if keys.contains(&TAKE) {
                 self.send(ToHub::Take)?;
             }
         } else {
             self.keys.extend(keys);
         }
-        if end.is_some() && self.may_send() {
+        if self.leaves && self.may_send() {
             self.send_keys()?;
         }
-        Ok(end.is_some())
+        Ok(())
     }
 
     /// Sends keys as far as the hub reads them.
     fn send_keys(&mut self) -> io::Result<()> {
-        if self.must_take && self.keyboard == Keyboard::Free {
+        if self.must_take && self.keyboard == Some(Keyboard::Free) {
             // The answer comes as the state of the keyboard.
             self.send(ToHub::Take)?;
             self.must_take = false;
@@ -207,15 +208,15 @@ impl Session {
             (_, Keyboard::Taken) => {
                 Some("another client has the keyboard: the input waits until it is free\r")
             }
-            (Keyboard::Taken, Keyboard::Free) => Some("the keyboard is free: whoever types has it\r"),
-            (Keyboard::Taken, Keyboard::Yours) => Some("you have the keyboard\r"),
-            (Keyboard::Free | Keyboard::Yours, Keyboard::Free | Keyboard::Yours) => None,
+            (Some(Keyboard::Taken), Keyboard::Free) => Some("the keyboard is free: whoever types has it\r"),
+            (Some(Keyboard::Taken), Keyboard::Yours) => Some("you have the keyboard\r"),
+            (_, Keyboard::Free | Keyboard::Yours) => None,
         };
         if let Some(text) = text {
             output::complain("notice", text);
         }
         self.must_take |= !self.is_terminal && keyboard != Keyboard::Yours;
-        self.keyboard = keyboard;
+        self.keyboard = Some(keyboard);
     }
 }
 

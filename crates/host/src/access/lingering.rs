@@ -1,7 +1,7 @@
 //! A stream whose end does not lose the last response: closing a connection with unread data resets it, and the client may
 //! then never see what was written before. Owns how much is read, and for how long.
 //!
-//! Invariant: a client keeps a connection open for at most [`UNREAD`] after its last response.
+//! Invariant: a client keeps a connection open for at most 2 s after its last response.
 
 use std::io;
 use std::pin::Pin;

@@ -31,7 +31,7 @@ struct Session {
 }
 
 /// Times that a token may log in within [`WINDOW`]: each is a line in the audit log.
-const MOST_LOGINS: usize = 30;
+const MOST_LOGINS: usize = 100;
 const WINDOW: Duration = Duration::from_secs(600);
 /// Requests to log in that are under way: of an address, and of all.
 const MOST_PLACES_OF_SOURCE: usize = 4;
