@@ -46,7 +46,7 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
       isOver = true;
       clearTimeout(timer);
     };
-  }, [diffKey]);
+  }, [diffKey, catalog.revision]);
   const change = (key: Key, value: unknown) => setChanges((c) => ({ ...c, [key]: value }));
   const effects = keys.map((key) => {
     const field = FIELDS.find((f) => f.key === key);

@@ -108,7 +108,7 @@ export function CatalogPage({ name }: { name: string }) {
       {tab === "figures" ? <HistoryCharts of={{ catalog: name }} samples={row?.samples ?? []} /> : null}
       {tab === "sizing" ? <CatalogSizing catalog={catalog} /> : null}
       {tab === "versions" ? <CatalogVersions catalog={catalog} /> : null}
-      {tab === "settings" ? <CatalogSettings catalog={catalog} key={catalog.revision} /> : null}
+      {tab === "settings" ? <CatalogSettings catalog={catalog} /> : null}
       {tab === "events" ? (
         <Panel title="Events of the catalog and its machines">
           <EventList of={(e) => e.object === `catalog/${name}` || machines.has(e.object)} most={500} />

@@ -6,6 +6,7 @@ import { ask } from "../acts.ts";
 import { api, type Catalog, type Figures, type Host, type Store } from "../api/client.ts";
 import { href } from "../router.ts";
 import { catalogRows, figures } from "../state/figures.ts";
+import { type History, samplesOf } from "../state/history.ts";
 import { type CatalogRow, sumRates, sumSamples, total } from "../state/moments.ts";
 import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
@@ -301,7 +302,9 @@ function Machines({ rows }: { rows: CatalogRow[] }) {
     ["stopped", sum((r) => r.counts.stopped), "none"],
   ];
   const rates = sumRates(rows.map((r) => r.rates));
-  const samples = sumSamples(rows.map((r) => r.samples));
+  const history = useObject<History>("/v1/history?seconds=600", 10_000);
+  // A daemon without a history: what the page has seen itself.
+  const samples = history.data ? samplesOf(history.data) : sumSamples(rows.map((r) => r.samples));
   const peak = Math.max(0, ...samples.map((s) => s.ramWritten + s.overflowWritten));
   return (
     <Panel title="Machines" aside={<a href={href(["machines"])}>{plural(all, "machine")}</a>}>

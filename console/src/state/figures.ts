@@ -52,6 +52,8 @@ let hasHistory = true;
 
 /** Fills small pictures with what was before the page was opened, once for each catalog. */
 async function seed(): Promise<void> {
+  // Only pages that show catalogs one by one have these pictures.
+  if (scope.peek().machines === false || scope.peek().machine) return;
   for (const { name } of moments.last?.catalogs.slice(0, SEEDED_CATALOGS) ?? []) {
     if (!hasHistory || seeded.has(name)) continue;
     seeded.add(name);
