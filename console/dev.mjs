@@ -4,8 +4,9 @@
 //
 // With --role or --login it answers /v1/session itself, so that pages can be tried with each role; --login asks for a token
 // first (any token will do). Listens on the loopback interface only. Nothing of the product runs it.
-import { createServer, request } from "node:http";
+
 import { readFileSync } from "node:fs";
+import { createServer, request } from "node:http";
 import { connect } from "node:net";
 import { dirname, extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";

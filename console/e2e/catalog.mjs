@@ -45,6 +45,9 @@ try {
     .fill("console=ttyS0 quiet loglevel=4 panic=1 cryptomgr.notests nokaslr");
   await page.getByRole("link", { name: "Continue" }).click();
   await page.getByRole("textbox", { name: "RAM tier" }).fill("4M");
+  // What is no size is not left out silently.
+  await page.getByRole("textbox", { name: "Overflow", exact: true }).fill("12 bananas");
+  await page.getByText("Correct first: Overflow.").waitFor();
   await page.getByRole("textbox", { name: "Overflow", exact: true }).fill("64M");
   await page.getByRole("link", { name: "Continue" }).click();
   await page.getByRole("link", { name: "Continue" }).click();
@@ -69,8 +72,15 @@ try {
   await serial.getByText("FILLED #a").first().waitFor({ timeout: 60_000 });
   await serial.getByText("You have the keyboard.").waitFor();
   await page.getByRole("link", { name: "Disk" }).click();
-  await page.getByText(/of 4\.0 MiB/).first().waitFor();
-  const overflow = (await page.getByText(/MiB of 64\.0 MiB/).first().textContent()) ?? "";
+  await page
+    .getByText(/of 4\.0 MiB/)
+    .first()
+    .waitFor();
+  const overflow =
+    (await page
+      .getByText(/MiB of 64\.0 MiB/)
+      .first()
+      .textContent()) ?? "";
   assert.ok(Number.parseFloat(overflow) > 6, overflow);
   await page.getByText("the RAM tier is full").first().waitFor();
 

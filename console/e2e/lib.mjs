@@ -108,7 +108,8 @@ export function assertClean(seen) {
 /** Names of objects that the host has. The tests need a catalog with a machine, and an image. */
 export async function objects(page) {
   const names = await page.evaluate(async () => {
-    const first = async (path) => (await (await fetch(new URL(`..${path}`, document.baseURI))).json()).items?.[0]?.name;
+    const first = async (path) =>
+      (await (await fetch(new URL(`..${path}`, document.baseURI))).json()).items?.[0]?.name;
     return {
       image: await first("/v1/images?limit=1"),
       catalog: await first("/v1/catalogs?limit=1"),

@@ -11,4 +11,5 @@ Object.assign(globalThis, {
   // Nothing repeats in a test, and nothing keeps its process alive.
   setInterval: () => 0,
 });
+
 export {};

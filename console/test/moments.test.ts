@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Figures } from "../src/api/client.ts";
-import { Moments, ratesBetween, secondsToFull, sumSamples, type Sample } from "../src/state/moments.ts";
 import { samplesOf, timesOf } from "../src/state/history.ts";
+import { Moments, ratesBetween, type Sample, secondsToFull, sumSamples } from "../src/state/moments.ts";
 
 /** At this second a machine's RAM tier holds so much, and its guest has written so much. */
 function moment(second: number, of: [string, number, number][], since = "2025-12-31T00:00:00Z"): Figures {

@@ -1,9 +1,10 @@
 import "./dom.ts";
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { keepsData, machineAct } from "../src/acts.ts";
 import type { Event, Machine } from "../src/api/client.ts";
 import { address } from "../src/api/client.ts";
-import { keepsData, machineAct } from "../src/acts.ts";
+import about from "../src/api/spec-fields.json";
 import { createCommand, curl, machineNames, quote, toml, ttlText } from "../src/commands.ts";
 import { outlook } from "../src/pages/catalog-versions.tsx";
 import { troubles } from "../src/pages/host.tsx";
@@ -12,7 +13,6 @@ import { merge } from "../src/state/events.ts";
 import { Moments } from "../src/state/moments.ts";
 import { boundError, FIELDS, read, shown } from "../src/ui/spec-form.tsx";
 import { sorted } from "../src/ui/table.tsx";
-import about from "../src/api/spec-fields.json";
 
 test("the fragment is the state", () => {
   const to = href(["catalogs", "a b"], { tab: "sizing", filter: "x&y", sort: undefined });

@@ -8,7 +8,9 @@ export function enlargeable(resized: () => void): void {
     return;
   }
   button.addEventListener("click", () => {
-    const done = document.fullscreenElement ? document.exitFullscreen() : document.documentElement.requestFullscreen();
+    const done = document.fullscreenElement
+      ? document.exitFullscreen()
+      : document.documentElement.requestFullscreen();
     done.catch(() => {
       // The browser does not allow it: the page stays as large as it is.
     });

@@ -20,7 +20,9 @@ function words(link: LinkState, keyboard: Keyboard): string {
   if (link.kind === "connecting") return "Connecting";
   if (link.kind === "waiting") return `Not connected: ${link.why}. It is tried again every 2 seconds.`;
   if (keyboard === "taken") return "Somebody else types. You see what they see.";
-  return keyboard === "yours" ? "You have the keyboard." : "Nobody types. The first who does has the keyboard.";
+  return keyboard === "yours"
+    ? "You have the keyboard."
+    : "Nobody types. The first who does has the keyboard.";
 }
 
 function start(machine: string): void {

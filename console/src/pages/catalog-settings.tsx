@@ -1,6 +1,7 @@
 // Settings of a catalog, by when a change takes effect. A change is checked by the daemon before it is offered.
 //
 // Invariant: what is sent is what was read, with the changes; if somebody else has changed the catalog, nothing is.
+import { useSignal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { ask, changeAct, putCatalog } from "../acts.ts";
 import { type Catalog, type CatalogSpec, type Store, words } from "../api/client.ts";
@@ -9,7 +10,17 @@ import { useList } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { plural } from "../ui/format.ts";
 import { Command, Notice, Panel } from "../ui/parts.tsx";
-import { aboutOf, type Draft, type Effect, FIELDS, type Key, shown, SpecField } from "../ui/spec-form.tsx";
+import {
+  aboutOf,
+  type Draft,
+  type Effect,
+  FIELDS,
+  type Key,
+  SpecField,
+  shown,
+  type Wrong,
+  wrongText,
+} from "../ui/spec-form.tsx";
 
 const GROUPS: [Effect, string][] = [
   ["at once", "Changes apply at once, to running machines too"],
@@ -24,6 +35,10 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
   const [changes, setChanges] = useState<Draft>({});
   const [checked, setChecked] = useState<{ warnings: string[] } | { error: string } | null>(null);
   const draft: Draft = { ...catalog.spec, ...changes };
+  const wrong = useSignal<Wrong>({});
+  // Fields begin anew when all changes are discarded.
+  const [round, setRound] = useState(0);
+  const incorrect = wrongText(wrong.value);
   const keys = (Object.keys(changes) as Key[]).filter((key) => !same(catalog.spec[key], changes[key]));
   const diff = Object.fromEntries(keys.map((key) => [key, changes[key]])) as Partial<CatalogSpec>;
   const diffKey = JSON.stringify(keys.map((key) => [key, changes[key] ?? null]));
@@ -67,10 +82,11 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
             <div class="fields">
               {FIELDS.filter((f) => f.effect === effect).map((f) => (
                 <SpecField
-                  key={f.key}
+                  key={`${f.key} ${round}`}
                   field={f}
                   draft={draft}
                   change={change}
+                  wrong={wrong}
                   stores={(stores.data ?? []).map((s) => s.name)}
                 />
               ))}
@@ -92,11 +108,13 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
       <Panel title="As a file">
         <Command label="For spillway catalog apply" text={toml(catalog.name, catalog.spec)} />
       </Panel>
-      {keys.length ? (
+      {keys.length || incorrect ? (
         <div class="savebar" role="region" aria-label="Changes">
           <div>
             <strong>{plural(keys.length, "setting")} changed</strong>{" "}
-            {checked === null ? (
+            {incorrect ? (
+              <span class="critical-text">{incorrect}</span>
+            ) : checked === null ? (
               <span class="muted">The daemon checks it</span>
             ) : "error" in checked ? (
               <span class="critical-text">{checked.error}</span>
@@ -109,13 +127,20 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
             )}
           </div>
           <div class="acts">
-            <button type="button" onClick={() => setChanges({})}>
+            <button
+              type="button"
+              onClick={() => {
+                setChanges({});
+                wrong.value = {};
+                setRound((n) => n + 1);
+              }}
+            >
               Discard
             </button>
             <button
               type="button"
               class="primary"
-              disabled={checked === null || "error" in checked}
+              disabled={Boolean(incorrect) || checked === null || "error" in checked}
               onClick={() => ask(changeAct(catalog, diff, `Change ${catalog.name}?`, effects))}
             >
               Review and apply

@@ -1,10 +1,10 @@
 // How much RAM the machines of a catalog need, and what a new limit would ask of the host.
 import { ask, changeAct } from "../acts.ts";
 import type { Catalog, Host } from "../api/client.ts";
+import { absorbed, at } from "../state/curve.ts";
 import { machineRows } from "../state/figures.ts";
 import { useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
-import { absorbed, at } from "../state/curve.ts";
 import { bytes, percent } from "../ui/format.ts";
 import { Empty, Panel } from "../ui/parts.tsx";
 import { MOST_CURVES, SizingPanel, useCurves } from "../ui/sizing.tsx";

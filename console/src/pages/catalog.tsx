@@ -1,6 +1,7 @@
 // One catalog, in tabs.
-import type { Schemas } from "../api/client.ts";
+
 import { ask, claimMachine, deleteCatalog, keepsData, machineAct } from "../acts.ts";
+import type { Schemas } from "../api/client.ts";
 import { ApiError, type Catalog } from "../api/client.ts";
 import { queryValue } from "../router.ts";
 import { catalogRows, machineRows } from "../state/figures.ts";

@@ -1,14 +1,14 @@
 // One image: its versions, which one is published, and what the check says of each.
 import { useState } from "preact/hooks";
 import { ask } from "../acts.ts";
-import { api, ApiError, type ImageCheck, type ImageDetails, type Schemas } from "../api/client.ts";
+import { ApiError, api, type ImageCheck, type ImageDetails, type Schemas } from "../api/client.ts";
 import { line } from "../commands.ts";
 import { queryValue, setQuery } from "../router.ts";
 import { useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
-import { ago, bytes, clock, percent } from "../ui/format.ts";
 import { Findings } from "../ui/findings.tsx";
+import { ago, bytes, clock, percent } from "../ui/format.ts";
 import { Badge, Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 

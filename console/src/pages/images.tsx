@@ -1,14 +1,15 @@
 // All images of the host.
-import type { Image } from "../api/client.ts";
+
 import { ask } from "../acts.ts";
+import type { Image } from "../api/client.ts";
 import { api, newKey } from "../api/client.ts";
 import { line } from "../commands.ts";
 import { href, navigate, queryValue } from "../router.ts";
 import { useList } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
-import { ago, clock } from "../ui/format.ts";
 import type { Act } from "../ui/dialog.tsx";
+import { ago, clock } from "../ui/format.ts";
 import { Filter, PageHead, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 

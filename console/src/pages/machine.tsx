@@ -3,6 +3,7 @@ import { ask, deleteMachine, keepsData, machineAct, releaseClaim } from "../acts
 import { ApiError, type Catalog, type Machine, type Schemas } from "../api/client.ts";
 import { href, queryValue } from "../router.ts";
 import { machineRows } from "../state/figures.ts";
+import type { MachineRow } from "../state/moments.ts";
 import { useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
@@ -12,9 +13,8 @@ import { LevelBadge, PhaseBadge } from "../ui/machine-cells.tsx";
 import { Badge, Command, Facts, Notice, PageHead, Panel, Pending, Tabs } from "../ui/parts.tsx";
 import { Gauge, PlaneDiagram } from "../ui/planes.tsx";
 import { SizingPanel, useCurves } from "../ui/sizing.tsx";
-import { ConsoleTab } from "./machine-consoles.tsx";
 import { EventList } from "./events-list.tsx";
-import type { MachineRow } from "../state/moments.ts";
+import { ConsoleTab } from "./machine-consoles.tsx";
 
 export function MachinePage({ name }: { name: string }) {
   const loaded = useObject<Machine>(`/v1/machines/${encodeURIComponent(name)}`);

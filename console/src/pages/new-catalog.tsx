@@ -25,8 +25,17 @@ import { Findings } from "../ui/findings.tsx";
 import { bytes, plural } from "../ui/format.ts";
 import { Command, Facts, Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { StackedBar } from "../ui/planes.tsx";
-import { type Draft, FIELDS, GROUPS, type Key, shown, SpecField } from "../ui/spec-form.tsx";
 import { MOST_CURVES, roundUp, useCurves } from "../ui/sizing.tsx";
+import {
+  type Draft,
+  FIELDS,
+  GROUPS,
+  type Key,
+  SpecField,
+  shown,
+  type Wrong,
+  wrongText,
+} from "../ui/spec-form.tsx";
 
 const STEPS = [
   ["image", "Image"],
@@ -40,6 +49,7 @@ type Step = (typeof STEPS)[number][0];
 /** What has been filled in. It is kept while the page lives, so that going elsewhere loses nothing. */
 const name = signal("");
 const draft = signal<Draft>({});
+const wrong = signal<Wrong>({});
 
 function change(key: Key, value: unknown): void {
   const next: Record<string, unknown> = { ...draft.value };
@@ -82,6 +92,7 @@ export function NewCatalogPage() {
   const next = STEPS[at + 1]?.[0];
   const before = STEPS[at - 1]?.[0];
   const isReady = name.value !== "" && Boolean(draft.value.image);
+  const incorrect = wrongText(wrong.value);
   const isFirst = useRef(true);
   useEffect(() => {
     if (!isFirst.current) document.getElementById("page-title")?.focus();
@@ -123,7 +134,9 @@ export function NewCatalogPage() {
         {step === "review" ? <ReviewStep checked={checked} /> : null}
       </div>
       <div class="verdict" aria-live="polite">
-        {!isReady ? (
+        {incorrect ? (
+          <Notice tone="critical">{incorrect}</Notice>
+        ) : !isReady ? (
           <Notice>The catalog needs a name and an image; then the daemon checks each change.</Notice>
         ) : checked === null ? (
           <Notice>The daemon checks it.</Notice>
@@ -154,7 +167,7 @@ export function NewCatalogPage() {
             Continue
           </a>
         ) : (
-          <CreateButton isReady={checked !== null && "catalog" in checked} />
+          <CreateButton isReady={!incorrect && checked !== null && "catalog" in checked} />
         )}
       </div>
     </>
@@ -173,6 +186,7 @@ function CreateButton({ isReady }: { isReady: boolean }) {
       toast(`The catalog ${made} is made.`);
       name.value = "";
       draft.value = {};
+      wrong.value = {};
       refresh();
       navigate(["catalogs", made]);
     } catch (failure) {
@@ -296,7 +310,7 @@ function FieldsStep({
   const advanced = fields.filter((f) => f.isAdvanced);
   const filled = advanced.filter((f) => draft.value[f.key] !== undefined).length;
   const field = (f: (typeof fields)[number]) => (
-    <SpecField key={f.key} field={f} draft={draft.value} change={change} stores={names} />
+    <SpecField key={f.key} field={f} draft={draft.value} change={change} wrong={wrong} stores={names} />
   );
   return (
     <Panel title={title}>

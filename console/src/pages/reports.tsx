@@ -2,9 +2,9 @@
 // sees nothing of this page.
 import type { Schemas } from "../api/client.ts";
 import { href } from "../router.ts";
-import { addressOf } from "../transport.ts";
 import { useList } from "../state/resource.ts";
 import { now } from "../state/visible.ts";
+import { addressOf } from "../transport.ts";
 import { ago, bytes } from "../ui/format.ts";
 import { PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
@@ -12,8 +12,19 @@ import { type Column, Table } from "../ui/table.tsx";
 type Report = Schemas["Report"];
 
 const COLUMNS: Column<Report>[] = [
-  { key: "name", title: "Report", sort: (r) => r.name, cell: (r) => <a href={href(["reports", r.name])}>{r.name}</a> },
-  { key: "written", title: "Written", isFigure: true, sort: (r) => -Date.parse(r.written), cell: (r) => ago(r.written, now.value) },
+  {
+    key: "name",
+    title: "Report",
+    sort: (r) => r.name,
+    cell: (r) => <a href={href(["reports", r.name])}>{r.name}</a>,
+  },
+  {
+    key: "written",
+    title: "Written",
+    isFigure: true,
+    sort: (r) => -Date.parse(r.written),
+    cell: (r) => ago(r.written, now.value),
+  },
   { key: "size", title: "Size", isFigure: true, sort: (r) => r.bytes, cell: (r) => bytes(r.bytes) },
 ];
 
@@ -44,7 +55,12 @@ export function ReportPage({ name }: { name: string }) {
   return (
     <>
       <PageHead title={name} />
-      <iframe class="report" sandbox="" title={`Report ${name}`} src={addressOf(`/v1/reports/${encodeURIComponent(name)}/report.html`)} />
+      <iframe
+        class="report"
+        sandbox=""
+        title={`Report ${name}`}
+        src={addressOf(`/v1/reports/${encodeURIComponent(name)}/report.html`)}
+      />
     </>
   );
 }

@@ -1,4 +1,6 @@
 // Stores, registries, and files that deleted machines have left.
+
+import { useState } from "preact/hooks";
 import { ask } from "../acts.ts";
 import { api, type Schemas, type Store, words } from "../api/client.ts";
 import { line } from "../commands.ts";
@@ -10,7 +12,6 @@ import { ago, bytes, count, duration } from "../ui/format.ts";
 import { Badge, Empty, Facts, Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { Gauge } from "../ui/planes.tsx";
 import { type Column, Table } from "../ui/table.tsx";
-import { useState } from "preact/hooks";
 
 type Registry = Schemas["Registry"];
 type Leftover = Schemas["Leftover"];

@@ -4,7 +4,7 @@
 // event that was seen, also over a restart of the daemon.
 import { effect, signal, untracked } from "@preact/signals";
 import { address, type Event, raw } from "../api/client.ts";
-import { transport, type Stream } from "../transport.ts";
+import { type Stream, transport } from "../transport.ts";
 import { session } from "./session.ts";
 import { visible } from "./visible.ts";
 

@@ -2,7 +2,7 @@
 //
 // Invariant: at most one request for figures is in flight.
 import { computed, effect, signal, untracked } from "@preact/signals";
-import { address, ApiError, type Figures, raw } from "../api/client.ts";
+import { ApiError, address, type Figures, raw } from "../api/client.ts";
 import { route } from "../router.ts";
 import { type History, samplesOf } from "./history.ts";
 import { Moments } from "./moments.ts";

@@ -5,7 +5,7 @@
 // also while the daemon is away.
 import { type Signal, signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { all, ApiError, raw } from "../api/client.ts";
+import { ApiError, all, raw } from "../api/client.ts";
 import { newEvents } from "./events.ts";
 import { session } from "./session.ts";
 import { visible } from "./visible.ts";

@@ -87,6 +87,8 @@ export function ActDialog() {
       refresh();
       act.after?.(result);
     } catch (error) {
+      // What it was decided on may have changed: the page behind shows it as it is now.
+      refresh();
       setState((s) => ({ ...s, busy: false, error: words(error) }));
     }
   };

@@ -1,10 +1,10 @@
 // The charts of an object: the daemon's history of the last hours if it has one, else what the page has seen itself.
 //
 // Invariant: the page says which of both it shows.
-import { address, ApiError } from "../api/client.ts";
+import { ApiError, address } from "../api/client.ts";
 import { queryValue } from "../router.ts";
-import type { Sample } from "../state/moments.ts";
 import { type History, sampleKey, timesOf } from "../state/history.ts";
+import type { Sample } from "../state/moments.ts";
 import { useObject } from "../state/resource.ts";
 import { Chart, type Line } from "./chart.tsx";
 import { Choice, Notice } from "./parts.tsx";

@@ -1,9 +1,10 @@
 // Cells that tables of machines and catalogs have in common.
+
+import type { Schemas } from "../api/client.ts";
 import type { CatalogRow, Row } from "../state/moments.ts";
 import { total } from "../state/moments.ts";
-import type { Schemas } from "../api/client.ts";
-import { Badge, type Tone } from "./parts.tsx";
 import { bytes, percent, rate, timeToFull } from "./format.ts";
+import { Badge, type Tone } from "./parts.tsx";
 import { levelOf, Spark, TierBars } from "./planes.tsx";
 import type { Column } from "./table.tsx";
 

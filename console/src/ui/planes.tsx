@@ -1,9 +1,10 @@
 // Pictures of a disk: its two tiers, how much goes where, small lines of the last minutes, and the diagram of the planes.
 //
 // Invariant: guest, RAM, overflow and base have the same colour everywhere, and a word or a place beside it.
-import { percent, bytes, rate } from "./format.ts";
-import type { Rates, Sample } from "../state/moments.ts";
+
 import type { Levels } from "../api/client.ts";
+import type { Rates, Sample } from "../state/moments.ts";
+import { bytes, percent, rate } from "./format.ts";
 import { useWidth } from "./parts.tsx";
 
 export type Level = "normal" | "warning" | "critical" | "full";

@@ -4,9 +4,9 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { type Curve, raw } from "../api/client.ts";
-import { absorbed, at, scale, type Sizing, sum } from "../state/curve.ts";
+import { absorbed, at, type Sizing, scale, sum } from "../state/curve.ts";
 import { visible } from "../state/visible.ts";
-import { bytes, duration, percent, sizeText, parseSize } from "./format.ts";
+import { bytes, duration, parseSize, percent, sizeText } from "./format.ts";
 import { Empty, useWidth } from "./parts.tsx";
 
 const MIB = 1024 * 1024;

@@ -2,14 +2,17 @@
 // (spec-fields.json), so that they are the daemon's.
 //
 // Invariant: an empty field is an absent setting. The form has no defaults of its own.
+import type { Signal } from "@preact/signals";
 import { useId, useState } from "preact/hooks";
-import about from "../api/spec-fields.json";
 import type { CatalogSpec } from "../api/client.ts";
+import about from "../api/spec-fields.json";
 import { parseSize, sizeText } from "./format.ts";
 import { Prose } from "./parts.tsx";
 
 export type Key = Exclude<keyof CatalogSpec, "redacted">;
 export type Draft = Partial<CatalogSpec>;
+/** Text of fields that is no value. */
+export type Wrong = Partial<Record<Key, string>>;
 type Kind =
   | "size"
   | "number"
@@ -276,20 +279,29 @@ export function read(field: FieldInfo, text: string): { value: unknown } | { err
   }
 }
 
+/** What has to be corrected, in words; null if nothing has. */
+export function wrongText(wrong: Wrong): string | null {
+  const titles = FIELDS.filter((field) => wrong[field.key] !== undefined).map((field) => field.title);
+  return titles.length ? `Correct first: ${titles.join(", ")}.` : null;
+}
+
 export function SpecField({
   field,
   draft,
   change,
+  wrong,
   stores = [],
 }: {
   field: FieldInfo;
   draft: Draft;
   change(key: Key, value: unknown): void;
+  /** Fields whose text is no value, with their text. Nothing is done before they are corrected. */
+  wrong: Signal<Wrong>;
   stores?: string[];
 }) {
   const id = useId();
   const value = draft[field.key];
-  const [typed, setTyped] = useState<string | null>(null);
+  const [typed, setTyped] = useState<string | null>(wrong.value[field.key] ?? null);
   const text = typed ?? shown(field, value);
   const parsed = typed === null ? null : read(field, typed);
   const error = parsed && "error" in parsed ? parsed.error : null;
@@ -297,6 +309,8 @@ export function SpecField({
   const take = (next: string) => {
     setTyped(next);
     const result = read(field, next);
+    const { [field.key]: _, ...others } = wrong.value;
+    wrong.value = "error" in result ? { ...others, [field.key]: next } : others;
     if ("value" in result) change(field.key, result.value);
   };
   const common = {

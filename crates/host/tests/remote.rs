@@ -9,7 +9,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use spillway_api::client::{Address, Client, Token};
 use spillway_api::{
-    Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, List, NewCatalog, NewSession, Session,
+    Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, List, NewCatalog, NewSession, Problem, Session,
     SessionProof, SessionRole,
 };
 use spillway_testkit::certificate;
@@ -346,6 +346,13 @@ fn a_browser_has_one_connection_for_all_of_its_tabs() {
     let rows: Vec<Vec<&str>> = done.lines().map(|line| line.split(' ').collect()).collect();
     assert!(rows.len() == 26 && rows.iter().all(|row| row[..2] == ["2", "200"]), "{done}");
     assert_eq!(rows.iter().map(|row| row[2].parse::<u32>().unwrap()).sum::<u32>(), 1, "{done}");
+    let refused = Command::new("curl")
+        .args(["--http2", "-s", "-H", token("read").trim_end(), &at("/v1/images/none")])
+        .arg("--cacert")
+        .arg(world.path("cert"))
+        .output();
+    let refused: Problem = serde_json::from_slice(&refused.unwrap().stdout).unwrap();
+    assert!(refused.code == ErrorCode::NotFound && refused.detail.contains("'none'"), "{refused}");
     let soon = rows.iter().filter(|row| row[3].parse::<f64>().unwrap() < 3.0).count();
     assert_eq!(soon, 6, "{done}");
 }

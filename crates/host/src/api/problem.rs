@@ -56,7 +56,8 @@ pub async fn complete(request: Request, next: Next) -> Response {
     let path = Some(request.uri().path()).filter(|path| path.len() <= MAX_INSTANCE_BYTES).map(str::to_owned);
     let mut response = next.run(request).await;
     let found = response.status();
-    if !found.is_client_error() && !found.is_server_error() {
+    let is_complete = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM_JSON);
+    if !found.is_client_error() && !found.is_server_error() || is_complete {
         return response;
     }
     let problem = response.extensions_mut().remove::<Problem>().unwrap_or_else(|| {
