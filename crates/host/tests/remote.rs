@@ -428,7 +428,7 @@ fn changes_of_those_who_do_not_wait_are_written_down() {
         let head = format!("POST /v1/stores HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         // In the middle of what is done, if it is begun at all.
-        std::thread::sleep(Duration::from_micros(50 * n));
+        thread::sleep(Duration::from_micros(50 * n));
     }
     let client = world.client();
     let done = || client.get::<Value>("/v1/stores").unwrap()["items"].as_array().unwrap().len() - 1;

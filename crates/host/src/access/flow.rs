@@ -1,7 +1,7 @@
 //! What a connection with HTTP/2 has under way. The protocol lets a client ask for much and read nothing, and the stream below shows
 //! none of it: [`super::paced`] sees only bytes that the client has allowed to be sent. Owns the counts of requests and bytes.
 //!
-//! Invariant: a connection that nothing is asked on, or whose client reads none of what is ready, ends within [`LONGEST`] and a moment;
+//! Invariant: a connection that nothing is asked on, or whose client reads none of what is ready, ends within 30 s and a moment;
 //! and what is ready for its client is bounded.
 
 use crate::error::HostError;

@@ -30,7 +30,7 @@ struct Session {
     ends: Instant,
 }
 
-/// Times that a token may log in within [`WINDOW`]: each is a line in the audit log.
+/// Times that a token may log in within 10 minutes: each is a line in the audit log.
 const MOST_LOGINS: usize = 100;
 const WINDOW: Duration = Duration::from_secs(600);
 /// Requests to log in that are under way: of an address, and of all.

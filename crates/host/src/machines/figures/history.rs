@@ -1,7 +1,7 @@
 //! What figures were in the last hour, and in the last day, in memory: for charts that are not empty when they are opened. Owns a row
 //! of numbers for each object and each 10 seconds, and for catalogs and the host for each minute of a day, too.
 //!
-//! Invariant: its memory is bounded: an hour of a machine takes 16 KB, and of at most [`MOST_MACHINES`] machines it is kept; an hour and
+//! Invariant: its memory is bounded: an hour of a machine takes 16 KB, and of at most 2,000 machines it is kept; an hour and
 //! a day of a catalog take 79 KB. What was not seen is a gap, never an estimate.
 
 use super::FigureCollector;
