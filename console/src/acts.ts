@@ -218,7 +218,7 @@ export function claimMachine(catalog: Catalog): Act {
   };
 }
 
-export function deleteCatalog(catalog: Catalog): Act {
+export function deleteCatalog(catalog: Catalog, running: number): Act {
   const isKeeping = keepsData(catalog.spec) || catalog.spec.data_disk_bytes != null;
   return {
     title: `Delete the catalog ${catalog.name}?`,
@@ -227,7 +227,12 @@ export function deleteCatalog(catalog: Catalog): Act {
       isKeeping
         ? "The files of kept data stay on the host as leftovers, until they are deleted there."
         : "What the machines wrote is gone. They keep no data.",
-      "The daemon refuses this while machines run or are claimed.",
+      ...(running
+        ? [
+            `${plural(running, "machine that runs is", "machines that run are")} ended${isKeeping ? ", after the grace period" : " at once"}.`,
+          ]
+        : []),
+      "The daemon refuses this while a machine is claimed.",
     ],
     verb: "Delete",
     isDestructive: true,
@@ -269,9 +274,20 @@ export function changeAct(
   title: string,
   lines: Act["consequences"],
 ): Act {
+  // Fewer machines: those with the highest numbers are deleted.
+  const fewer = changes.count !== undefined && changes.count < (catalog.spec.count ?? 0);
+  const gone = fewer ? (catalog.spec.count ?? 0) - (changes.count ?? 0) : 0;
+  const isKeeping = keepsData(catalog.spec) || catalog.spec.data_disk_bytes != null;
+  const deleted = [
+    `${plural(gone, "machine is", "machines are")} deleted, with ${gone === 1 ? "its identity: the one" : "their identities: those"} with the highest ${gone === 1 ? "number" : "numbers"}. Those that run are ended.`,
+    isKeeping
+      ? "The files of the data that they kept stay on the host as leftovers."
+      : "What they wrote is gone.",
+  ];
   return {
     title,
-    consequences: lines,
+    consequences: fewer ? [...deleted, ...lines] : lines,
+    ...(fewer ? { isDestructive: true, typed: catalog.name } : {}),
     verb: "Apply",
     command: changeCommand(catalog.name, changes),
     run: () => putCatalog(catalog, changes),

@@ -1,8 +1,8 @@
 import "./dom.ts";
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { keepsData, machineAct } from "../src/acts.ts";
-import type { Event, Machine } from "../src/api/client.ts";
+import { changeAct, deleteCatalog, keepsData, machineAct } from "../src/acts.ts";
+import type { Catalog, Event, Machine } from "../src/api/client.ts";
 import { address } from "../src/api/client.ts";
 import about from "../src/api/spec-fields.json";
 import { createCommand, curl, machineNames, quote, toml, ttlText } from "../src/commands.ts";
@@ -145,9 +145,28 @@ test("an update says in numbers what it will do", () => {
     "2 machines are restarted, 2 at a time: 1 batch.",
     "1 machine is claimed and spared until released.",
   ]);
+  const claimed = outlook(all, "debian", 2, { batch: 2 }, 30).at(-1);
+  assert.equal(claimed, "1 machine is claimed, and restarted after 30 s also if somebody uses them.");
   assert.deepEqual(outlook(all.slice(3), "debian", 2, "now"), [
     "The one machine that runs has debian:2 already.",
   ]);
+});
+
+test("what deletes machines says so, and has to be confirmed", () => {
+  const catalog = { name: "desk", revision: 3, spec: { image: "debian", count: 40 } } as unknown as Catalog;
+  const fewer = changeAct(catalog, { count: 3 }, "Change desk?", ["Machines: 40 becomes 3, at once."]);
+  assert.match(
+    fewer.consequences.join(" "),
+    /^37 machines are deleted, .* Those that run are ended\. What they wrote is gone\./,
+  );
+  assert.deepEqual([fewer.isDestructive, fewer.typed], [true, "desk"]);
+  const more = changeAct(catalog, { count: 41 }, "Change desk?", []);
+  assert.deepEqual([more.isDestructive, more.typed], [undefined, undefined]);
+  const gone = deleteCatalog(catalog, 2).consequences.join(" ");
+  assert.match(
+    gone,
+    /2 machines that run are ended at once\. The daemon refuses this while a machine is claimed\.$/,
+  );
 });
 
 test("what is wrong comes first, and nothing wrong is nothing", () => {

@@ -25,6 +25,23 @@ function words(link: LinkState, keyboard: Keyboard): string {
     : "Nobody types. The first who does has the keyboard.";
 }
 
+/**
+ * A terminal answers questions of the guest by itself, as if somebody typed. Here that would type into a guest that is only looked
+ * at, and answer again what firmware asked long ago, whenever the page is opened. So it answers none.
+ */
+function silence(terminal: Terminal): void {
+  const { parser } = terminal;
+  for (const final of ["n", "c"]) {
+    parser.registerCsiHandler({ final }, () => true);
+    for (const prefix of ["?", ">", "="]) parser.registerCsiHandler({ prefix, final }, () => true);
+  }
+  parser.registerCsiHandler({ intermediates: "$", final: "p" }, () => true);
+  parser.registerCsiHandler({ prefix: "?", intermediates: "$", final: "p" }, () => true);
+  parser.registerCsiHandler({ final: "t" }, () => true);
+  parser.registerDcsHandler({ intermediates: "$", final: "q" }, () => true);
+  for (const colours of [4, 10, 11, 12]) parser.registerOscHandler(colours, () => true);
+}
+
 function start(machine: string): void {
   element("title").textContent = `Serial console of ${machine}`;
   document.title = `${machine}: serial console`;
@@ -36,6 +53,7 @@ function start(machine: string): void {
     screenReaderMode: true,
     theme: { background: "#101214", foreground: "#e4e8eb" },
   });
+  silence(terminal);
   const fit = new FitAddon();
   terminal.loadAddon(fit);
   terminal.open(element("terminal"));
@@ -67,6 +85,9 @@ function start(machine: string): void {
       const of = told && typeof told === "object" && "keyboard" in told ? told.keyboard : undefined;
       if (of === "yours" || of === "free" || of === "taken") keyboard = of;
       show();
+      const lost = told && typeof told === "object" && "lost" in told ? told.lost : undefined;
+      if (typeof lost === "number")
+        state.textContent = `${lost} bytes were lost: this browser reads too slowly.`;
     },
   });
   const encoder = new TextEncoder();

@@ -208,7 +208,13 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
 }
 
 /** What an update does to the machines that run now. */
-export function outlook(machines: Machine[], image: string, version: number, strategy: Strategy): string[] {
+export function outlook(
+  machines: Machine[],
+  image: string,
+  version: number,
+  strategy: Strategy,
+  claimGraceSeconds?: number,
+): string[] {
   const on = machines.filter((m) => m.status.run);
   const others = on.filter((m) => m.status.run?.image !== image || m.status.run?.version !== version);
   const claimed = others.filter((m) => m.claim !== null);
@@ -232,7 +238,9 @@ export function outlook(machines: Machine[], image: string, version: number, str
     );
     if (claimed.length)
       lines.push(
-        `${plural(claimed.length, "machine is", "machines are")} claimed and spared until released.`,
+        claimGraceSeconds === undefined
+          ? `${plural(claimed.length, "machine is", "machines are")} claimed and spared until released.`
+          : `${plural(claimed.length, "machine is", "machines are")} claimed, and restarted after ${claimGraceSeconds} s also if somebody uses them.`,
       );
   }
   return lines;
@@ -279,7 +287,9 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
     };
   }, [key, catalog.revision]);
   const after = checked && "catalog" in checked ? checked.catalog : null;
-  const lines = after ? outlook(machines, image, after.version, strategy) : [];
+  const lines = after
+    ? outlook(machines, image, after.version, strategy, body.claim_grace_seconds ?? undefined)
+    : [];
   return (
     <Panel title="Update">
       <div class="fields">

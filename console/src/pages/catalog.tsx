@@ -82,7 +82,11 @@ export function CatalogPage({ name }: { name: string }) {
               </button>
             ))}
             {can("admin") ? (
-              <button type="button" class="danger-plain" onClick={() => ask(deleteCatalog(catalog))}>
+              <button
+                type="button"
+                class="danger-plain"
+                onClick={() => ask(deleteCatalog(catalog, row?.counts.running ?? 0))}
+              >
                 Delete
               </button>
             ) : null}

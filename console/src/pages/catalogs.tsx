@@ -184,7 +184,7 @@ export function CatalogsPage() {
         <button
           type="button"
           disabled={!can("admin") || !one}
-          onClick={() => one && ask(deleteCatalog(one.catalog))}
+          onClick={() => one && ask(deleteCatalog(one.catalog, one.row?.counts.running ?? 0))}
         >
           Delete
         </button>

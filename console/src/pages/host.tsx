@@ -5,7 +5,7 @@ import type { ComponentChildren } from "preact";
 import { ask } from "../acts.ts";
 import { api, type Catalog, type Figures, type Host, type Store } from "../api/client.ts";
 import { href } from "../router.ts";
-import { catalogRows, figures } from "../state/figures.ts";
+import { catalogRows, figures, machineRows } from "../state/figures.ts";
 import { type History, samplesOf } from "../state/history.ts";
 import { type CatalogRow, sumRates, sumSamples, total } from "../state/moments.ts";
 import { useList, useObject } from "../state/resource.ts";
@@ -224,6 +224,8 @@ function HostLine({ host, figures }: { host: Host; figures: Figures | undefined 
 
 function CloseButton({ host, etag }: { host: Host; etag: string | null }) {
   const action = host.closed ? "open" : "close";
+  const on = machineRows.value.filter((row) => row.phase !== "stopped");
+  const claimed = on.filter((row) => row.claimed).length;
   return (
     <button
       type="button"
@@ -231,12 +233,18 @@ function CloseButton({ host, etag }: { host: Host; etag: string | null }) {
         ask({
           title: host.closed ? "Open the host?" : "Close the host?",
           consequences: host.closed
-            ? ["Machines are started and claimed again."]
+            ? ["Machines can be started and claimed again. Those that are kept warm are started."]
             : [
-                "No machine is started or claimed until the host is opened, or the daemon starts again.",
-                "Machines that run go on.",
+                `${plural(on.length, "machine that runs is", "machines that run are")} stopped, each with the grace period of its catalog.`,
+                "What machines of pooled catalogs have written is gone.",
+                ...(claimed
+                  ? [`${plural(claimed, "machine is", "machines are")} claimed: somebody may be using them.`]
+                  : []),
+                "No machine is started or claimed until the host is opened, or is started again itself.",
               ],
           verb: host.closed ? "Open" : "Close",
+          isDestructive: !host.closed && on.length > 0,
+          ...(!host.closed && on.length > 0 ? { typed: "close" } : {}),
           command: `spillway host ${action}`,
           run: () => api.post("/v1/host", { body: { action }, ifMatch: etag ?? undefined }),
           done: host.closed ? "The host is open." : "The host is closed.",

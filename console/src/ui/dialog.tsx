@@ -82,11 +82,18 @@ export function ActDialog() {
     setState((s) => ({ ...s, busy: true, error: null }));
     try {
       const result = await act.run(state.values);
-      close();
       toast(typeof act.done === "string" ? act.done : act.done(result));
       refresh();
+      // Who has left the page meanwhile, or asks for something else, stays there.
+      if (open.peek() !== act) return;
+      close();
       act.after?.(result);
     } catch (error) {
+      if (open.peek() !== act) {
+        // Another dialog is open by now, or none.
+        toast(`${act.title} ${words(error)}`, "error");
+        return;
+      }
       // What it was decided on may have changed: the page behind shows it as it is now.
       refresh();
       setState((s) => ({ ...s, busy: false, error: words(error) }));

@@ -95,7 +95,7 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
       key: "claim_ttl_seconds",
       title: "Duration of claims, s",
       kind: "number",
-      effect: "at the next start",
+      effect: "at once",
       isAdvanced: true,
     },
     {
