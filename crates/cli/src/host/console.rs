@@ -85,7 +85,7 @@ impl Session {
                 PollFd::from_borrowed_fd(stdin.as_fd(), here),
             ];
             // Once its input has ended, poll(2) reports that again and again.
-            let fds = if has_input && !self.leaves { &mut fds[..] } else { &mut fds[..1] };
+            let fds = if has_input && !here.is_empty() { &mut fds[..] } else { &mut fds[..1] };
             match poll(fds, None) {
                 Err(Errno::INTR) => continue,
                 polled => polled?,

@@ -7,12 +7,14 @@
 use crate::error::HostError;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
+use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, SizeHint};
 use spillway_api::ErrorCode;
+use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -34,11 +36,18 @@ pub struct Flow(Arc<Counts>);
 struct Counts {
     /// Requests whose response has not been handed over.
     requests: AtomicUsize,
-    /// Responses that have something to hand over, and pieces that were handed over and not sent.
-    ready: AtomicUsize,
+    /// Since when responses have something to hand over, and pieces were handed over and not sent. Each for itself: what is read of one
+    /// says nothing of the others.
+    ready: Mutex<BTreeMap<u64, Instant>>,
+    next_id: AtomicU64,
     /// Bytes of both.
     ready_bytes: AtomicUsize,
+    /// When a request has begun or ended.
     moved: Mutex<Instant>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Flow {
@@ -46,27 +55,28 @@ impl Flow {
     pub fn begun() -> Flow {
         Flow(Arc::new(Counts {
             requests: AtomicUsize::new(0),
-            ready: AtomicUsize::new(0),
+            ready: Mutex::default(),
+            next_id: AtomicU64::new(0),
             ready_bytes: AtomicUsize::new(0),
             moved: Mutex::new(Instant::now()),
         }))
     }
 
-    fn moved(&self) -> MutexGuard<'_, Instant> {
-        self.0.moved.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn moves(&self) {
+        *locked(&self.0.moved) = Instant::now();
     }
 
-    fn moves(&self) {
-        *self.moved() = Instant::now();
+    fn is_full(&self) -> bool {
+        self.0.ready_bytes.load(Ordering::Relaxed) >= MOST_READY_BYTES
     }
 
     /// Waits until the connection is to be closed.
     pub async fn is_over(&self) {
-        let load = |count: &AtomicUsize| count.load(Ordering::Relaxed);
         loop {
             tokio::time::sleep(LOOK).await;
-            let waits = load(&self.0.requests) == 0 || load(&self.0.ready) > 0;
-            if waits && self.moved().elapsed() >= LONGEST {
+            let is_idle = self.0.requests.load(Ordering::Relaxed) == 0;
+            let is_old = |since: &Instant| since.elapsed() >= LONGEST;
+            if is_idle && is_old(&locked(&self.0.moved)) || locked(&self.0.ready).values().any(is_old) {
                 return;
             }
         }
@@ -76,11 +86,20 @@ impl Flow {
 /// Counts a request and its response.
 pub async fn track(State(flow): State<Flow>, request: Request, next: Next) -> Response {
     let place = Place::new(&flow);
+    let unread = || {
+        let message = "the responses before this one have not been read: read them before you ask again";
+        HostError::new(ErrorCode::Busy, message).into_response()
+    };
+    // Refused before anything is done.
+    if flow.is_full() {
+        return unread();
+    }
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     let response = next.run(request).await;
     let bytes = response.body().size_hint().lower() as usize;
-    if flow.0.ready_bytes.load(Ordering::Relaxed).saturating_add(bytes) > MOST_READY_BYTES.max(bytes) {
-        let message = "the responses before this one have not been read: read them before you ask again";
-        return HostError::new(ErrorCode::Busy, message).into_response();
+    // Many may have been asked for before the first was there.
+    if is_read && bytes > PIECE_BYTES && flow.is_full() {
+        return unread();
     }
     response.map(|body| {
         Body::new(Tracked { ready: Some(Ready::new(&flow, bytes)), body, rest: Bytes::new(), place })
@@ -108,21 +127,22 @@ impl Drop for Place {
 /// Something that its client can read, until it is read.
 struct Ready {
     flow: Flow,
+    id: u64,
     bytes: usize,
 }
 
 impl Ready {
     fn new(flow: &Flow, bytes: usize) -> Ready {
-        flow.0.ready.fetch_add(1, Ordering::Relaxed);
+        let id = flow.0.next_id.fetch_add(1, Ordering::Relaxed);
+        locked(&flow.0.ready).insert(id, Instant::now());
         flow.0.ready_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Ready { flow: flow.clone(), bytes }
+        Ready { flow: flow.clone(), id, bytes }
     }
 }
 
 impl Drop for Ready {
     fn drop(&mut self) {
-        self.flow.moves();
-        self.flow.0.ready.fetch_sub(1, Ordering::Relaxed);
+        locked(&self.flow.0.ready).remove(&self.id);
         self.flow.0.ready_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
@@ -163,8 +183,6 @@ impl HttpBody for Tracked {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        // It is asked for, so all before it was taken.
-        self.flow().moves();
         if self.rest.is_empty() {
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Pending => {
@@ -212,7 +230,8 @@ mod tests {
     }
 
     fn counts(flow: &Flow) -> [usize; 3] {
-        [&flow.0.requests, &flow.0.ready, &flow.0.ready_bytes].map(|count| count.load(Ordering::Relaxed))
+        let load = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        [load(&flow.0.requests), locked(&flow.0.ready).len(), load(&flow.0.ready_bytes)]
     }
 
     #[test]

@@ -246,9 +246,11 @@ impl Hub {
     fn write_vmm(&mut self) {
         let Some(vmm) = &self.vmm else { return };
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // If it fails, the connection has ended, which poll(2) shows.
-        if let Ok(sent) = rustix::net::send(vmm, self.input.as_slices().0, flags) {
-            self.input.drain(..sent.min(self.input.len()));
+        match rustix::net::send(vmm, self.input.as_slices().0, flags) {
+            Ok(sent) => drop(self.input.drain(..sent.min(self.input.len()))),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            // Also if it has only ended its reading side, which poll(2) does not show: it would be writable for ever.
+            Err(_) => self.end_vmm(),
         }
     }
 
@@ -289,6 +291,10 @@ impl Hub {
             if self.vmm.is_some() || !self.accept_vmm() {
                 break;
             }
+        }
+        // A VMM that could not be accepted may be before this client.
+        if self.rests_until.is_some() {
+            return;
         }
         match self.listener.accept() {
             Ok(None) => {}

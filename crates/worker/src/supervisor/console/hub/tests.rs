@@ -277,3 +277,22 @@ fn a_second_vmm_waits_for_the_end_of_the_first() {
     drop(first);
     reader.until_shows("second");
 }
+
+#[test]
+fn a_vmm_that_reads_no_more_is_let_go() {
+    let world = World::new();
+    let mut vmm = world.vmm();
+    let mut client = world.client();
+    vmm.write_all(b"up").unwrap();
+    while client.output != b"up" {
+        client.receive();
+    }
+    vmm.shutdown(std::net::Shutdown::Read).unwrap();
+    // A key for it ends its connection: to wait until it can be written would be to wait without a pause.
+    client.send(ToHub::Input(b"x"));
+    let mut next = world.vmm();
+    next.write_all(b"next").unwrap();
+    while !client.output.ends_with(b"next") {
+        client.receive();
+    }
+}
