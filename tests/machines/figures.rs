@@ -28,7 +28,10 @@ fn catalog(world: &World) -> Value {
 
 /// Waits for the catalog's figures to be so.
 fn until(world: &World, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-    let found = wait_until(Duration::from_secs(10), || Some(catalog(world)).filter(&is));
+    let found = wait_until(Duration::from_secs(10), || {
+        // Figures may be of the moment before it was made.
+        Some(catalog(world)).filter(|found| !found.is_null() && is(found))
+    });
     found.unwrap_or_else(|| panic!("{what}: {:#}", catalog(world)))
 }
 

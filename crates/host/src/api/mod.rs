@@ -101,6 +101,7 @@ pub struct ApiState {
         (name = "claims", description = "Exclusive use of machines for a limited time."),
         (name = "events", description = "What has happened on the host, and what happens."),
         (name = "figures", description = "Counters and gauges of all disks, as JSON and for Prometheus."),
+        (name = "history", description = "What the figures of the last hour and day were."),
         (name = "host", description = "The host itself: its budget, its state, and backups of its records."),
         (name = "images", description = "Images, their versions, and what is made of them."),
         (name = "leftovers", description = "Files that deleted machines have kept."),
