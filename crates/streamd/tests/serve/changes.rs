@@ -6,8 +6,9 @@ use crate::web::{Fault, Web};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use spillway_image::asks::MOST_ASKED;
 use spillway_registry::serve::{ControlReply, ControlRequest, Fill};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -97,6 +98,19 @@ fn who_waits_gets_the_chunk_from_the_place_that_is_named_meanwhile() {
 
 /// Lets a process open nothing more, or as much as before.
 fn allow_descriptors(process: u32, allowed: bool) {
+    // What it has just used is closed a moment after the answer: a lower number would be free then.
+    let open = || {
+        fs::read_dir(format!("/proc/{process}/fd"))
+            .unwrap()
+            .map(|fd| fd.unwrap().file_name())
+            .collect::<HashSet<_>>()
+    };
+    let mut before = open();
+    until("it opens and closes nothing", || {
+        thread::sleep(Duration::from_millis(300));
+        let now = open();
+        mem::replace(&mut before, now.clone()) == now
+    });
     let free = (0..).find(|fd| !Path::new(&format!("/proc/{process}/fd/{fd}")).exists());
     let limit = getrlimit(Resource::Nofile);
     let current = if allowed { limit.maximum } else { free };
