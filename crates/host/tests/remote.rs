@@ -175,7 +175,7 @@ fn who_may_only_read_gets_no_console_and_no_screen() {
                    sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     for view in ["console", "screen"] {
         let path = format!("/v1/machines/desk-001/{view}");
-        // 400 is of those who were let through: these requests say that their connection is to be closed.
+        // 400: the role suffices, and the request is no WebSocket, as it has 'connection: close'.
         for (role, status) in [("read", 403), ("operate", 400), ("admin", 400)] {
             let lines = token(role) + upgrade;
             assert_eq!(ask(&world, "GET", &path, &lines, b""), status, "{role} {view}");

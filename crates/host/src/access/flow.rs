@@ -70,7 +70,7 @@ impl Flow {
         self.0.ready_bytes.load(Ordering::Relaxed) >= MOST_READY_BYTES
     }
 
-    /// Waits until the connection is to be closed.
+    /// Returns when the connection has been idle, or one of its responses unread, for too long.
     pub async fn is_over(&self) {
         loop {
             tokio::time::sleep(LOOK).await;

@@ -1,7 +1,7 @@
 //! A client of the console hub: its connection, and how far it has read. Never blocks.
 //!
-//! Invariant: a client costs no memory beyond its socket's buffer. What it is to be sent next is derived from its position
-//! in the history; a client that falls behind the oldest kept byte loses what is between, and is told how much.
+//! Invariant: a client has no queue, only the buffer of its socket. Its position in the history says what is sent to it next;
+//! a client that falls behind the oldest kept byte loses what is between, and is told how much.
 
 use super::history::History;
 use rustix::event::PollFlags;
