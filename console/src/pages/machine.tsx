@@ -1,6 +1,6 @@
 // One machine: where its I/O goes now, how full it is, what waits for its next start, and who has it.
 import { ask, deleteMachine, keepsData, machineAct, releaseClaim } from "../acts.ts";
-import { ApiError, type Catalog, type Machine, type Schemas } from "../api/client.ts";
+import { ApiError, type Catalog, type CatalogSpec, type Machine, type Schemas } from "../api/client.ts";
 import { href, queryValue } from "../router.ts";
 import { machineRows } from "../state/figures.ts";
 import type { MachineRow } from "../state/moments.ts";
@@ -11,10 +11,11 @@ import { ago, bytes, clock, count, duration, nanoseconds, percent, rate, timeToF
 import { HistoryCharts } from "../ui/history.tsx";
 import { LevelBadge, PhaseBadge } from "../ui/machine-cells.tsx";
 import { Badge, Command, Facts, Notice, PageHead, Panel, Pending, Tabs } from "../ui/parts.tsx";
-import { Gauge, PlaneDiagram } from "../ui/planes.tsx";
+import { Gauge, overflowName, PlaneDiagram } from "../ui/planes.tsx";
 import { SizingPanel, useCurves } from "../ui/sizing.tsx";
 import { EventList } from "./events-list.tsx";
 import { ConsoleTab } from "./machine-consoles.tsx";
+import { HeldNotice } from "./machine-off.tsx";
 
 export function MachinePage({ name }: { name: string }) {
   const loaded = useObject<Machine>(`/v1/machines/${encodeURIComponent(name)}`);
@@ -117,8 +118,10 @@ export function MachinePage({ name }: { name: string }) {
           { key: "events", title: "Events" },
         ]}
       />
-      {tab === "disk" ? <DiskTab machine={machine} row={row} mode={catalog.data?.spec.mode ?? null} /> : null}
-      {tab === "figures" ? <HistoryCharts of={{ machine: name }} samples={row?.samples ?? []} /> : null}
+      {tab === "disk" ? <DiskTab machine={machine} row={row} spec={catalog.data?.spec} /> : null}
+      {tab === "figures" ? (
+        <HistoryCharts of={{ machine: name, catalog: machine.catalog }} samples={row?.samples ?? []} />
+      ) : null}
       {tab === "sizing" ? <MachineSizing name={name} machine={machine} /> : null}
       {tab === "serial" || tab === "screen" ? <ConsoleTab name={name} kind={tab} /> : null}
       {tab === "details" ? <Details machine={machine} /> : null}
@@ -134,26 +137,30 @@ export function MachinePage({ name }: { name: string }) {
 function DiskTab({
   machine,
   row,
-  mode,
+  spec,
 }: {
   machine: Machine;
   row: MachineRow | undefined;
-  mode: string | null;
+  spec: CatalogSpec | undefined;
 }) {
   const run = machine.status.run;
+  const held = <HeldNotice machine={machine} spec={spec} />;
+  // The figures of a machine without a disk are zeros, which say nothing about it.
+  if (!run) return held;
   if (!row) {
     return (
-      <Notice>
-        {run
-          ? "The disk has not reported its figures yet."
-          : "The machine is off: it has no disk. Start it to see where its I/O goes."}
-      </Notice>
+      <>
+        {held}
+        <Notice>The disk has not reported its figures yet.</Notice>
+      </>
     );
   }
   const c = row.counters;
   const r = row.rates;
+  const mode = spec?.mode ?? (spec?.type === "dedicated" ? "persistent" : "ram+overflow");
   return (
     <>
+      {held}
       {row.levels.full ? (
         <Notice tone="critical">
           <strong>The write cache is full.</strong> Writes that need space wait, or fail if the catalog says
@@ -168,14 +175,9 @@ function DiskTab({
             title="Where the I/O goes"
             aside={row.unresponsive ? <Badge tone="warning">last known figures</Badge> : "now, by the second"}
           >
-            <PlaneDiagram
-              levels={row.levels}
-              rates={r}
-              mode={mode ?? "ram+overflow"}
-              image={run ? `${run.image}:${run.version}` : ""}
-            />
+            <PlaneDiagram levels={row.levels} rates={r} mode={mode} image={`${run.image}:${run.version}`} />
           </Panel>
-          {run?.pending.length ? <PendingChanges pending={run.pending} /> : null}
+          {run.pending.length ? <PendingChanges pending={run.pending} /> : null}
           <Panel title="Last events">
             <EventList of={(e) => e.object === `machine/${machine.name}`} most={8} hasObject={false} />
           </Panel>
@@ -189,7 +191,7 @@ function DiskTab({
               limit={row.levels.ram_limit_bytes}
             />
             <Gauge
-              name="Overflow"
+              name={overflowName(mode)}
               plane="overflow"
               used={row.levels.overflow_used_bytes}
               limit={row.levels.overflow_limit_bytes}

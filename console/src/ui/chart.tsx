@@ -4,6 +4,8 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
 import { bytes, clock, count, percent } from "./format.ts";
+import { Notice } from "./parts.tsx";
+import { loadPlotLibrary, plotLibrary } from "./plot-library.ts";
 import { colours } from "./theme.ts";
 
 export interface Line {
@@ -26,14 +28,6 @@ const TEXT: Record<Unit, (n: number) => string> = {
 const BINARY = Array.from({ length: 50 }, (_, i) => 2 ** i);
 const HEIGHT = 168;
 
-let library: Promise<typeof uPlot> | undefined;
-/** Loads `chart.js` once. */
-function load(): Promise<typeof uPlot> {
-  const address = new URL("chart.js", document.baseURI).href;
-  library ??= import(address).then((module: { default: typeof uPlot }) => module.default);
-  return library;
-}
-
 export interface ChartProps {
   title: string;
   /** Seconds since the epoch, one for each value. */
@@ -48,19 +42,13 @@ export function Chart({ title, times, lines, unit, span }: ChartProps) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const [at, setAt] = useState<number | null>(null);
-  const [Plot, setPlot] = useState<{ of: typeof uPlot } | null>(null);
+  const library = plotLibrary.value;
+  const Plot = library.is === "loaded" ? library.of : null;
   const shape = lines.map((l) => `${l.name}/${l.plane}`).join() + unit + span + colours.value;
   const data: uPlot.AlignedData = [times, ...lines.map((l) => l.values)];
 
   useEffect(() => {
-    let isOver = false;
-    load().then(
-      (of) => !isOver && setPlot({ of }),
-      () => {},
-    );
-    return () => {
-      isOver = true;
-    };
+    void loadPlotLibrary();
   }, []);
 
   // New data is given to the plot below, without a new one
@@ -72,7 +60,7 @@ export function Chart({ title, times, lines, unit, span }: ChartProps) {
     const isBytes = unit === "bytes" || unit === "bytes/s";
     const axis = { stroke: colour("muted"), font: `11px ${style.fontFamily}`, ticks: { show: false } };
     const grid = { stroke: colour("line"), width: 1 };
-    const made = new Plot.of(
+    const made = new Plot(
       {
         width: Math.max(200, el.clientWidth),
         height: HEIGHT,
@@ -160,6 +148,14 @@ export function Chart({ title, times, lines, unit, span }: ChartProps) {
           ))}
         </ul>
       </figcaption>
+      {library.is === "failed" ? (
+        <Notice tone="warning">
+          The drawing of charts could not be loaded.{" "}
+          <button type="button" onClick={() => void loadPlotLibrary()}>
+            Try again
+          </button>
+        </Notice>
+      ) : null}
       <div class="plot" ref={box} role="img" aria-label={`${title}. Newest: ${said}`} />
     </figure>
   );

@@ -1,23 +1,49 @@
-// The charts of an object: the daemon's history of the last hours if it has one, else what the page has seen itself.
+// The charts of an object: the daemon's history of it if it has one, else what the page has seen itself.
 //
-// Invariant: the page says which of both it shows.
+// Invariant: the page says which of both it shows, and offers no more of the past than the daemon keeps.
+import { useEffect } from "preact/hooks";
 import { ApiError, address } from "../api/client.ts";
-import { queryValue } from "../router.ts";
+import { href, queryValue, setQuery } from "../router.ts";
 import { type History, sampleKey, timesOf } from "../state/history.ts";
 import type { Sample } from "../state/moments.ts";
 import { useObject } from "../state/resource.ts";
 import { Chart, type Line } from "./chart.tsx";
 import { Choice, Notice } from "./parts.tsx";
 
+/** Seconds and their words. The first is shown if the URL says nothing. */
+type Span = [number, string];
+const SPANS_OF_HOUR: Span[] = [
+  [3600, "hour"],
+  [900, "15 minutes"],
+];
+/** The daemon keeps them of catalogs and the host, not of machines. */
+const SPANS_OF_DAY: Span[] = [
+  [21_600, "6 hours"],
+  [86_400, "day"],
+];
+
+/** The span that the URL asks for, or the first one if it is not offered. */
+export function spanOf(asked: string | undefined, spans: Span[]): number {
+  return spans.find(([seconds]) => String(seconds) === asked)?.[0] ?? spans[0]?.[0] ?? 3600;
+}
+
 export function HistoryCharts({
   of,
   samples,
 }: {
-  of: { catalog?: string; machine?: string };
+  /** A catalog, or a machine of it. */
+  of: { catalog: string; machine?: string };
   samples: Sample[];
 }) {
-  const seconds = Number(queryValue("seconds") ?? 3600);
-  const history = useObject<History>(address("/v1/history", undefined, { ...of, seconds }), 10_000);
+  const spans = of.machine === undefined ? [...SPANS_OF_HOUR, ...SPANS_OF_DAY] : SPANS_OF_HOUR;
+  const asked = queryValue("seconds");
+  const seconds = spanOf(asked, spans);
+  // The URL says what is shown.
+  useEffect(() => {
+    if (asked !== undefined && String(seconds) !== asked) setQuery({ seconds: undefined });
+  }, [asked, seconds]);
+  const which = of.machine === undefined ? { catalog: of.catalog } : { machine: of.machine };
+  const history = useObject<History>(address("/v1/history", undefined, { ...which, seconds }), 10_000);
   const isMissing = history.error instanceof ApiError && history.error.code === "not_found";
   const data = isMissing ? undefined : history.data;
   const times = data ? timesOf(data) : samples.map((s) => s.time);
@@ -37,23 +63,27 @@ export function HistoryCharts({
   return (
     <>
       <div class="toolbar">
-        {data ? (
+        {isMissing ? null : (
           <Choice
             label="The last"
             name="seconds"
-            options={[
-              ["", "hour"],
-              ["900", "15 minutes"],
-              ["21600", "6 hours"],
-              ["86400", "day"],
-            ]}
+            options={spans.map(([span, title], i) => [i === 0 ? "" : String(span), title])}
           />
-        ) : isMissing ? (
-          <Notice>
-            This daemon keeps no history. The charts show what this page has seen since it was opened.
-          </Notice>
-        ) : null}
+        )}
+        {of.machine === undefined ? null : (
+          <span class="hint">
+            The daemon keeps an hour of each machine.{" "}
+            <a href={href(["catalogs", of.catalog], { tab: "figures" })}>Of its catalog</a> it keeps a day.
+          </span>
+        )}
       </div>
+      {history.error ? (
+        <Notice tone={isMissing ? "note" : "warning"}>
+          {data ? "The charts stay as they were: " : null}
+          {history.error.message}
+          {data ? null : ". The charts show what this page has seen since it was opened."}
+        </Notice>
+      ) : null}
       <div class="charts">
         <Chart
           title="Written"

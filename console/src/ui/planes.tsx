@@ -213,6 +213,16 @@ function Arrow({
   );
 }
 
+/** What the plane of the overflow is in a mode: modes without a write cache write to another file there. */
+export function overflowName(mode: string): string {
+  const files: Record<string, string> = {
+    direct: "Difference file",
+    persistent: "Kept file",
+    ephemeral: "Private copy",
+  };
+  return files[mode] ?? "Overflow";
+}
+
 /** Where the I/O of a disk goes now: guest, RAM tier, overflow and base image, with the rates along the arrows. */
 export function PlaneDiagram({
   levels,
@@ -306,7 +316,7 @@ export function PlaneDiagram({
         {box(
           124,
           "overflow",
-          mode === "direct" ? "difference file" : "Overflow",
+          overflowName(mode),
           levels.overflow_limit_bytes > 0
             ? `${bytes(levels.overflow_used_bytes)} of ${bytes(levels.overflow_limit_bytes)}`
             : `${bytes(levels.overflow_used_bytes)}`,
