@@ -1016,6 +1016,7 @@ export interface components {
              * @description Time at which the catalog was created.
              */
             created: string;
+            effective?: null | components["schemas"]["CatalogSpec"];
             /**
              * @description Versions that the catalog has had, oldest first, with the current one last. 31 older entries are kept, and if
              *     disks keep their data, at least one of each version.
@@ -2543,6 +2544,7 @@ export interface components {
                  * @description Time at which the catalog was created.
                  */
                 created: string;
+                effective?: null | components["schemas"]["CatalogSpec"];
                 /**
                  * @description Versions that the catalog has had, oldest first, with the current one last. 31 older entries are kept, and if
                  *     disks keep their data, at least one of each version.

@@ -1,5 +1,5 @@
-// Fields of a catalog's settings, for the wizard and for changes. Descriptions and bounds come from the API's description
-// (spec-fields.json), so that they are the daemon's.
+// Fields of a catalog's settings, for the wizard and for changes. Descriptions, bounds and when a change takes effect come from
+// the API's description (spec-fields.json), so that they are the daemon's.
 //
 // Invariant: an empty field is an absent setting. The form has no defaults of its own.
 import type { Signal } from "@preact/signals";
@@ -24,14 +24,13 @@ type Kind =
   | "network"
   | "store"
   | readonly string[];
-/** When a change of a setting takes effect. */
+/** When a change of a setting takes effect, as the daemon says it. */
 export type Effect = "at once" | "at the next start" | "cannot be changed";
 
 export interface FieldInfo {
   key: Key;
   title: string;
   kind: Kind;
-  effect: Effect;
   /** Folded away in the wizard. */
   isAdvanced?: boolean;
   /** What may be typed, where it is no plain text. */
@@ -43,172 +42,154 @@ const MODES = ["ram+overflow", "ram", "overflow", "direct", "ephemeral", "persis
 /** All settings, in the groups that the wizard shows. */
 export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
   machines: [
-    { key: "count", title: "Machines", kind: "number", effect: "at once" },
-    { key: "naming", title: "Names", kind: "text", effect: "cannot be changed" },
-    { key: "vcpus", title: "Virtual processors", kind: "number", effect: "at the next start" },
-    { key: "memory_bytes", title: "Memory", kind: "size", effect: "at the next start" },
+    { key: "count", title: "Machines", kind: "number" },
+    { key: "naming", title: "Names", kind: "text" },
+    { key: "vcpus", title: "Virtual processors", kind: "number" },
+    { key: "memory_bytes", title: "Memory", kind: "size" },
     {
       key: "network",
       title: "Network",
       kind: "network",
-      effect: "at the next start",
       form: "user, none or bridge=NAME",
     },
-    { key: "warm", title: "Kept warm", kind: "number", effect: "at once" },
+    { key: "warm", title: "Kept warm", kind: "number" },
     {
       key: "ready",
       title: "Ready when",
       kind: "text",
-      effect: "at the next start",
       form: "agent, tcp:PORT, serial:REGEX",
     },
     {
       key: "display",
       title: "Screen",
       kind: ["none", "vnc"],
-      effect: "at the next start",
       isAdvanced: true,
     },
     {
       key: "type",
       title: "Type",
       kind: ["pooled", "dedicated"],
-      effect: "at the next start",
       isAdvanced: true,
     },
     {
       key: "reset",
       title: "Reset by",
       kind: ["power-cycle", "guest-reboot", "never"],
-      effect: "at the next start",
       isAdvanced: true,
     },
-    { key: "autostart", title: "Start with the daemon", kind: "flag", effect: "at once", isAdvanced: true },
+    { key: "autostart", title: "Start with the daemon", kind: "flag", isAdvanced: true },
     {
       key: "grace_seconds",
       title: "Time to shut down, s",
       kind: "number",
-      effect: "at once",
       isAdvanced: true,
     },
     {
       key: "claim_ttl_seconds",
       title: "Duration of claims, s",
       kind: "number",
-      effect: "at once",
       isAdvanced: true,
     },
     {
       key: "data_disk_bytes",
       title: "Data disk",
       kind: "size",
-      effect: "at the next start",
       isAdvanced: true,
     },
     {
       key: "data_disk_store",
       title: "Store of data disks",
       kind: "store",
-      effect: "at the next start",
       isAdvanced: true,
     },
     {
       key: "scratch_disk_bytes",
       title: "Scratch disk",
       kind: "size",
-      effect: "at the next start",
       isAdvanced: true,
     },
-    { key: "kernel", title: "Kernel", kind: "text", effect: "at the next start", isAdvanced: true },
-    { key: "initrd", title: "Initial RAM disk", kind: "text", effect: "at the next start", isAdvanced: true },
+    { key: "kernel", title: "Kernel", kind: "text", isAdvanced: true },
+    { key: "initrd", title: "Initial RAM disk", kind: "text", isAdvanced: true },
     {
       key: "append",
       title: "Kernel command line",
       kind: "text",
-      effect: "at the next start",
       isAdvanced: true,
     },
     {
       key: "labels",
       title: "Labels",
       kind: "labels",
-      effect: "at once",
       isAdvanced: true,
       form: "KEY=VALUE, KEY=VALUE",
     },
   ],
   cache: [
-    { key: "ram_bytes", title: "RAM tier", kind: "size", effect: "at once" },
-    { key: "overflow_bytes", title: "Overflow", kind: "size", effect: "at once" },
-    { key: "mode", title: "Mode", kind: MODES, effect: "at the next start" },
-    { key: "full", title: "When the cache is full", kind: ["pause", "fail"], effect: "at the next start" },
+    { key: "ram_bytes", title: "RAM tier", kind: "size" },
+    { key: "overflow_bytes", title: "Overflow", kind: "size" },
+    { key: "mode", title: "Mode", kind: MODES },
+    { key: "full", title: "When the cache is full", kind: ["pause", "fail"] },
     {
       key: "ram_guarantee_bytes",
       title: "Guaranteed RAM",
       kind: "size",
-      effect: "at once",
       isAdvanced: true,
     },
     {
       key: "overflow_store",
       title: "Store of overflow files",
       kind: "store",
-      effect: "at the next start",
       isAdvanced: true,
     },
-    { key: "warn_at", title: "Warning at, %", kind: "number", effect: "at the next start", isAdvanced: true },
+    { key: "warn_at", title: "Warning at, %", kind: "number", isAdvanced: true },
     {
       key: "critical_at",
       title: "Critical at, %",
       kind: "number",
-      effect: "at the next start",
       isAdvanced: true,
     },
-    { key: "iops", title: "Requests a second", kind: "number", effect: "at once", isAdvanced: true },
-    { key: "iops_burst", title: "Burst of requests", kind: "number", effect: "at once", isAdvanced: true },
-    { key: "bandwidth_bytes", title: "Bytes a second", kind: "size", effect: "at once", isAdvanced: true },
+    { key: "iops", title: "Requests a second", kind: "number", isAdvanced: true },
+    { key: "iops_burst", title: "Burst of requests", kind: "number", isAdvanced: true },
+    { key: "bandwidth_bytes", title: "Bytes a second", kind: "size", isAdvanced: true },
     {
       key: "bandwidth_burst_bytes",
       title: "Burst of bytes",
       kind: "size",
-      effect: "at once",
       isAdvanced: true,
     },
     {
       key: "base_cache",
       title: "Base image is read",
       kind: ["host", "none"],
-      effect: "at the next start",
       isAdvanced: true,
     },
     {
       key: "verify_reads",
       title: "Verify the image",
       kind: "flag",
-      effect: "at the next start",
       isAdvanced: true,
     },
     {
       key: "residency",
       title: "Residency of streamed images",
       kind: ["lazy", "boot", "full"],
-      effect: "at once",
       isAdvanced: true,
     },
   ],
   identity: [
-    { key: "authorized_keys", title: "SSH keys", kind: "lines", effect: "at the next start" },
-    { key: "user_data", title: "User data for cloud-init", kind: "area", effect: "at the next start" },
+    { key: "authorized_keys", title: "SSH keys", kind: "lines" },
+    { key: "user_data", title: "User data for cloud-init", kind: "area" },
   ],
 };
 
 export const FIELDS: FieldInfo[] = [...GROUPS.machines, ...GROUPS.cache, ...GROUPS.identity];
 
-type About = { about: string; minimum?: number; maximum?: number; multipleOf?: number };
+type About = { effect: Effect; about: string; minimum?: number; maximum?: number; multipleOf?: number };
 const ABOUT = about as Record<string, About>;
 
-export function aboutOf(key: string): About {
-  return ABOUT[key] ?? { about: "" };
+export function aboutOf(key: Key): About {
+  // A test compares the fields with the API's settings.
+  return ABOUT[key] as About;
 }
 
 /** Why a number is not allowed, in words; null if it is. */

@@ -176,13 +176,17 @@ fn what_is_only_tried_changes_nothing() {
     import(&world, "debian", 2);
     let client = world.client();
     let try_new = |spec: &str| client.post::<_, Catalog>("/v1/catalogs?dry_run=true", &new("desk", spec));
-    assert_eq!(try_new(r#"{"image": "debian:2", "count": 5}"#).unwrap().version, 2);
+    let tried = try_new(r#"{"image": "debian:2", "count": 5}"#).unwrap();
+    assert_eq!((tried.version, tried.spec.disk.ram_bytes), (2, None));
+    let effective = tried.effective.expect("a dry run says what the defaults are");
+    assert_eq!((effective.disk.ram_bytes, effective.count), (Some(256 << 20), 5));
     assert_eq!(refused(try_new(r#"{"image": "debian:3"}"#)).code, ErrorCode::NotFound);
     assert_eq!(client.get::<List<Catalog>>("/v1/catalogs").unwrap().items, []);
     let made = create(&client, "desk", r#"{"image": "debian:1", "count": 5}"#).unwrap();
     let other: CatalogSpec = serde_json::from_str(r#"{"image": "debian:2", "count": 2}"#).unwrap();
     let tried: Catalog = client.put("/v1/catalogs/desk?dry_run=true", &other).unwrap();
     assert_eq!((tried.version, tried.spec.count), (2, 2));
+    assert_eq!(tried.effective.map(|spec| spec.naming), Some(Some("desk-###".into())));
     assert_eq!(client.get::<Catalog>("/v1/catalogs/desk").unwrap(), made);
     assert_eq!(machines(&client, "desk").len(), 5);
     assert_eq!(refused(try_new(r#"{"image": "debian"}"#)).code, ErrorCode::Exists);

@@ -42,6 +42,18 @@ pub struct Catalog {
     pub created: Timestamp,
     /// Warnings about settings that are allowed but may be a mistake, one sentence each.
     pub warnings: Vec<String>,
+    /// Settings with all defaults, as machines would have them. Only responses to a creation or a change with `dry_run` have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<CatalogSpec>)]
+    pub effective: Option<Box<CatalogSpec>>,
+}
+
+impl Catalog {
+    /// The catalog as the response to a `dry_run` has it: with its settings as machines would have them.
+    pub fn with_effective(self) -> Catalog {
+        let effective = Some(Box::new(self.spec.with_defaults(&self.name)));
+        Catalog { effective, ..self }
+    }
 }
 
 /// Body of the request that creates a catalog.

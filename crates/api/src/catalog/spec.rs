@@ -205,6 +205,11 @@ impl CatalogSpec {
         ];
         live.contains(&setting)
     }
+
+    /// Whether a catalog keeps the value of this setting that it was created with.
+    pub fn is_fixed(setting: &str) -> bool {
+        setting == "naming"
+    }
 }
 
 fn grace_seconds() -> u32 {

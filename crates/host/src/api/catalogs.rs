@@ -109,7 +109,7 @@ async fn create_catalog(
         app.idempotency.note(&key);
         match is_repeated {
             true => note.repeated(),
-            false if dry_run => {}
+            false if dry_run => return Ok(catalog.with_effective()),
             false => note.made(&new.spec),
         }
         Ok(catalog)
@@ -163,9 +163,10 @@ async fn replace_catalog(
     let changed = ask_for(move || {
         let (mut catalog, before) = app.catalogs.change(&name, &spec, terms)?;
         catalog.warnings.extend(app.images.boot_warning(&catalog));
-        if !dry_run {
-            note_change(&note, &before, &catalog);
+        if dry_run {
+            return Ok(catalog.with_effective());
         }
+        note_change(&note, &before, &catalog);
         Ok(catalog)
     });
     changed.await.map(tagged)

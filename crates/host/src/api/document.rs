@@ -1,9 +1,12 @@
 //! The OpenAPI document: descriptions of the routes, completed with the bounds of every integer, descriptions of
-//! responses, names and groups of operations, and the security schemes. Owns no route.
+//! responses, names and groups of operations, the effect of each setting of a catalog, and the security schemes. Owns no
+//! route.
 //!
 //! Invariant: an integer of a request has the bounds by which it is checked; an integer that only responses contain has
 //! those of its type.
 
+use serde_json::{Map, Value};
+use spillway_api::CatalogSpec;
 use spillway_api::bounds::{self, Bounds};
 use std::collections::{BTreeSet, VecDeque};
 use utoipa::openapi::path::Operation;
@@ -39,6 +42,7 @@ pub fn complete(api: &mut OpenApi) {
     }
     let asked = asked(api);
     if let Some(components) = &mut api.components {
+        components.schemas.get_mut("CatalogSpec").into_iter().for_each(add_effects);
         for (name, schema) in &mut components.schemas {
             let is_asked = asked.contains(name);
             walk(schema, None, &mut |object, property| match property
@@ -64,6 +68,21 @@ pub fn complete(api: &mut OpenApi) {
             operation.operation_id = operation.operation_id.as_deref().map(camel_case);
         }
     }
+}
+
+/// Adds when a change of each setting of a catalog takes effect, for clients that show settings.
+fn add_effects(schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::Object(spec)) = schema else { return };
+    let effect = |setting: &str| match setting {
+        _ if CatalogSpec::is_live(setting) => "at once",
+        _ if CatalogSpec::is_fixed(setting) => "cannot be changed",
+        _ => "at the next start",
+    };
+    // `redacted` is no setting.
+    let settings = spec.properties.keys().filter(|name| *name != "redacted");
+    let effects: Map<String, Value> =
+        settings.map(|setting| (setting.clone(), effect(setting).into())).collect();
+    spec.extensions.get_or_insert_default().insert("x-spillway-effects".into(), effects.into());
 }
 
 /// Group of a path.
@@ -217,7 +236,7 @@ fn set_by_type(object: &mut Object) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use super::*;
 
     /// Paths to all integers that lack a bound.
     fn unbounded(at: &str, value: &Value, found: &mut Vec<String>) {
@@ -270,6 +289,22 @@ mod tests {
             serde_json::json!([{}, { "bearerToken": [] }, { "sessionCookie": [] }])
         );
         assert_eq!(document["components"]["securitySchemes"]["bearerToken"]["scheme"], "bearer");
+    }
+
+    #[test]
+    fn each_setting_of_a_catalog_says_when_it_takes_effect() {
+        let document: Value = serde_json::from_str(&super::super::document()).unwrap();
+        let spec = &document["components"]["schemas"]["CatalogSpec"];
+        let effects = spec["x-spillway-effects"].as_object().unwrap();
+        let settings = spec["properties"].as_object().unwrap().keys().filter(|name| *name != "redacted");
+        assert!(effects.keys().eq(settings));
+        for (setting, effect) in
+            [("ram_bytes", "at once"), ("mode", "at the next start"), ("naming", "cannot be changed")]
+        {
+            assert_eq!(effects[setting], effect);
+        }
+        let live = effects.iter().filter(|(_, effect)| *effect == "at once").map(|(setting, _)| setting);
+        assert!(live.clone().all(|setting| CatalogSpec::is_live(setting)) && live.count() == 14);
     }
 
     #[test]

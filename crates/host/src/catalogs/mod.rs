@@ -163,6 +163,7 @@ impl Catalogs {
                 rollout: None,
                 created: since,
                 warnings: warnings.clone(),
+                effective: None,
             };
             self.check_streamed(changes, &catalog, dry_run)?;
             match dry_run {
