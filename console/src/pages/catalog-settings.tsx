@@ -2,10 +2,11 @@
 //
 // Invariant: what is sent is what was read, with the changes; if somebody else has changed the catalog, nothing is.
 import { useSignal } from "@preact/signals";
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { ask, changeAct, putCatalog } from "../acts.ts";
-import { type Catalog, type CatalogSpec, type Store, words } from "../api/client.ts";
+import type { Catalog, CatalogSpec, Store } from "../api/client.ts";
 import { toml } from "../commands.ts";
+import { useDryRun } from "../state/dry-run.ts";
 import { useList } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { plural } from "../ui/format.ts";
@@ -33,7 +34,6 @@ const same = (a: unknown, b: unknown) => JSON.stringify(a ?? null) === JSON.stri
 export function CatalogSettings({ catalog }: { catalog: Catalog }) {
   const stores = useList<Store>("/v1/stores");
   const [changes, setChanges] = useState<Draft>({});
-  const [checked, setChecked] = useState<{ warnings: string[] } | { error: string } | null>(null);
   const draft: Draft = { ...catalog.spec, ...changes };
   const wrong = useSignal<Wrong>({});
   // Fields begin anew when all changes are discarded.
@@ -41,33 +41,20 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
   const incorrect = wrongText(wrong.value);
   const keys = (Object.keys(changes) as Key[]).filter((key) => !same(catalog.spec[key], changes[key]));
   const diff = Object.fromEntries(keys.map((key) => [key, changes[key]])) as Partial<CatalogSpec>;
-  const diffKey = JSON.stringify(keys.map((key) => [key, changes[key] ?? null]));
   const isRedacted = (catalog.spec.redacted ?? []).length > 0;
   const isEditable = can("admin") && !isRedacted;
-  // The key stands for the changes
-  useEffect(() => {
-    setChecked(null);
-    if (keys.length === 0) return;
-    let isOver = false;
-    const timer = setTimeout(async () => {
-      try {
-        const answer = await putCatalog(catalog, diff, true);
-        if (!isOver) setChecked({ warnings: answer.body.warnings });
-      } catch (error) {
-        if (!isOver) setChecked({ error: words(error) });
-      }
-    }, 300);
-    return () => {
-      isOver = true;
-      clearTimeout(timer);
-    };
-  }, [diffKey, catalog.revision]);
+  const checked = useDryRun(
+    keys.length && !incorrect
+      ? JSON.stringify([catalog.name, catalog.revision, keys.map((key) => [key, changes[key] ?? null])])
+      : null,
+    async () => (await putCatalog(catalog, diff, true)).body,
+  );
   const change = (key: Key, value: unknown) => setChanges((c) => ({ ...c, [key]: value }));
   const effects = keys.map((key) => {
     const field = FIELDS.find((f) => f.key === key);
     const text = (v: unknown) => (field ? shown(field, v) || "not set" : String(v));
     const isHidden = key === "user_data";
-    return `${field?.title ?? key}: ${isHidden ? "changed" : `${text(catalog.spec[key])} becomes ${text(changes[key])}`}, ${field?.effect ?? "at the next start"}.`;
+    return `${field?.title ?? key}: ${isHidden ? "changed" : `${text(catalog.spec[key])} becomes ${text(changes[key])}`}, ${aboutOf(key).effect}.`;
   });
   return (
     <>
@@ -80,7 +67,7 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
         <Panel key={effect} title={title}>
           {isEditable && effect !== "cannot be changed" ? (
             <div class="fields">
-              {FIELDS.filter((f) => f.effect === effect).map((f) => (
+              {FIELDS.filter((f) => aboutOf(f.key).effect === effect).map((f) => (
                 <SpecField
                   key={`${f.key} ${round}`}
                   field={f}
@@ -93,7 +80,7 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
             </div>
           ) : (
             <dl class="facts">
-              {FIELDS.filter((f) => f.effect === effect).map((f) => (
+              {FIELDS.filter((f) => aboutOf(f.key).effect === effect).map((f) => (
                 <div key={f.key}>
                   <dt>{f.title}</dt>
                   <dd title={aboutOf(f.key).about}>
@@ -119,7 +106,7 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
             ) : "error" in checked ? (
               <span class="critical-text">{checked.error}</span>
             ) : (
-              checked.warnings.map((w) => (
+              checked.answer.warnings.map((w) => (
                 <span key={w} class="warning-text">
                   {w}{" "}
                 </span>

@@ -1,7 +1,8 @@
 // How much RAM the machines of a catalog need, and what a new limit would ask of the host.
-import { ask, changeAct } from "../acts.ts";
+import { ask, changeAct, putCatalog } from "../acts.ts";
 import type { Catalog, Host } from "../api/client.ts";
-import { absorbed, at } from "../state/curve.ts";
+import { absorbed, at, type Sizing } from "../state/curve.ts";
+import { useDryRun } from "../state/dry-run.ts";
 import { machineRows } from "../state/figures.ts";
 import { useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
@@ -10,7 +11,6 @@ import { Empty, Panel } from "../ui/parts.tsx";
 import { MOST_CURVES, SizingPanel, useCurves } from "../ui/sizing.tsx";
 
 export function CatalogSizing({ catalog }: { catalog: Catalog }) {
-  const host = useObject<Host>("/v1/host");
   const with_ = machineRows.value.filter((m) => m.catalog === catalog.name && m.levels.ram_limit_bytes > 0);
   // Names in their order, so that a tick does not change which curves are read.
   const names = with_.map((m) => m.name).slice(0, MOST_CURVES);
@@ -35,55 +35,90 @@ export function CatalogSizing({ catalog }: { catalog: Catalog }) {
       aside={with_.length > names.length ? `${names.length} of ${with_.length} machines` : null}
     >
       <SizingPanel sizing={sizing} limit={limit} machines={running}>
-        {(ram) => {
-          const before = limits.reduce((sum, n) => sum + n, 0);
-          const budget = host.data?.budget;
-          const then = budget ? budget.ram_bytes - before + ram * running : 0;
-          const isOver = budget ? then > budget.ram_limit_bytes : false;
-          const share = absorbed(sizing, ram);
-          return (
-            <div class="apply">
-              <p class={isOver ? "critical-text" : undefined}>
-                {budget
-                  ? `With it the host promises ${bytes(then)} of ${bytes(budget.ram_limit_bytes)} to write caches.${isOver ? " That is more than it has: the daemon will refuse it." : ""}`
-                  : ""}
-              </p>
-              <button
-                type="button"
-                class="primary"
-                disabled={!can("admin") || ram === limit}
-                onClick={() =>
-                  ask(
-                    changeAct(
-                      catalog,
-                      { ram_bytes: ram },
-                      `Give each machine of ${catalog.name} ${bytes(ram)} of RAM?`,
-                      [
-                        limit === null
-                          ? "Running machines get the limit at once."
-                          : `The limit changes from ${bytes(limit)} to ${bytes(ram)}, for running machines at once.`,
-                        ...(limit !== null && ram < limit
-                          ? [
-                              "Blocks that no longer fit move to the overflow, and the memory is free afterwards.",
-                            ]
-                          : []),
-                        `By the curve, RAM would have absorbed ${share === null ? "all" : percent(share)} of the written bytes, and ${bytes(at(sizing.points, ram).written)} would have gone to the overflow.`,
-                        ...(budget
-                          ? [
-                              `The host then promises ${bytes(then)} of ${bytes(budget.ram_limit_bytes)} to write caches.`,
-                            ]
-                          : []),
-                      ],
-                    ),
-                  )
-                }
-              >
-                Apply
-              </button>
-            </div>
-          );
-        }}
+        {(ram) => <ApplyLimit catalog={catalog} sizing={sizing} limits={limits} limit={limit} ram={ram} />}
       </SizingPanel>
     </Panel>
   );
+}
+
+function ApplyLimit({
+  catalog,
+  sizing,
+  limits,
+  limit,
+  ram,
+}: {
+  catalog: Catalog;
+  sizing: Sizing;
+  /** Limits of the machines that run. */
+  limits: number[];
+  limit: number | null;
+  ram: number;
+}) {
+  const host = useObject<Host>("/v1/host");
+  const isNew = ram !== catalog.spec.ram_bytes;
+  const verdict = useDryRun(
+    can("admin") && isNew ? JSON.stringify([catalog.name, catalog.revision, ram]) : null,
+    async () => (await putCatalog(catalog, { ram_bytes: ram }, true)).body,
+  );
+  const budget = host.data?.budget;
+  const then = budget ? budget.ram_bytes - limits.reduce((sum, n) => sum + n, 0) + ram * limits.length : null;
+  const promise =
+    budget && then !== null
+      ? `${bytes(then)} of ${bytes(budget.ram_limit_bytes)} promised to write caches on this host`
+      : null;
+  const lines = [
+    limit === null
+      ? "Running machines get the limit at once."
+      : `The limit changes from ${bytes(limit)} to ${bytes(ram)}, for running machines at once.`,
+    ...(limit !== null && ram < limit
+      ? ["Blocks that no longer fit move to the overflow, and the memory is free afterwards."]
+      : []),
+    outcome(sizing, ram),
+    ...(promise ? [`Then there are ${promise}.`] : []),
+    ...(verdict && "answer" in verdict ? verdict.answer.warnings : []),
+  ];
+  return (
+    <div class="apply">
+      <div aria-live="polite">
+        {promise ? <p>With it: {promise}.</p> : null}
+        {!can("admin") || !isNew ? null : verdict === null ? (
+          <p class="muted">The daemon checks it.</p>
+        ) : "error" in verdict ? (
+          <p class="critical-text">The daemon refuses it: {verdict.error}</p>
+        ) : (
+          verdict.answer.warnings.map((w) => (
+            <p key={w} class="warning-text">
+              {w}
+            </p>
+          ))
+        )}
+      </div>
+      <button
+        type="button"
+        class="primary"
+        disabled={!isNew || verdict === null || "error" in verdict}
+        onClick={() =>
+          ask(
+            changeAct(
+              catalog,
+              { ram_bytes: ram },
+              `Give each machine of ${catalog.name} ${bytes(ram)} of RAM?`,
+              lines,
+            ),
+          )
+        }
+      >
+        Apply
+      </button>
+    </div>
+  );
+}
+
+/** What the curve says of a limit. Nothing is said before anything was written. */
+function outcome(sizing: Sizing, ram: number): string {
+  const share = absorbed(sizing, ram);
+  return share === null
+    ? "The machines have written nothing that could be counted yet."
+    : `By the curve, RAM would have absorbed ${percent(share)} of the written bytes, and ${bytes(at(sizing.points, ram).written)} would have gone to the overflow.`;
 }

@@ -1,11 +1,12 @@
 // Versions of a catalog: which machines run which, what it had before, and how to give it another.
 //
 // Invariant: what an update would do stands in numbers before it is done.
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { ask, tag } from "../acts.ts";
-import { api, type Catalog, type ImageDetails, type Machine, type Schemas, words } from "../api/client.ts";
+import { api, type Catalog, type ImageDetails, type Machine, type Schemas } from "../api/client.ts";
 import { line } from "../commands.ts";
 import { href } from "../router.ts";
+import { useDryRun } from "../state/dry-run.ts";
 import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
@@ -254,7 +255,6 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
   const [how, setHow] = useState("next-start");
   const [batch, setBatch] = useState(1);
   const [grace, setGrace] = useState("");
-  const [checked, setChecked] = useState<{ catalog: Catalog } | { error: string } | null>(null);
   const details = useObject<ImageDetails>(image ? `/v1/images/${encodeURIComponent(image)}` : null);
   const reference = version ? `${image}:${version}` : image;
   const strategy: Strategy = how === "batch" ? { batch } : (how as "next-start" | "now");
@@ -263,30 +263,20 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
     ...(how === "next-start" ? {} : { rollout: strategy }),
     ...(grace && how !== "next-start" ? { claim_grace_seconds: Number(grace) } : {}),
   };
-  const key = JSON.stringify(body);
-  // The key stands for the body
-  useEffect(() => {
-    if (!can("admin")) return;
-    let isOver = false;
-    const timer = setTimeout(async () => {
-      try {
-        const answer = await api.post("/v1/catalogs/{name}/update", {
-          path: { name: catalog.name },
-          query: { dry_run: true },
-          ifMatch: tag(catalog),
-          body,
-        });
-        if (!isOver) setChecked({ catalog: answer.body });
-      } catch (error) {
-        if (!isOver) setChecked({ error: words(error) });
-      }
-    }, 250);
-    return () => {
-      isOver = true;
-      clearTimeout(timer);
-    };
-  }, [key, catalog.revision]);
-  const after = checked && "catalog" in checked ? checked.catalog : null;
+  const verdict = useDryRun(
+    can("admin") ? JSON.stringify([catalog.name, catalog.revision, body]) : null,
+    async (signal) => {
+      const answer = await api.post("/v1/catalogs/{name}/update", {
+        path: { name: catalog.name },
+        query: { dry_run: true },
+        ifMatch: tag(catalog),
+        body,
+        signal,
+      });
+      return answer.body;
+    },
+  );
+  const after = verdict && "answer" in verdict ? verdict.answer : null;
   const lines = after
     ? outlook(machines, image, after.version, strategy, body.claim_grace_seconds ?? undefined)
     : [];
@@ -369,7 +359,8 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
         ) : null}
       </div>
       <div class="outlook" aria-live="polite">
-        {checked && "error" in checked ? <Notice tone="warning">{checked.error}</Notice> : null}
+        {verdict === null && can("admin") ? <p class="muted">The daemon checks it.</p> : null}
+        {verdict && "error" in verdict ? <Notice tone="warning">{verdict.error}</Notice> : null}
         {lines.length ? (
           <ul class="consequences">
             {lines.map((l) => (

@@ -17,6 +17,7 @@ import {
 } from "../api/client.ts";
 import { createCommand, curl, machineNames, toml } from "../commands.ts";
 import { href, navigate, queryValue } from "../router.ts";
+import { useDryRun, type Verdict } from "../state/dry-run.ts";
 import { machineRows } from "../state/figures.ts";
 import { refresh, useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
@@ -58,37 +59,22 @@ function change(key: Key, value: unknown): void {
   draft.value = next as Draft;
 }
 
-type Checked = { catalog: Catalog } | { error: string } | null;
+type Checked = Verdict<Catalog> | null;
 
 /** What the daemon says of the draft. */
-function useDryRun(): Checked {
-  const [checked, setChecked] = useState<Checked>(null);
+function useDraftVerdict(): Checked {
   const body = { name: name.value, spec: draft.value as CatalogSpec };
-  const key = JSON.stringify(body);
-  // The key stands for the body
-  useEffect(() => {
-    if (!body.name || !body.spec.image) return setChecked(null);
-    let isOver = false;
-    const timer = setTimeout(async () => {
-      try {
-        const answer = await api.post("/v1/catalogs", { query: { dry_run: true }, body });
-        if (!isOver) setChecked({ catalog: answer.body });
-      } catch (error) {
-        if (!isOver) setChecked({ error: words(error) });
-      }
-    }, 250);
-    return () => {
-      isOver = true;
-      clearTimeout(timer);
-    };
-  }, [key]);
-  return checked;
+  const isReady = body.name !== "" && Boolean(body.spec.image) && can("admin");
+  return useDryRun(isReady ? JSON.stringify(body) : null, async (signal) => {
+    const answer = await api.post("/v1/catalogs", { query: { dry_run: true }, body, signal });
+    return answer.body;
+  });
 }
 
 export function NewCatalogPage() {
   const step = (STEPS.find(([key]) => key === queryValue("step"))?.[0] ?? "image") as Step;
   const at = STEPS.findIndex(([key]) => key === step);
-  const checked = useDryRun();
+  const checked = useDraftVerdict();
   const next = STEPS[at + 1]?.[0];
   const before = STEPS[at - 1]?.[0];
   const isReady = name.value !== "" && Boolean(draft.value.image);
@@ -145,7 +131,7 @@ export function NewCatalogPage() {
         ) : (
           <>
             <Notice tone="good">The daemon would make this catalog.</Notice>
-            {checked.catalog.warnings.map((w) => (
+            {checked.answer.warnings.map((w) => (
               <Notice key={w} tone="warning">
                 {w}
               </Notice>
@@ -167,7 +153,7 @@ export function NewCatalogPage() {
             Continue
           </a>
         ) : (
-          <CreateButton isReady={!incorrect && checked !== null && "catalog" in checked} />
+          <CreateButton isReady={!incorrect && checked !== null && "answer" in checked} />
         )}
       </div>
     </>
@@ -452,7 +438,7 @@ function ReviewStep({ checked }: { checked: Checked }) {
               ]),
           ]}
         />
-        {checked && "catalog" in checked ? (
+        {checked && "answer" in checked ? (
           <p class="hint">Everything else has the daemon's default.</p>
         ) : null}
       </Panel>
