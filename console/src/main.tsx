@@ -59,15 +59,17 @@ function Page() {
   }
 }
 
-/** Gives the focus to the title of a new page, and says it. */
+/** Gives the focus to the title of a new page, and says it. The page after signing in is one, too. */
 function useRouteFocus() {
   const isFirst = useRef(true);
   const key = pageKey.value;
+  const { is } = session.value;
   // Runs once for each page
   useEffect(() => {
+    if (is === "unknown") return;
     const title = document.getElementById("page-title");
-    const text = title?.textContent ?? "Spillway";
-    document.title = `${text} - Spillway`;
+    const text = title?.textContent ?? "";
+    document.title = is === "out" ? "Sign in - Spillway" : `${text} - Spillway`;
     if (isFirst.current) {
       isFirst.current = false;
       return;
@@ -75,7 +77,7 @@ function useRouteFocus() {
     scrollTo(0, 0);
     title?.focus({ preventScroll: true });
     announce(text);
-  }, [key]);
+  }, [key, is]);
 }
 
 function App() {

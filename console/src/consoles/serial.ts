@@ -2,23 +2,25 @@
 // and none of its sequences can name the page, open a link, or reach the clipboard.
 import { FitAddon } from "@xterm/addon-fit";
 import { Terminal } from "@xterm/xterm";
-import { enlargeable } from "./enlarge.ts";
-import { element, Link, type LinkState, machineOf } from "./link.ts";
-import { session } from "./session.ts";
+import { transport } from "../transport.ts";
+import { Link, type LinkState, linkWords } from "./link.ts";
+import { element, enlargeable, isLeaving, isOwnWindow, machineOf, show } from "./page.ts";
+import { path, refusal } from "./refusal.ts";
 import "./serial.css";
 import "../ui/theme.ts";
 
 type Keyboard = "yours" | "free" | "taken";
 
 const name = machineOf(location.hash);
-const state = element("state");
+const said = element("state");
 const take = element("take");
+const enter = element("enter");
+const again = element("again");
 window.addEventListener("hashchange", () => location.reload());
 
 /** What is said above the terminal. */
 function words(link: LinkState, keyboard: Keyboard): string {
-  if (link.kind === "connecting") return "Connecting";
-  if (link.kind === "waiting") return `Not connected: ${link.why}. It is tried again every 2 seconds.`;
+  if (link.kind !== "open") return linkWords(link);
   if (keyboard === "taken") return "Somebody else types. You see what they see.";
   return keyboard === "yours"
     ? "You have the keyboard."
@@ -59,52 +61,60 @@ function start(machine: string): void {
   terminal.open(element("terminal"));
   fit.fit();
   new ResizeObserver(() => fit.fit()).observe(element("terminal"));
-  enlargeable(() => terminal.focus());
+  if (terminal.textarea) terminal.textarea.tabIndex = -1;
+  terminal.attachCustomKeyEventHandler((event) => {
+    if (!isLeaving(event)) return true;
+    event.preventDefault();
+    enter.focus();
+    return false;
+  });
 
-  let link: LinkState = { kind: "connecting" };
+  let state: LinkState = { kind: "connecting" };
   let keyboard: Keyboard = "free";
-  let isNew = true;
-  const show = () => {
-    state.textContent = words(link, keyboard);
-    take.hidden = link.kind !== "open" || keyboard !== "taken";
+  const tell = () => {
+    said.textContent = words(state, keyboard);
+    show(take, state.kind === "open" && keyboard === "taken");
+    show(again, state.kind === "waiting" || state.kind === "ended");
   };
-  const line = new Link(`/v1/machines/${encodeURIComponent(machine)}/console`, {
+  const link = new Link({
+    refusal: () => refusal("console", machine),
+    open: () => transport.socket(path(machine, "console")),
     state(now) {
-      link = now;
-      isNew ||= now.kind === "connecting";
-      show();
+      state = now;
+      tell();
     },
-    bytes(bytes) {
-      // It begins with all that is kept, of which the terminal may have a part.
-      if (isNew) terminal.reset();
-      isNew = false;
-      terminal.write(bytes);
-    },
-    text(text) {
-      const told: unknown = JSON.parse(text);
-      const of = told && typeof told === "object" && "keyboard" in told ? told.keyboard : undefined;
-      if (of === "yours" || of === "free" || of === "taken") keyboard = of;
-      show();
-      const lost = told && typeof told === "object" && "lost" in told ? told.lost : undefined;
-      if (typeof lost === "number")
-        state.textContent = `${lost} bytes were lost: this browser reads too slowly.`;
+    socket(socket) {
+      let isNew = true;
+      socket.onmessage = ({ data }: MessageEvent<ArrayBuffer | string>) => {
+        if (data instanceof ArrayBuffer) {
+          // It begins with all that is kept, of which the terminal may have a part.
+          if (isNew) terminal.reset();
+          isNew = false;
+          terminal.write(new Uint8Array(data));
+          return;
+        }
+        const told = JSON.parse(data) as { keyboard?: Keyboard; lost?: number };
+        if (told.keyboard) keyboard = told.keyboard;
+        tell();
+        if (told.lost) said.textContent = `${told.lost} bytes were lost: this browser reads too slowly.`;
+      };
     },
   });
   const encoder = new TextEncoder();
-  terminal.onData((keys) => line.send(encoder.encode(keys)));
-  terminal.onBinary((keys) => line.send(Uint8Array.from(keys, (key) => key.charCodeAt(0))));
+  terminal.onData((keys) => link.send(encoder.encode(keys)));
+  terminal.onBinary((keys) => link.send(Uint8Array.from(keys, (key) => key.charCodeAt(0))));
   take.addEventListener("click", () => {
-    line.send(JSON.stringify({ take: true }));
+    link.send(JSON.stringify({ take: true }));
     terminal.focus();
   });
-  terminal.focus();
-  show();
+  enter.addEventListener("click", () => terminal.focus());
+  again.addEventListener("click", () => void link.connect());
+  if (isOwnWindow()) terminal.focus();
+  tell();
 }
 
-if (name === null) state.textContent = "The address names no machine: serial.html#/machines/NAME";
+if (name === null) said.textContent = "The address names no machine: serial.html#/machines/NAME";
 else {
-  session("console").then((refusal) => {
-    if (refusal === null) start(name);
-    else state.textContent = refusal;
-  });
+  enlargeable();
+  start(name);
 }
