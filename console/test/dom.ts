@@ -1,6 +1,7 @@
 // As much of a browser as the modules look at when they are loaded. To be imported before them.
 const target = { addEventListener() {} };
 Object.assign(globalThis, {
+  ...target,
   document: {
     ...target,
     visibilityState: "visible",

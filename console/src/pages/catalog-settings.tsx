@@ -1,27 +1,19 @@
 // Settings of a catalog, by when a change takes effect. A change is checked by the daemon before it is offered.
 //
-// Invariant: what is sent is what was read, with the changes; if somebody else has changed the catalog, nothing is.
-import { useSignal } from "@preact/signals";
-import { useState } from "preact/hooks";
+// Invariant: what is sent is what was read, with the changes; if somebody else has changed the catalog, nothing is. Changes stay
+// until they are applied or discarded.
+import { useEffect, useState } from "preact/hooks";
 import { ask, changeAct, putCatalog } from "../acts.ts";
-import type { Catalog, CatalogSpec, Store } from "../api/client.ts";
+import type { Catalog, Store } from "../api/client.ts";
 import { toml } from "../commands.ts";
 import { useDryRun } from "../state/dry-run.ts";
+import { clearEdits, type Draft, differing, editsOf, type Key } from "../state/edits.ts";
 import { useList } from "../state/resource.ts";
 import { can } from "../state/session.ts";
+import { toast } from "../ui/announce.tsx";
 import { plural } from "../ui/format.ts";
 import { Command, Notice, Panel } from "../ui/parts.tsx";
-import {
-  aboutOf,
-  type Draft,
-  type Effect,
-  FIELDS,
-  type Key,
-  SpecField,
-  shown,
-  type Wrong,
-  wrongText,
-} from "../ui/spec-form.tsx";
+import { aboutOf, type Effect, FIELDS, SpecField, shown, wrongText } from "../ui/spec-form.tsx";
 
 const GROUPS: [Effect, string][] = [
   ["at once", "Changes apply at once, to running machines too"],
@@ -29,32 +21,49 @@ const GROUPS: [Effect, string][] = [
   ["cannot be changed", "Cannot be changed"],
 ];
 
-const same = (a: unknown, b: unknown) => JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
-
 export function CatalogSettings({ catalog }: { catalog: Catalog }) {
   const stores = useList<Store>("/v1/stores");
-  const [changes, setChanges] = useState<Draft>({});
-  const draft: Draft = { ...catalog.spec, ...changes };
-  const wrong = useSignal<Wrong>({});
+  const edits = editsOf(catalog.name);
+  const { wrong } = edits;
+  const diff = differing(edits.changes.value, catalog.spec);
+  const draft: Draft = { ...catalog.spec, ...diff };
   // Fields begin anew when all changes are discarded.
   const [round, setRound] = useState(0);
   const incorrect = wrongText(wrong.value);
-  const keys = (Object.keys(changes) as Key[]).filter((key) => !same(catalog.spec[key], changes[key]));
-  const diff = Object.fromEntries(keys.map((key) => [key, changes[key]])) as Partial<CatalogSpec>;
+  const keys = Object.keys(diff) as Key[];
   const isRedacted = (catalog.spec.redacted ?? []).length > 0;
   const isEditable = can("admin") && !isRedacted;
   const checked = useDryRun(
     keys.length && !incorrect
-      ? JSON.stringify([catalog.name, catalog.revision, keys.map((key) => [key, changes[key] ?? null])])
+      ? JSON.stringify([catalog.name, catalog.revision, keys.map((key) => [key, diff[key] ?? null])])
       : null,
     async () => (await putCatalog(catalog, diff, true)).body,
   );
-  const change = (key: Key, value: unknown) => setChanges((c) => ({ ...c, [key]: value }));
+  const change = (key: Key, value: unknown) => {
+    edits.changes.value = differing({ ...edits.changes.peek(), [key]: value }, catalog.spec);
+  };
+  // What has been applied is no change any more, also if the catalog gets yet another value later.
+  useEffect(() => {
+    edits.changes.value = differing(edits.changes.peek(), catalog.spec);
+  }, [catalog.name, catalog.revision]);
+  // Who goes elsewhere is told that nothing is lost.
+  useEffect(
+    () => () => {
+      const left = Object.keys(edits.changes.peek()).length;
+      if (left)
+        toast(`${plural(left, "changed setting")} of ${catalog.name} not applied yet: kept in Settings.`);
+    },
+    [catalog.name],
+  );
+  const discard = () => {
+    clearEdits(edits);
+    setRound((n) => n + 1);
+  };
   const effects = keys.map((key) => {
     const field = FIELDS.find((f) => f.key === key);
     const text = (v: unknown) => (field ? shown(field, v) || "not set" : String(v));
     const isHidden = key === "user_data";
-    return `${field?.title ?? key}: ${isHidden ? "changed" : `${text(catalog.spec[key])} becomes ${text(changes[key])}`}, ${aboutOf(key).effect}.`;
+    return `${field?.title ?? key}: ${isHidden ? "changed" : `${text(catalog.spec[key])} becomes ${text(diff[key])}`}, ${aboutOf(key).effect}.`;
   });
   return (
     <>
@@ -114,21 +123,16 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
             )}
           </div>
           <div class="acts">
-            <button
-              type="button"
-              onClick={() => {
-                setChanges({});
-                wrong.value = {};
-                setRound((n) => n + 1);
-              }}
-            >
+            <button type="button" onClick={discard}>
               Discard
             </button>
             <button
               type="button"
               class="primary"
               disabled={Boolean(incorrect) || checked === null || "error" in checked}
-              onClick={() => ask(changeAct(catalog, diff, `Change ${catalog.name}?`, effects))}
+              onClick={() =>
+                ask({ ...changeAct(catalog, diff, `Change ${catalog.name}?`, effects), after: discard })
+              }
             >
               Review and apply
             </button>

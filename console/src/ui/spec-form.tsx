@@ -4,15 +4,11 @@
 // Invariant: an empty field is an absent setting. The form has no defaults of its own.
 import type { Signal } from "@preact/signals";
 import { useId, useState } from "preact/hooks";
-import type { CatalogSpec } from "../api/client.ts";
 import about from "../api/spec-fields.json";
+import type { Draft, Key, Wrong } from "../state/edits.ts";
 import { parseSize, sizeText } from "./format.ts";
 import { Prose } from "./parts.tsx";
 
-export type Key = Exclude<keyof CatalogSpec, "redacted">;
-export type Draft = Partial<CatalogSpec>;
-/** Text of fields that is no value. */
-export type Wrong = Partial<Record<Key, string>>;
 type Kind =
   | "size"
   | "number"
