@@ -14,7 +14,10 @@ test("a machine that is off says what is kept of it, and never that it is empty"
     heldWords(status("stopped", run), spec(more)).join(" ");
   assert.match(words({}), /has no disk now\. What it wrote was discarded when it stopped\./);
   for (const kept of [{ type: "dedicated" }, { mode: "persistent" }] as Partial<CatalogSpec>[])
-    assert.match(words(kept), /is kept in a file on the host.*How much that is can be seen while it runs\./);
+    assert.match(
+      words(kept),
+      /is kept in a file on the host.*How much that is can be seen while the machine runs\./,
+    );
   assert.match(words({ reset: "never" }), /has not been started since its last reset/);
   assert.match(words({ reset: "never" }, {}), /keeps what was written until a reset\./);
   assert.match(

@@ -140,16 +140,23 @@ test("an update says in numbers what it will do", () => {
   const machine = (version: number, claimed: boolean) =>
     ({ claim: claimed ? {} : null, status: { run: { image: "debian", version } } }) as unknown as Machine;
   const all = [machine(1, false), machine(1, true), machine(1, false), machine(2, false)];
-  assert.deepEqual(outlook(all, "debian", 2, { batch: 2 }), [
+  const update = { image: "debian", version: 2, strategy: { batch: 2 }, isKeeping: false };
+  assert.deepEqual(outlook(all, update), [
     "3 running machines have another version; 1 of 4 have debian:2 already.",
     "2 machines are restarted, 2 at a time: 1 batch.",
     "1 machine is claimed and spared until released.",
   ]);
-  const claimed = outlook(all, "debian", 2, { batch: 2 }, 30).at(-1);
+  const claimed = outlook(all, { ...update, claimGraceSeconds: 30 }).at(-1);
   assert.equal(claimed, "1 machine is claimed, and restarted after 30 s also if somebody uses them.");
-  assert.deepEqual(outlook(all.slice(3), "debian", 2, "now"), [
+  assert.deepEqual(outlook(all.slice(3), { ...update, strategy: "now" }), [
     "The one machine that runs has debian:2 already.",
   ]);
+  const kept = { ...update, strategy: "next-start" as const, isKeeping: true };
+  for (const machines of [all, []]) {
+    const lines = outlook(machines, kept).join(" ");
+    assert.match(lines, /each stays at its version until the machine is reset\.$/);
+    assert.doesNotMatch(lines, /each takes/i);
+  }
 });
 
 test("what deletes machines says so, and has to be confirmed", () => {

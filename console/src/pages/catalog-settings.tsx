@@ -3,7 +3,7 @@
 // Invariant: what is sent is what was read, with the changes; if somebody else has changed the catalog, nothing is. Changes stay
 // until they are applied or discarded.
 import { useEffect, useState } from "preact/hooks";
-import { ask, changeAct, putCatalog } from "../acts.ts";
+import { ask, changeAct, keepsData, putCatalog } from "../acts.ts";
 import type { Catalog, Store } from "../api/client.ts";
 import { toml } from "../commands.ts";
 import { useDryRun } from "../state/dry-run.ts";
@@ -74,6 +74,12 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
       ) : null}
       {GROUPS.map(([effect, title]) => (
         <Panel key={effect} title={title}>
+          {effect === "at the next start" && keepsData(catalog.spec) && catalog.spec.type !== "dedicated" ? (
+            <p class="hint">
+              These machines keep their disks while they are off, so settings of the disk itself apply at the
+              next reset of each machine. The page of a machine shows what waits.
+            </p>
+          ) : null}
           {isEditable && effect !== "cannot be changed" ? (
             <div class="fields">
               {FIELDS.filter((f) => aboutOf(f.key).effect === effect).map((f) => (

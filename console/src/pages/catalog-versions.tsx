@@ -2,7 +2,7 @@
 //
 // Invariant: what an update would do stands in numbers before it is done.
 import { useState } from "preact/hooks";
-import { ask, tag } from "../acts.ts";
+import { ask, keepsData, tag } from "../acts.ts";
 import { api, type Catalog, type ImageDetails, type Machine, type Schemas } from "../api/client.ts";
 import { line } from "../commands.ts";
 import { href } from "../router.ts";
@@ -96,7 +96,8 @@ function rollback(catalog: Catalog, to: number, running: Map<string, number>) {
   return {
     title: `Roll ${catalog.name} back to version ${to}?`,
     consequences: [
-      `Each machine takes ${image}:${to} at its next start. ${plural(others, "machine runs", "machines run")} another version now.`,
+      keepsData(catalog.spec) ? KEPT : `Each machine takes ${image}:${to} at its next start.`,
+      `${plural(others, "machine runs", "machines run")} another version now.`,
       "The catalog stays at this version: it does not follow the next one that is published.",
       "To restart running machines at once, use an update with a rollout.",
     ],
@@ -208,19 +209,31 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
   );
 }
 
+const KEPT =
+  "The disks of these machines keep what was written: each stays at its version until the machine is reset.";
+
+export interface Update {
+  image: string;
+  version: number;
+  strategy: Strategy;
+  claimGraceSeconds?: number | undefined;
+  /** Whether the machines keep what they wrote. */
+  isKeeping: boolean;
+}
+
 /** What an update does to the machines that run now. */
 export function outlook(
   machines: Machine[],
-  image: string,
-  version: number,
-  strategy: Strategy,
-  claimGraceSeconds?: number,
+  { image, version, strategy, claimGraceSeconds, isKeeping }: Update,
 ): string[] {
   const on = machines.filter((m) => m.status.run);
   const others = on.filter((m) => m.status.run?.image !== image || m.status.run?.version !== version);
   const claimed = others.filter((m) => m.claim !== null);
   const have = on.length - others.length;
-  if (on.length === 0) return [`No machine runs. Each takes ${image}:${version} at its next start.`];
+  if (on.length === 0)
+    return isKeeping
+      ? [`No machine runs. Machines without a disk take ${image}:${version} at their next start.`, KEPT]
+      : [`No machine runs. Each takes ${image}:${version} at its next start.`];
   if (others.length === 0)
     return [
       `${on.length === 1 ? "The one machine that runs has" : `All ${on.length} machines that run have`} ${image}:${version} already.`,
@@ -228,7 +241,8 @@ export function outlook(
   const lines = [
     `${plural(others.length, "running machine has", "running machines have")} another version; ${have} of ${on.length} have ${image}:${version} already.`,
   ];
-  if (strategy === "next-start")
+  if (isKeeping) lines.push(KEPT);
+  else if (strategy === "next-start")
     lines.push("None is restarted: each takes the version at its next start, whoever starts it.");
   else {
     const free = others.length - claimed.length;
@@ -278,7 +292,13 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
   );
   const after = verdict && "answer" in verdict ? verdict.answer : null;
   const lines = after
-    ? outlook(machines, image, after.version, strategy, body.claim_grace_seconds ?? undefined)
+    ? outlook(machines, {
+        image,
+        version: after.version,
+        strategy,
+        claimGraceSeconds: body.claim_grace_seconds ?? undefined,
+        isKeeping: keepsData(catalog.spec),
+      })
     : [];
   return (
     <Panel title="Update">
@@ -378,9 +398,7 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
             title: `Update ${catalog.name} to ${reference}?`,
             consequences: [
               ...lines,
-              ...(how === "next-start"
-                ? []
-                : ["What restarted machines wrote is gone, unless the catalog keeps it."]),
+              ...(how === "next-start" ? [] : ["What restarted machines wrote is gone."]),
               ...(after?.warnings ?? []),
             ],
             verb: "Update",

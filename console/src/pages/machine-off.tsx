@@ -27,12 +27,14 @@ export function heldWords(status: Machine["status"], spec: CatalogSpec | undefin
         ]
       : [];
   }
-  const lines = [NO_DISK[phase]];
+  const isFile = spec?.type === "dedicated" || spec?.mode === "persistent";
+  const lines = [
+    isFile && phase === "stopped" ? "The machine is off, and its disk is not served." : NO_DISK[phase],
+  ];
   if (!spec) return lines;
-  const isFile = spec.type === "dedicated" || spec.mode === "persistent";
   if (isFile) {
     lines.push(
-      "What it wrote is kept in a file on the host, and is there again after its next start. How much that is can be seen while it runs.",
+      "What it has written is kept in a file on the host, and is there again after the next start. How much that is can be seen while the machine runs.",
     );
   } else if (keepsData(spec)) {
     lines.push("Nothing is kept of it: it has not been started since its last reset or since the host was.");

@@ -71,10 +71,10 @@ export function HistoryCharts({
           />
         )}
         {of.machine === undefined ? null : (
-          <span class="hint">
+          <p class="hint">
             The daemon keeps an hour of each machine.{" "}
             <a href={href(["catalogs", of.catalog], { tab: "figures" })}>Of its catalog</a> it keeps a day.
-          </span>
+          </p>
         )}
       </div>
       {history.error ? (
