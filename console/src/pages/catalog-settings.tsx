@@ -58,6 +58,8 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
   const discard = () => {
     clearEdits(edits);
     setRound((n) => n + 1);
+    // The bar with the buttons goes, and the focus with it.
+    document.getElementById("page-title")?.focus();
   };
   const effects = keys.map((key) => {
     const field = FIELDS.find((f) => f.key === key);

@@ -120,7 +120,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
       title: `${verb} the rollout of ${catalog.name}?`,
       consequences: lines,
       verb,
-      isDestructive: action === "abort",
+      isDestructive: action !== "pause",
       command: line("spillway", "catalog", "rollout", action, catalog.name),
       run: () =>
         api.post("/v1/catalogs/{name}/rollout", {
@@ -175,7 +175,11 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
           <button
             type="button"
             disabled={!can("admin")}
-            onClick={() => change("resume", "Resume", ["Machines are restarted again, as the rollout says."])}
+            onClick={() =>
+              change("resume", "Resume", [
+                `${plural(left, "machine is", "machines are")} still to be restarted, in batches. What they wrote is gone.`,
+              ])
+            }
           >
             Resume
           </button>

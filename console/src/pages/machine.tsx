@@ -76,8 +76,9 @@ export function MachinePage({ name }: { name: string }) {
         }
         acts={
           <>
-            {acts.map((action) => (
-              <button key={action} type="button" disabled={!can("operate")} onClick={() => act(action)}>
+            {acts.map((action, i) => (
+              // A button stays when its act changes, and with it the focus.
+              <button key={i} type="button" disabled={!can("operate")} onClick={() => act(action)}>
                 {action[0]?.toUpperCase() + action.slice(1)}
               </button>
             ))}

@@ -136,6 +136,11 @@ export function NewCatalogPage() {
 function CreateButton({ isReady }: { isReady: boolean }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<string | null>(null);
+  const button = useRef<HTMLButtonElement>(null);
+  // It was disabled meanwhile, and has lost the focus.
+  useEffect(() => {
+    if (error !== null) button.current?.focus();
+  }, [error]);
   const create = async () => {
     setBusy(true);
     setError(null);
@@ -156,10 +161,16 @@ function CreateButton({ isReady }: { isReady: boolean }) {
   };
   return (
     <>
-      <button type="button" class="primary" disabled={!isReady || busy} onClick={() => void create()}>
+      <button
+        ref={button}
+        type="button"
+        class="primary"
+        disabled={!isReady || busy}
+        onClick={() => void create()}
+      >
         {busy ? "Working" : "Create the catalog"}
       </button>
-      {error ? <Notice tone="critical">{error}</Notice> : null}
+      <div aria-live="polite">{error ? <Notice tone="critical">{error}</Notice> : null}</div>
     </>
   );
 }

@@ -6,7 +6,7 @@ import { useList } from "../state/resource.ts";
 import { now } from "../state/visible.ts";
 import { addressOf } from "../transport.ts";
 import { ago, bytes } from "../ui/format.ts";
-import { PageHead, Panel, Pending } from "../ui/parts.tsx";
+import { Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
 
 type Report = Schemas["Report"];
@@ -52,9 +52,23 @@ export function ReportsPage() {
 }
 
 export function ReportPage({ name }: { name: string }) {
+  const reports = useList<Report>("/v1/reports");
+  const head = <PageHead title={name} crumbs={[{ text: "Reports", to: ["reports"] }]} />;
+  if (!reports.data?.some((r) => r.name === name)) {
+    return (
+      <>
+        {head}
+        {reports.data ? (
+          <Notice>There is no report {name}.</Notice>
+        ) : (
+          <Pending error={reports.error} what="the reports" />
+        )}
+      </>
+    );
+  }
   return (
     <>
-      <PageHead title={name} />
+      {head}
       <iframe
         class="report"
         sandbox=""

@@ -58,6 +58,7 @@ export function ask(act: Act): void {
 export function ActDialog() {
   const act = open.value;
   const ref = useRef<HTMLDialogElement>(null);
+  const submit = useRef<HTMLButtonElement>(null);
   const [state, setState] = useState({
     busy: false,
     error: null as string | null,
@@ -73,10 +74,16 @@ export function ActDialog() {
     setState({ busy: false, error: null, typed: "", values: initial(act) });
     if (act && ref.current && !ref.current.open) ref.current.showModal();
   }, [act]);
+  // The button was disabled while the act was under way, and has lost the focus.
+  useEffect(() => {
+    if (state.error !== null) submit.current?.focus();
+  }, [state.error]);
   if (!act) return null;
   const close = () => {
+    // The browser gives the focus back to where it was. If that is gone, the title gets it.
     ref.current?.close();
     open.value = null;
+    if (document.activeElement === document.body) document.getElementById("page-title")?.focus();
   };
   const run = async () => {
     setState((s) => ({ ...s, busy: true, error: null }));
@@ -198,7 +205,12 @@ export function ActDialog() {
           <button type="button" onClick={close} disabled={state.busy}>
             Cancel
           </button>
-          <button type="submit" class={act.isDestructive ? "danger" : "primary"} disabled={!isReady}>
+          <button
+            ref={submit}
+            type="submit"
+            class={act.isDestructive ? "danger" : "primary"}
+            disabled={!isReady}
+          >
             {state.busy ? "Working" : act.verb}
           </button>
         </footer>

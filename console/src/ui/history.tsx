@@ -79,9 +79,9 @@ export function HistoryCharts({
       </div>
       {history.error ? (
         <Notice tone={isMissing ? "note" : "warning"}>
-          {data ? "The charts stay as they were: " : null}
-          {history.error.message}
-          {data ? null : ". The charts show what this page has seen since it was opened."}
+          <strong>{data ? "The charts are not current." : "No history."}</strong> The daemon says:{" "}
+          {history.error.message}.
+          {data ? null : " The charts show what this page has seen since it was opened."}
         </Notice>
       ) : null}
       <div class="charts">

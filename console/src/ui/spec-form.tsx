@@ -3,9 +3,9 @@
 //
 // Invariant: an empty field is an absent setting. The form has no defaults of its own.
 import type { Signal } from "@preact/signals";
-import { useId, useState } from "preact/hooks";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
 import about from "../api/spec-fields.json";
-import type { Draft, Key, Wrong } from "../state/edits.ts";
+import { type Draft, isSame, type Key, type Wrong } from "../state/edits.ts";
 import { parseSize, sizeText } from "./format.ts";
 import { Prose } from "./parts.tsx";
 
@@ -204,6 +204,7 @@ export function boundError(key: Key, value: number): string | null {
 export function shown(field: FieldInfo, value: unknown): string {
   if (value === undefined || value === null) return "";
   if (field.kind === "size") return sizeText(Number(value));
+  if (field.kind === "flag") return value ? "yes" : "no";
   if (field.kind === "lines") return (value as string[]).join("\n");
   if (field.kind === "labels") {
     return Object.entries(value as Record<string, string>)
@@ -283,6 +284,18 @@ export function SpecField({
   const parsed = typed === null ? null : read(field, typed);
   const error = parsed && "error" in parsed ? parsed.error : null;
   const { about: description } = aboutOf(field.key);
+  // What somebody else has set, such as a suggestion, replaces what was typed.
+  const last = useRef(value);
+  useEffect(() => {
+    const isOther = !isSame(last.current, value);
+    last.current = value;
+    if (!isOther || typed === null) return;
+    const result = read(field, typed);
+    if ("value" in result && isSame(result.value, value)) return;
+    setTyped(null);
+    const { [field.key]: _, ...others } = wrong.value;
+    wrong.value = others;
+  }, [value]);
   const take = (next: string) => {
     setTyped(next);
     const result = read(field, next);
@@ -295,11 +308,13 @@ export function SpecField({
     "aria-describedby": `${id}-about`,
     "aria-invalid": error ? true : undefined,
   };
-  const options = Array.isArray(field.kind)
+  const offered = Array.isArray(field.kind)
     ? (field.kind as readonly string[])
     : field.kind === "store"
       ? stores
       : null;
+  // A store may be gone, or not be read yet.
+  const options = offered && text !== "" && !offered.includes(text) ? [...offered, text] : offered;
   return (
     <div class={`field${field.kind === "area" || field.kind === "lines" ? " long" : ""}`}>
       <label for={id}>{field.title}</label>
