@@ -8,7 +8,7 @@ import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { readdirSync, readFileSync } from "node:fs";
-import { assertClean, base, go, launch, median, open, say, spillway } from "./lib.mjs";
+import { assertClean, go, launch, median, open, say, spillway } from "./lib.mjs";
 
 const { SPILLWAY_DAEMON_PID, SPILLWAY_MACHINES, SPILLWAY_BUDGETS } = process.env;
 const MACHINES = 2000;

@@ -129,6 +129,34 @@ fn a_catalog_is_made_filled_sized_and_updated() {
     browse(&mut world, "catalog.mjs");
 }
 
+/// A boot sector that shows each key that is pressed, with the firmware's help. Its cursor is hidden: it would blink.
+const SHOWS_KEYS: [u8; 17] = [
+    0xb4, 0x01, 0xb9, 0x07, 0x26, 0xcd, 0x10, // mov ah, 1; mov cx, 0x2607; int 0x10
+    0xb4, 0x00, 0xcd, 0x16, // mov ah, 0; int 0x16
+    0xb4, 0x0e, 0xcd, 0x10, // mov ah, 0x0e; int 0x10
+    0xeb, 0xf6, // jmp back to the first int 0x16
+];
+
+#[test]
+fn a_released_machine_has_forgotten_and_a_key_changes_its_screen() {
+    if !can_be_had() {
+        return;
+    }
+    let Some(mut world) = World::new("qemu") else { return };
+    world.import("golden", "version-1");
+    world.catalog("desk", 1, &["--image", "golden", "--ready", "serial:^WORKS"]);
+    let mut disk = SHOWS_KEYS.to_vec();
+    disk.resize(510, 0);
+    disk.extend([0x55, 0xaa]);
+    disk.resize(1 << 20, 0);
+    std::fs::write(world.path("keys.raw"), disk).unwrap();
+    world.ok(&["image", "import", "keys", world.path("keys.raw").to_str().unwrap(), "--format", "raw"]);
+    let options = ["--image", "keys", "--display", "vnc", "--memory", "64M", "--network", "none"];
+    world.ok(&[&["catalog", "create", "screen", "--count", "1"], &options[..]].concat());
+    world.ok(&["machine", "start", "--all"]);
+    browse(&mut world, "machine.mjs");
+}
+
 /// What consoles cost the daemon, and many machines the browser. The budgets hold for optimised programs: `SPILLWAY_PROGRAM`.
 #[test]
 fn consoles_cost_little_with_many_machines() {
