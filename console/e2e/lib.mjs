@@ -12,6 +12,7 @@ import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 import { chromium } from "playwright-core";
 
+const NO_SESSION = /status of 401 .*\/v1\/session$/;
 const require = createRequire(import.meta.url);
 const axeSource = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
@@ -102,11 +103,14 @@ export function foreign(seen, at = base) {
   return seen.requests.filter((url) => !url.startsWith(`${origin}/`) && !/^(data|blob|about):/.test(url));
 }
 
-/** Nothing went wrong on a page but what a test has brought about, and it asked nobody but its own server. */
+/**
+ * Nothing went wrong on a page but what a test has brought about, and it asked nobody but its own server. That there is no session
+ * yet is no error.
+ */
 export function assertClean(seen, at = base, expected = undefined) {
   assert.deepEqual(
     {
-      errors: seen.errors.filter((error) => !expected?.test(error)),
+      errors: seen.errors.filter((error) => !NO_SESSION.test(error) && !expected?.test(error)),
       violations: seen.violations,
       foreign: foreign(seen, at),
     },
@@ -179,3 +183,15 @@ const begun = Date.now();
 export const say = (text) => console.log(`[${((Date.now() - begun) / 1000).toFixed(0)} s] ${text}`);
 
 export const median = (numbers) => [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
+
+/** Takes a picture of a page, wide and narrow, for the book: if SPILLWAY_SHOTS names a folder. */
+export async function shot(page, name) {
+  if (!process.env.SPILLWAY_SHOTS) return;
+  const before = page.viewportSize();
+  for (const width of [1280, 390]) {
+    await page.setViewportSize({ width, height: width === 390 ? 844 : 900 });
+    await page.waitForTimeout(600);
+    await page.screenshot({ path: `${process.env.SPILLWAY_SHOTS}/${name}-${width}.png` });
+  }
+  await page.setViewportSize(before);
+}
