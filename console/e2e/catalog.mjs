@@ -1,18 +1,13 @@
 // What an operator does in the first hour: a catalog from the wizard, machines that run, one that fills its cache, a size from the
 // curve, another version in steps, and back. Real machines; nothing is simulated.
 import assert from "node:assert/strict";
-import { execFileSync } from "node:child_process";
-import { foreign, launch, open } from "./lib.mjs";
+import { foreign, launch, open, say, shot, spillway } from "./lib.mjs";
 
-const { SPILLWAY, SPILLWAY_KERNEL, SPILLWAY_INITRD, SPILLWAY_CONSOLE_URL } = process.env;
+const { SPILLWAY_KERNEL, SPILLWAY_INITRD, SPILLWAY_CONSOLE_URL } = process.env;
 /** Guests without KVM on a busy host need their time. */
 const BOOT_MS = 400_000;
 
-/** What the command line says, as JSON. */
-const spillway = (...words) => JSON.parse(execFileSync(SPILLWAY, [...words, "--json"], { encoding: "utf8" }));
 const machines = () => spillway("machine", "list").items;
-const begun = Date.now();
-const say = (text) => console.log(`[${((Date.now() - begun) / 1000).toFixed(0)} s] ${text}`);
 
 const browser = await launch();
 const { page, seen } = await open(browser);
@@ -30,6 +25,7 @@ try {
   await page.getByLabel("Name", { exact: true }).fill("desk");
   await page.getByLabel("Version", { exact: true }).selectOption("1");
   await page.getByText("The daemon would make this catalog.").waitFor();
+  await shot(page, "wizard-image");
   await page.getByRole("link", { name: "Continue" }).click();
   await page.getByRole("textbox", { name: "Machines", exact: true }).fill("2");
   await page.getByText("desk-002").waitFor();
@@ -49,9 +45,11 @@ try {
   await page.getByRole("textbox", { name: "Overflow", exact: true }).fill("12 bananas");
   await page.getByText("Correct first: Overflow.").waitFor();
   await page.getByRole("textbox", { name: "Overflow", exact: true }).fill("64M");
+  await shot(page, "wizard-cache");
   await page.getByRole("link", { name: "Continue" }).click();
   await page.getByRole("link", { name: "Continue" }).click();
   const command = await page.getByText("spillway catalog create").innerText();
+  await shot(page, "wizard-review");
   assert.match(command, /--image golden:1 .*--ram 4M/s);
   await page.getByRole("button", { name: "Create the catalog" }).click();
   await page.getByRole("heading", { name: "desk", level: 1 }).waitFor();
@@ -62,6 +60,7 @@ try {
   await page.getByRole("dialog").getByRole("button", { name: "Start", exact: true }).click();
   await page.getByRole("row", { name: /desk-001.*ready/ }).waitFor({ timeout: BOOT_MS });
   await page.getByRole("row", { name: /desk-002.*ready/ }).waitFor({ timeout: BOOT_MS });
+  await shot(page, "catalog");
 
   say("one of them is told to write, on its serial console");
   await page.getByRole("link", { name: "desk-001" }).click();
@@ -83,6 +82,7 @@ try {
       .textContent()) ?? "";
   assert.ok(Number.parseFloat(overflow) > 6, overflow);
   await page.getByText("the RAM tier is full").first().waitFor();
+  await shot(page, "machine");
 
   say("a size from the curve, live");
   await page.getByRole("link", { name: "Sizing" }).click();
@@ -92,6 +92,7 @@ try {
     location.hash = "#/catalogs/desk?tab=sizing";
   });
   await page.getByRole("button", { name: /^No overflow/ }).click();
+  await shot(page, "sizing");
   await page.getByRole("button", { name: /^Apply/ }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Apply", exact: true }).click();
   await page.waitForFunction(() => !document.querySelector("dialog[open]"));
@@ -111,6 +112,7 @@ try {
   await page.getByRole("dialog").getByRole("button", { name: "Pause" }).click();
   await page.getByRole("button", { name: "Resume" }).waitFor();
   assert.equal(spillway("catalog", "show", "desk").rollout.paused, true);
+  await shot(page, "versions");
   await page.getByRole("button", { name: "Resume" }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Resume" }).click();
   await page.getByText("golden:2").first().waitFor();
