@@ -91,12 +91,12 @@ test(
 test(
   "what ended for a reason that stays is not tried again without being asked",
   timers(async () => {
-    for (const code of [1001, 1008, 1013]) {
+    for (const code of [1008, 1013]) {
       const { link, world } = linked();
       await settle();
       world.socket.opened();
-      world.socket.closed(code, "the machine's run has ended");
-      assert.deepEqual(world.last, { kind: "ended", why: "the machine's run has ended" });
+      world.socket.closed(code, "the session has ended");
+      assert.deepEqual(world.last, { kind: "ended", why: "the session has ended" });
       mock.timers.tick(3_600_000);
       await settle();
       assert.equal(world.sockets.length, 1, `${code}`);
@@ -138,6 +138,25 @@ test(
   }),
 );
 
+test(
+  "the end of a run is said, and the next run is waited for",
+  timers(async () => {
+    const { world } = linked();
+    await settle();
+    world.socket.opened();
+    world.refusal = { why: "the machine is off", isFinal: false };
+    world.socket.closed(1001, "the machine's run has ended");
+    assert.deepEqual(world.last, { kind: "waiting", why: "the machine's run has ended", seconds: 1 });
+    mock.timers.tick(1000);
+    await settle();
+    assert.deepEqual(world.last, { kind: "waiting", why: "the machine is off", seconds: 2 });
+    world.refusal = null;
+    mock.timers.tick(2000);
+    await settle();
+    assert.equal(world.sockets.length, 2);
+  }),
+);
+
 test("what is pasted is sent in pieces that the daemon takes", async () => {
   Object.assign(globalThis, { WebSocket: { OPEN: 1 } });
   const { link, world } = linked();
@@ -170,7 +189,7 @@ test("it says why a console cannot be opened", async () => {
   assert.equal(await of("console", [500, null], [200, null]), "spillwayd does not answer, again");
   assert.equal(await of("console", operate, [404, null]), "there is no machine a");
   assert.equal(await of("console", operate, [503, null]), "spillwayd does not answer, again");
-  assert.equal(await of("console", operate, running(null)), "the machine is off");
+  assert.equal(await of("console", operate, running(null)), "the machine is off, again");
   assert.equal(await of("console", operate, running({})), "the machine has no serial console");
   assert.match((await of("screen", operate, running({ display: "none" }))) ?? "", /has no screen/);
   assert.equal(await of("screen", operate, running({ display: "vnc" })), null);

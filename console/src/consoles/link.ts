@@ -1,7 +1,7 @@
 // The connection to a machine's console or screen: a WebSocket that comes back by itself. Owns when it is opened again.
 //
-// Invariant: at most one socket at a time. What ended for a reason that stays (the run has ended, no right, no such machine) is
-// not tried again without being asked, and nothing is while nobody sees the page.
+// Invariant: at most one socket at a time. What ended for a reason that stays (no right, no such machine) is not tried again without
+// being asked, and nothing is while nobody sees the page. A machine that is off may be started again.
 import type { Refusal } from "./refusal.ts";
 
 export type LinkState =
@@ -27,8 +27,8 @@ const FIRST_MS = 1000;
 const MOST_MS = 30_000;
 /** A connection that lasted this long was a good one: after it, pauses begin anew. */
 const STEADY_MS = 10_000;
-/** The daemon's codes for what does not become better by trying again: the run has ended, no right, a place for others. */
-const FINAL_CODES = [1001, 1008, 1013];
+/** The daemon's codes for what does not become better by trying again: no right any more, and a place that others need. */
+const FINAL_CODES = [1008, 1013];
 /** The daemon takes messages of 16 KiB. */
 const PIECE_BYTES = 8192;
 

@@ -44,7 +44,7 @@ function ofMachine(what: string, name: string, { status, body }: Reply): Refusal
   if (status === 404) return final(`there is no machine ${name}`);
   if (status !== 200) return AWAY;
   const run = (body as Machine).status.run;
-  if (!run) return final("the machine is off");
+  if (!run) return { why: "the machine is off", isFinal: false };
   if (what === "screen" && run.display !== "vnc")
     return final(
       "the machine has no screen: its catalog needs the display vnc, which it gets at its next start",
