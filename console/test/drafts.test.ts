@@ -56,6 +56,7 @@ test("what is filled in and not applied is known, and is gone after signing out"
 test("a change is what differs from the catalog", () => {
   const spec = { image: "debian", count: 3, ready: null, labels: { a: "1" } } as unknown as CatalogSpec;
   assert.deepEqual(differing({ count: 3, ready: undefined, labels: { a: "1" } }, spec), {});
+  assert.deepEqual(differing({ kernel: null }, spec), {}, "what is absent is null in other responses");
   assert.deepEqual(differing({ count: 4, labels: {} }, spec), { count: 4, labels: {} });
 });
 
@@ -66,12 +67,18 @@ test("the review shows what the daemon would use for what was left empty", () =>
     ram_bytes: 2 ** 28,
     overflow_bytes: null,
     user_data: "#cloud-config",
+    autostart: false,
     labels: {},
   } as unknown as CatalogSpec;
   const of = settings({ image: "debian", count: 2, user_data: "#cloud-config" }, effective);
   assert.deepEqual(
     of.map((s) => `${s.title} ${s.text}${s.isDefault ? " (default)" : ""}`),
-    ["Machines 2", "RAM tier 256M (default)", "User data for cloud-init given"],
+    [
+      "Machines 2",
+      "Start with the daemon no (default)",
+      "RAM tier 256M (default)",
+      "User data for cloud-init given",
+    ],
   );
   assert.deepEqual(
     settings({ count: 2 }, null).map((s) => s.title),
@@ -87,4 +94,5 @@ test("what a catalog needs is known when its limits are", () => {
     overflow: 0,
   });
   assert.equal(needs({ count: 3, ram_bytes: 4 }), null);
+  assert.equal(needs({ count: 3, overflow_bytes: 5 }), null);
 });
