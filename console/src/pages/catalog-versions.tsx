@@ -36,7 +36,7 @@ export function CatalogVersions({ catalog }: { catalog: Catalog }) {
                 <th scope="col">Version</th>
                 <th scope="col">Since</th>
                 <th scope="col" class="figure">
-                  Machines run it
+                  Machines have it
                 </th>
                 <th scope="col">
                   <span class="sr-only">Acts</span>
@@ -230,7 +230,7 @@ export function outlook(
   machines: Machine[],
   { image, version, strategy, claimGraceSeconds, isKeeping }: Update,
 ): string[] {
-  const on = machines.filter((m) => m.status.run);
+  const on = machines.filter((m) => m.status.run && m.status.phase !== "stopped");
   const others = on.filter((m) => m.status.run?.image !== image || m.status.run?.version !== version);
   const claimed = others.filter((m) => m.claim !== null);
   const have = on.length - others.length;

@@ -184,28 +184,7 @@ function DiskTab({
           </Panel>
         </div>
         <div class="column">
-          <Panel title="Write cache" aside={`${percent(row.fill)} full`}>
-            <Gauge
-              name="RAM tier"
-              plane="ram"
-              used={row.levels.ram_used_bytes}
-              limit={row.levels.ram_limit_bytes}
-            />
-            <Gauge
-              name={overflowName(mode)}
-              plane="overflow"
-              used={row.levels.overflow_used_bytes}
-              limit={row.levels.overflow_limit_bytes}
-              note={`file ${bytes(row.levels.overflow_file_bytes)}`}
-            />
-            <Facts
-              items={[
-                ["Full in", timeToFull(row.secondsToFull)],
-                ["Evicted", r ? rate(r.evicted) : "-"],
-                ["Block map", bytes(row.levels.map_bytes)],
-              ]}
-            />
-          </Panel>
+          <CachePanel row={row} mode={mode} />
           <Panel title="Requests">
             <Facts
               items={[
@@ -237,6 +216,47 @@ function DiskTab({
         </div>
       </div>
     </>
+  );
+}
+
+/** How full the tiers are. Modes without a write cache have a file without a limit instead. */
+function CachePanel({ row, mode }: { row: MachineRow; mode: string }) {
+  const { levels, rates } = row;
+  const isCache = levels.ram_limit_bytes > 0 || levels.overflow_limit_bytes > 0;
+  if (!isCache) {
+    return (
+      <Panel title="Disk" aside={`mode ${mode}: no write cache`}>
+        <Facts
+          items={[
+            [overflowName(mode), bytes(levels.overflow_used_bytes)],
+            ["Block map", bytes(levels.map_bytes)],
+          ]}
+        />
+      </Panel>
+    );
+  }
+  return (
+    <Panel title="Write cache" aside={`${percent(row.fill)} full`}>
+      {levels.ram_limit_bytes > 0 ? (
+        <Gauge name="RAM tier" plane="ram" used={levels.ram_used_bytes} limit={levels.ram_limit_bytes} />
+      ) : null}
+      {levels.overflow_limit_bytes > 0 ? (
+        <Gauge
+          name={overflowName(mode)}
+          plane="overflow"
+          used={levels.overflow_used_bytes}
+          limit={levels.overflow_limit_bytes}
+          note={`file ${bytes(levels.overflow_file_bytes)}`}
+        />
+      ) : null}
+      <Facts
+        items={[
+          ["Full in", timeToFull(row.secondsToFull)],
+          ["Evicted", rates ? rate(rates.evicted) : "-"],
+          ["Block map", bytes(levels.map_bytes)],
+        ]}
+      />
+    </Panel>
   );
 }
 
