@@ -45,7 +45,7 @@ export async function open(browser, options = {}) {
   page.on("console", (message) => {
     const text = message.text();
     if (/Content Security Policy/i.test(text)) seen.violations.push(text);
-    // A 404 of a route that an older daemon does not have is reported by the browser, and handled by the page.
+    // The browser reports each answer that is an error; the page handles it.
     else if (message.type() === "error" && !/Failed to load resource/.test(text)) seen.errors.push(text);
   });
   await page.addInitScript(() => {
