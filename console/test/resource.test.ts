@@ -94,6 +94,10 @@ test("a failed reading is repeated soon, and what is shown says how old it is", 
   assert.deepEqual([oldParts(Date.now()), shown("/v1/catalogs/a%20b?x=1").error], [[], null]);
   pass(4999);
   assert.equal(asked.length, 0, "and again as usual");
+  pass(1);
+  await answer(problem, 429);
+  pass(1000);
+  await answer({ is: "best" });
 });
 
 test("what is gone is not shown any more", async () => {

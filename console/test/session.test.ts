@@ -67,6 +67,11 @@ test("at the end of a session the page is loaded anew, and knows why", async () 
   await assert.rejects(raw("GET", "/v1/host"));
   await settled();
   assert.equal(browser.reloads, 0, "the session goes on");
+  answers["GET /v1/session"] = problem(503, "busy");
+  mock.timers.tick(60_000);
+  await assert.rejects(raw("GET", "/v1/host"));
+  await settled();
+  assert.equal(browser.reloads, 0, "an error says nothing about the session");
   answers["GET /v1/session"] = problem(401, "unknown");
   mock.timers.tick(60_000);
   await assert.rejects(raw("GET", "/v1/host"));
