@@ -1,18 +1,13 @@
 // What an operator does in the first hour: a catalog from the wizard, machines that run, one that fills its cache, a size from the
 // curve, another version in steps, and back. Real machines; nothing is simulated.
 import assert from "node:assert/strict";
-import { execFileSync } from "node:child_process";
-import { foreign, launch, open } from "./lib.mjs";
+import { foreign, launch, open, say, spillway } from "./lib.mjs";
 
-const { SPILLWAY, SPILLWAY_KERNEL, SPILLWAY_INITRD, SPILLWAY_CONSOLE_URL } = process.env;
+const { SPILLWAY_KERNEL, SPILLWAY_INITRD, SPILLWAY_CONSOLE_URL } = process.env;
 /** Guests without KVM on a busy host need their time. */
 const BOOT_MS = 400_000;
 
-/** What the command line says, as JSON. */
-const spillway = (...words) => JSON.parse(execFileSync(SPILLWAY, [...words, "--json"], { encoding: "utf8" }));
 const machines = () => spillway("machine", "list").items;
-const begun = Date.now();
-const say = (text) => console.log(`[${((Date.now() - begun) / 1000).toFixed(0)} s] ${text}`);
 
 const browser = await launch();
 const { page, seen } = await open(browser);

@@ -5,10 +5,14 @@
 // SPILLWAY_CONSOLE_TOKEN   token for the login page, if the address shows one
 // SPILLWAY_CHROMIUM        the browser; /usr/bin/chromium by default
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { once } from "node:events";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
 import { chromium } from "playwright-core";
 
+const NO_SESSION = /status of 401 .*\/v1\/session$/;
 const require = createRequire(import.meta.url);
 const axeSource = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
@@ -20,21 +24,21 @@ let letIn;
 const token = process.env.SPILLWAY_CONSOLE_TOKEN;
 const executablePath = process.env.SPILLWAY_CHROMIUM ?? "/usr/bin/chromium";
 
-export async function launch() {
+export async function launch({ args = [] } = {}) {
   if (!base) throw new Error("SPILLWAY_CONSOLE_URL is not set: give the address of the console");
-  return chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
+  return chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu", ...args] });
 }
 
-/** Opens a page and watches it. */
-export async function open(browser, options = {}) {
+/** Opens a page and watches it. With `fresh`, in a browser that nobody has let in. */
+export async function open(browser, options = {}, { fresh = false } = {}) {
   const context = await browser.newContext({
     viewport: { width: 1280, height: 900 },
     ignoreHTTPSErrors: true,
-    ...(letIn ? { storageState: letIn } : {}),
+    ...(letIn && !fresh ? { storageState: letIn } : {}),
     ...options,
   });
   const page = await context.newPage();
-  if (entry.includes("?") && !letIn) {
+  if (entry.includes("?") && !letIn && !fresh) {
     await page.goto(entry);
     letIn = await context.storageState();
     await page.goto("about:blank");
@@ -45,8 +49,7 @@ export async function open(browser, options = {}) {
   page.on("console", (message) => {
     const text = message.text();
     if (/Content Security Policy/i.test(text)) seen.violations.push(text);
-    // The browser reports each answer that is an error; the page handles it.
-    else if (message.type() === "error" && !/Failed to load resource/.test(text)) seen.errors.push(text);
+    else if (message.type() === "error") seen.errors.push(`${text} ${message.location().url}`);
   });
   await page.addInitScript(() => {
     addEventListener("securitypolicyviolation", (e) =>
@@ -57,16 +60,19 @@ export async function open(browser, options = {}) {
 }
 
 /** Goes to a page of the console, and waits for what it shows. Signs in if it has to. */
-export async function go(page, hash) {
-  await page.goto(`${base}${hash}`, { waitUntil: "domcontentloaded" });
+export async function go(page, hash, at = base) {
+  await page.goto(`${at}${hash}`, { waitUntil: "domcontentloaded" });
   await page.waitForSelector("h1");
   await settled(page);
-  if (token && (await page.locator("main.login").count())) {
-    await page.fill("input[name=token]", token);
-    await page.click("button[type=submit]");
-    await page.waitForSelector(".shell");
-    await settled(page);
-  }
+  if (token && (await page.locator("main.login").count())) await signIn(page, token);
+}
+
+/** Signs in at the login page. */
+export async function signIn(page, token) {
+  await page.getByLabel("Token").fill(token);
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.waitForSelector(".shell");
+  await settled(page);
 }
 
 /** Waits until nothing says that it is being loaded. */
@@ -92,15 +98,22 @@ export async function axe(page) {
 }
 
 /** Requests to others than the console's own server. */
-export function foreign(seen) {
-  const { origin } = new URL(base);
+export function foreign(seen, at = base) {
+  const { origin } = new URL(at);
   return seen.requests.filter((url) => !url.startsWith(`${origin}/`) && !/^(data|blob|about):/.test(url));
 }
 
-/** Nothing went wrong on a page, and it asked nobody but its own server. */
-export function assertClean(seen) {
+/**
+ * Nothing went wrong on a page but what a test has brought about, and it asked nobody but its own server. That there is no session
+ * yet is no error.
+ */
+export function assertClean(seen, at = base, expected = undefined) {
   assert.deepEqual(
-    { errors: seen.errors, violations: seen.violations, foreign: foreign(seen) },
+    {
+      errors: seen.errors.filter((error) => !NO_SESSION.test(error) && !expected?.test(error)),
+      violations: seen.violations,
+      foreign: foreign(seen, at),
+    },
     { errors: [], violations: [], foreign: [] },
   );
 }
@@ -119,4 +132,66 @@ export async function objects(page) {
   for (const [kind, name] of Object.entries(names))
     assert.ok(name, `the host has no ${kind}: the tests need one`);
   return names;
+}
+
+/** The addresses of all pages, for a host with these objects. */
+export const pagesOf = (names) => [
+  "#/",
+  "#/catalogs",
+  ...["", "?tab=figures", "?tab=sizing", "?tab=versions", "?tab=settings", "?tab=events"].map(
+    (tab) => `#/catalogs/${names.catalog}${tab}`,
+  ),
+  "#/catalogs/new",
+  ...["machines", "cache", "identity", "review"].map((step) => `#/catalogs/new?step=${step}`),
+  "#/machines",
+  ...["", "?tab=figures", "?tab=sizing", "?tab=details", "?tab=events"].map(
+    (tab) => `#/machines/${names.machine}${tab}`,
+  ),
+  "#/images",
+  `#/images/${names.image}`,
+  "#/stores",
+  "#/operations",
+  "#/events",
+  "#/reports",
+  "#/about",
+  "#/nothing",
+];
+
+const run = (words) =>
+  execFileSync(process.env.SPILLWAY, [...words, "--json"], { encoding: "utf8", maxBuffer: 1 << 28 });
+/** What the command line says, as JSON. */
+export const spillway = (...words) => JSON.parse(run(words));
+/** What the command line says, in a list of JSON lines. */
+export const lines = (...words) =>
+  run(words)
+    .trim()
+    .split("\n")
+    .filter(Boolean)
+    .map((line) => JSON.parse(line));
+
+/** Asks who runs this script for what it cannot do, and waits until that is done. */
+export async function ask(wish) {
+  const input = createInterface({ input: process.stdin });
+  console.log(`ask: ${wish}`);
+  const [answer] = await once(input, "line");
+  input.close();
+  assert.equal(answer, "done");
+}
+
+const begun = Date.now();
+/** Says what a script does, and when. */
+export const say = (text) => console.log(`[${((Date.now() - begun) / 1000).toFixed(0)} s] ${text}`);
+
+export const median = (numbers) => [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
+
+/** Takes a picture of a page, wide and narrow, for the book: if SPILLWAY_SHOTS names a folder. */
+export async function shot(page, name) {
+  if (!process.env.SPILLWAY_SHOTS) return;
+  const before = page.viewportSize();
+  for (const width of [1280, 390]) {
+    await page.setViewportSize({ width, height: width === 390 ? 844 : 900 });
+    await page.waitForTimeout(600);
+    await page.screenshot({ path: `${process.env.SPILLWAY_SHOTS}/${name}-${width}.png` });
+  }
+  await page.setViewportSize(before);
 }

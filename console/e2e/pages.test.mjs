@@ -2,7 +2,7 @@
 // than the screen, or is an obstacle by the rules of axe.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { assertClean, axe, go, launch, objects, open, settled } from "./lib.mjs";
+import { assertClean, axe, go, launch, objects, open, pagesOf, settled } from "./lib.mjs";
 
 let browser;
 let names;
@@ -16,36 +16,6 @@ before(async () => {
 });
 after(() => browser?.close());
 
-const pages = () => [
-  "#/",
-  "#/catalogs",
-  `#/catalogs/${names.catalog}`,
-  `#/catalogs/${names.catalog}?tab=figures`,
-  `#/catalogs/${names.catalog}?tab=sizing`,
-  `#/catalogs/${names.catalog}?tab=versions`,
-  `#/catalogs/${names.catalog}?tab=settings`,
-  `#/catalogs/${names.catalog}?tab=events`,
-  "#/catalogs/new",
-  "#/catalogs/new?step=machines",
-  "#/catalogs/new?step=cache",
-  "#/catalogs/new?step=identity",
-  "#/catalogs/new?step=review",
-  "#/machines",
-  `#/machines/${names.machine}`,
-  `#/machines/${names.machine}?tab=figures`,
-  `#/machines/${names.machine}?tab=sizing`,
-  `#/machines/${names.machine}?tab=details`,
-  `#/machines/${names.machine}?tab=events`,
-  "#/images",
-  `#/images/${names.image}`,
-  "#/stores",
-  "#/operations",
-  "#/events",
-  "#/reports",
-  "#/about",
-  "#/nothing",
-];
-
 for (const [what, options] of [
   ["light", { colorScheme: "light" }],
   ["dark", { colorScheme: "dark" }],
@@ -54,7 +24,7 @@ for (const [what, options] of [
   test(`each page opens: ${what}`, async () => {
     const { context, page, seen } = await open(browser, options);
     const wrong = [];
-    for (const hash of pages()) {
+    for (const hash of pagesOf(names)) {
       await go(page, hash);
       await page.waitForTimeout(150);
       await settled(page);

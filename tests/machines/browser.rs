@@ -6,7 +6,7 @@ use crate::world::World;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use spillway_testkit::certificate;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -64,26 +64,58 @@ impl Drop for Console {
     }
 }
 
-/// Does what a script of `console/e2e` says, in a browser that is let in.
-fn browse(world: &World, script: &str) {
+/// Does what a script of `console/e2e` says, in a browser that is let in by `spillway console`.
+fn browse(world: &mut World, script: &str) {
     let console = Console::of(world);
-    let done = Command::new("node")
+    run(world, script, &[("SPILLWAY_CONSOLE_URL", &console.url)]);
+}
+
+/// Runs a script. It may ask for what it cannot do itself, in lines that begin with "ask: ", and goes on when that is done.
+fn run(world: &mut World, script: &str, environment: &[(&str, &str)]) {
+    let program = spillway_testkit::disk::program().unwrap();
+    let optimised = program.parent().is_some_and(|dir| dir.ends_with("release"));
+    let mut node = Command::new("node")
         .arg(sources().join("e2e").join(script))
-        .env("SPILLWAY_CONSOLE_URL", &console.url)
-        .env("SPILLWAY", spillway_testkit::disk::program().unwrap())
+        .envs(environment.iter().copied())
+        .env("SPILLWAY", program)
         .env("SPILLWAY_SOCKET", world.path("sock"))
         .env("SPILLWAY_KERNEL", world.path("vmlinuz"))
         .env("SPILLWAY_INITRD", world.path("initrd"))
-        .output()
+        .env("SPILLWAY_DAEMON_PID", world.daemon_pid().to_string())
+        .env("SPILLWAY_MACHINES", world.machines())
+        .env("SPILLWAY_BUDGETS", if optimised { "1" } else { "0" })
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .unwrap();
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        done.status.success(),
-        "{script}: {}\n{}\n{}",
-        done.status,
-        said(&done.stdout),
-        said(&done.stderr)
-    );
+    let mut errors = node.stderr.take().unwrap();
+    let errors = std::thread::spawn(move || {
+        let mut said = String::new();
+        errors.read_to_string(&mut said).map(|_| said)
+    });
+    let mut answers = node.stdin.take().unwrap();
+    let mut said = String::new();
+    for line in BufReader::new(node.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        let Some(wish) = line.strip_prefix("ask: ") else {
+            said += &format!("{line}\n");
+            continue;
+        };
+        match wish {
+            "kill the daemon" => world.kill_daemon(),
+            "start the daemon" => world.start_daemon(),
+            "remove the token operate" => {
+                write_tokens(world, &["read", "admin"]);
+                world.reload_daemon();
+            }
+            other => panic!("{script} asks for {other:?}"),
+        }
+        answers.write_all(b"done\n").unwrap();
+    }
+    let status = node.wait().unwrap();
+    println!("{script}:\n{said}");
+    assert!(status.success(), "{script}: {status}\n{said}\n{}", errors.join().unwrap().unwrap());
 }
 
 #[test]
@@ -91,25 +123,72 @@ fn a_catalog_is_made_filled_sized_and_updated() {
     if !can_be_had() {
         return;
     }
-    let Some(world) = World::new("qemu") else { return };
+    let Some(mut world) = World::new("qemu") else { return };
     world.import("golden", "version-1");
     world.import("golden", "version-2");
-    browse(&world, "catalog.mjs");
+    browse(&mut world, "catalog.mjs");
 }
 
-/// Over TLS with a token, as from an operator's desk.
+/// A boot sector that shows each key that is pressed, with the firmware's help. Its cursor is hidden: it would blink.
+const SHOWS_KEYS: [u8; 17] = [
+    0xb4, 0x01, 0xb9, 0x07, 0x26, 0xcd, 0x10, // mov ah, 1; mov cx, 0x2607; int 0x10
+    0xb4, 0x00, 0xcd, 0x16, // mov ah, 0; int 0x16
+    0xb4, 0x0e, 0xcd, 0x10, // mov ah, 0x0e; int 0x10
+    0xeb, 0xf6, // jmp back to the first int 0x16
+];
+
 #[test]
-fn every_page_is_clean_and_behaves() {
+fn a_released_machine_has_forgotten_and_a_key_changes_its_screen() {
+    if !can_be_had() {
+        return;
+    }
+    let Some(mut world) = World::new("qemu") else { return };
+    world.import("golden", "version-1");
+    world.catalog("desk", 1, &["--image", "golden", "--ready", "serial:^WORKS"]);
+    let mut disk = SHOWS_KEYS.to_vec();
+    disk.resize(510, 0);
+    disk.extend([0x55, 0xaa]);
+    disk.resize(1 << 20, 0);
+    std::fs::write(world.path("keys.raw"), disk).unwrap();
+    world.ok(&["image", "import", "keys", world.path("keys.raw").to_str().unwrap(), "--format", "raw"]);
+    let options = ["--image", "keys", "--display", "vnc", "--memory", "64M", "--network", "none"];
+    world.ok(&[&["catalog", "create", "screen", "--count", "1"], &options[..]].concat());
+    world.ok(&["machine", "start", "--all"]);
+    browse(&mut world, "machine.mjs");
+}
+
+/// What consoles cost the daemon, and many machines the browser. The budgets hold for optimised programs: `SPILLWAY_PROGRAM`.
+#[test]
+fn consoles_cost_little_with_many_machines() {
     if !can_be_had() {
         return;
     }
     let Some(mut world) = World::new("none") else { return };
+    world.import("golden", "version-1");
+    let image = ["--image", "golden", "--naming", "many-####"];
+    let tiers = ["--count", "200", "--ram", "1M", "--overflow", "16M"];
+    world.ok(&[&["catalog", "create", "many"], &image[..], &tiers].concat());
+    browse(&mut world, "many.mjs");
+}
+
+/// Tokens of the names of their roles, each of which is also its value.
+fn write_tokens(world: &World, roles: &[&str]) {
+    let line = |role: &&str| format!("{role} {role} {:x}\n", Sha256::digest(role));
+    let file = world.path("tokens");
+    std::fs::write(&file, roles.iter().map(line).collect::<String>()).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+/// A daemon with an image, three machines of a catalog, and a listener over TLS, and the console's address there. `None`: that
+/// cannot be had here, which is said.
+fn over_tls() -> Option<(World, String)> {
+    let mut world = World::new("none")?;
     let [cert, key, tokens] = ["cert", "key", "tokens"].map(|name| world.path(name).display().to_string());
     if let Err(e) = certificate::make("localhost", false, Path::new(&cert), Path::new(&key)) {
-        return spillway_testkit::skip(&format!("openssl makes no certificate here: {e:#}"));
+        spillway_testkit::skip(&format!("openssl makes no certificate here: {e:#}"));
+        return None;
     }
-    std::fs::write(&tokens, format!("admin admin {:x}\n", Sha256::digest("admin"))).unwrap();
-    std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(0o600)).unwrap();
+    write_tokens(&world, &["read", "operate", "admin"]);
     // A port that was free a moment ago.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let listen = format!("127.0.0.1:{port}");
@@ -118,27 +197,42 @@ fn every_page_is_clean_and_behaves() {
     world.kill_daemon();
     world.start_daemon();
     world.import("golden", "version-1");
-    world.ok(&[
-        "catalog",
-        "create",
-        "desk",
-        "--image",
-        "golden",
-        "--count",
-        "3",
-        "--ram",
-        "8M",
-        "--overflow",
-        "64M",
-    ]);
+    let image = ["--image", "golden", "--count", "3"];
+    world.ok(&[&["catalog", "create", "desk"], &image[..], &["--ram", "8M", "--overflow", "64M"]].concat());
     world.ok(&["machine", "start", "--all", "--wait"]);
-    let done = Command::new("npm")
-        .args(["run", "--silent", "e2e"])
-        .current_dir(sources())
-        .env("SPILLWAY_CONSOLE_URL", format!("https://localhost:{port}/console/"))
-        .env("SPILLWAY_CONSOLE_TOKEN", "admin")
-        .output()
-        .unwrap();
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(done.status.success(), "{}\n{}\n{}", done.status, said(&done.stdout), said(&done.stderr));
+    Some((world, format!("https://localhost:{port}/console/")))
+}
+
+/// Over TLS with a token, as from an operator's desk.
+#[test]
+fn every_page_is_clean_and_behaves() {
+    if !can_be_had() {
+        return;
+    }
+    let Some((mut world, url)) = over_tls() else { return };
+    run(&mut world, "run.mjs", &[("SPILLWAY_CONSOLE_URL", &url), ("SPILLWAY_CONSOLE_TOKEN", "admin")]);
+}
+
+#[test]
+fn who_is_not_let_in_does_nothing() {
+    if !can_be_had() {
+        return;
+    }
+    let Some((mut world, url)) = over_tls() else { return };
+    let hostile = world.path("<img src=x onerror=alert(1)>.raw");
+    std::fs::write(&hostile, vec![0; 1 << 20]).unwrap();
+    world.ok(&["image", "import", "hostile", hostile.to_str().unwrap(), "--format", "raw"]);
+    let console = Console::of(&world);
+    let [cert, key] = ["cert", "key"].map(|name| world.path(name).display().to_string());
+    let tls = [("SPILLWAY_TLS_URL", url.as_str()), ("SPILLWAY_CERT", &cert), ("SPILLWAY_KEY", &key)];
+    run(&mut world, "doors.mjs", &[&tls[..], &[("SPILLWAY_CONSOLE_URL", &console.url)]].concat());
+}
+
+#[test]
+fn a_daemon_that_dies_under_open_pages_is_missed_by_none() {
+    if !can_be_had() {
+        return;
+    }
+    let Some((mut world, _)) = over_tls() else { return };
+    browse(&mut world, "away.mjs");
 }

@@ -132,6 +132,12 @@ impl World {
         self.daemon.as_ref().unwrap().id()
     }
 
+    /// Lets it read its tokens again.
+    pub fn reload_daemon(&self) {
+        let pid = Pid::from_child(self.daemon.as_ref().unwrap());
+        rustix::process::kill_process(pid, Signal::HUP).unwrap();
+    }
+
     /// Kills it, if that has not been done, and waits for its end.
     pub fn kill_daemon(&mut self) {
         let mut daemon = self.daemon.take().unwrap();

@@ -147,7 +147,7 @@ fn an_hour() -> u32 {
 }
 
 /// Returns what the figures of the host, a catalog or a machine were, for at most a day. It is kept in memory since the daemon started:
-/// of up to 200 catalogs, and an hour of up to 2,000 machines, by name.
+/// of up to 200 catalogs, and an hour of up to 2,000 machines, by name. Without values if nothing of it has been kept.
 #[utoipa::path(get, path = "", params(HistoryQuery), responses((status = 200, body = History), super::ProblemResponse))]
 async fn get_history(
     State(app): State<ApiState>,
@@ -157,8 +157,8 @@ async fn get_history(
     checked.map_err(|e| HostError::invalid(e.to_string()))?;
     let of = match (catalog, machine) {
         (None, None) => HistoryOf::Host,
-        (Some(name), None) => HistoryOf::Catalog(name),
-        (None, Some(name)) => HistoryOf::Machine(name),
+        (Some(name), None) => HistoryOf::Catalog(app.catalogs.get(&name)?.name),
+        (None, Some(name)) => HistoryOf::Machine(app.catalogs.machine(&name)?.name),
         (Some(_), Some(_)) => return Err(HostError::invalid("give catalog or machine, not both")),
     };
     app.machines.histories.of(&of, seconds).map(Json)

@@ -8,8 +8,8 @@ use super::FigureCollector;
 use crate::error::HostError;
 use jiff::Timestamp;
 use spillway_api::{
-    CatalogFigures, DiskCounters, DiskLevels, ErrorCode, Figure, Figures, HISTORY_SERIES, History,
-    HistorySeries, MachineFigures, Name,
+    CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, HISTORY_SERIES, History, HistorySeries,
+    MachineFigures, Name,
 };
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -56,6 +56,7 @@ struct Table {
     until: Option<Timestamp>,
 }
 
+#[derive(Default)]
 struct ObjectHistory {
     before: Option<(Instant, DiskCounters)>,
     hour: VecDeque<Row>,
@@ -123,17 +124,18 @@ impl Histories {
         }
     }
 
-    /// The last so many seconds of an object, at most a day; of a machine at most an hour.
+    /// The last so many seconds of an object, at most a day; of a machine at most an hour. Without values if nothing of it has been
+    /// kept.
     pub fn of(&self, object: &HistoryOf, seconds: u32) -> Result<History, HostError> {
-        let table = self.table();
-        let until = table.until.ok_or_else(not_yet)?;
-        let history = table.objects.get(object).ok_or_else(|| none(object))?;
         let hour = STEP * ROWS as u32;
         let is_day = Duration::from_secs(seconds.into()) > hour;
-        if is_day && !history.has_day {
+        if is_day && matches!(object, HistoryOf::Machine(_)) {
             let message = format!("of a machine, only the last {} seconds are kept", hour.as_secs());
             return Err(HostError::invalid(message));
         }
+        let table = self.table();
+        let nothing = ObjectHistory::default();
+        let history = table.objects.get(object).unwrap_or(&nothing);
         let (rows, step) = if is_day { (&history.day, STEP * IN_ONE as u32) } else { (&history.hour, STEP) };
         let most = (u64::from(seconds).div_ceil(step.as_secs()) as usize).min(rows.len());
         let rows = rows.range(rows.len() - most..);
@@ -143,6 +145,7 @@ impl Histories {
         });
         // The rows after the last whole minute are not a part of the day.
         let rest = if is_day { table.rows % IN_ONE as u64 } else { 0 };
+        let until = table.until.unwrap_or_else(Timestamp::now);
         let until = until.checked_sub(STEP * rest as u32).unwrap_or(until);
         Ok(History { until, step_seconds: step.as_secs() as u32, series: series.collect() })
     }
@@ -253,24 +256,6 @@ fn first<T>(all: &[T], most: usize, name: impl Fn(&T) -> &Name) -> Vec<&T> {
     all
 }
 
-fn not_yet() -> HostError {
-    HostError::new(ErrorCode::Unavailable, "no figures have been kept yet: ask again in 10 seconds")
-}
-
-fn none(object: &HistoryOf) -> HostError {
-    let what = match object {
-        HistoryOf::Host => "the host".to_owned(),
-        HistoryOf::Catalog(name) => {
-            format!("catalog {name}, as it is not there or was made in the last 10 seconds")
-        }
-        HistoryOf::Machine(name) => format!(
-            "machine {name}: it has had no disk since the daemon started, or it is not one of the first {MOST_MACHINES} by name, \
-             whose history is kept"
-        ),
-    };
-    HostError::new(ErrorCode::NotFound, format!("there is no history of {what}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -330,8 +315,8 @@ mod tests {
             (values(&first, "guest_written_bytes"), values(&first, "ram_used_bytes")),
             (vec![None], vec![Some(25.0)])
         );
-        let gone = histories.of(&HistoryOf::Machine(name("desk-2")), 10).unwrap_err();
-        assert_eq!(gone.problem().code, ErrorCode::NotFound);
+        let gone = histories.of(&HistoryOf::Machine(name("desk-2")), 10).unwrap();
+        assert_eq!(values(&gone, "guest_written_bytes"), []);
     }
 
     #[test]

@@ -1,0 +1,119 @@
+// The daemon is killed and comes back, while eight tabs look at it: each goes on without being loaded again, and none has missed
+// an event.
+import assert from "node:assert/strict";
+import { ask, base, go, launch, lines, median, open, say, settled, spillway } from "./lib.mjs";
+
+const TABS = 8;
+/** From an event to its line on the screen. */
+const EVENT_MS = 1000;
+/** From the start to the first paint: the median of cold starts. */
+const FIRST_PAINT_MS = 300;
+/** Age of the figures on the screen. */
+const FIGURES_MS = 2500;
+
+const browser = await launch();
+/** Lets a tab note when each event comes on its screen. An event is known by its time. */
+const watch = (page) =>
+  page.evaluate(() => {
+    globalThis.notLoadedAgain = true;
+    globalThis.came = {};
+    const look = () => {
+      for (const { dateTime } of document.querySelectorAll("ol.events time"))
+        globalThis.came[dateTime] ??= Date.now();
+    };
+    look();
+    new MutationObserver(look).observe(document.querySelector("main"), { childList: true, subtree: true });
+  });
+/** All events of the daemon, newest first. */
+const events = () => lines("event", "--last", "4096").reverse();
+
+/** Makes an event; gives its time. */
+function happen() {
+  const before = events()[0]?.id ?? 0;
+  const isOn = spillway("machine", "show", "desk-001").power === "on";
+  spillway("machine", isOn ? "stop" : "start", "desk-001", "--wait");
+  return events().find((event) => event.id > before).time;
+}
+
+/** How long after it happened an event was on each screen, in milliseconds. */
+async function arrivals(tabs, time) {
+  const took = [];
+  for (const tab of tabs) {
+    await tab.waitForFunction((time) => globalThis.came[time], time, { timeout: 60_000 });
+    took.push((await tab.evaluate((time) => globalThis.came[time], time)) - Date.parse(time));
+  }
+  return took;
+}
+
+try {
+  say("the first paint");
+  const paints = [];
+  for (let i = 0; i < 5; i++) {
+    const { context, page } = await open(browser);
+    await page.goto(base);
+    await page.waitForSelector("h1");
+    paints.push(
+      await page.evaluate(
+        () => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? Infinity,
+      ),
+    );
+    await context.close();
+  }
+  say(`first paint: ${paints.map((ms) => Math.round(ms)).join(", ")} ms`);
+
+  say(`${TABS} tabs`);
+  const { context, page } = await open(browser);
+  const tabs = [page];
+  while (tabs.length < TABS) tabs.push(await context.newPage());
+  for (const tab of tabs) await go(tab, "#/events");
+  for (const tab of tabs) {
+    await tab.getByText("New ones appear by themselves").waitFor();
+    await settled(tab);
+    await watch(tab);
+  }
+  const took = [];
+  for (let i = 0; i < 3; i++) took.push(...(await arrivals(tabs, happen())));
+  say(`an event is on ${TABS} screens after ${took.join(", ")} ms`);
+
+  say("how old the figures on the screen are");
+  await go(page, "#/");
+  const ages = [];
+  for (let i = 0; i < 20; i++) {
+    await page.waitForTimeout(250);
+    ages.push(await page.locator("[data-figures-age]").getAttribute("data-figures-age"));
+  }
+  say(`${ages}`);
+  await go(page, "#/events");
+  await watch(page);
+
+  say("the daemon is killed");
+  const before = happen();
+  await ask("kill the daemon");
+  await page.getByText("The daemon has not answered since").waitFor({ timeout: 20_000 });
+  await ask("start the daemon");
+  const back = happen();
+  const after = await arrivals(tabs, back);
+  say(`it is back: its next event is on ${TABS} screens after ${after.join(", ")} ms`);
+  await page.getByText("The daemon has not answered since").waitFor({ state: "detached", timeout: 20_000 });
+  await arrivals(tabs, events()[0].time);
+  const all = events().map((event) => event.time);
+  assert.ok(all.includes(before) && all.length < 500, `${all.length} events`);
+  for (const tab of tabs) {
+    assert.equal(await tab.evaluate(() => globalThis.notLoadedAgain), true, "the page was not loaded again");
+    const shown = await tab
+      .locator("ol.events time")
+      .evaluateAll((times) => times.map((time) => time.dateTime));
+    assert.deepEqual(shown, all, "every event, once, newest first");
+  }
+  say(`${all.length} events on each`);
+
+  assert.ok(median(paints) <= FIRST_PAINT_MS, "first paint");
+  assert.ok(Math.max(...took) <= EVENT_MS, "events");
+  assert.ok(
+    ages.every((age) => age !== null && Number(age) <= FIGURES_MS),
+    "figures",
+  );
+  say("done");
+} finally {
+  await browser.close();
+}

@@ -1,0 +1,131 @@
+// One machine and its user: claimed, written to, released, and everything is forgotten. Its serial console takes what is hostile and
+// survives being enlarged; a key that is pressed on its screen changes pixels.
+//
+// Catalogs "desk", of guests that answer on their consoles, and "screen", whose machine shows each key that is pressed, are there.
+import assert from "node:assert/strict";
+import { assertClean, axe, go, launch, open, say, spillway } from "./lib.mjs";
+
+const BOOT_MS = 400_000;
+
+const browser = await launch();
+const { page, seen } = await open(browser);
+page.setDefaultTimeout(30_000);
+const sockets = [];
+page.on("websocket", (socket) => sockets.push(socket.url()));
+
+/** Enlarges the console in the page's frame and makes it small again; its connection stays the one it was. */
+async function enlarge(frame) {
+  const before = sockets.length;
+  await frame.getByRole("button", { name: "Enlarge" }).click();
+  await frame.getByRole("button", { name: "Make smaller" }).click();
+  await frame.getByRole("button", { name: "Enlarge" }).waitFor();
+  assert.equal(sockets.length, before, "the connection stays");
+}
+
+async function typed(serial, line, answer) {
+  await serial.locator("textarea").pressSequentially(`${line}\n`);
+  await serial.getByText(answer).first().waitFor({ timeout: 60_000 });
+}
+
+async function claimAndRelease() {
+  say("a machine is claimed");
+  await go(page, "#/catalogs/desk");
+  await page.getByRole("row", { name: /desk-001.*ready/ }).waitFor({ timeout: BOOT_MS });
+  await page.getByRole("button", { name: "Claim one" }).click();
+  const dialog = page.getByRole("dialog");
+  assert.deepEqual(await axe(page), []);
+  await dialog.getByLabel("Owner").fill("<b>ann</b>");
+  await dialog.getByRole("button", { name: "Claim", exact: true }).click();
+  await dialog.waitFor({ state: "detached" });
+  assert.equal(spillway("machine", "show", "desk-001").claim.owner, "<b>ann</b>");
+
+  say("its user writes");
+  await go(page, "#/machines/desk-001?tab=serial");
+  const serial = page.frameLocator("iframe.console");
+  await serial.getByText("WORKS").first().waitFor();
+  await typed(serial, "marksecret a", "MARKED #a");
+  await typed(serial, "state b", /mark=secret .*#b/);
+
+  say("bytes of a guest that are made to do harm");
+  const hostile = "\u001b]0;owned\u0007\u001b[6n\u001b]52;c;b3duZWQ=\u0007<img src=x onerror=alert(1)>";
+  await serial.locator("textarea").evaluate((area, text) => {
+    const data = new DataTransfer();
+    data.setData("text/plain", `state c${text}\r`);
+    area.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+  }, hostile);
+  await serial
+    .getByText(/#c.*<img src=x onerror=alert\(1\)>/)
+    .first()
+    .waitFor({ timeout: 60_000 });
+  assert.equal(await serial.locator("img").count(), 0);
+  assert.doesNotMatch(await page.title(), /owned/);
+  await typed(serial, "state d", /STATE .*#d/);
+  await enlarge(serial);
+
+  say("it is released, and forgets");
+  await page.getByRole("link", { name: "Disk" }).click();
+  await page.getByText("<b>ann</b>").first().waitFor();
+  await page.getByRole("button", { name: "Release" }).click();
+  await dialog.getByRole("button", { name: "Release", exact: true }).click();
+  await dialog.waitFor({ state: "detached" });
+  const until = Date.now() + BOOT_MS;
+  for (;;) {
+    const { status, claim } = spillway("machine", "show", "desk-001");
+    if (claim === null && status.ready && status.run?.generation !== 1) break;
+    assert.ok(Date.now() < until, "it does not come back");
+    await page.waitForTimeout(1000);
+  }
+  await page.getByRole("link", { name: "Serial" }).click();
+  await serial.locator("textarea").waitFor();
+  await typed(serial, "state e", /mark= .*#e/);
+  const frame = page.frames().find((frame) => frame.url().includes("serial.html"));
+  assert.deepEqual(await axe(frame), []);
+}
+
+/** What the screen shows, as bytes of a picture; once it is the same for a second. */
+async function shown(frame) {
+  const picture = () => frame.locator("canvas").evaluate((canvas) => canvas.toDataURL());
+  for (let last = await picture(); ; ) {
+    await page.waitForTimeout(1000);
+    const now = await picture();
+    if (now === last) return now;
+    last = now;
+  }
+}
+
+async function screen() {
+  say("a key on the screen of a machine");
+  await go(page, "#/machines/screen-001?tab=screen");
+  const frame = page.frameLocator("iframe.console");
+  await frame.getByText("Connected").waitFor();
+  // The firmware hands over to what is on the disk.
+  await page.waitForTimeout(5000);
+  const before = await shown(frame);
+  assert.equal(await shown(frame), before, "nothing changes by itself");
+  await frame.locator("canvas").click();
+  const pictures = [before];
+  for (const key of ["a", "b"]) {
+    await page.keyboard.press(key);
+    let now = before;
+    for (const until = Date.now() + 15_000; pictures.includes(now) && Date.now() < until; )
+      now = await shown(frame);
+    assert.ok(!pictures.includes(now), `the key ${key} changes pixels`);
+    pictures.push(now);
+  }
+  await enlarge(frame);
+  assert.deepEqual(await axe(page.frames().find((frame) => frame.url().includes("screen.html"))), []);
+}
+
+try {
+  await screen();
+  await claimAndRelease();
+  assertClean(seen);
+  say("done");
+} catch (error) {
+  console.error(await page.locator("body").innerText());
+  if (process.env.SPILLWAY_SHOTS)
+    await page.screenshot({ path: `${process.env.SPILLWAY_SHOTS}/machine.png` });
+  throw error;
+} finally {
+  await browser.close();
+}

@@ -1,0 +1,145 @@
+// Hundreds of machines that write, and two thousand that exist: what a console costs the daemon and the browser. The disks
+// are real and are written to over NBD; there are no guests.
+//
+// SPILLWAY_DAEMON_PID  the daemon, whose processor time is read
+// SPILLWAY_MACHINES    the folder that machines run in
+// SPILLWAY_BUDGETS     "1": the programs are optimised, and the budgets of processor time hold
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { readdirSync, readFileSync } from "node:fs";
+import { assertClean, go, launch, median, open, say, spillway } from "./lib.mjs";
+
+const { SPILLWAY_DAEMON_PID, SPILLWAY_MACHINES, SPILLWAY_BUDGETS } = process.env;
+const MACHINES = 2000;
+/** How long processor time is counted. */
+const COUNT_MS = 15_000;
+/** Longest gap between two frames while a list scrolls. */
+const FRAME_MS = 50;
+const TICK_MS = 8;
+
+const name = (i) => `many-${String(i).padStart(4, "0")}`;
+const range = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i);
+
+/** Processor time of the daemon, in milliseconds. */
+function spent() {
+  const tasks = `/proc/${SPILLWAY_DAEMON_PID}/task`;
+  let ns = 0;
+  for (const task of readdirSync(tasks))
+    ns += Number(readFileSync(`${tasks}/${task}/schedstat`, "utf8").split(" ")[0]);
+  return ns / 1e6;
+}
+
+/** Share of a core that the daemon takes, in percent. */
+async function share(page) {
+  const [before, at] = [spent(), performance.now()];
+  await page.waitForTimeout(COUNT_MS);
+  return (100 * (spent() - before)) / (performance.now() - at);
+}
+
+/** Writes to the disks of machines until it is ended. */
+async function traffic(numbers) {
+  const sockets = numbers.map((i) => `${SPILLWAY_MACHINES}/${name(i)}/disk.nbd`);
+  const script = new URL("traffic.py", import.meta.url).pathname;
+  // Debian's own: libnbd is a package of it.
+  const child = spawn("/usr/bin/python3", [script, ...sockets], { stdio: ["ignore", "pipe", "inherit"] });
+  const [line] = await once(child.stdout, "data");
+  assert.equal(String(line), "writing\n");
+  return child;
+}
+
+async function start(from, to) {
+  spillway("machine", "start", ...range(from, to).map(name), "--wait");
+}
+
+const browser = await launch();
+let writer;
+try {
+  await start(1, 200);
+  writer = await traffic(range(1, 200));
+  const { page, seen } = await open(browser);
+  await page.waitForTimeout(3000);
+
+  say("what consoles cost the daemon, with 200 machines");
+  const none = await share(page);
+  await go(page, "#/machines");
+  await page.waitForTimeout(3000);
+  const one = await share(page);
+  const others = [];
+  for (let i = 1; i < 10; i++) {
+    const other = await open(browser);
+    await go(other.page, "#/machines");
+    others.push(other);
+  }
+  await page.waitForTimeout(3000);
+  const ten = await share(page);
+  for (const { context } of others) await context.close();
+  const percent = (n) => `${n.toFixed(2)}%`;
+  say(
+    `daemon: ${percent(none)} of a core without a console, ${percent(one)} with one, ${percent(ten)} with ten`,
+  );
+  if (SPILLWAY_BUDGETS === "1") {
+    assert.ok(one - none <= 1, "one console takes at most 1% of a core");
+    assert.ok(ten - none <= 1.2 * (one - none), "ten consoles take at most 1.2 times what one does");
+  }
+
+  say("two thousand machines, 500 of them write");
+  writer.kill();
+  spillway("catalog", "scale", "many", String(MACHINES));
+  await start(201, 500);
+  writer = await traffic(range(1, 500));
+  await go(page, "#/machines?sort=fill");
+  await page.getByText(/^2.000 machines$/).waitFor();
+  const cdp = await page.context().newCDPSession(page);
+  await cdp.send("Performance.enable");
+  const metrics = async () => {
+    const { metrics } = await cdp.send("Performance.getMetrics");
+    return Object.fromEntries(metrics.map(({ name, value }) => [name, value]));
+  };
+  let figures = 0;
+  page.on("response", (response) => {
+    if (response.url().includes("/v1/figures") && response.status() === 200) figures++;
+  });
+  await page.waitForTimeout(4000);
+  const before = [await metrics(), figures];
+  await page.waitForTimeout(COUNT_MS);
+  const after = [await metrics(), figures];
+  const ticks = after[1] - before[1];
+  assert.ok(ticks >= 3, `${ticks} sets of figures`);
+  const busy = (1000 * (after[0].TaskDuration - before[0].TaskDuration)) / ticks;
+  say(`${ticks} sets of figures, each ${busy.toFixed(1)} ms of the main thread`);
+  for (const kind of ["ScriptDuration", "LayoutDuration", "RecalcStyleDuration"])
+    say(`  ${kind} ${((1000 * (after[0][kind] - before[0][kind])) / ticks).toFixed(1)} ms`);
+  if (SPILLWAY_BUDGETS === "1")
+    assert.ok(busy <= TICK_MS, `a set of figures: at most ${TICK_MS} ms of the main thread`);
+
+  say("the list scrolls");
+  assert.ok((await page.locator("tbody tr").count()) < 80, "only rows that can be seen exist");
+  const list = page.getByRole("region", { name: "Machines" });
+  const gaps = await list.evaluate(async (element) => {
+    const gaps = [];
+    let last = performance.now();
+    for (let i = 0; i < 120; i++) {
+      element.scrollTop += 180;
+      await new Promise(requestAnimationFrame);
+      const now = performance.now();
+      gaps.push(now - last);
+      last = now;
+    }
+    return gaps;
+  });
+  say(`frames: median ${median(gaps).toFixed(0)} ms, longest ${Math.max(...gaps).toFixed(0)} ms`);
+  if (SPILLWAY_BUDGETS === "1")
+    assert.ok(Math.max(...gaps) <= FRAME_MS, `no frame takes more than ${FRAME_MS} ms`);
+  await list.focus();
+  await page.keyboard.press("End");
+  await page.waitForFunction(
+    (rows) => document.querySelector(`tr[aria-rowindex='${rows}']`) !== null,
+    MACHINES + 1,
+  );
+  assertClean(seen);
+  say("done");
+} finally {
+  writer?.kill();
+  await browser.close();
+}
