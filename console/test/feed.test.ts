@@ -13,7 +13,7 @@ import {
   readOlder,
   startEvents,
 } from "../src/state/events.ts";
-import { session } from "../src/state/session.ts";
+import { awaySince, session } from "../src/state/session.ts";
 import { visible } from "../src/state/visible.ts";
 import { type Reply, type StreamCallbacks, transport } from "../src/transport.ts";
 
@@ -113,6 +113,11 @@ test("the stream, a break, polling, and the stream again: no gap, and none twice
   mock.timers.tick(60_000);
   await settled();
   assert.deepEqual([following.value, asked.length, streams.length], ["stream", 2, 2], "one source, not two");
+  // The daemon does not answer, and its stream hangs without an end.
+  awaySince.value = 1;
+  assert.deepEqual([following.value, streams.at(-1)?.isClosed], ["connecting", true]);
+  awaySince.value = null;
+  assert.deepEqual([streams.length, streams.at(-1)?.path], [3, "/v1/event-stream?after=h-18"]);
   // What the daemon has lost is an event, and every list shows it.
   send(event(20, "h", "lost"));
   assert.equal(events.value[0]?.kind, "lost");

@@ -10,7 +10,7 @@ import { type History, samplesOf } from "../state/history.ts";
 import { type CatalogRow, sumRates, total } from "../state/moments.ts";
 import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
-import { bytes, duration, percent, plural, rate } from "../ui/format.ts";
+import { bytes, count, duration, percent, plural, rate } from "../ui/format.ts";
 import { Badge, Facts, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { Spark, StackedBar } from "../ui/planes.tsx";
 import { EventList } from "./events-list.tsx";
@@ -366,7 +366,7 @@ function Machines({ rows }: { rows: CatalogRow[] }) {
           whole={all}
           segments={phases
             .filter(([, v]) => v > 0)
-            .map(([name, value, kind]) => ({ name, value, kind, text: String(value) }))}
+            .map(([name, value, kind]) => ({ name, value, kind, text: count(value) }))}
         />
       )}
       {samples.length ? (

@@ -5,7 +5,7 @@
 import { computed, effect, signal, untracked } from "@preact/signals";
 import { address, type Event, raw } from "../api/client.ts";
 import { transport } from "../transport.ts";
-import { isSignedIn } from "./session.ts";
+import { awaySince, isSignedIn } from "./session.ts";
 import { visible } from "./visible.ts";
 
 /** Events that the page keeps, unless older ones were asked for. The daemon keeps a week of them. */
@@ -158,11 +158,13 @@ export async function readOlder(): Promise<void> {
 export function startEvents(): void {
   effect(() => {
     const isOn = isSignedIn.value && visible.value;
+    // A stream may hang when the daemon has gone: when it answers again, another one is opened.
+    const isAway = awaySince.value !== null;
     untracked(() => {
-      if (isOn) return openStream();
+      if (isOn && !isAway) return openStream();
       close?.();
       close = undefined;
-      following.value = "paused";
+      following.value = isOn ? "connecting" : "paused";
     });
   });
 }

@@ -16,8 +16,8 @@ export function StaleNotice() {
       <ul>
         {old.map(({ parts, at, error }) => (
           <li key={parts.join("/")}>
-            <code>{parts.join("/")}</code> is as it was {duration((now.value - at) / 1000)} ago:{" "}
-            {words(error)}
+            <code>{parts.join("/")}</code>: read {duration((now.value - at) / 1000)} ago. Reading it again
+            failed: {words(error)}
           </li>
         ))}
       </ul>
