@@ -99,9 +99,10 @@ function App() {
             <Page />
           </>
         ) : state.why ? (
-          <Notice tone="critical">
-            <strong>The daemon does not say who you are.</strong> {state.why} The page tries again by itself.
-          </Notice>
+          <>
+            <PageHead title="The daemon does not say who you are" />
+            <Notice tone="critical">{state.why} The page tries again by itself.</Notice>
+          </>
         ) : (
           <div class="empty loading">Asking the daemon who you are</div>
         )}

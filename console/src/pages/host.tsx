@@ -5,7 +5,7 @@ import type { ComponentChildren } from "preact";
 import { ask } from "../acts.ts";
 import { api, type Catalog, type Figures, type Host, type Store, words } from "../api/client.ts";
 import { href } from "../router.ts";
-import { catalogRows, figures } from "../state/figures.ts";
+import { catalogRows, figures, figuresError } from "../state/figures.ts";
 import { type History, samplesOf } from "../state/history.ts";
 import { type CatalogRow, sumRates, total } from "../state/moments.ts";
 import { useList, useObject } from "../state/resource.ts";
@@ -186,7 +186,7 @@ export function HostPage() {
   const lacks = (what: string, { data, error }: { data: unknown; error: Error | null }) =>
     data === undefined ? [error ? `${what} (${words(error)})` : what] : [];
   const unknown = [
-    ...(figures.value ? [] : ["the figures"]),
+    ...lacks("the figures", { data: figures.value, error: figuresError.value }),
     ...lacks("the host", host),
     ...lacks("the stores", stores),
     ...lacks("the catalogs", catalogs),
@@ -206,7 +206,7 @@ export function HostPage() {
         </div>
       ) : null}
       {unknown.length ? (
-        <p class="empty loading">What is wrong is not known yet: waiting for {unknown.join(", ")}.</p>
+        <p class="empty loading">Not all is known yet: waiting for {unknown.join(", ")}.</p>
       ) : null}
       {found.length ? (
         <section class="troubles" aria-label="What is wrong">

@@ -24,6 +24,8 @@ const moments = new Moments();
 export const tick = signal(0);
 /** When the last figures came, in milliseconds. */
 export const figuresAt = signal<number | null>(null);
+/** Why they could not be read the last time; null if they could. */
+export const figuresError = signal<Error | null>(null);
 
 /** What a page needs: an object's page its object, a list of machines all of them, others only the sums. */
 const scope = computed<Scope>(() => {
@@ -118,8 +120,10 @@ async function poll(): Promise<void> {
     if (abort.signal.aborted) return;
     take(answer, performance.now() - started);
     wait = pauseMs;
-  } catch {
+    figuresError.value = null;
+  } catch (error) {
     if (abort.signal.aborted) return;
+    figuresError.value = error instanceof Error ? error : new Error(String(error));
   }
   timer = setTimeout(() => void poll(), wait);
 }
