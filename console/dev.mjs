@@ -9,6 +9,7 @@ import { readFileSync } from "node:fs";
 import { createServer, request } from "node:http";
 import { connect } from "node:net";
 import { dirname, extname, join, normalize } from "node:path";
+import { pipeline } from "node:stream";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 
@@ -87,7 +88,8 @@ function relay(from, response) {
       response.writeHead(answer.statusCode ?? 502, answer.headers);
       // A stream without events has headers all the same.
       response.flushHeaders();
-      answer.pipe(response);
+      // Who is cut off is not kept waiting.
+      pipeline(answer, response, () => {});
     },
   );
   to.on("error", () => {

@@ -123,8 +123,8 @@ try {
   }
 
   say("back to the first, at once");
-  // The catalog has changed when the rollout ended: the page has to know that first.
-  await page.waitForTimeout(6000);
+  // The catalog has changed when the rollout ended: the page has to know that first, and soon.
+  await page.getByRole("button", { name: "Pause" }).waitFor({ state: "detached", timeout: 4000 });
   await page.getByRole("button", { name: "Roll back" }).first().click();
   await page.getByRole("dialog").getByRole("button", { name: "Roll back" }).click();
   await page.waitForFunction(() => !document.querySelector("dialog[open]"));

@@ -1,17 +1,34 @@
 // Acts on machines and catalogs, each with its consequences in words and the equal command.
 //
 // Invariant: whatever is lost is named before it is lost.
+import { signal } from "@preact/signals";
 import { api, type Catalog, type Machine, newKey, type Schemas } from "./api/client.ts";
 import { changeCommand, line, parseTtl } from "./commands.ts";
+import { inTurn, type Piece } from "./pieces.ts";
 import { navigate } from "./router.ts";
+import { announce } from "./ui/announce.tsx";
 import { type Act, ask } from "./ui/dialog.tsx";
-import { plural } from "./ui/format.ts";
+import { count, plural } from "./ui/format.ts";
 
 type Action = Schemas["Action"];
 
-/** Whether machines of a catalog keep what they wrote when they stop. */
-export function keepsData(spec: Schemas["CatalogSpec"] | undefined): boolean {
-  return spec?.type === "dedicated" || spec?.reset === "never" || spec?.mode === "persistent";
+/** Names that one request may have. */
+const MOST_NAMES = 1000;
+
+/** Whether machines keep what they wrote when they stop; null: it is not known. */
+export type Keeping = boolean | "some" | null;
+
+/** Whether machines of a catalog keep what they wrote when they stop; null without the catalog. */
+export function keepsData(spec: Schemas["CatalogSpec"] | undefined): boolean | null {
+  if (!spec) return null;
+  return spec.type === "dedicated" || spec.reset === "never" || spec.mode === "persistent";
+}
+
+/** The same of machines of several catalogs, some of which may not be known. */
+export function keeping(each: Keeping[]): Keeping {
+  // Where it is known of one, that is said; what is not known, the daemon refuses.
+  if (each.some((one) => one === true || one === "some")) return each.every((one) => one === true) || "some";
+  return each.includes(null) ? null : false;
 }
 
 export interface Target {
@@ -21,23 +38,54 @@ export interface Target {
   /** How many machines that is. */
   size: number;
   claimed: number;
-  isKeeping: boolean;
+  isKeeping: Keeping;
+  /** Of its catalog; undefined: there are several, or it is not known. */
   graceSeconds?: number | undefined;
 }
 
+/** Machines of a list, whose catalogs may not have been read yet. */
 export function machinesTarget(
   names: string[],
-  rows: { name: string; claimed: boolean }[],
-  catalog?: Catalog,
+  rows: { name: string; catalog: string; claimed: boolean }[],
+  catalogs: Catalog[] | undefined,
 ): Target {
   const chosen = new Set(names);
+  const machines = rows.filter((r) => chosen.has(r.name));
+  const owners = [...new Set(machines.map((m) => m.catalog))];
+  const specs = owners.map((owner) => catalogs?.find((c) => c.name === owner)?.spec);
   return {
     names,
     size: names.length,
-    claimed: rows.filter((r) => chosen.has(r.name) && r.claimed).length,
-    isKeeping: keepsData(catalog?.spec),
-    graceSeconds: catalog?.spec.grace_seconds,
+    claimed: machines.filter((m) => m.claimed).length,
+    isKeeping: keeping(specs.map(keepsData)),
+    graceSeconds: specs.length === 1 ? specs[0]?.grace_seconds : undefined,
   };
+}
+
+function lossOf(isKeeping: Keeping): string {
+  switch (isKeeping) {
+    case true:
+      return "What the machines wrote is kept.";
+    case "some":
+      return "Machines whose catalog keeps data keep what they wrote. What the others wrote is gone.";
+    case null:
+      return "Whether what the machines wrote is kept is not known: not all of their catalogs have been read.";
+    case false:
+      return "What the machines wrote since they were started is gone.";
+  }
+}
+
+function lossOfReset(isKeeping: Keeping): string {
+  switch (isKeeping) {
+    case true:
+      return "Everything that the machines wrote is gone, also what they keep over restarts.";
+    case "some":
+      return "Everything that the machines wrote is gone, also what some of them keep over restarts.";
+    case null:
+      return "What the machines wrote is gone. Not all of their catalogs have been read: if one keeps data, the daemon refuses.";
+    case false:
+      return "What the machines wrote since they were started is gone.";
+  }
 }
 
 function consequences(action: Action, target: Target): string[] {
@@ -46,9 +94,7 @@ function consequences(action: Action, target: Target): string[] {
     grace === null
       ? "Each guest is asked to shut down, and is ended after the grace period of its catalog."
       : `Each guest is asked to shut down, and is ended after ${grace} s.`;
-  const lost = target.isKeeping
-    ? "What the machines wrote is kept."
-    : "What the machines wrote since they were started is gone.";
+  const lost = lossOf(target.isKeeping);
   const used = target.claimed
     ? [`${plural(target.claimed, "machine is", "machines are")} claimed: somebody may be using them.`]
     : [];
@@ -61,9 +107,7 @@ function consequences(action: Action, target: Target): string[] {
       return [asked, lost, "They start again with the version that their catalog has now.", ...used];
     case "reset":
       return [
-        target.isKeeping
-          ? "Everything that the machines wrote is gone, also what they keep over restarts."
-          : "What the machines wrote since they were started is gone.",
+        lossOfReset(target.isKeeping),
         "The guests end at once, without being asked to shut down.",
         "Machines that ran start again. Stopped ones stay off.",
         ...used,
@@ -71,9 +115,7 @@ function consequences(action: Action, target: Target): string[] {
     case "drain":
       return [
         "Each machine stops as soon as it is not claimed, and is not started or claimed again until it is undrained.",
-        target.isKeeping
-          ? "What the machines wrote is kept."
-          : "What the machines wrote is gone when they stop.",
+        target.isKeeping === false ? "What the machines wrote is gone when they stop." : lost,
       ];
     case "undrain":
       return ["The machines can be started and claimed again."];
@@ -89,55 +131,136 @@ const VERB: Record<Action, string> = {
   undrain: "Undrain",
 };
 
-/** An act on machines. */
-export function machineAct(action: Action, target: Target): Act & { command: string } {
-  const who =
-    target.catalog !== undefined
-      ? `all ${plural(target.size, "machine")} of ${target.catalog}`
-      : target.size === 1
-        ? (target.names?.[0] ?? "the machine")
-        : plural(target.size, "machine");
-  const isLosing = action === "reset" && target.isKeeping;
-  const key = newKey();
-  const select = target.catalog !== undefined ? { catalog: target.catalog } : { names: target.names ?? [] };
+/** Whether data that machines keep is lost: then a name has to be typed, or a number. */
+function isLosing(action: Action, { isKeeping }: Target): boolean {
+  return action === "reset" && (isKeeping === true || isKeeping === "some");
+}
+
+/** Names in portions that a request takes. */
+function portions(names: string[]): string[][] {
+  return Array.from({ length: Math.ceil(names.length / MOST_NAMES) }, (_, i) =>
+    names.slice(i * MOST_NAMES, (i + 1) * MOST_NAMES),
+  );
+}
+
+/** The requests of an act on the machines of a target. Each has a key: sent again, it does nothing more. */
+function requests(action: Action, target: Target): Piece[] {
+  const discard = isLosing(action, target) ? { discard_data: true } : {};
+  const piece = (what: string, size: number, select: Schemas["Selector"]): Piece => {
+    const key = newKey();
+    return {
+      what,
+      size,
+      send: () => api.post("/v1/machine-actions", { key, body: { action, select, ...discard } }),
+    };
+  };
+  if (target.catalog !== undefined) return [piece(target.catalog, target.size, { catalog: target.catalog })];
+  return portions(target.names ?? []).map((names) =>
+    piece(names.length === 1 ? `${names[0]}` : `${names[0]} to ${names.at(-1)}`, names.length, { names }),
+  );
+}
+
+function commands(action: Action, target: Target): string {
+  const data = isLosing(action, target) && "--discard-data";
+  const command = (...who: string[]) => line("spillway", "machine", action, ...who, data);
+  if (target.catalog !== undefined) return command("--catalog", target.catalog);
+  return portions(target.names ?? [])
+    .map((names) => command(...names))
+    .join("\n");
+}
+
+/** An act on machines, in as many requests as it needs. */
+function actOn(
+  action: Action,
+  who: string,
+  all: Target,
+  pieces: Piece[],
+  words: { typed: string; notes: string[]; command: string },
+): Act & { command: string } {
+  const progress = signal(`This takes ${plural(pieces.length, "request")}, one after the other.`);
+  const tell = (done: number) => {
+    progress.value = `Recorded for ${count(done)} of ${plural(all.size, "machine")}.`;
+    announce(progress.value);
+  };
   return {
     title: `${VERB[action]} ${who}?`,
-    consequences: consequences(action, target),
+    consequences: [...consequences(action, all), ...words.notes, ...(pieces.length > 1 ? [progress] : [])],
     verb: VERB[action],
     isDestructive: action === "reset" || action === "stop" || action === "restart",
-    ...(isLosing ? { typed: target.catalog ?? target.names?.[0] ?? "" } : {}),
-    command: line(
-      "spillway",
-      "machine",
-      action,
-      ...(target.catalog !== undefined ? ["--catalog", target.catalog] : (target.names ?? [])),
-      isLosing && "--discard-data",
-    ),
-    run: () =>
-      api.post("/v1/machine-actions", {
-        key,
-        body: { action, select, ...(isLosing ? { discard_data: true } : {}) },
-      }),
-    done: `${VERB[action]}: asked for ${who}.`,
+    ...(isLosing(action, all) ? { typed: words.typed } : {}),
+    command: words.command,
+    run: () => inTurn(pieces, tell),
+    done: `${VERB[action]}: recorded for ${who}.`,
   };
 }
 
-export function deleteMachine(machine: Machine, catalog: Catalog | undefined): Act {
-  const isKeeping = keepsData(catalog?.spec) || catalog?.spec.data_disk_bytes != null;
+const byNumber = (size: number) => `To confirm, type how many machines these are: ${size}.`;
+
+/** An act on machines of a list, or on all of a catalog. */
+export function machineAct(action: Action, target: Target): Act & { command: string } {
+  const { catalog, names, size } = target;
+  const isOne = catalog === undefined && size === 1;
+  const who =
+    catalog !== undefined ? `all ${plural(size, "machine")} of ${catalog}` : plural(size, "machine");
+  const needsNumber = isLosing(action, target) && catalog === undefined && !isOne;
+  return actOn(action, isOne ? (names?.[0] ?? "") : who, target, requests(action, target), {
+    typed: catalog ?? (isOne ? (names?.[0] ?? "") : String(size)),
+    notes: needsNumber ? [byNumber(size)] : [],
+    command: commands(action, target),
+  });
+}
+
+/** An act on all machines of several catalogs. */
+export function catalogsAct(action: Action, targets: Target[]): Act & { command: string } {
+  const sum = (of: (target: Target) => number) => targets.reduce((n, target) => n + of(target), 0);
+  const all: Target = {
+    size: sum((t) => t.size),
+    claimed: sum((t) => t.claimed),
+    isKeeping: keeping(targets.map((t) => t.isKeeping)),
+  };
+  const kept = targets.filter((t) => isLosing(action, t)).map((t) => t.catalog);
+  return actOn(
+    action,
+    `the ${plural(all.size, "machine")} of ${plural(targets.length, "catalog")}`,
+    all,
+    targets.flatMap((target) => requests(action, target)),
+    {
+      typed: String(all.size),
+      notes: [
+        `The catalogs: ${targets.map((t) => t.catalog).join(", ")}.`,
+        ...(kept.length ? [`Kept data is lost in ${kept.join(", ")}.`, byNumber(all.size)] : []),
+      ],
+      command: targets.map((target) => commands(action, target)).join("\n"),
+    },
+  );
+}
+
+/** Whether files of machines of a catalog outlive the machines. */
+function keepsFiles({ spec }: Catalog): boolean {
+  return keepsData(spec) || spec.data_disk_bytes != null;
+}
+
+/** Deletes a machine, if nobody has changed it since it was read with this tag. */
+export function deleteMachine(machine: Machine, catalog: Catalog | undefined, etag: string | null): Act {
+  const isKeeping = catalog ? keepsFiles(catalog) : null;
+  const kept = "The files of its data stay on the host as leftovers, until they are deleted there.";
   return {
     title: `Delete ${machine.name}?`,
     consequences: [
       "The machine and its identity are gone. A later machine of this name has another MAC address and UUID.",
       `The number of machines of ${machine.catalog} falls by one.`,
-      isKeeping
-        ? "The files of its data stay on the host as leftovers, until they are deleted there."
-        : "It keeps no data.",
+      isKeeping === null
+        ? `Whether it keeps data is not known: its catalog has not been read. ${kept}`
+        : isKeeping
+          ? kept
+          : "It keeps no data.",
     ],
     verb: "Delete",
     isDestructive: true,
-    ...(isKeeping ? { typed: machine.name } : {}),
+    ...(isKeeping === false ? {} : { typed: machine.name }),
     command: line("spillway", "machine", "delete", machine.name),
-    run: () => api.delete("/v1/machines/{name}", { path: { name: machine.name } }),
+    run: () =>
+      api.delete("/v1/machines/{name}", { path: { name: machine.name }, ifMatch: etag ?? undefined }),
     done: `${machine.name} is deleted.`,
     after: () => navigate(["catalogs", machine.catalog]),
   };
@@ -219,7 +342,7 @@ export function claimMachine(catalog: Catalog): Act {
 }
 
 export function deleteCatalog(catalog: Catalog, running: number): Act {
-  const isKeeping = keepsData(catalog.spec) || catalog.spec.data_disk_bytes != null;
+  const isKeeping = keepsFiles(catalog);
   return {
     title: `Delete the catalog ${catalog.name}?`,
     consequences: [
@@ -277,7 +400,7 @@ export function changeAct(
   // Fewer machines: those with the highest numbers are deleted.
   const fewer = changes.count !== undefined && changes.count < (catalog.spec.count ?? 0);
   const gone = fewer ? (catalog.spec.count ?? 0) - (changes.count ?? 0) : 0;
-  const isKeeping = keepsData(catalog.spec) || catalog.spec.data_disk_bytes != null;
+  const isKeeping = keepsFiles(catalog);
   const deleted = [
     `${plural(gone, "machine is", "machines are")} deleted, with ${gone === 1 ? "its identity: the one" : "their identities: those"} with the highest ${gone === 1 ? "number" : "numbers"}. Those that run are ended.`,
     isKeeping

@@ -21,8 +21,9 @@ import { startFigures } from "./state/figures.ts";
 import { begin, session } from "./state/session.ts";
 import { Announcer, announce } from "./ui/announce.tsx";
 import { ActDialog } from "./ui/dialog.tsx";
-import { PageHead } from "./ui/parts.tsx";
+import { Notice, PageHead } from "./ui/parts.tsx";
 import { Shell } from "./ui/shell.tsx";
+import { StaleNotice } from "./ui/stale.tsx";
 import "./style/app.css";
 
 function Page() {
@@ -94,7 +95,19 @@ function App() {
   return (
     <>
       <Shell>
-        {state.is === "in" ? <Page /> : <div class="empty loading">Asking the daemon who you are</div>}
+        {state.is === "in" ? (
+          <>
+            <StaleNotice />
+            <Page />
+          </>
+        ) : state.why ? (
+          <>
+            <PageHead title="The daemon does not say who you are" />
+            <Notice tone="critical">{state.why} The page tries again by itself.</Notice>
+          </>
+        ) : (
+          <div class="empty loading">Asking the daemon who you are</div>
+        )}
       </Shell>
       <ActDialog />
       <Announcer />

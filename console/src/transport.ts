@@ -6,7 +6,7 @@
 export interface Reply {
   status: number;
   etag: string | null;
-  /** Parsed JSON; null if there is no body. */
+  /** Parsed JSON; undefined if there is none. */
   body: unknown;
 }
 
@@ -26,6 +26,8 @@ export interface Stream {
 export interface StreamCallbacks {
   opened(): void;
   message(data: string, id: string): void;
+  /** The stream is interrupted, and is opened again by itself behind the last message. */
+  interrupted(): void;
   /** The stream has ended, and does not come back by itself. */
   failed(): void;
 }
@@ -73,6 +75,7 @@ export class HttpTransport implements Transport {
     source.onerror = () => {
       // An EventSource that was closed by the browser never tries again; any other does.
       if (source.readyState === EventSource.CLOSED) callbacks.failed();
+      else callbacks.interrupted();
     };
     return { close: () => source.close() };
   }
@@ -87,11 +90,10 @@ export class HttpTransport implements Transport {
 }
 
 function parse(text: string): unknown {
-  if (text === "") return null;
   try {
     return JSON.parse(text);
   } catch {
-    return null;
+    return undefined;
   }
 }
 

@@ -1,5 +1,9 @@
 // As much of a browser as the modules look at when they are loaded. To be imported before them.
 const target = { addEventListener() {} };
+const repeated: (() => void)[] = [];
+/** What has become of the page: loaded anew, and what the browser's history says of it. */
+export const browser = { reloads: 0, state: null as unknown };
+
 Object.assign(globalThis, {
   ...target,
   document: {
@@ -8,9 +12,26 @@ Object.assign(globalThis, {
     documentElement: { removeAttribute() {}, dataset: {} },
     baseURI: "http://localhost/",
   },
+  location: {
+    hash: "",
+    reload: () => {
+      browser.reloads++;
+    },
+  },
+  history: {
+    get state() {
+      return browser.state;
+    },
+    replaceState: (state: unknown) => {
+      browser.state = state;
+    },
+  },
   matchMedia: () => ({ ...target, matches: false }),
-  // Nothing repeats in a test, and nothing keeps its process alive.
-  setInterval: () => 0,
+  // Nothing repeats in a test by itself, and nothing keeps its process alive.
+  setInterval: (what: () => void) => repeated.push(what),
 });
 
-export {};
+/** Does once what the page does repeatedly. */
+export function repeat(): void {
+  for (const what of repeated) what();
+}

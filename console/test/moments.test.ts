@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Figures } from "../src/api/client.ts";
 import { samplesOf, timesOf } from "../src/state/history.ts";
-import { Moments, ratesBetween, type Sample, secondsToFull, sumSamples } from "../src/state/moments.ts";
+import { Moments, ratesBetween, type Sample, secondsToFull } from "../src/state/moments.ts";
 
 /** At this second a machine's RAM tier holds so much, and its guest has written so much. */
 function moment(second: number, of: [string, number, number][], since = "2025-12-31T00:00:00Z"): Figures {
@@ -102,11 +102,6 @@ test("samples are kept, and what the daemon knows of before stands in front", ()
     samples().map((s) => s.ramWritten),
     [7, 100, 100, 100, 100],
   );
-  const both = sumSamples([samples(), samples().slice(1)]);
-  assert.deepEqual(
-    both.map((s) => s.ramWritten),
-    [7, 200, 200, 200, 200],
-  );
 });
 
 test("when nothing has changed, rates fall to nothing", () => {
@@ -120,6 +115,23 @@ test("when nothing has changed, rates fall to nothing", () => {
   moments.repeat(2500);
   moments.add(moment(6, [["a", 10, 300]]));
   assert.equal(moments.machines()[0]?.rates?.guest.written, 100);
+});
+
+test("after a break nothing is compared with what was before it", () => {
+  const moments = new Moments();
+  moments.add(moment(0, [["a", 0, 0]]));
+  moments.add(moment(2, [["a", 10, 100]]));
+  moments.pause();
+  const row = () => moments.machines()[0];
+  assert.equal(row()?.fill, 0.01, "what is known is still shown");
+  assert.deepEqual([row()?.rates, row()?.secondsToFull, row()?.samples], [null, null, []]);
+  moments.add(moment(50, [["a", 20, 5000]]));
+  assert.deepEqual([row()?.rates, row()?.secondsToFull, row()?.samples], [null, null, []]);
+  moments.add(moment(52, [["a", 20, 5200]]));
+  assert.equal(row()?.rates?.guest.written, 100);
+  moments.pause();
+  moments.repeat(60_000);
+  assert.equal(row()?.rates, null, "also if nothing has changed meanwhile");
 });
 
 test("a counter that falls is no negative rate", () => {

@@ -213,4 +213,17 @@ test("what is wrong comes first, and nothing wrong is nothing", () => {
     troubles(undefined, [store], [], []).map((t) => t.tone),
     ["warning"],
   );
+  const of = (stores: Parameters<typeof troubles>[1], answered: string[] | undefined) =>
+    troubles(
+      undefined,
+      stores,
+      [],
+      [],
+      answered?.map((name) => ({ name, size_bytes: 100, free_bytes: 50 })),
+    ).map((t) => [t.tone, t.key, t.what]);
+  const calm = { ...store, space: { ...store.space, seconds_to_full: null } };
+  assert.deepEqual([of([calm], undefined), of([calm], ["s"])], [[], []]);
+  assert.deepEqual(of([calm], ["t"]), [["critical", "store/s", "The store s has not answered in time"]]);
+  const unmeasured = { ...store, space: null };
+  assert.equal(of([unmeasured], [])[0]?.[0], "warning", "of a store that is new, nothing is known yet");
 });

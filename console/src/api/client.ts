@@ -1,8 +1,8 @@
 // Typed requests to the daemon. The types come from the API's description (schema.d.ts), and nothing is checked at run
 // time beyond the status.
 //
-// Invariant: a request that the daemon refused is an ApiError with the daemon's own words; one that did not reach it is an
-// Unreachable.
+// Invariant: a request that the daemon refused is an ApiError with the daemon's own words; one that did not reach it, or was not
+// answered in time or not by spillwayd, is an Unreachable. Each GET ends.
 import { transport } from "../transport.ts";
 import type { components, paths } from "./schema";
 
@@ -57,8 +57,19 @@ export class ApiError extends Error {
 
 export class Unreachable extends Error {}
 
-/** What is called when the daemon does not know the caller any more. */
-export const hooks = { unauthenticated: () => {}, unreachable: () => {}, answered: () => {} };
+/** What is called when the daemon refuses the caller (401 or 403), does not answer, and answers. */
+export const hooks = { refused: () => {}, unreachable: () => {}, answered: () => {} };
+
+/** How long a GET may take. The daemon itself ends the check of an image after 50 seconds. */
+const GET_MS = 20_000;
+const CHECK_MS = 60_000;
+
+/** The signal of a request: the caller's, and for a GET its deadline. */
+function limited(method: string, path: string, signal: AbortSignal | undefined): AbortSignal | undefined {
+  if (method !== "GET") return signal;
+  const deadline = AbortSignal.timeout(/\/check(\?|$)/.test(path) ? CHECK_MS : GET_MS);
+  return signal ? AbortSignal.any([signal, deadline]) : deadline;
+}
 
 /** A path with its parameters and query filled in. */
 export function address(
@@ -81,7 +92,12 @@ export interface Answer<T> {
   body: T;
 }
 
-/** Sends a request that needs no types of the description, such as one of a route that is not in it yet. */
+function noAnswer(why: string): Unreachable {
+  hooks.unreachable();
+  return new Unreachable(why);
+}
+
+/** Sends a request whose path is known only at run time, so that the description cannot say its types. */
 export async function raw<T>(
   method: "GET" | "POST" | "PUT" | "DELETE",
   path: string,
@@ -89,19 +105,18 @@ export async function raw<T>(
 ): Promise<Answer<T>> {
   let reply: Awaited<ReturnType<typeof transport.request>>;
   try {
-    reply = await transport.request({ method, path, ...options });
+    const signal = limited(method, path, options.signal);
+    reply = await transport.request({ method, path, ...options, signal });
   } catch (error) {
-    if (error instanceof DOMException && error.name === "AbortError") throw error;
-    hooks.unreachable();
-    throw new Unreachable("The daemon does not answer.");
+    if (options.signal?.aborted) throw error;
+    const isLate = error instanceof DOMException && error.name === "TimeoutError";
+    throw noAnswer(isLate ? "The daemon has not answered in time." : "The daemon does not answer.");
   }
   // A relay in front of the daemon says so by these.
-  if (reply.status === 502 || reply.status === 504) {
-    hooks.unreachable();
-    throw new Unreachable("The daemon does not answer.");
-  }
+  if (reply.status === 502 || reply.status === 504) throw noAnswer("The daemon does not answer.");
+  if (reply.status === 200 && reply.body === undefined) throw noAnswer("The answer is not of spillwayd.");
   hooks.answered();
-  if (reply.status === 401) hooks.unauthenticated();
+  if (reply.status === 401 || reply.status === 403) hooks.refused();
   if (reply.status >= 400) {
     const problem = (reply.body ?? {}) as Partial<Problem>;
     throw new ApiError({

@@ -1,13 +1,13 @@
 // All catalogs, with how full their machines are and what they write.
 import { useState } from "preact/hooks";
-import { ask, deleteCatalog, keepsData, machineAct } from "../acts.ts";
+import { ask, catalogsAct, deleteCatalog, keepsData, machineAct } from "../acts.ts";
 import type { Catalog, Schemas } from "../api/client.ts";
 import { href, queryValue } from "../router.ts";
 import { catalogRows, machineRows } from "../state/figures.ts";
 import { type CatalogRow, total } from "../state/moments.ts";
 import { useList } from "../state/resource.ts";
 import { can } from "../state/session.ts";
-import { percent, plural } from "../ui/format.ts";
+import { percent } from "../ui/format.ts";
 import { Counts, figureColumns } from "../ui/machine-cells.tsx";
 import { Badge, Choice, Filter, PageHead, Pending } from "../ui/parts.tsx";
 import { type Column, SelectionBar, Table } from "../ui/table.tsx";
@@ -118,33 +118,17 @@ export function CatalogsPage() {
       return level === "rollout" ? Boolean(i.catalog.rollout) : true;
     });
   const act = (action: "start" | "stop" | "reset") => {
-    const of = items.filter((i) => chosen.has(i.catalog.name));
-    const acts = of.map((i) =>
-      machineAct(action, {
+    const targets = items
+      .filter((i) => chosen.has(i.catalog.name))
+      .map((i) => ({
         catalog: i.catalog.name,
         size: i.row ? total(i.row.counts) : (i.catalog.spec.count ?? 0),
         claimed: i.row?.counts.claimed ?? 0,
         isKeeping: keepsData(i.catalog.spec),
         graceSeconds: i.catalog.spec.grace_seconds,
-      }),
-    );
-    const first = acts[0];
-    if (!first) return;
-    if (acts.length === 1) return ask(first);
-    const typed = acts.find((a) => a.typed)?.typed;
-    ask({
-      ...first,
-      title: `${first.verb} the machines of ${plural(acts.length, "catalog")}?`,
-      consequences: [
-        ...new Set(acts.flatMap((a, i) => a.consequences.map((c) => `${of[i]?.catalog.name}: ${c}`))),
-      ],
-      command: acts.map((a) => a.command).join("\n"),
-      ...(typed ? { typed } : {}),
-      run: async () => {
-        for (const one of acts) await one.run({});
-      },
-      done: `${first.verb}: asked for the machines of ${plural(acts.length, "catalog")}.`,
-    });
+      }));
+    const [first] = targets;
+    if (first) ask(targets.length === 1 ? machineAct(action, first) : catalogsAct(action, targets));
   };
   const one = chosen.size === 1 ? items.find((i) => chosen.has(i.catalog.name)) : undefined;
   return (

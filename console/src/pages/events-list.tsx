@@ -1,9 +1,11 @@
 // A list of events, as pages of objects show it.
-import type { Event } from "../api/client.ts";
+import { useState } from "preact/hooks";
+import { type Event, words } from "../api/client.ts";
 import { href } from "../router.ts";
-import { events } from "../state/events.ts";
+import { events, hasBegun, hasOldest, readOlder } from "../state/events.ts";
 import { now } from "../state/visible.ts";
-import { ago, clock } from "../ui/format.ts";
+import { toast } from "../ui/announce.tsx";
+import { ago, clock, plural } from "../ui/format.ts";
 import { Badge, Empty, type Tone } from "../ui/parts.tsx";
 
 const TONE: Partial<Record<Event["kind"], Tone>> = {
@@ -45,6 +47,31 @@ export function EventLine({ event, hasObject = true }: { event: Event; hasObject
   );
 }
 
+/** How far back the events reach that were looked through, and a way to look further. */
+function Further() {
+  const [busy, setBusy] = useState(false);
+  const oldest = events.value.at(-1);
+  if (!oldest) return null;
+  const look = async () => {
+    setBusy(true);
+    await readOlder().catch((error) => toast(`Older events cannot be read. ${words(error)}`, "error"));
+    setBusy(false);
+  };
+  return (
+    <p class="further hint">
+      Looked through: the last {plural(events.value.length, "event")} of the host, since {clock(oldest.time)}.{" "}
+      <button type="button" class="plain" disabled={busy} onClick={() => void look()}>
+        {busy ? "Reading" : "Look further back"}
+      </button>
+    </p>
+  );
+}
+
+/** Whether a list shows an event. That events were lost concerns every list. */
+export function isShown(event: Event, of: ((event: Event) => boolean) | undefined): boolean {
+  return event.kind === "lost" || !of || of(event);
+}
+
 export function EventList({
   of,
   most = 100,
@@ -54,13 +81,20 @@ export function EventList({
   most?: number;
   hasObject?: boolean;
 }) {
-  const shown = (of ? events.value.filter(of) : events.value).slice(0, most);
-  if (shown.length === 0) return <Empty>No events. The daemon keeps them for a week.</Empty>;
+  const shown = events.value.filter((event) => isShown(event, of)).slice(0, most);
+  if (!hasBegun.value) return <div class="empty loading">Loading the events</div>;
   return (
-    <ol class="events">
-      {shown.map((event) => (
-        <EventLine key={event.id} event={event} hasObject={hasObject} />
-      ))}
-    </ol>
+    <>
+      {shown.length ? (
+        <ol class="events">
+          {shown.map((event) => (
+            <EventLine key={event.id} event={event} hasObject={hasObject} />
+          ))}
+        </ol>
+      ) : (
+        <Empty>{hasOldest.value ? "There are no events. They are kept for a week." : "None is found."}</Empty>
+      )}
+      {shown.length < most && !hasOldest.value ? <Further /> : null}
+    </>
   );
 }

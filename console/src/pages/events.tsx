@@ -1,10 +1,10 @@
 // All events that the page knows, newest first, with filters.
 import type { Event } from "../api/client.ts";
 import { queryValue } from "../router.ts";
-import { events, following } from "../state/events.ts";
-import { count } from "../ui/format.ts";
+import { events, type Following, following } from "../state/events.ts";
+import { plural } from "../ui/format.ts";
 import { Choice, Command, Filter, PageHead } from "../ui/parts.tsx";
-import { EventList } from "./events-list.tsx";
+import { EventList, isShown } from "./events-list.tsx";
 
 const KINDS: Event["kind"][] = [
   "started",
@@ -24,23 +24,25 @@ const KINDS: Event["kind"][] = [
   "lost",
 ];
 const SHOWN = 500;
+const HOW: Record<Following, string> = {
+  stream: "New ones appear by themselves.",
+  polling: "New ones are asked for every 5 seconds.",
+  connecting: "New ones appear when the daemon answers.",
+  paused: "New ones appear when the page can be seen.",
+};
 
 export function EventsPage() {
   const text = (queryValue("filter") ?? "").toLowerCase();
   const kind = queryValue("kind");
   const of = (e: Event) =>
-    (!kind || e.kind === kind || e.kind === "lost") &&
+    (!kind || e.kind === kind) &&
     (e.object.toLowerCase().includes(text) || e.text.toLowerCase().includes(text));
-  const all = events.value.filter(of);
+  const found = events.value.filter((e) => isShown(e, of)).length;
   return (
     <>
       <PageHead
         title="Events"
-        about={`${count(all.length)} events${all.length > SHOWN ? `, the newest ${SHOWN} are shown` : ""}. ${
-          following.value === "stream"
-            ? "New ones appear by themselves."
-            : "New ones are asked for every 5 seconds."
-        }`}
+        about={`${plural(found, "event")}${found > SHOWN ? `, the newest ${SHOWN} are shown` : ""}. ${HOW[following.value]}`}
       />
       <div class="toolbar">
         <Filter label="Filter by object or text" />

@@ -3,14 +3,14 @@
 // Invariant: what is not wrong takes no space.
 import type { ComponentChildren } from "preact";
 import { ask } from "../acts.ts";
-import { api, type Catalog, type Figures, type Host, type Store } from "../api/client.ts";
+import { api, type Catalog, type Figures, type Host, type Store, words } from "../api/client.ts";
 import { href } from "../router.ts";
-import { catalogRows, figures, machineRows } from "../state/figures.ts";
+import { catalogRows, figures, figuresError } from "../state/figures.ts";
 import { type History, samplesOf } from "../state/history.ts";
-import { type CatalogRow, sumRates, sumSamples, total } from "../state/moments.ts";
+import { type CatalogRow, sumRates, total } from "../state/moments.ts";
 import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
-import { bytes, duration, percent, plural, rate } from "../ui/format.ts";
+import { bytes, count, duration, percent, plural, rate } from "../ui/format.ts";
 import { Badge, Facts, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { Spark, StackedBar } from "../ui/planes.tsx";
 import { EventList } from "./events-list.tsx";
@@ -25,12 +25,20 @@ export interface Trouble {
 
 const SOON_SECONDS = 86_400;
 
-/** What is wrong with the host, the worst first. */
+/** The stores of a list that are not among those of the figures, which have answered in time. */
+function silent(stores: Store[] | undefined, answered: Figures["stores"] | undefined): Store[] {
+  if (!stores || !answered) return [];
+  const names = new Set(answered.map((s) => s.name));
+  return stores.filter((s) => !names.has(s.name));
+}
+
+/** What is wrong with the host as far as it is known, the worst first. */
 export function troubles(
   host: Host | undefined,
   stores: Store[] | undefined,
   rows: CatalogRow[],
   catalogs: Catalog[] | undefined,
+  answered?: Figures["stores"],
 ): Trouble[] {
   const found: Trouble[] = [];
   const add = (tone: Trouble["tone"], key: string, what: string, remedy: ComponentChildren) =>
@@ -112,13 +120,23 @@ export function troubles(
       );
     }
   }
+  const unanswered = new Set(silent(stores, answered).map((s) => s.name));
   for (const { name, space } of stores ?? []) {
-    if (!space) {
+    if (unanswered.has(name) && space) {
       add(
         "critical",
         `store/${name}`,
-        `The store ${name} does not answer`,
-        "See that its file system is mounted.",
+        `The store ${name} has not answered in time`,
+        "See that its file system is mounted. One that hangs also delays the answers of the others.",
+      );
+      continue;
+    }
+    if (!space) {
+      add(
+        "warning",
+        `store/${name}`,
+        `The space of the store ${name} is not known: it has not been measured`,
+        "If it does not answer soon, see that its file system is mounted.",
       );
       continue;
     }
@@ -163,18 +181,32 @@ export function HostPage() {
   const stores = useList<Store>("/v1/stores");
   const catalogs = useList<Catalog>("/v1/catalogs");
   const rows = catalogRows.value;
-  const found = troubles(host.data, stores.data, rows, catalogs.data);
+  const answered = figures.value?.stores;
+  const found = troubles(host.data, stores.data, rows, catalogs.data, answered);
+  const lacks = (what: string, { data, error }: { data: unknown; error: Error | null }) =>
+    data === undefined ? [error ? `${what} (${words(error)})` : what] : [];
+  const unknown = [
+    ...lacks("the figures", { data: figures.value, error: figuresError.value }),
+    ...lacks("the host", host),
+    ...lacks("the stores", stores),
+    ...lacks("the catalogs", catalogs),
+  ];
   return (
     <>
       <PageHead
         title="Host"
         about={host.data ? <HostLine host={host.data} figures={figures.value} /> : null}
-        acts={host.data && can("admin") ? <CloseButton host={host.data} etag={host.etag} /> : null}
+        acts={
+          host.data && can("admin") ? <CloseButton host={host.data} etag={host.etag} rows={rows} /> : null
+        }
       />
       {host.data?.closed ? (
         <div class="notice warning">
           <strong>The host is closed.</strong> No machine is started or claimed until it is opened.
         </div>
+      ) : null}
+      {unknown.length ? (
+        <p class="empty loading">Not all is known yet: waiting for {unknown.join(", ")}.</p>
       ) : null}
       {found.length ? (
         <section class="troubles" aria-label="What is wrong">
@@ -198,14 +230,14 @@ export function HostPage() {
           ) : (
             <Pending error={host.error} what="the host" />
           )}
-          <Machines rows={rows} />
+          {figures.value ? <Machines rows={rows} /> : null}
           <Panel title="Last events" aside={<a href={href(["events"])}>All events</a>}>
             <EventList most={12} />
           </Panel>
         </div>
         <div class="column">
-          <Spared rows={rows} since={figures.value?.since} />
-          <Stores stores={stores.data} error={stores.error} />
+          {figures.value ? <Spared rows={rows} since={figures.value.since} /> : null}
+          <Stores stores={stores.data} silent={silent(stores.data, answered)} error={stores.error} />
         </div>
       </div>
     </>
@@ -222,10 +254,12 @@ function HostLine({ host, figures }: { host: Host; figures: Figures | undefined 
   );
 }
 
-function CloseButton({ host, etag }: { host: Host; etag: string | null }) {
+function CloseButton({ host, etag, rows }: { host: Host; etag: string | null; rows: CatalogRow[] }) {
   const action = host.closed ? "open" : "close";
-  const on = machineRows.value.filter((row) => row.phase !== "stopped");
-  const claimed = on.filter((row) => row.claimed).length;
+  const sum = (of: (row: CatalogRow) => number) => rows.reduce((n, row) => n + of(row), 0);
+  const on = sum((r) => total(r.counts) - r.counts.stopped);
+  const claimed = sum((r) => r.counts.claimed);
+  const isKnown = figures.value !== undefined;
   return (
     <button
       type="button"
@@ -235,7 +269,9 @@ function CloseButton({ host, etag }: { host: Host; etag: string | null }) {
           consequences: host.closed
             ? ["Machines can be started and claimed again. Those that are kept warm are started."]
             : [
-                `${plural(on.length, "machine that runs is", "machines that run are")} stopped, each with the grace period of its catalog.`,
+                isKnown
+                  ? `${plural(on, "machine that is on is", "machines that are on are")} stopped, each with the grace period of its catalog.`
+                  : "All machines that are on are stopped, each with the grace period of its catalog. How many these are is not known.",
                 "What machines of pooled catalogs have written is gone.",
                 ...(claimed
                   ? [`${plural(claimed, "machine is", "machines are")} claimed: somebody may be using them.`]
@@ -243,8 +279,8 @@ function CloseButton({ host, etag }: { host: Host; etag: string | null }) {
                 "No machine is started or claimed until the host is opened, or is started again itself.",
               ],
           verb: host.closed ? "Open" : "Close",
-          isDestructive: !host.closed && on.length > 0,
-          ...(!host.closed && on.length > 0 ? { typed: "close" } : {}),
+          isDestructive: !host.closed && (on > 0 || !isKnown),
+          ...(!host.closed && (on > 0 || !isKnown) ? { typed: "close" } : {}),
           command: `spillway host ${action}`,
           run: () => api.post("/v1/host", { body: { action }, ifMatch: etag ?? undefined }),
           done: host.closed ? "The host is open." : "The host is closed.",
@@ -258,8 +294,9 @@ function CloseButton({ host, etag }: { host: Host; etag: string | null }) {
 
 function Budget({ host, rows }: { host: Host; rows: CatalogRow[] }) {
   const b = host.budget;
-  const used = rows.reduce((n, r) => n + r.levels.ram_used_bytes, 0);
-  const limits = Math.max(b.ram_bytes, used);
+  // Without figures, how much of it is used is not known.
+  const used = figures.value ? rows.reduce((n, r) => n + r.levels.ram_used_bytes, 0) : null;
+  const limits = Math.max(b.ram_bytes, used ?? 0);
   return (
     <Panel
       title="RAM for write caches"
@@ -270,11 +307,15 @@ function Budget({ host, rows }: { host: Host; rows: CatalogRow[] }) {
       }
     >
       <StackedBar
-        label={`Budget for write caches: ${bytes(used)} used, ${bytes(b.ram_bytes)} promised of ${bytes(b.ram_limit_bytes)}`}
+        label={`Budget for write caches: ${used === null ? "" : `${bytes(used)} used, `}${bytes(b.ram_bytes)} promised of ${bytes(b.ram_limit_bytes)}`}
         whole={b.ram_limit_bytes}
         segments={[
-          { name: "used", value: used, kind: "ram" },
-          { name: "promised, not used", value: limits - used, kind: "ram-soft" },
+          ...(used === null ? [] : [{ name: "used", value: used, kind: "ram" }]),
+          {
+            name: used === null ? "promised" : "promised, not used",
+            value: limits - (used ?? 0),
+            kind: "ram-soft",
+          },
           { name: "free", value: Math.max(0, b.ram_limit_bytes - limits), kind: "none" },
         ]}
       />
@@ -311,8 +352,7 @@ function Machines({ rows }: { rows: CatalogRow[] }) {
   ];
   const rates = sumRates(rows.map((r) => r.rates));
   const history = useObject<History>("/v1/history?seconds=600", 10_000);
-  // A daemon without a history: what the page has seen itself.
-  const samples = history.data ? samplesOf(history.data) : sumSamples(rows.map((r) => r.samples));
+  const samples = history.data ? samplesOf(history.data) : [];
   const peak = Math.max(0, ...samples.map((s) => s.ramWritten + s.overflowWritten));
   return (
     <Panel title="Machines" aside={<a href={href(["machines"])}>{plural(all, "machine")}</a>}>
@@ -326,7 +366,7 @@ function Machines({ rows }: { rows: CatalogRow[] }) {
           whole={all}
           segments={phases
             .filter(([, v]) => v > 0)
-            .map(([name, value, kind]) => ({ name, value, kind, text: String(value) }))}
+            .map(([name, value, kind]) => ({ name, value, kind, text: count(value) }))}
         />
       )}
       {samples.length ? (
@@ -362,7 +402,7 @@ function Machines({ rows }: { rows: CatalogRow[] }) {
   );
 }
 
-function Spared({ rows, since }: { rows: CatalogRow[]; since: string | undefined }) {
+function Spared({ rows, since }: { rows: CatalogRow[]; since: string }) {
   const spared = rows.reduce((n, r) => n + r.sparedBytes, 0);
   const written = rows.reduce((n, r) => n + (r.counters.guest?.written_bytes ?? 0), 0);
   return (
@@ -372,13 +412,21 @@ function Spared({ rows, since }: { rows: CatalogRow[]; since: string | undefined
         {written > 0
           ? `${percent(Math.min(1, spared / written))} of ${bytes(written)} that guests wrote`
           : "Guests have written nothing"}
-        {since ? ` since the daemon started (${since.slice(0, 16).replace("T", " ")} UTC)` : ""}
+        {` since the daemon started (${since.slice(0, 16).replace("T", " ")} UTC)`}
       </p>
     </Panel>
   );
 }
 
-function Stores({ stores, error }: { stores: Store[] | undefined; error: Error | null }) {
+function Stores({
+  stores,
+  silent,
+  error,
+}: {
+  stores: Store[] | undefined;
+  silent: Store[];
+  error: Error | null;
+}) {
   return (
     <Panel title="Stores" aside={<a href={href(["stores"])}>Details</a>}>
       {stores ? (
@@ -390,10 +438,12 @@ function Stores({ stores, error }: { stores: Store[] | undefined; error: Error |
                 <span>
                   {s.name} <span class="muted">{s.class}</span>
                 </span>
-                {s.space ? (
-                  <strong>{bytes(s.space.free_bytes)} free</strong>
-                ) : (
+                {s.space === null || s.space === undefined ? (
+                  <Badge tone="warning">not measured</Badge>
+                ) : silent.includes(s) ? (
                   <Badge tone="critical">no answer</Badge>
+                ) : (
+                  <strong>{bytes(s.space.free_bytes)} free</strong>
                 )}
               </div>
               {s.space ? (
@@ -408,6 +458,7 @@ function Stores({ stores, error }: { stores: Store[] | undefined; error: Error |
                     />
                   </svg>
                   <div class="gauge-foot">
+                    {silent.includes(s) ? "last known: " : ""}
                     {percent(used / s.space.total_bytes, 0)} of {bytes(s.space.total_bytes)} used
                     {typeof s.space.seconds_to_full === "number" && s.space.seconds_to_full < SOON_SECONDS
                       ? `, full in ${duration(s.space.seconds_to_full)}`

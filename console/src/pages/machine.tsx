@@ -91,7 +91,7 @@ export function MachinePage({ name }: { name: string }) {
               <button
                 type="button"
                 class="danger-plain"
-                onClick={() => ask(deleteMachine(machine, catalog.data))}
+                onClick={() => ask(deleteMachine(machine, catalog.data, loaded.etag))}
               >
                 Delete
               </button>

@@ -1,67 +1,96 @@
 // The events of the host, newest first, as they happen. A stream while the page can be seen; if there can be none, polling.
 //
-// Invariant: events are in the order of their ids, and none is there twice. After a break the stream goes on behind the last
-// event that was seen, also over a restart of the daemon.
-import { effect, signal, untracked } from "@preact/signals";
+// Invariant: events are in the order of their ids, and none is there twice. At most one source is open. After a break it goes on
+// behind the last event that came, also over a restart of the daemon; what the daemon has lost meanwhile is an event itself.
+import { computed, effect, signal, untracked } from "@preact/signals";
 import { address, type Event, raw } from "../api/client.ts";
-import { type Stream, transport } from "../transport.ts";
-import { session } from "./session.ts";
+import { transport } from "../transport.ts";
+import { awaySince, isSignedIn } from "./session.ts";
 import { visible } from "./visible.ts";
 
-/** Events that the page keeps. The daemon keeps a week of them. */
+/** Events that the page keeps, unless older ones were asked for. The daemon keeps a week of them. */
 const KEPT = 5000;
+/** Events of one answer of the daemon. */
+const PAGE = 4096;
 const POLL_MS = 5000;
 /** How long after a failed stream another one is tried. */
 const RETRY_MS = 15_000;
+/** Events that come within this time are shown together: the first answer may be thousands. */
+const BATCH_MS = 100;
+/** Events that come so soon after the first connection are of the past. */
+const PAST_MS = 1000;
 
 export const events = signal<Event[]>([]);
 export type Following = "stream" | "polling" | "connecting" | "paused";
 export const following = signal<Following>("paused");
 /** Grows with each batch of new events that came after the first. */
 export const newEvents = signal(0);
+/** Whether the daemon has told what there was before the page was opened. */
+export const hasBegun = signal(false);
+/** The event before which the daemon had none. */
+const oldestId = signal<string | null>(null);
+/** Whether the daemon has no events before the oldest one here. */
+export const hasOldest = computed(() => {
+  const id = events.value.at(-1)?.id;
+  return hasBegun.value && (id === undefined || id === oldestId.value || parts(id).number <= 1);
+});
 
-/** Adds events that came in the order of their age, and drops those that are there already. */
+/** An id `HISTORY-NUMBER`. */
+function parts(id: string): { history: string; number: number } {
+  const [history = "", number = ""] = id.split("-");
+  return { history, number: Number(number) };
+}
+
+/** Adds events that came in the order of their ids, and drops those that are there already. */
 export function merge(kept: Event[], came: Event[], most = KEPT): Event[] {
-  if (came.length === 0) return kept;
-  const known = new Set(kept.slice(0, came.length + 64).map((e) => e.id));
-  const fresh = came.filter((e) => !known.has(e.id));
+  const newest = new Map<string, number>();
+  // The newest of a history is the first of it here: whatever is not behind it has come before.
+  for (const { id } of kept) {
+    const { history, number } = parts(id);
+    if (!newest.has(history)) newest.set(history, number);
+  }
+  const fresh = came.filter(({ id }) => {
+    const { history, number } = parts(id);
+    if (number <= (newest.get(history) ?? -1)) return false;
+    newest.set(history, number);
+    return true;
+  });
   return fresh.length ? [...fresh.reverse(), ...kept].slice(0, most) : kept;
 }
 
-let stream: Stream | undefined;
-let timer: ReturnType<typeof setTimeout> | undefined;
+let most = KEPT;
 let batch: Event[] = [];
 let isTaking = false;
-let hadFirst = false;
+/** Ends the source of events that is open. */
+let close: (() => void) | undefined;
 
 const last = () => batch.at(-1)?.id ?? events.value[0]?.id;
 
 function take(): void {
   isTaking = false;
-  const next = merge(events.value, batch);
+  const next = merge(events.value, batch, most);
   batch = [];
   if (next === events.value) return;
   events.value = next;
-  if (hadFirst) newEvents.value++;
-  hadFirst = true;
+  if (hasBegun.value) newEvents.value++;
+  hasBegun.value = true;
 }
 
 function came(event: Event): void {
   batch.push(event);
-  // The first answer may be thousands of events: one rendering for all of them.
-  if (!isTaking) setTimeout(take, 100);
+  if (!isTaking) setTimeout(take, BATCH_MS);
   isTaking = true;
 }
 
-function open(): void {
-  close();
+function openStream(): void {
+  close?.();
   following.value = "connecting";
-  stream = transport.stream(address("/v1/event-stream", undefined, { after: last() }), {
+  const stream = transport.stream(address("/v1/event-stream", undefined, { after: last() }), {
     opened: () => {
       following.value = "stream";
       setTimeout(() => {
-        hadFirst = true;
-      }, 1000);
+        hasBegun.value = true;
+      }, PAST_MS);
     },
     message: (data) => {
       try {
@@ -70,40 +99,72 @@ function open(): void {
         // A line that is no JSON is of a newer daemon.
       }
     },
-    failed: () => {
-      close();
-      void poll(Date.now() + RETRY_MS);
+    interrupted: () => {
+      following.value = "connecting";
     },
+    failed: () => poll(Date.now() + RETRY_MS),
   });
+  close = () => stream.close();
 }
 
 /** Asks for events until another stream is tried. */
-async function poll(until: number): Promise<void> {
+function poll(until: number): void {
+  close?.();
   following.value = "polling";
-  try {
-    const answer = await raw<{ items: Event[] }>("GET", address("/v1/events", undefined, { after: last() }));
-    answer.body.items.forEach(came);
-  } catch {
-    // The next attempt follows.
-  }
-  if (!visible.value || session.value.is !== "in") return;
-  timer = setTimeout(() => (Date.now() >= until ? open() : void poll(until)), POLL_MS);
+  const abort = new AbortController();
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  close = () => {
+    abort.abort();
+    clearTimeout(timer);
+  };
+  const ask = async () => {
+    const path = address("/v1/events", undefined, { after: last() });
+    try {
+      const { body } = await raw<{ items: Event[] }>("GET", path, { signal: abort.signal });
+      if (abort.signal.aborted) return;
+      body.items.forEach(came);
+      if (body.items.length === 0) hasBegun.value = true;
+    } catch {
+      // The next attempt follows.
+    }
+    if (abort.signal.aborted) return;
+    timer = setTimeout(() => (Date.now() >= until ? openStream() : void ask()), POLL_MS);
+  };
+  void ask();
 }
 
-function close(): void {
-  stream?.close();
-  stream = undefined;
-  clearTimeout(timer);
+/** Reads the events before the oldest one here. */
+export async function readOlder(): Promise<void> {
+  const oldest = events.value.at(-1);
+  if (!oldest) return;
+  const { history, number } = parts(oldest.id);
+  const from = Math.max(0, number - 1 - PAGE);
+  const path = address("/v1/events", undefined, { after: `${history}-${from}` });
+  const { body } = await raw<{ items: Event[] }>("GET", path);
+  const older = body.items.filter(({ id, kind }) => {
+    const is = parts(id);
+    // Where the daemon's events begin behind what was asked for, the first item only says so.
+    const isNotice = kind === "lost" && is.number > from + 1 && id === body.items[0]?.id;
+    return is.history === history && is.number < number && !isNotice;
+  });
+  // Another answer may have come first.
+  if (events.value.at(-1) !== oldest) return;
+  most += older.length;
+  events.value = [...events.value, ...older.reverse()];
+  if (older.length < PAGE) oldestId.value = events.value.at(-1)?.id ?? null;
 }
 
 /** Starts to follow, for as long as the page lives. */
 export function startEvents(): void {
   effect(() => {
-    const isOn = session.value.is === "in" && visible.value;
+    const isOn = isSignedIn.value && visible.value;
+    // A stream may hang when the daemon has gone: when it answers again, another one is opened.
+    const isAway = awaySince.value !== null;
     untracked(() => {
-      if (isOn) return open();
-      close();
-      following.value = "paused";
+      if (isOn && !isAway) return openStream();
+      close?.();
+      close = undefined;
+      following.value = isOn ? "connecting" : "paused";
     });
   });
 }

@@ -2,16 +2,19 @@
 //
 // Invariant: at most one request for figures is in flight.
 import { computed, effect, signal, untracked } from "@preact/signals";
-import { ApiError, address, type Figures, raw } from "../api/client.ts";
+import { type Answer, ApiError, address, type Figures, raw } from "../api/client.ts";
 import { route } from "../router.ts";
 import { type History, samplesOf } from "./history.ts";
 import { Moments } from "./moments.ts";
-import { session } from "./session.ts";
+import { isSignedIn } from "./session.ts";
 import { visible } from "./visible.ts";
 
 const EVERY_MS = 2000;
 /** Large answers are asked for less often: this much time for each MB. */
 const MS_FOR_A_MB = 1500;
+
+/** When an answer comes so much later than it should, there are no rates between it and the last. */
+const BREAK_MS = 30_000;
 
 /** What the figures are limited to. */
 type Scope = { catalog?: string; machine?: string; machines?: false };
@@ -21,6 +24,8 @@ const moments = new Moments();
 export const tick = signal(0);
 /** When the last figures came, in milliseconds. */
 export const figuresAt = signal<number | null>(null);
+/** Why they could not be read the last time; null if they could. */
+export const figuresError = signal<Error | null>(null);
 
 /** What a page needs: an object's page its object, a list of machines all of them, others only the sums. */
 const scope = computed<Scope>(() => {
@@ -45,35 +50,62 @@ export const catalogRows = computed(() => {
   return moments.catalogs();
 });
 
-/** Catalogs whose history has been asked for. */
-const seeded = new Set<string>();
+/** Catalogs whose history has been asked for since the last break. */
+let seeded = new Set<string>();
 const SEEDED_CATALOGS = 24;
-let hasHistory = true;
 
 /** Fills small pictures with what was before the page was opened, once for each catalog. */
 async function seed(): Promise<void> {
   // Only pages that show catalogs one by one have these pictures.
   if (scope.peek().machines === false || scope.peek().machine) return;
+  const begun = seeded;
   for (const { name } of moments.last?.catalogs.slice(0, SEEDED_CATALOGS) ?? []) {
-    if (!hasHistory || seeded.has(name)) continue;
-    seeded.add(name);
+    if (begun.has(name)) continue;
+    begun.add(name);
     try {
-      const answer = await raw<History>(
-        "GET",
-        address("/v1/history", undefined, { catalog: name, seconds: 600 }),
-      );
-      moments.seed("catalogs", name, samplesOf(answer.body));
+      const path = address("/v1/history", undefined, { catalog: name, seconds: 600 });
+      const { body } = await raw<History>("GET", path);
+      if (begun !== seeded) return;
+      moments.seed("catalogs", name, samplesOf(body));
       tick.value++;
     } catch (error) {
-      if (error instanceof ApiError) hasHistory = error.code !== "not_found";
-      else seeded.delete(name);
+      // What the daemon refuses, it would refuse again: there is no history of this catalog.
+      if (!(error instanceof ApiError)) begun.delete(name);
     }
+    if (begun !== seeded) return;
   }
+}
+
+/** Forgets what rates would be made of: they are of one time without a break. */
+function restart(): void {
+  moments.pause();
+  seeded = new Set();
+  tick.value++;
 }
 
 let timer: ReturnType<typeof setTimeout> | undefined;
 let running: AbortController | undefined;
 let etag: string | null = null;
+/** The pause after the last answer, in milliseconds. */
+let pauseMs = EVERY_MS;
+
+function take(answer: Answer<Figures>, tookMs: number): void {
+  const before = figuresAt.value;
+  const at = Date.now();
+  figuresAt.value = at;
+  if (before !== null && at - before > pauseMs + tookMs + BREAK_MS) restart();
+  if (answer.status === 304) {
+    if (before !== null) moments.repeat(at - before);
+    tick.value++;
+    pauseMs = EVERY_MS;
+  } else {
+    etag = answer.etag;
+    if (moments.add(answer.body)) tick.value++;
+    const mb = answer.body.machines.length / 1000;
+    pauseMs = Math.max(EVERY_MS, mb * MS_FOR_A_MB, tookMs * 4);
+  }
+  void seed();
+}
 
 async function poll(): Promise<void> {
   clearTimeout(timer);
@@ -85,20 +117,13 @@ async function poll(): Promise<void> {
     const started = performance.now();
     const headers: Record<string, string> = etag ? { "If-None-Match": etag } : {};
     const answer = await raw<Figures>("GET", path.value, { headers, signal: abort.signal });
-    const before = figuresAt.value;
-    figuresAt.value = Date.now();
-    if (answer.status === 304) {
-      if (before !== null) moments.repeat(figuresAt.value - before);
-      tick.value++;
-    } else {
-      etag = answer.etag;
-      if (moments.add(answer.body)) tick.value++;
-      void seed();
-      const mb = answer.body.machines.length / 1000;
-      wait = Math.max(EVERY_MS, mb * MS_FOR_A_MB, (performance.now() - started) * 4);
-    }
-  } catch {
     if (abort.signal.aborted) return;
+    take(answer, performance.now() - started);
+    wait = pauseMs;
+    figuresError.value = null;
+  } catch (error) {
+    if (abort.signal.aborted) return;
+    figuresError.value = error instanceof Error ? error : new Error(String(error));
   }
   timer = setTimeout(() => void poll(), wait);
 }
@@ -107,7 +132,7 @@ async function poll(): Promise<void> {
 export function startFigures(): void {
   let last = "";
   effect(() => {
-    const isOn = session.value.is === "in" && visible.value;
+    const isOn = isSignedIn.value && visible.value;
     const next = path.value;
     untracked(() => {
       if (next !== last) {
@@ -115,14 +140,13 @@ export function startFigures(): void {
         last = next;
         etag = null;
         moments.clear();
-        seeded.clear();
+        seeded = new Set();
         tick.value++;
       }
-      if (isOn) void poll();
-      else {
-        clearTimeout(timer);
-        running?.abort();
-      }
+      if (isOn) return void poll();
+      clearTimeout(timer);
+      running?.abort();
+      restart();
     });
   });
 }

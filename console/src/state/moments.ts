@@ -1,7 +1,7 @@
 // What the figures say over time: rates between the last two moments, and when a write cache will be full. The rules are
 // those of `spillway top`, so that both say the same.
 //
-// Invariant: a rate is of the time between two moments of the same daemon; without two there is none.
+// Invariant: a rate is of the time between two moments of the same daemon, without a break; without two there is none.
 import type { Counters, Figures, Levels, Schemas } from "../api/client.ts";
 
 /** How far back growth is looked at to say when a cache is full. */
@@ -164,25 +164,6 @@ export function sumRates(all: (Rates | null)[]): Rates | null {
   return sum;
 }
 
-/** Adds the samples of several objects, moment by moment. */
-export function sumSamples(all: Sample[][]): Sample[] {
-  const sums = new Map<number, Sample>();
-  for (const samples of all) {
-    for (const one of samples) {
-      const sum = sums.get(one.time);
-      if (!sum) {
-        sums.set(one.time, { ...one });
-        continue;
-      }
-      for (const key of Object.keys(one) as (keyof Sample)[]) {
-        if (key === "fill") sum.fill = Math.max(sum.fill, one.fill);
-        else if (key !== "time") sum[key] += one[key];
-      }
-    }
-  }
-  return [...sums.values()].sort((a, b) => a.time - b.time);
-}
-
 type Parts = { counters: Counters; levels: Levels };
 
 /** The moments that rows are made of. */
@@ -190,6 +171,8 @@ export class Moments {
   private moments: Figures[] = [];
   /** Whether the last moment only says that nothing has changed since the one before. */
   private isRepeat = false;
+  /** Whether the next moment follows after a break. */
+  private isPaused = false;
   private samples = new Map<string, Sample[]>();
 
   /** Adds the moment so many milliseconds after the last, at which nothing had changed. */
@@ -206,6 +189,7 @@ export class Moments {
     if (this.isRepeat && this.last && Date.parse(figures.time) <= Date.parse(this.last.time))
       this.moments.pop();
     this.isRepeat = false;
+    if (this.isPaused) this.clear();
     const last = this.last;
     // The counters of another daemon begin anew, and the clock may have been set back.
     if (last && (last.since !== figures.since || Date.parse(figures.time) < Date.parse(last.time)))
@@ -217,9 +201,17 @@ export class Moments {
     return true;
   }
 
+  /** Begins a break: what is known stays, but nothing is compared with it any more. */
+  pause(): void {
+    this.moments = this.moments.slice(-1);
+    this.samples.clear();
+    this.isPaused = true;
+  }
+
   clear(): void {
     this.moments = [];
     this.samples.clear();
+    this.isPaused = false;
   }
 
   get last(): Figures | undefined {

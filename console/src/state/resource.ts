@@ -2,19 +2,22 @@
 // and then. Owns the copies; a page never keeps one.
 //
 // Invariant: an object is only asked for while a visible page shows it. What is shown stays until its successor is there,
-// also while the daemon is away.
+// also while the daemon is away. What was asked for while an object is read is read once more: the answer may be from before.
 import { type Signal, signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { ApiError, all, raw } from "../api/client.ts";
 import { newEvents } from "./events.ts";
-import { session } from "./session.ts";
+import { isSignedIn } from "./session.ts";
 import { visible } from "./visible.ts";
 
 export interface Loaded<T> {
   data: T | undefined;
+  /** When the data was asked for, in milliseconds since the epoch; null without data. */
+  at: number | null;
   /** The tag for If-Match, as it came. */
   etag: string | null;
-  error: ApiError | Error | null;
+  /** Why the last reading failed; the data is of an earlier one. */
+  error: Error | null;
   loading: boolean;
 }
 
@@ -23,8 +26,11 @@ interface Entry {
   users: number;
   everyMs: number;
   isList: boolean;
+  /** When it is read next, in milliseconds since the epoch; Infinity while it is read and nobody asks for another reading. */
   next: number;
   inFlight: boolean;
+  /** How many readings have failed since the last good one. */
+  failures: number;
   /** The least pause between two readings, in milliseconds: what is slow to read is read less often. */
   pauseMs: number;
 }
@@ -32,10 +38,17 @@ interface Entry {
 const entries = new Map<string, Entry>();
 const AFTER_EVENTS_MS = 400;
 const LIST_AFTER_EVENTS_MS = 1000;
+/** The pause after a failed reading doubles, within these bounds. */
+const RETRY_MS = 1000;
+const MAX_RETRY_MS = 10_000;
 /** What is not there is looked for less often. */
 const MISSING_MS = 60_000;
 /** Entries that nobody shows are kept, so that going back is instant, but not without end. */
 const UNUSED = 40;
+/** A reading that failed is told when what is shown is so much older than it would be otherwise. */
+const TOLERATED_MS = 6000;
+
+const NOTHING: Loaded<unknown> = { data: undefined, at: null, etag: null, error: null, loading: true };
 
 function entry(path: string, isList: boolean, everyMs: number): Entry {
   let found = entries.get(path);
@@ -45,12 +58,13 @@ function entry(path: string, isList: boolean, everyMs: number): Entry {
       if (users === 0) entries.delete(old);
     }
     found = {
-      state: signal<Loaded<unknown>>({ data: undefined, etag: null, error: null, loading: true }),
+      state: signal(NOTHING),
       users: 0,
       everyMs,
       isList,
       next: 0,
       inFlight: false,
+      failures: 0,
       pauseMs: 0,
     };
     entries.set(path, found);
@@ -58,44 +72,53 @@ function entry(path: string, isList: boolean, everyMs: number): Entry {
   return found;
 }
 
+async function read(path: string, isList: boolean): Promise<{ data: unknown; etag: string | null }> {
+  if (isList) return { data: await all<unknown>(path), etag: null };
+  const { body, etag } = await raw<unknown>("GET", path);
+  return { data: body, etag };
+}
+
+function isMissing(error: Error): boolean {
+  return error instanceof ApiError && error.code === "not_found";
+}
+
+/** The pause after a reading. */
+function pauseAfter(of: Entry): number {
+  const { error } = of.state.value;
+  if (!error) return of.everyMs;
+  return isMissing(error) ? MISSING_MS : Math.min(MAX_RETRY_MS, RETRY_MS * 2 ** (of.failures - 1));
+}
+
 async function load(path: string, of: Entry): Promise<void> {
   if (of.inFlight) return;
   of.inFlight = true;
-  const before = of.state.value;
-  const started = performance.now();
+  of.next = Number.POSITIVE_INFINITY;
+  const at = Date.now();
   try {
-    if (of.isList) {
-      const data = await all<unknown>(path);
-      of.state.value = { data, etag: null, error: null, loading: false };
-    } else {
-      const headers: Record<string, string> =
-        before.etag && before.data !== undefined && !isLive(path) ? { "If-None-Match": before.etag } : {};
-      const answer = await raw<unknown>("GET", path, { headers });
-      if (answer.status !== 304) {
-        of.state.value = { data: answer.body, etag: answer.etag, error: null, loading: false };
-      } else if (before.error) of.state.value = { ...before, error: null };
-    }
-  } catch (error) {
-    const problem = error instanceof Error ? error : new Error(String(error));
-    const isGone = problem instanceof ApiError && problem.code === "not_found";
-    of.state.value = { ...before, data: isGone ? undefined : before.data, error: problem, loading: false };
+    of.state.value = { ...(await read(path, of.isList)), at, error: null, loading: false };
+    of.failures = 0;
+  } catch (failure) {
+    const error = failure instanceof Error ? failure : new Error(String(failure));
+    const was = isMissing(error) ? NOTHING : of.state.value;
+    of.state.value = { ...was, error, loading: false };
+    of.failures++;
   }
   of.inFlight = false;
-  const { error } = of.state.value;
-  const isMissing = error instanceof ApiError && error.code === "not_found";
-  of.pauseMs = (performance.now() - started) * 5;
-  of.next = Date.now() + Math.max(isMissing ? MISSING_MS : of.everyMs, of.pauseMs);
+  of.pauseMs = (Date.now() - at) * 5;
+  of.next = Math.min(of.next, Date.now() + Math.max(pauseAfter(of), of.pauseMs));
+  loadIfDue(path, of);
 }
 
-/** Objects whose tag covers only what clients can change, while their status goes on: they are read anew each time. */
-function isLive(path: string): boolean {
-  return /^\/v1\/(machines|host|catalogs)/.test(path);
+function loadIfDue(path: string, of: Entry): void {
+  if (visible.value && isSignedIn.value && of.users > 0 && Date.now() >= of.next) void load(path, of);
 }
 
-setInterval(() => {
-  if (!visible.value || session.value.is !== "in") return;
-  for (const [path, of] of entries) if (of.users > 0 && Date.now() >= of.next) void load(path, of);
-}, 500);
+function loadWhatIsDue(): void {
+  for (const [path, of] of entries) loadIfDue(path, of);
+}
+
+setInterval(loadWhatIsDue, 500);
+visible.subscribe(loadWhatIsDue);
 
 newEvents.subscribe(() => {
   for (const of of entries.values()) {
@@ -104,18 +127,25 @@ newEvents.subscribe(() => {
   }
 });
 
+/** Reads what is at a path, again and again, until the function that it returns is called. */
+export function watch(path: string, isList: boolean, everyMs: number): () => void {
+  const of = entry(path, isList, everyMs);
+  of.users++;
+  loadIfDue(path, of);
+  return () => {
+    of.users--;
+  };
+}
+
+/** The copy of what is at a path. */
+export function copyOf(path: string, isList: boolean, everyMs: number): Signal<Loaded<unknown>> {
+  return entry(path, isList, everyMs).state;
+}
+
 function use<T>(path: string | null, isList: boolean, everyMs: number): Loaded<T> {
-  useEffect(() => {
-    if (path === null) return;
-    const of = entry(path, isList, everyMs);
-    of.users++;
-    if (Date.now() >= of.next) void load(path, of);
-    return () => {
-      of.users--;
-    };
-  }, [path, isList, everyMs]);
-  if (path === null) return { data: undefined, etag: null, error: null, loading: false };
-  return entry(path, isList, everyMs).state.value as Loaded<T>;
+  useEffect(() => (path === null ? undefined : watch(path, isList, everyMs)), [path, isList, everyMs]);
+  if (path === null) return { ...NOTHING, loading: false } as Loaded<T>;
+  return copyOf(path, isList, everyMs).value as Loaded<T>;
 }
 
 /** An object at a path. */
@@ -130,8 +160,27 @@ export function useList<T>(path: string | null, everyMs = 10_000): Loaded<T[]> {
 
 /** Reads everything that is shown again, because something was changed. */
 export function refresh(): void {
+  for (const of of entries.values()) of.next = 0;
+  loadWhatIsDue();
+}
+
+export interface Old {
+  /** Parts of the path: `["machines"]`, `["catalogs", "desk"]`. */
+  parts: string[];
+  /** When it was read, in milliseconds since the epoch. */
+  at: number;
+  error: Error;
+}
+
+/** What is shown although it is old, because it could not be read again. */
+export function oldParts(now: number): Old[] {
+  const old: Old[] = [];
   for (const [path, of] of entries) {
-    if (of.users > 0) void load(path, of);
-    else of.next = 0;
+    const { at, error } = of.state.value;
+    if (of.users === 0 || at === null || !error) continue;
+    if (now - at < of.everyMs + TOLERATED_MS) continue;
+    const parts = (path.split("?")[0] ?? "").split("/").slice(2).map(decodeURIComponent);
+    old.push({ parts, at, error });
   }
+  return old;
 }

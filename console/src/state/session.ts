@@ -1,8 +1,10 @@
 // Who is signed in, and what their role permits. Owns the session; never sees a token longer than it takes to send it.
 //
-// Invariant: the role only decides what the page offers. What is permitted is decided by the daemon.
-import { signal } from "@preact/signals";
-import { ApiError, hooks, raw } from "../api/client.ts";
+// Invariant: the role only decides what the page offers. What is permitted is decided by the daemon. Nothing that was read in
+// one session is there in another: between two, the page is loaded anew.
+import { computed, signal } from "@preact/signals";
+import { ApiError, hooks, raw, words } from "../api/client.ts";
+import { visible } from "./visible.ts";
 
 export type Role = "read" | "operate" | "admin";
 export interface Session {
@@ -13,58 +15,102 @@ export interface Session {
 }
 
 export type SessionState =
-  | { is: "unknown" }
+  /** Not known yet; `why`: the daemon has answered, and did not say it. */
+  | { is: "unknown"; why: string | null }
   | { is: "in"; session: Session }
   | { is: "out"; why: "never" | "ended" };
 
-export const session = signal<SessionState>({ is: "unknown" });
+export const session = signal<SessionState>({ is: "unknown", why: null });
+export const isSignedIn = computed(() => session.value.is === "in");
 /** Since when the daemon does not answer, in milliseconds; null while it does. */
 export const awaySince = signal<number | null>(null);
 
-hooks.unauthenticated = () => {
-  session.value = { is: "out", why: session.value.is === "in" ? "ended" : "never" };
-};
+/** What the history of the browser keeps over a new load of the page: that a session has ended. */
+const ENDED = { spillway: "ended" };
+/** The session is not asked for more often, however many requests are refused. */
+const ASK_MS = 3000;
+
 hooks.unreachable = () => {
   awaySince.value ??= Date.now();
 };
 hooks.answered = () => {
   awaySince.value = null;
 };
+hooks.refused = () => void renew();
 
-/** Asks who the caller is, until the daemon answers. */
+/** When the session was asked for last, in milliseconds since the epoch. */
+let asked = 0;
+
+async function ask(): Promise<Session> {
+  asked = Date.now();
+  const { body } = await raw<Session>("GET", "/v1/session");
+  return body;
+}
+
+const isUnauthenticated = (error: unknown) => error instanceof ApiError && error.problem.status === 401;
+
+/** Asks who the caller is, until the daemon says it. */
 export async function begin(): Promise<void> {
   for (let wait = 1000; ; wait = Math.min(wait * 2, 10_000)) {
     try {
-      const { body } = await raw<Session>("GET", "/v1/session");
-      session.value = { is: "in", session: body };
+      session.value = { is: "in", session: await ask() };
       return;
     } catch (error) {
-      if (error instanceof ApiError && error.problem.status === 401) return;
-      // A daemon without sessions decides by itself who the caller is.
-      if (error instanceof ApiError && error.code === "not_found") {
-        session.value = {
-          is: "in",
-          session: { caller: "", role: "admin", by: "socket", seconds_left: null },
-        };
+      if (isUnauthenticated(error)) {
+        const isEnded = history.state?.spillway === ENDED.spillway;
+        session.value = { is: "out", why: isEnded ? "ended" : "never" };
         return;
       }
+      if (error instanceof ApiError) session.value = { is: "unknown", why: words(error) };
       await new Promise((done) => setTimeout(done, wait));
     }
   }
 }
 
+/** Asks again who the caller is: the session may have ended, or be that of somebody else by now. */
+export async function renew(): Promise<void> {
+  const before = session.value;
+  if (before.is !== "in" || Date.now() - asked < ASK_MS) return;
+  try {
+    const now = await ask();
+    const { caller, role, by } = before.session;
+    if (now.caller !== caller || now.role !== role || now.by !== by) location.reload();
+    else session.value = { is: "in", session: now };
+  } catch (error) {
+    // Anything else says nothing about the session.
+    if (isUnauthenticated(error)) end();
+  }
+}
+
+visible.subscribe((isVisible) => {
+  if (isVisible) void renew();
+});
+
+function end(): void {
+  history.replaceState(ENDED, "");
+  location.reload();
+}
+
 export async function login(token: string): Promise<void> {
   const { body } = await raw<Session>("POST", "/v1/session", { body: { token } });
+  history.replaceState(null, "");
   session.value = { is: "in", session: body };
 }
 
+/** Ends the session, and everything that the page knows. */
 export async function logout(): Promise<void> {
-  await raw("DELETE", "/v1/session");
-  session.value = { is: "out", why: "never" };
+  try {
+    await raw("DELETE", "/v1/session");
+  } catch (error) {
+    // Whom the daemon refuses has no session any more.
+    if (!(error instanceof ApiError)) throw error;
+  }
+  location.reload();
 }
 
 const ORDER: Role[] = ["read", "operate", "admin"];
 
+/** Whether the role permits what needs this one. A role that is not known permits nothing. */
 export function can(role: Role): boolean {
   const state = session.value;
   return state.is === "in" && ORDER.indexOf(state.session.role) >= ORDER.indexOf(role);

@@ -75,9 +75,9 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
     },
     {
       key: "written",
-      title: "Written",
+      title: "Written/s",
       isFigure: true,
-      hint: "Bytes that guests write in a second. The picture: RAM tier and overflow in the last ten minutes",
+      hint: "Bytes that guests write in a second. The picture: what was written to RAM tier and overflow in the last ten minutes",
       sort: (item) => of(item)?.rates?.guest.written ?? null,
       cell: withRow((row) => (
         <span class="spark-cell">
@@ -88,15 +88,16 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
     },
     {
       key: "read",
-      title: "Read",
+      title: "Read/s",
       isFigure: true,
       isExtra: true,
+      hint: "Bytes that guests read in a second",
       sort: (item) => of(item)?.rates?.guest.read ?? null,
       cell: withRow((row) => <Rate value={row.rates?.guest.read} />),
     },
     {
       key: "overflow",
-      title: "Overflow",
+      title: "Overflow/s",
       isFigure: true,
       isExtra: true,
       hint: "Bytes read and written in the overflow in a second",
@@ -113,7 +114,7 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
       title: "Spared",
       isFigure: true,
       isExtra: true,
-      hint: "Bytes written by guests that never reached a disk",
+      hint: "Bytes that guests wrote and that never reached a disk",
       sort: (item) => of(item)?.sparedBytes,
       cell: withRow((row) => bytes(row.sparedBytes)),
     },

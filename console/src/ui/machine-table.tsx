@@ -149,15 +149,7 @@ export function MachineTable({ catalog }: { catalog?: Catalog }) {
     );
   const act = (action: Schemas["Action"]) => {
     const names = items.map((i) => i.name).filter((name) => chosen.has(name));
-    const owners = new Set(items.filter((i) => chosen.has(i.name)).map((i) => i.catalog));
-    const one = owners.size === 1 ? (catalog ?? catalogs.data?.find((c) => owners.has(c.name))) : undefined;
-    const target = machinesTarget(names, items, one);
-    // Of several catalogs, the one that keeps data decides how careful to be.
-    if (!one) {
-      target.isKeeping = (catalogs.data ?? []).some(
-        (c) => owners.has(c.name) && (c.spec.type === "dedicated" || c.spec.reset === "never"),
-      );
-    }
+    const target = machinesTarget(names, items, catalog ? [catalog] : catalogs.data);
     ask(machineAct(action, target));
   };
   const acts: [Schemas["Action"], string][] = [

@@ -98,6 +98,9 @@ export function Notice({ tone = "note", children }: Children & { tone?: Tone }) 
   return <div class={`notice ${tone}`}>{children}</div>;
 }
 
+/** Longer commands, such as those with the names of many machines, are scrolled. */
+const LONG = 1000;
+
 /** A command that can be selected with one click and copied. */
 export function Command({ text, label = "The same as a command" }: { text: string; label?: string }) {
   const ref = useRef<HTMLButtonElement>(null);
@@ -117,7 +120,7 @@ export function Command({ text, label = "The same as a command" }: { text: strin
           Copy
         </button>
       </figcaption>
-      <pre>{text}</pre>
+      <pre {...(text.length > LONG ? { class: "long", tabIndex: 0 } : {})}>{text}</pre>
     </figure>
   );
 }

@@ -2,11 +2,13 @@
 // away.
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { words } from "../api/client.ts";
 import { href, pageKey, route } from "../router.ts";
 import { following } from "../state/events.ts";
 import { figuresAt } from "../state/figures.ts";
 import { awaySince, logout, session } from "../state/session.ts";
 import { now } from "../state/visible.ts";
+import { toast } from "./announce.tsx";
 import { clock, duration } from "./format.ts";
 import { choose, type Theme, theme } from "./theme.ts";
 
@@ -49,6 +51,10 @@ function Freshness() {
       {text}, {how}
     </p>
   );
+}
+
+async function signOut(): Promise<void> {
+  await logout().catch((error) => toast(`You are still signed in. ${words(error)}`, "error"));
 }
 
 export function Shell({ children }: { children: ComponentChildren }) {
@@ -100,7 +106,7 @@ export function Shell({ children }: { children: ComponentChildren }) {
               </p>
             ) : null}
             {state.is === "in" && state.session.by === "session" ? (
-              <button type="button" class="plain" onClick={() => void logout()}>
+              <button type="button" class="plain" onClick={() => void signOut()}>
                 Sign out
               </button>
             ) : null}

@@ -1,6 +1,7 @@
 // Tables: sorted, filtered and selected; long ones draw only the rows that can be seen. The sort is in the URL.
 //
-// Invariant: a selection only contains rows that are shown.
+// Invariant: a selection only contains rows that are shown. While there is one, rows keep their places, so that none jumps away
+// from the pointer.
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { queryValue, setQuery } from "../router.ts";
@@ -38,6 +39,29 @@ export function sorted<T>(rows: T[], column: Column<T> | undefined, isReverse: b
     .map(({ row }) => row);
 }
 
+/** Rows in the places that they had. Those that had none follow, in the order that they come in. */
+export function inPlace<T>(rows: T[], id: (row: T) => string, places: string[]): T[] {
+  const at = new Map(places.map((name, place) => [name, place]));
+  const place = (row: T) => at.get(id(row)) ?? places.length;
+  return [...rows].sort((a, b) => place(a) - place(b));
+}
+
+/** The rows from one to another, in either direction. Without the first, which may not be shown any more, only the second. */
+export function range(shown: string[], from: string | null, to: string): string[] {
+  const start = from === null ? -1 : shown.indexOf(from);
+  const end = shown.indexOf(to);
+  if (start < 0) return [to];
+  return shown.slice(Math.min(start, end), Math.max(start, end) + 1);
+}
+
+/** The order of rows: by a column, until some are chosen; then as it was at that time, or at the last change of the sort. */
+function useOrder<T>(rows: T[], id: (row: T) => string, order: string, isHeld: boolean): T[] {
+  const held = useRef<{ order: string; places: string[] } | null>(null);
+  if (!isHeld) held.current = null;
+  else if (held.current?.order !== order) held.current = { order, places: rows.map(id) };
+  return held.current ? inPlace(rows, id, held.current.places) : rows;
+}
+
 function classOf(c: { isFigure?: boolean; isWide?: boolean; isExtra?: boolean }): string {
   return `${c.isFigure ? "figure" : ""}${c.isWide ? " wide" : ""}${c.isExtra ? " extra" : ""}`;
 }
@@ -64,11 +88,13 @@ export function Table<T>(props: TableProps<T>) {
   const order = queryValue(sortName) ?? initial;
   const isReverse = order.startsWith("-");
   const by = columns.find((c) => c.key === order.replace(/^-/, ""));
-  const rows = sorted(props.rows, by, isReverse);
+  const isHeld = (selection?.chosen.size ?? 0) > 0;
+  const rows = useOrder(sorted(props.rows, by, isReverse), id, order, isHeld);
   const isVirtual = rows.length > VIRTUAL_FROM;
   const scroller = useRef<HTMLDivElement>(null);
   const [view, setView] = useState<[number, number]>([0, 60]);
-  const anchor = useRef<number | null>(null);
+  /** The row that was clicked last: a range begins there. */
+  const anchor = useRef<string | null>(null);
 
   useLayoutEffect(() => {
     const box = scroller.current;
@@ -95,16 +121,14 @@ export function Table<T>(props: TableProps<T>) {
     if (rest.length !== selection.chosen.size) selection.change(new Set(rest));
   });
 
-  const toggle = (index: number, isOn: boolean, isRange: boolean) => {
+  const toggle = (name: string, isOn: boolean, isRange: boolean) => {
     if (!selection) return;
     const next = new Set(selection.chosen);
-    const from = isRange && anchor.current !== null ? Math.min(anchor.current, index) : index;
-    const to = isRange && anchor.current !== null ? Math.max(anchor.current, index) : index;
-    for (const row of rows.slice(from, to + 1)) {
-      if (isOn) next.add(id(row));
-      else next.delete(id(row));
+    for (const one of isRange ? range(rows.map(id), anchor.current, name) : [name]) {
+      if (isOn) next.add(one);
+      else next.delete(one);
     }
-    anchor.current = index;
+    anchor.current = name;
     selection.change(next);
   };
 
@@ -196,7 +220,7 @@ export function Table<T>(props: TableProps<T>) {
                       type="checkbox"
                       aria-label={`Select ${key}`}
                       checked={isChosen}
-                      onClick={(e) => toggle(first + i, e.currentTarget.checked, e.shiftKey)}
+                      onClick={(e) => toggle(key, e.currentTarget.checked, e.shiftKey)}
                     />
                   </td>
                 ) : null}
@@ -241,6 +265,7 @@ export function SelectionBar({
   return (
     <div class="selection" role="region" aria-label="Selection">
       <strong>{plural(chosen.size, noun)} selected</strong>
+      <span class="hint">Rows keep their places meanwhile.</span>
       <div class="acts">{children}</div>
       <button type="button" class="plain" onClick={clear}>
         Clear
