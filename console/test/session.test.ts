@@ -1,9 +1,9 @@
 // A session: what is known of it, when it is asked for again, and that nothing outlives it.
 import { browser } from "./dom.ts";
 import assert from "node:assert/strict";
-import { beforeEach, mock, test } from "node:test";
+import { afterEach, beforeEach, mock, test } from "node:test";
 import { raw } from "../src/api/client.ts";
-import { begin, can, logout, type Session, session } from "../src/state/session.ts";
+import { begin, can, isOver, logout, type Session, session } from "../src/state/session.ts";
 import { visible } from "../src/state/visible.ts";
 import { transport } from "../src/transport.ts";
 
@@ -19,12 +19,16 @@ beforeEach(() => {
   asked = [];
   browser.reloads = 0;
   browser.state = null;
+  isOver.value = false;
   mock.timers.tick(60_000);
   transport.request = async ({ method, path }) => {
     asked.push(`${method} ${path}`);
     return { etag: null, ...(answers[`${method} ${path}`] ?? problem(404, "no such route", "not_found")) };
   };
 });
+
+// What is filled in must not hold the page back.
+afterEach(() => assert.equal(isOver.value, browser.reloads > 0));
 
 test("an answer that does not say who the caller is gives no rights", async () => {
   answers = {};

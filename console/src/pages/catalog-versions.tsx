@@ -301,7 +301,7 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
         version: after.version,
         strategy,
         claimGraceSeconds: body.claim_grace_seconds ?? undefined,
-        isKeeping: keepsData(catalog.spec),
+        isKeeping: keepsData(catalog.spec) === true,
       })
     : [];
   return (

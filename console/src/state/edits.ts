@@ -1,10 +1,11 @@
 // What people have filled in and not applied yet: the draft of a new catalog, and changes of settings. Kept while the page lives,
 // so that going elsewhere in the console loses nothing. Before the page itself is left, the browser asks.
 //
-// Invariant: nothing of it is left after signing out, as a draft may contain secrets.
-import { effect, type Signal, signal } from "@preact/signals";
+// Invariant: nothing of it is there in another session, as a draft may contain secrets: between two, the page is loaded anew, and
+// nothing holds it back.
+import { type Signal, signal } from "@preact/signals";
 import { type CatalogSpec, newKey } from "../api/client.ts";
-import { session } from "./session.ts";
+import { isOver } from "./session.ts";
 
 export type Key = Exclude<keyof CatalogSpec, "redacted">;
 export type Draft = Partial<CatalogSpec>;
@@ -74,19 +75,13 @@ export function differing(changes: Draft, spec: CatalogSpec): Draft {
   );
 }
 
-/** Whether anything would be lost with the page. */
+/** Whether something would be lost with the page, and its session goes on. */
 export function isUnsaved(): boolean {
   const isFilled = (of: object) => Object.keys(of).length > 0;
   const isEdited = [...edits.values()].some((of) => isFilled(of.changes.peek()) || isFilled(of.wrong.peek()));
-  return isEdited || name.peek() !== "" || isFilled(draft.peek()) || isFilled(wrong.peek());
+  const isDrafted = name.peek() !== "" || isFilled(draft.peek()) || isFilled(wrong.peek());
+  return !isOver.peek() && (isEdited || isDrafted);
 }
-
-effect(() => {
-  const state = session.value;
-  if (state.is !== "out" || state.why !== "never") return;
-  clearDraft();
-  edits.forEach(clearEdits);
-});
 
 addEventListener("beforeunload", (event) => {
   if (isUnsaved()) event.preventDefault();

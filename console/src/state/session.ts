@@ -74,7 +74,7 @@ export async function renew(): Promise<void> {
   try {
     const now = await ask();
     const { caller, role, by } = before.session;
-    if (now.caller !== caller || now.role !== role || now.by !== by) location.reload();
+    if (now.caller !== caller || now.role !== role || now.by !== by) loadAnew();
     else session.value = { is: "in", session: now };
   } catch (error) {
     // Anything else says nothing about the session.
@@ -86,9 +86,17 @@ visible.subscribe((isVisible) => {
   if (isVisible) void renew();
 });
 
+/** Whether the session is over: then the page is loaded anew, and nobody is asked whether something would be lost. */
+export const isOver = signal(false);
+
+function loadAnew(): void {
+  isOver.value = true;
+  location.reload();
+}
+
 function end(): void {
   history.replaceState(ENDED, "");
-  location.reload();
+  loadAnew();
 }
 
 export async function login(token: string): Promise<void> {
@@ -105,7 +113,7 @@ export async function logout(): Promise<void> {
     // Whom the daemon refuses has no session any more.
     if (!(error instanceof ApiError)) throw error;
   }
-  location.reload();
+  loadAnew();
 }
 
 const ORDER: Role[] = ["read", "operate", "admin"];
