@@ -216,15 +216,6 @@ function Needs({ spec }: { spec: Draft }) {
 function Suggestion() {
   const catalogs = useList<Catalog>("/v1/catalogs");
   const [from, setFrom] = useState("");
-  const machines = machineRows.value
-    .filter((m) => m.catalog === from && m.levels.ram_limit_bytes > 0)
-    .map((m) => m.name);
-  const { sizing, isLoading } = useCurves(machines.slice(0, MOST_CURVES));
-  const choice = (limit: number, what: string) => (
-    <button type="button" onClick={() => changeDraft("ram_bytes", roundUp(limit))}>
-      {bytes(roundUp(limit))} {what}
-    </button>
-  );
   return (
     <div class="suggestion">
       <label class="choice">
@@ -238,20 +229,31 @@ function Suggestion() {
           ))}
         </select>
       </label>
-      <span aria-live="polite">
-        {from === "" ? null : machines.length === 0 ? (
-          <span class="muted">No machine of {from} with a RAM tier runs, so there is no curve.</span>
-        ) : sizing && sizing.writtenBytes > 0 ? (
-          <>
-            {choice(sizing.goalBytes, "absorbs 95%")} {choice(sizing.zeroBytes, "never overflows")}
-          </>
-        ) : isLoading ? (
-          <span class="muted">Reading the curves of {from}</span>
-        ) : (
-          <span class="muted">No machine of {from} has written anything that could be counted.</span>
-        )}
-      </span>
+      {/* The curves of one catalog are not shown for another. */}
+      <span aria-live="polite">{from ? <SuggestedLimits key={from} from={from} /> : null}</span>
     </div>
+  );
+}
+
+function SuggestedLimits({ from }: { from: string }) {
+  const machines = machineRows.value
+    .filter((m) => m.catalog === from && m.levels.ram_limit_bytes > 0)
+    .map((m) => m.name);
+  const { sizing, isLoading } = useCurves(machines.slice(0, MOST_CURVES));
+  if (machines.length === 0)
+    return <span class="muted">No machine of {from} with a RAM tier runs, so there is no curve.</span>;
+  if (!sizing && isLoading) return <span class="muted">Reading the curves of {from}</span>;
+  if (!sizing || sizing.writtenBytes === 0)
+    return <span class="muted">No machine of {from} has written anything that could be counted.</span>;
+  const choice = (limit: number, what: string) => (
+    <button type="button" onClick={() => changeDraft("ram_bytes", roundUp(limit))}>
+      {bytes(roundUp(limit))} {what}
+    </button>
+  );
+  return (
+    <>
+      {choice(sizing.goalBytes, "absorbs 95%")} {choice(sizing.zeroBytes, "never overflows")}
+    </>
   );
 }
 
