@@ -182,3 +182,78 @@ test("charts show what the daemon remembers", async () => {
   assertClean(seen);
   await context.close();
 });
+
+test("changes of settings stay when somebody goes elsewhere, and the browser asks before they are lost", async () => {
+  const { context, page, seen } = await open(browser);
+  await go(page, "#/");
+  const { catalog } = await objects(page);
+  await go(page, `#/catalogs/${catalog}?tab=settings`);
+  const field = page.getByRole("textbox", { name: "Duration of claims, s" });
+  const before = await field.inputValue();
+  await field.fill("4711");
+  await page.getByText("1 setting changed").waitFor();
+  await page.getByRole("navigation", { name: "Main" }).getByRole("link", { name: "Machines" }).click();
+  await page.getByText("kept in Settings").waitFor();
+  await page.goBack();
+  assert.equal(await field.inputValue(), "4711");
+  let asked = "";
+  page.once("dialog", (dialog) => {
+    asked = dialog.type();
+    void dialog.dismiss();
+  });
+  await page.evaluate(() => location.reload());
+  await page.waitForTimeout(500);
+  assert.equal(asked, "beforeunload");
+  assert.equal(await field.inputValue(), "4711");
+  await page.getByRole("button", { name: "Discard" }).click();
+  assert.equal(await field.inputValue(), before);
+  assert.equal(await page.evaluate(() => document.activeElement?.id), "page-title", "the focus is not lost");
+  assertClean(seen);
+  await context.close();
+});
+
+test("an answer that is lost can be asked for again", async () => {
+  const { context, page } = await open(browser);
+  await go(page, "#/catalogs/new");
+  const { image } = await objects(page);
+  await page.getByLabel("Name", { exact: true }).fill("asked-twice");
+  await page.getByLabel("Image", { exact: true }).selectOption(image);
+  await page.getByRole("link", { name: "Review" }).click();
+  await page.getByText("256M (default)").waitFor();
+  const keys = [];
+  await page.route("**/v1/catalogs", async (route) => {
+    if (route.request().method() !== "POST") return route.continue();
+    keys.push(route.request().headers()["idempotency-key"]);
+    if (keys.length > 1) return route.continue();
+    // The daemon makes it, and nobody is told.
+    await route.fetch();
+    return route.abort();
+  });
+  const create = page.getByRole("button", { name: "Create the catalog" });
+  await create.click();
+  await page.getByText("The daemon does not answer.").first().waitFor();
+  assert.equal(await create.evaluate((button) => button === document.activeElement), true);
+  await create.click();
+  await page.getByRole("heading", { name: "asked-twice", level: 1 }).waitFor();
+  assert.ok(keys.length === 2 && keys[0] && keys[0] === keys[1], keys.join());
+  await page.getByRole("button", { name: "Delete" }).click();
+  await page.getByLabel("Type asked-twice to confirm").fill("asked-twice");
+  await page.getByRole("dialog").getByRole("button", { name: "Delete" }).click();
+  await page.getByRole("heading", { name: "Catalogs", level: 1 }).waitFor();
+  await context.close();
+});
+
+test("charts that could not be loaded are loaded again by a button", async () => {
+  const { context, page } = await open(browser);
+  await go(page, "#/");
+  const { catalog, machine } = await objects(page);
+  await page.route("**/chart.js", (route) => route.abort());
+  await go(page, `#/catalogs/${catalog}?tab=figures`);
+  await page.getByRole("button", { name: "Try again" }).first().click();
+  await page.waitForSelector("canvas");
+  await go(page, `#/machines/${machine}?tab=figures&seconds=86400`);
+  const spans = page.getByLabel("The last").locator("option");
+  assert.deepEqual(await spans.allInnerTexts(), ["hour", "15 minutes"], "a day of machines is not kept");
+  assert.doesNotMatch(page.url(), /seconds/);
+  await context.close();
+});

@@ -27,6 +27,21 @@ async function typed(serial, line, answer) {
   await serial.getByText(answer).first().waitFor({ timeout: 60_000 });
 }
 
+/** The console takes Tab for itself; Ctrl+] leads out of it, and a button back in. */
+async function leave(frame, taker, name) {
+  const button = frame.getByRole("button", { name });
+  const isFocused = (what) => what.evaluate((element) => element.ownerDocument.activeElement === element);
+  await button.focus();
+  await page.keyboard.press("Enter");
+  assert.ok(await isFocused(taker), "the button leads in");
+  await page.keyboard.press("Tab");
+  assert.ok(await isFocused(taker), "Tab is the guest's");
+  await page.keyboard.press("Control+]");
+  assert.ok(await isFocused(button), "Ctrl+] leads out");
+  await page.keyboard.press("Tab");
+  assert.ok(!(await isFocused(taker)), "Tab does not lead in");
+}
+
 async function claimAndRelease() {
   say("a machine is claimed");
   await go(page, "#/catalogs/desk");
@@ -60,6 +75,7 @@ async function claimAndRelease() {
   assert.equal(await serial.locator("img").count(), 0);
   assert.doesNotMatch(await page.title(), /owned/);
   await typed(serial, "state d", /STATE .*#d/);
+  await leave(serial, serial.locator("textarea"), /^Go to the console/);
   await enlarge(serial);
 
   say("it is released, and forgets");
@@ -112,6 +128,7 @@ async function screen() {
     assert.ok(!pictures.includes(now), `the key ${key} changes pixels`);
     pictures.push(now);
   }
+  await leave(frame, frame.locator("canvas"), /^Go to the screen/);
   await enlarge(frame);
   assert.deepEqual(await axe(page.frames().find((frame) => frame.url().includes("screen.html"))), []);
 }

@@ -230,7 +230,9 @@ function Suggestion() {
         </select>
       </label>
       {/* The curves of one catalog are not shown for another. */}
-      <span aria-live="polite">{from ? <SuggestedLimits key={from} from={from} /> : null}</span>
+      <div class="acts" aria-live="polite">
+        {from ? <SuggestedLimits key={from} from={from} /> : null}
+      </div>
     </div>
   );
 }
@@ -252,7 +254,8 @@ function SuggestedLimits({ from }: { from: string }) {
   );
   return (
     <>
-      {choice(sizing.goalBytes, "absorbs 95%")} {choice(sizing.zeroBytes, "never overflows")}
+      {choice(sizing.goalBytes, "absorbs 95%")}
+      {choice(sizing.zeroBytes, "never overflows")}
     </>
   );
 }
