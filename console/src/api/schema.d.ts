@@ -185,7 +185,7 @@ export interface paths {
         };
         /**
          * Returns what the figures of the host, a catalog or a machine were, for at most a day. It is kept in memory since the daemon started:
-         *     of up to 200 catalogs, and an hour of up to 2,000 machines, by name.
+         *     of up to 200 catalogs, and an hour of up to 2,000 machines, by name. Without values if nothing of it has been kept.
          */
         get: operations["getHistory"];
         put?: never;

@@ -2,7 +2,7 @@
 //
 // Invariant: the page says which of both it shows, and offers no more of the past than the daemon keeps.
 import { useEffect } from "preact/hooks";
-import { ApiError, address } from "../api/client.ts";
+import { address, words } from "../api/client.ts";
 import { href, queryValue, setQuery } from "../router.ts";
 import { type History, sampleKey, timesOf } from "../state/history.ts";
 import type { Sample } from "../state/moments.ts";
@@ -21,6 +21,8 @@ const SPANS_OF_DAY: Span[] = [
   [21_600, "6 hours"],
   [86_400, "day"],
 ];
+
+const SINCE_OPENED = "The charts show what this page has seen since it was opened.";
 
 /** The span that the URL asks for, or the first one if it is not offered. */
 export function spanOf(asked: string | undefined, spans: Span[]): number {
@@ -44,8 +46,8 @@ export function HistoryCharts({
   }, [asked, seconds]);
   const which = of.machine === undefined ? { catalog: of.catalog } : { machine: of.machine };
   const history = useObject<History>(address("/v1/history", undefined, { ...which, seconds }), 10_000);
-  const isMissing = history.error instanceof ApiError && history.error.code === "not_found";
-  const data = isMissing ? undefined : history.data;
+  const isEmpty = history.data !== undefined && timesOf(history.data).length === 0;
+  const data = isEmpty ? undefined : history.data;
   const times = data ? timesOf(data) : samples.map((s) => s.time);
   const values = (name: string): (number | null)[] => {
     if (!data) return samples.map((s) => s[sampleKey(name)]);
@@ -63,13 +65,11 @@ export function HistoryCharts({
   return (
     <>
       <div class="toolbar">
-        {isMissing ? null : (
-          <Choice
-            label="The last"
-            name="seconds"
-            options={spans.map(([span, title], i) => [i === 0 ? "" : String(span), title])}
-          />
-        )}
+        <Choice
+          label="The last"
+          name="seconds"
+          options={spans.map(([span, title], i) => [i === 0 ? "" : String(span), title])}
+        />
         {of.machine === undefined ? null : (
           <p class="hint">
             The daemon keeps an hour of each machine.{" "}
@@ -78,10 +78,14 @@ export function HistoryCharts({
         )}
       </div>
       {history.error ? (
-        <Notice tone={isMissing ? "note" : "warning"}>
-          <strong>{data ? "The charts are not current." : "No history."}</strong> The daemon says:{" "}
-          {history.error.message}.
-          {data ? null : " The charts show what this page has seen since it was opened."}
+        <Notice tone="warning">
+          <strong>{data ? "The charts are not current." : "The daemon's figures cannot be read."}</strong>{" "}
+          {words(history.error).replace(/\.$/, "")}. {data ? null : SINCE_OPENED}
+        </Notice>
+      ) : isEmpty ? (
+        <Notice>
+          <strong>The daemon has no figures of it yet.</strong> It keeps them in memory, from a disk's first
+          start after its own, and of a limited number of objects. {SINCE_OPENED}
         </Notice>
       ) : null}
       <div class="charts">
