@@ -11,7 +11,10 @@ import { Empty, Panel } from "../ui/parts.tsx";
 import { MOST_CURVES, SizingPanel, useCurves } from "../ui/sizing.tsx";
 
 export function CatalogSizing({ catalog }: { catalog: Catalog }) {
-  const with_ = machineRows.value.filter((m) => m.catalog === catalog.name && m.levels.ram_limit_bytes > 0);
+  // A machine that is off and keeps its disk has almost no RAM tier meanwhile.
+  const with_ = machineRows.value.filter(
+    (m) => m.catalog === catalog.name && m.levels.ram_limit_bytes > 0 && m.phase !== "stopped",
+  );
   // Names in their order, so that a tick does not change which curves are read.
   const names = with_.map((m) => m.name).slice(0, MOST_CURVES);
   const { sizing, isLoading } = useCurves(names);
@@ -56,7 +59,7 @@ function ApplyLimit({
   ram: number;
 }) {
   const host = useObject<Host>("/v1/host");
-  const isNew = ram !== catalog.spec.ram_bytes;
+  const isNew = ram !== limit;
   const verdict = useDryRun(
     can("admin") && isNew ? JSON.stringify([catalog.name, catalog.revision, ram]) : null,
     async () => (await putCatalog(catalog, { ram_bytes: ram }, true)).body,
