@@ -98,11 +98,11 @@ fn run(world: &mut World, script: &str, environment: &[(&str, &str)]) {
     let mut said = String::new();
     for line in BufReader::new(node.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
-        let Some(wish) = line.strip_prefix("ask: ") else {
+        let Some(asked) = line.strip_prefix("ask: ") else {
             said += &format!("{line}\n");
             continue;
         };
-        match wish {
+        match asked {
             "kill the daemon" => world.kill_daemon(),
             "start the daemon" => world.start_daemon(),
             "remove the token operate" => {

@@ -259,6 +259,7 @@ fn first<T>(all: &[T], most: usize, name: impl Fn(&T) -> &Name) -> Vec<&T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_api::ErrorCode;
 
     fn figures(written: &[(&str, u64)]) -> Figures {
         let machines = written.iter().map(|(name, bytes)| {
