@@ -1,7 +1,7 @@
 // The wizard for a new catalog. Each step is checked by the daemon itself, with a dry run of what would be sent.
 //
 // Invariant: a field that nobody filled in is not sent, so every default is the daemon's.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { api, type Catalog, type CatalogSpec, words } from "../api/client.ts";
 import { href, navigate, queryValue } from "../router.ts";
 import { useDryRun, type Verdict } from "../state/dry-run.ts";
@@ -138,7 +138,7 @@ function CreateButton({ isReady }: { isReady: boolean }) {
   const [error, setError] = useState<string | null>(null);
   const button = useRef<HTMLButtonElement>(null);
   // It was disabled meanwhile, and has lost the focus.
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (error !== null) button.current?.focus();
   }, [error]);
   const create = async () => {

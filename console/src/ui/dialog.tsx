@@ -4,7 +4,7 @@
 // name has to be typed first.
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { words } from "../api/client.ts";
 import { pageKey } from "../router.ts";
 import { refresh } from "../state/resource.ts";
@@ -75,7 +75,7 @@ export function ActDialog() {
     if (act && ref.current && !ref.current.open) ref.current.showModal();
   }, [act]);
   // The button was disabled while the act was under way, and has lost the focus.
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (state.error !== null) submit.current?.focus();
   }, [state.error]);
   if (!act) return null;
