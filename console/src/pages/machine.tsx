@@ -9,9 +9,11 @@ import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { ago, bytes, clock, count, duration, nanoseconds, percent, rate, timeToFull } from "../ui/format.ts";
 import { HistoryCharts } from "../ui/history.tsx";
+import { LatencyPanel } from "../ui/latency.tsx";
 import { LevelBadge, PhaseBadge } from "../ui/machine-cells.tsx";
 import { Badge, Command, Facts, Notice, PageHead, Panel, Pending, Tabs } from "../ui/parts.tsx";
 import { Gauge, PlaneDiagram } from "../ui/planes.tsx";
+import { RangesPanel } from "../ui/ranges.tsx";
 import { SizingPanel, useCurves } from "../ui/sizing.tsx";
 import { EventList } from "./events-list.tsx";
 import { ConsoleTab } from "./machine-consoles.tsx";
@@ -175,6 +177,7 @@ function DiskTab({
               image={run ? `${run.image}:${run.version}` : ""}
             />
           </Panel>
+          <RangesPanel machine={machine.name} />
           {run?.pending.length ? <PendingChanges pending={run.pending} /> : null}
           <Panel title="Last events">
             <EventList of={(e) => e.object === `machine/${machine.name}`} most={8} hasObject={false} />
@@ -230,6 +233,7 @@ function DiskTab({
               ]}
             />
           </Panel>
+          <LatencyPanel machine={machine.name} />
           {machine.claim ? <ClaimPanel claim={machine.claim} /> : null}
         </div>
       </div>
