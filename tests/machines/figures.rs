@@ -36,10 +36,16 @@ fn until(world: &World, what: &str, is: impl Fn(&Value) -> bool) -> Value {
 }
 
 fn write(world: &World, machine: &str, mib: u64) {
+    qemu_io(world, machine, &[&format!("write -P 7 0 {mib}M")]);
+}
+
+fn qemu_io(world: &World, machine: &str, commands: &[&str]) {
     let socket = world.machine(machine)["status"]["run"]["nbd_socket"].as_str().unwrap().to_owned();
-    let command = format!("write -P 7 0 {mib}M");
+    let commands = commands.iter().flat_map(|command| ["-c", command]);
     let done = Command::new("qemu-io")
-        .args(["-f", "raw", "-c", &command, &format!("nbd+unix:///?socket={socket}")])
+        .args(["-f", "raw"])
+        .args(commands)
+        .arg(format!("nbd+unix:///?socket={socket}"))
         .output()
         .unwrap();
     assert!(done.status.success(), "{done:?}");
@@ -118,4 +124,110 @@ fn a_disk_that_hangs_costs_its_own_figures_only() {
     assert_eq!(metric(&world, sample), Some(limit), "its last known figures");
     kill_process(disk, Signal::CONT).unwrap();
     until(&world, "it is back", |c| c["disks"] == 4);
+}
+
+/// Number of requests, and the bound that this share of them did not exceed.
+fn quantile(histogram: &Value, share: f64) -> (u64, u64) {
+    let list = |name: &str| histogram[name].as_array().unwrap().iter().map(|n| n.as_u64().unwrap());
+    let count: u64 = list("counts").sum();
+    let rank = ((count as f64 * share).ceil() as u64).max(1);
+    let mut seen = 0;
+    let found = list("bounds_ns").zip(list("counts")).find(|(_, n)| {
+        seen += n;
+        seen >= rank
+    });
+    (count, found.map_or(0, |(bound, _)| bound))
+}
+
+#[test]
+fn one_disk_says_how_long_its_requests_took_and_where_it_was_written() {
+    let Some(world) = World::new("none") else { return };
+    world.import("golden", "version-1");
+    world.ok(&["catalog", "create", "desk", "--image", "golden", "--count", "2", "--ram", "8M"]);
+    world.ok(&["machine", "start", "desk-001", "--wait"]);
+    let writes: Vec<String> = (0..40).map(|n| format!("write -P 7 {}k 4k", n % 8 * 4)).collect();
+    let writes = writes.iter().map(String::as_str).chain(["write -P 8 8M 512k", "read 0 4k"]);
+    qemu_io(&world, "desk-001", &writes.collect::<Vec<_>>());
+    let latency = world.object("/v1/machines/desk-001/latency");
+    assert_eq!(latency["disk_pid"], world.pid("desk-001", "disk_pid"));
+    let stats = &world.json(&["machine", "stats", "desk-001"])["latency"];
+    for operation in ["read", "write", "overflow_write"] {
+        for (share, key) in [(0.5, "p50_ns"), (0.99, "p99_ns")] {
+            let (count, bound) = quantile(&latency[operation], share);
+            let middle = stats[operation][key].as_u64().unwrap();
+            assert_eq!(count, stats[operation]["count"], "{operation}");
+            assert!(bound >= middle && bound <= middle + middle / 16, "{operation} {key}: {bound} {middle}");
+        }
+    }
+    assert!(quantile(&latency["write"], 0.5).0 >= 41 && quantile(&latency["chunk"], 0.5) == (0, 0));
+
+    let dirty = world.object("/v1/machines/desk-001/dirty-ranges");
+    assert_eq!((&dirty["written_bytes"], &dirty["ranges_total"]), (&((160 + 512) << 10).into(), &2.into()));
+    let ranges = dirty["ranges"].as_array().unwrap();
+    let starts: Vec<_> = ranges.iter().map(|r| (&r["offset_bytes"], &r["written_bytes"])).collect();
+    let [hot, cold] = [(8 * MIB, 512 << 10), (0, 160 << 10)].map(|(at, bytes)| (at.into(), bytes.into()));
+    assert_eq!(starts, [(&hot.0, &hot.1), (&cold.0, &cold.1)]);
+    let first = world.object("/v1/machines/desk-001/dirty-ranges?limit=1");
+    assert_eq!((first["ranges"].as_array().unwrap().len(), &first["ranges_total"]), (1, &2.into()));
+
+    for (path, status) in [
+        ("desk-001/dirty-ranges?limit=0", 400),
+        ("desk-001/dirty-ranges?limit=1001", 400),
+        ("desk-002/latency", 409),
+        ("desk-002/dirty-ranges", 409),
+        ("desk-003/latency", 404),
+    ] {
+        assert_eq!(world.status(&format!("/v1/machines/{path}")), status, "{path}");
+    }
+    let disk = Pid::from_raw(world.pid("desk-001", "disk_pid") as i32).unwrap();
+    kill_process(disk, Signal::STOP).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let begun = Instant::now();
+    assert_eq!(world.status("/v1/machines/desk-001/latency"), 503);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    kill_process(disk, Signal::CONT).unwrap();
+}
+
+#[test]
+fn a_catalog_names_its_fullest_machine_and_adds_the_curves_of_all() {
+    let Some(world) = World::new("none") else { return };
+    world.import("golden", "version-1");
+    let create = ["catalog", "create", "desk", "--image", "golden", "--count", "3", "--ram", "8M"];
+    world.ok(&[&create[..], &["--overflow", "32M"]].concat());
+    assert_eq!(world.status("/v1/catalogs/desk/curve"), 409);
+    assert_eq!(world.status("/v1/catalogs/none/curve"), 404);
+    world.ok(&["machine", "start", "desk-001", "desk-002", "--wait"]);
+    let empty = until(&world, "both", |c| c["disks"] == 2);
+    assert!(empty["fullest"].is_null() && empty["first_full"].is_null(), "{empty}");
+    write(&world, "desk-001", 1);
+    write(&world, "desk-002", 3);
+    let filled = until(&world, "it grows", |c| c["fullest"]["used_bytes"] == 3 * MIB);
+    let name = "desk-002";
+    assert_eq!(
+        (&filled["fullest"]["name"], &filled["fullest"]["limit_bytes"]),
+        (&name.into(), &(40 * MIB).into())
+    );
+    assert_eq!(filled["first_full"]["name"], name);
+    let seconds = filled["first_full"]["seconds"].as_u64().unwrap();
+    assert!(seconds < 13 * 30, "3 MiB in these seconds, and 37 are left: {seconds}");
+
+    let [one, other] =
+        ["desk-001", "desk-002"].map(|name| world.object(&format!("/v1/machines/{name}/curve")));
+    let sum = world.object("/v1/catalogs/desk/curve");
+    assert_eq!(
+        (&sum["machines"], &sum["disks"], &sum["written_bytes"]),
+        (&2.into(), &2.into(), &(4 * MIB).into())
+    );
+    let most = |key: &str| one[key].as_u64().max(other[key].as_u64());
+    for key in ["zero_overflow_bytes", "recommended_bytes"] {
+        assert_eq!(sum[key].as_u64(), most(key), "{key}");
+    }
+    let least = |curve: &Value| curve["curve"][0].clone();
+    assert_eq!(least(&sum)["ram_bytes"], least(&one)["ram_bytes"].clone());
+    let evicted = |curve: &Value| least(curve)["overflow_write_bytes"].as_u64().unwrap();
+    assert_eq!(evicted(&sum), evicted(&one) + evicted(&other), "{sum}");
+
+    world.ok(&["machine", "stop", "desk-002", "--wait"]);
+    let left = until(&world, "the other", |c| c["fullest"]["name"] == "desk-001");
+    assert_ne!(left["first_full"]["name"], name, "{left}");
 }

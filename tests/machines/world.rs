@@ -216,6 +216,18 @@ impl World {
 
     /// Asks the daemon itself: the head of its answer, which is a good one, and the body.
     pub fn ask(&self, method: &str, path: &str, body: &str) -> (String, String) {
+        let (head, body) = self.ask_for_any(method, path, body);
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}\n{body}");
+        (head, body)
+    }
+
+    /// The status of the daemon's answer, whatever it is.
+    pub fn status(&self, path: &str) -> u16 {
+        let (head, _) = self.ask_for_any("GET", path, "");
+        head.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    fn ask_for_any(&self, method: &str, path: &str, body: &str) -> (String, String) {
         let mut stream = UnixStream::connect(self.path("sock")).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let length = body.len();
@@ -226,7 +238,6 @@ impl World {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
         (head.to_owned(), body.to_owned())
     }
 

@@ -60,6 +60,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/catalogs/{name}/curve": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Returns the sum of the curves of a catalog's machines: what every size of all their RAM tiers would have done. It is at most
+         *     about half a minute old. `conflict`: no disk with a RAM tier is served.
+         */
+        get: operations["getCatalogCurve"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/catalogs/{name}/rollback": {
         parameters: {
             query?: never;
@@ -143,9 +163,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Lists what has happened on the host, oldest first. Events are kept for a week, also over restarts of the daemon, as
-         *     long as all of them take at most 64 MiB. If some of the selected events were removed, the first item is an event of
-         *     kind `lost`. A client that repeats the request with the last id until nothing comes misses no event.
+         * Lists what has happened on the host, oldest first: the last events, those after one, or those before one. Events are kept
+         *     for a week, also over restarts of the daemon, as long as all of them take at most 64 MiB. A client that repeats the request
+         *     with the last id as `after` until nothing comes misses no event: if some were removed, the first item is an event of kind
+         *     `lost`. With the first id as `before` it gets older events, until nothing comes.
          */
         get: operations["listEvents"];
         put?: never;
@@ -631,6 +652,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/machines/{name}/dirty-ranges": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Lists the ranges of a machine's disk that its guest has written most since the last reset, in descending order.
+         *     `conflict`: its disk is not served.
+         */
+        get: operations["listDirtyRanges"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/machines/{name}/latency": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Returns how long the requests of a machine's disk took, as histograms whose counts only grow. The difference of two answers
+         *     has the percentiles of the time between. `conflict`: its disk is not served.
+         */
+        get: operations["getMachineLatency"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/machines/{name}/screen": {
         parameters: {
             query?: never;
@@ -1041,6 +1102,56 @@ export interface components {
             /** @description Warnings about settings that are allowed but may be a mistake, one sentence each. */
             warnings: string[];
         };
+        /** @description The curves of a catalog's machines, added up: what each size of all their RAM tiers would have done. */
+        CatalogCurve: {
+            /** @description Points of the sum, at most 96, by growing RAM limit of each machine. */
+            curve: components["schemas"]["CurvePoint"][];
+            /**
+             * Format: int32
+             * @description Number of those whose curves are added: the first 256 by name, without disks that have not answered in time.
+             */
+            disks: number;
+            /**
+             * Format: double
+             * @description Goal: share of the written bytes that each RAM tier should absorb.
+             */
+            goal: number;
+            /**
+             * Format: int64
+             * @description Limit from which on more RAM brings little to any of the disks; null if no curve has a bend.
+             */
+            knee_bytes?: number | null;
+            /**
+             * Format: int32
+             * @description Number of machines of the catalog whose disks are served and have a RAM tier.
+             */
+            machines: number;
+            /**
+             * Format: int64
+             * @description Smallest limit with which each of the disks reaches the goal.
+             */
+            recommended_bytes: number;
+            /**
+             * Format: double
+             * @description Sampling rate of the curve with the fewest samples: one block in this many was counted.
+             */
+            sampled_one_in: number;
+            /**
+             * Format: double
+             * @description Age of the youngest curve, in seconds.
+             */
+            seconds: number;
+            /**
+             * Format: int64
+             * @description Bytes that the guests have written, in whole blocks.
+             */
+            written_bytes: number;
+            /**
+             * Format: int64
+             * @description Smallest limit at which nothing would have been evicted from any of the disks.
+             */
+            zero_overflow_bytes: number;
+        };
         /** @description Sums over the machines of a catalog, including deleted ones. */
         CatalogFigures: {
             /** @description Counters of the disks of the catalog's machines, since their start. */
@@ -1050,6 +1161,8 @@ export interface components {
              * @description Number of disks that have reported their figures.
              */
             disks: number;
+            first_full?: null | components["schemas"]["MachineForecast"];
+            fullest?: null | components["schemas"]["MachineFill"];
             /** @description Bytes that the disks of the catalog's machines hold now. */
             levels: components["schemas"]["DiskLevels"];
             /** @description Number of machines of the catalog, by phase. */
@@ -1433,6 +1546,54 @@ export interface components {
             /** @description Value of the setting after the change. */
             then: unknown;
         };
+        /** @description Adjacent regions of a disk, none of which was written more than twice as much as another. */
+        DirtyRange: {
+            /**
+             * Format: int64
+             * @description Length of the range on the disk, in bytes.
+             */
+            length_bytes: number;
+            /**
+             * Format: int64
+             * @description Offset of the range on the disk, in bytes.
+             */
+            offset_bytes: number;
+            /**
+             * Format: int64
+             * @description Bytes that were written there, each as often as it was written.
+             */
+            written_bytes: number;
+        };
+        /** @description Ranges of a disk that its guest has written most since the last reset. */
+        DirtyRanges: {
+            /**
+             * Format: int64
+             * @description Number of the disk's generation, which a reset raises.
+             */
+            generation: number;
+            /** @description Ranges that were written most, in descending order. */
+            ranges: components["schemas"]["DirtyRange"][];
+            /**
+             * Format: int64
+             * @description Number of all ranges, with those that are not listed.
+             */
+            ranges_total: number;
+            /**
+             * Format: int64
+             * @description Size of the regions in which writes are counted, in bytes.
+             */
+            region_bytes: number;
+            /**
+             * Format: int64
+             * @description Size of the disk that the guest sees, in bytes.
+             */
+            size_bytes: number;
+            /**
+             * Format: int64
+             * @description Bytes that the guest has written since the reset, each as often as it was written.
+             */
+            written_bytes: number;
+        };
         /** @description Counters of a disk, or the sum over several disks, since their start. */
         DiskCounters: {
             /**
@@ -1659,6 +1820,57 @@ export interface components {
              * @description Smallest limit at which nothing would have been evicted.
              */
             zero_overflow_bytes: number;
+        };
+        /** @description How long the requests of a disk took since it was created. */
+        DiskLatency: {
+            /**
+             * @default {
+             *       "bounds_ns": [],
+             *       "counts": []
+             *     }
+             */
+            base_read?: components["schemas"]["LatencyHistogram"];
+            /**
+             * @default {
+             *       "bounds_ns": [],
+             *       "counts": []
+             *     }
+             */
+            chunk?: components["schemas"]["LatencyHistogram"];
+            /**
+             * Format: int32
+             * @description Process id of the disk. The counts of another process begin at 0.
+             * @default 0
+             */
+            disk_pid?: number;
+            /**
+             * @default {
+             *       "bounds_ns": [],
+             *       "counts": []
+             *     }
+             */
+            overflow_read?: components["schemas"]["LatencyHistogram"];
+            /**
+             * @default {
+             *       "bounds_ns": [],
+             *       "counts": []
+             *     }
+             */
+            overflow_write?: components["schemas"]["LatencyHistogram"];
+            /**
+             * @default {
+             *       "bounds_ns": [],
+             *       "counts": []
+             *     }
+             */
+            read?: components["schemas"]["LatencyHistogram"];
+            /**
+             * @default {
+             *       "bounds_ns": [],
+             *       "counts": []
+             *     }
+             */
+            write?: components["schemas"]["LatencyHistogram"];
         };
         /** @description Levels of disks, and how many disks have reached a state. */
         DiskLevels: {
@@ -2140,6 +2352,19 @@ export interface components {
              */
             version: number;
         };
+        /** @description A histogram of durations. There are 16 buckets for each power of two, so that the bound of a percentile is at most 1/16 too large. */
+        LatencyHistogram: {
+            /**
+             * @description Greatest durations of the buckets that have counts, in nanoseconds, ascending. From 18 minutes on all are in the last one.
+             * @default []
+             */
+            bounds_ns?: number[];
+            /**
+             * @description Numbers of requests in these buckets, in the same order.
+             * @default []
+             */
+            counts?: number[];
+        };
         /** @description Files of a machine that was deleted without its data. */
         Leftover: {
             /**
@@ -2340,6 +2565,31 @@ export interface components {
             spared_bytes: number;
             /** @description Whether the machine's disk is served and has not reported in time; its figures are the last known. */
             unresponsive: boolean;
+        };
+        /** @description How full the write cache of a machine is. */
+        MachineFill: {
+            /**
+             * Format: int64
+             * @description Limit of its write cache in bytes, both tiers together.
+             */
+            limit_bytes: number;
+            /** @description Name of the machine that the fill is about. */
+            name: components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Bytes that its write cache holds, both tiers together.
+             */
+            used_bytes: number;
+        };
+        /** @description When the write cache of a machine will be full. */
+        MachineForecast: {
+            /** @description Name of the machine that the forecast is about. */
+            name: components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Seconds until its write cache is full, if it goes on growing as in the last 30 seconds.
+             */
+            seconds: number;
         };
         /** @description What a machine was started with. Paths are on the daemon's host. */
         MachineRun: {
@@ -3612,6 +3862,37 @@ export interface operations {
             };
         };
     };
+    getCatalogCurve: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `CatalogCurve`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CatalogCurve"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     rollBackCatalog: {
         parameters: {
             query?: {
@@ -3741,8 +4022,10 @@ export interface operations {
     streamEvents: {
         parameters: {
             query?: {
-                /** @description Lists the oldest 4,096 events after the event with this id; the last 4,096 if it is left out */
+                /** @description Begins after the event with this id */
                 after?: string;
+                /** @description Without `after`: number of past events with which the stream begins; 4,096 by default. */
+                limit?: number;
             };
             header?: never;
             path?: never;
@@ -3773,8 +4056,12 @@ export interface operations {
     listEvents: {
         parameters: {
             query?: {
-                /** @description Lists the oldest 4,096 events after the event with this id; the last 4,096 if it is left out */
+                /** @description Lists the oldest events after the event with this id */
                 after?: string;
+                /** @description Lists the last events before the event with this id */
+                before?: string;
+                /** @description Largest number of events in the answer; 4,096 by default. */
+                limit?: number;
             };
             header?: never;
             path?: never;
@@ -4994,6 +5281,71 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["DiskCurve"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listDirtyRanges: {
+        parameters: {
+            query?: {
+                /** @description Largest number of ranges in the answer; 20 by default. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `DirtyRanges`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DirtyRanges"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getMachineLatency: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `DiskLatency`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DiskLatency"];
                 };
             };
             /** @description The request was not carried out; the body says why. */

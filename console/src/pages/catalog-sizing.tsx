@@ -8,19 +8,17 @@ import { useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { bytes, percent } from "../ui/format.ts";
 import { Empty, Panel } from "../ui/parts.tsx";
-import { MOST_CURVES, SizingPanel, useCurves } from "../ui/sizing.tsx";
+import { SizingPanel, useCatalogCurve } from "../ui/sizing.tsx";
 
 export function CatalogSizing({ catalog }: { catalog: Catalog }) {
   // A machine that is off and keeps its disk has almost no RAM tier meanwhile.
   const with_ = machineRows.value.filter(
     (m) => m.catalog === catalog.name && m.levels.ram_limit_bytes > 0 && m.phase !== "stopped",
   );
-  // Names in their order, so that a tick does not change which curves are read.
-  const names = with_.map((m) => m.name).slice(0, MOST_CURVES);
-  const { sizing, isLoading } = useCurves(names);
+  const { sizing, isLoading } = useCatalogCurve(with_.length ? catalog.name : null);
   const limits = with_.map((m) => m.levels.ram_limit_bytes);
   const limit = catalog.spec.ram_bytes ?? (limits.length ? Math.max(...limits) : null);
-  if (names.length === 0) {
+  if (with_.length === 0) {
     return (
       <Panel title="How much RAM is enough">
         <Empty>
@@ -35,7 +33,7 @@ export function CatalogSizing({ catalog }: { catalog: Catalog }) {
   return (
     <Panel
       title="How much RAM is enough"
-      aside={with_.length > names.length ? `${names.length} of ${with_.length} machines` : null}
+      aside={with_.length > sizing.machines ? `${sizing.machines} of ${with_.length} machines` : null}
     >
       <SizingPanel sizing={sizing} limit={limit} machines={running}>
         {(ram) => <ApplyLimit catalog={catalog} sizing={sizing} limits={limits} limit={limit} ram={ram} />}

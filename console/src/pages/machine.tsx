@@ -9,9 +9,11 @@ import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { ago, bytes, clock, count, duration, nanoseconds, percent, rate, timeToFull } from "../ui/format.ts";
 import { HistoryCharts } from "../ui/history.tsx";
+import { LatencyPanel } from "../ui/latency.tsx";
 import { LevelBadge, PhaseBadge } from "../ui/machine-cells.tsx";
 import { Badge, Command, Facts, Notice, PageHead, Panel, Pending, Tabs } from "../ui/parts.tsx";
 import { Gauge, overflowName, PlaneDiagram } from "../ui/planes.tsx";
+import { RangesPanel } from "../ui/ranges.tsx";
 import { SizingPanel, useCurves } from "../ui/sizing.tsx";
 import { EventList } from "./events-list.tsx";
 import { ConsoleTab } from "./machine-consoles.tsx";
@@ -178,6 +180,7 @@ function DiskTab({
           >
             <PlaneDiagram levels={row.levels} rates={r} mode={mode} image={`${run.image}:${run.version}`} />
           </Panel>
+          <RangesPanel machine={machine.name} />
           {run.pending.length ? <PendingChanges pending={run.pending} /> : null}
           <Panel title="Last events">
             <EventList of={(e) => e.object === `machine/${machine.name}`} most={8} hasObject={false} />
@@ -212,6 +215,7 @@ function DiskTab({
               ]}
             />
           </Panel>
+          <LatencyPanel machine={machine.name} />
           {machine.claim ? <ClaimPanel claim={machine.claim} /> : null}
         </div>
       </div>

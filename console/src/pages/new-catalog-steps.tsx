@@ -10,7 +10,7 @@ import { Findings } from "../ui/findings.tsx";
 import { bytes, plural } from "../ui/format.ts";
 import { Command, Notice, Panel, Pending } from "../ui/parts.tsx";
 import { StackedBar } from "../ui/planes.tsx";
-import { MOST_CURVES, roundUp, useCurves } from "../ui/sizing.tsx";
+import { roundUp, useCatalogCurve } from "../ui/sizing.tsx";
 import { GROUPS, SpecField } from "../ui/spec-form.tsx";
 
 export function ImageStep() {
@@ -229,22 +229,19 @@ function Suggestion() {
           ))}
         </select>
       </label>
-      {/* The curves of one catalog are not shown for another. */}
       <div class="acts" aria-live="polite">
-        {from ? <SuggestedLimits key={from} from={from} /> : null}
+        {from ? <SuggestedLimits from={from} /> : null}
       </div>
     </div>
   );
 }
 
 function SuggestedLimits({ from }: { from: string }) {
-  const machines = machineRows.value
-    .filter((m) => m.catalog === from && m.levels.ram_limit_bytes > 0)
-    .map((m) => m.name);
-  const { sizing, isLoading } = useCurves(machines.slice(0, MOST_CURVES));
-  if (machines.length === 0)
+  const isCounted = machineRows.value.some((m) => m.catalog === from && m.levels.ram_limit_bytes > 0);
+  const { sizing, isLoading } = useCatalogCurve(isCounted ? from : null);
+  if (!isCounted)
     return <span class="muted">No machine of {from} with a RAM tier runs, so there is no curve.</span>;
-  if (!sizing && isLoading) return <span class="muted">Reading the curves of {from}</span>;
+  if (!sizing && isLoading) return <span class="muted">Reading the curve of {from}</span>;
   if (!sizing || sizing.writtenBytes === 0)
     return <span class="muted">No machine of {from} has written anything that could be counted.</span>;
   const choice = (limit: number, what: string) => (

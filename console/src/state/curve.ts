@@ -1,7 +1,7 @@
 // Reading of sizing curves: what other sizes of the RAM tier would have done, of one disk or of several.
 //
 // Invariant: between two points of a curve the answer is interpolated, as the daemon does; beyond the last it is the last.
-import type { Curve } from "../api/client.ts";
+import type { Curve, Schemas } from "../api/client.ts";
 
 export interface SizePoint {
   ram: number;
@@ -46,18 +46,32 @@ export function at(points: SizePoint[], ram: number): { written: number; read: n
   };
 }
 
-function pointsOf(curve: Curve): SizePoint[] {
-  return curve.curve.map((p) => ({
+function pointsOf(curve: Curve["curve"]): SizePoint[] {
+  return curve.map((p) => ({
     ram: p.ram_bytes,
     written: p.overflow_write_bytes,
     read: p.overflow_read_bytes,
   }));
 }
 
+/** The sum of a catalog's curves, as the daemon adds them. */
+export function ofCatalog(curve: Schemas["CatalogCurve"]): Sizing {
+  return {
+    machines: curve.disks,
+    points: pointsOf(curve.curve),
+    writtenBytes: curve.written_bytes,
+    zeroBytes: curve.zero_overflow_bytes,
+    goalBytes: curve.recommended_bytes,
+    kneeBytes: curve.knee_bytes ?? null,
+    seconds: curve.seconds,
+    sampledOneIn: curve.sampled_one_in,
+  };
+}
+
 /** Adds curves; null without any. */
 export function sum(curves: Curve[]): Sizing | null {
   if (curves.length === 0) return null;
-  const each = curves.map(pointsOf);
+  const each = curves.map((c) => pointsOf(c.curve));
   let grid = [...new Set(each.flatMap((points) => points.map((p) => p.ram)))].sort((a, b) => a - b);
   if (grid.length > POINTS) {
     const step = (grid.length - 1) / (POINTS - 1);

@@ -3,16 +3,15 @@
 // Invariant: both figures of a size are from the same curve, and the page says how old it is and that it is a sample.
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { type Curve, raw } from "../api/client.ts";
-import { absorbed, at, type Sizing, scale, sum } from "../state/curve.ts";
+import { type Curve, raw, type Schemas } from "../api/client.ts";
+import { absorbed, at, ofCatalog, type Sizing, scale, sum } from "../state/curve.ts";
+import { useObject } from "../state/resource.ts";
 import { visible } from "../state/visible.ts";
 import { bytes, duration, parseSize, percent, sizeText } from "./format.ts";
 import { Empty, useWidth } from "./parts.tsx";
 
 const MIB = 1024 * 1024;
 const EVERY_MS = 15_000;
-/** Machines whose curves are added. More would say the same. */
-export const MOST_CURVES = 16;
 
 /** A size that a person would choose: whole MiB, and never less than what was asked for. */
 export function roundUp(bytes: number): number {
@@ -48,6 +47,13 @@ export function useCurves(names: string[]): { sizing: Sizing | null; isLoading: 
     };
   }, [key]);
   return state;
+}
+
+/** The sum of the curves of a catalog's machines; null: none is asked for. */
+export function useCatalogCurve(catalog: string | null): { sizing: Sizing | null; isLoading: boolean } {
+  const path = catalog === null ? null : `/v1/catalogs/${encodeURIComponent(catalog)}/curve`;
+  const { data, loading } = useObject<Schemas["CatalogCurve"]>(path, EVERY_MS);
+  return { sizing: data ? ofCatalog(data) : null, isLoading: loading };
 }
 
 const H = 250;

@@ -251,7 +251,7 @@ pub fn of_parameter(name: &str) -> Option<&'static Bounds> {
         "wait" => Some(&WAIT_SECONDS),
         "seconds" => Some(&HISTORY_SECONDS),
         "version" => Some(&VERSION),
-        "id" | "after" => Some(&NUMBER),
+        "id" | "after" | "before" => Some(&NUMBER),
         "goal" => Some(&SHARE),
         _ => None,
     }

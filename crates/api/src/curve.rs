@@ -53,7 +53,7 @@ impl Fill {
 }
 
 /// One point of the curve: what this RAM limit would have done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CurvePoint {
     /// RAM limit that this point is about, in bytes.
     pub ram_bytes: u64,
@@ -83,22 +83,101 @@ pub struct CurveTotals {
 impl DiskCurve {
     /// Bytes that would have been evicted with this limit, interpolated linearly between two points.
     pub fn overflow_write_bytes(&self, ram_bytes: u64) -> u64 {
+        self.at(ram_bytes).overflow_write_bytes
+    }
+
+    /// The point of this limit, interpolated linearly between two points; beyond the ends, that of the end.
+    fn at(&self, ram_bytes: u64) -> CurvePoint {
         let at = self.curve.partition_point(|point| point.ram_bytes < ram_bytes);
-        match (at.checked_sub(1).and_then(|before| self.curve.get(before)), self.curve.get(at)) {
-            (_, None) => self.curve.last().map_or(0, |last| last.overflow_write_bytes),
-            (None, Some(first)) => first.overflow_write_bytes,
-            (Some(before), Some(after)) => {
-                let share = (ram_bytes - before.ram_bytes) as f64
-                    / (after.ram_bytes - before.ram_bytes).max(1) as f64;
-                let fall = before.overflow_write_bytes.saturating_sub(after.overflow_write_bytes);
-                before.overflow_write_bytes - (fall as f64 * share) as u64
-            }
+        let before = at.checked_sub(1).and_then(|before| self.curve.get(before));
+        let (before, after) = match (before, self.curve.get(at)) {
+            (Some(before), Some(after)) => (before, after),
+            (Some(end), None) | (None, Some(end)) => return CurvePoint { ram_bytes, ..*end },
+            (None, None) => return CurvePoint { ram_bytes, ..CurvePoint::default() },
+        };
+        let share =
+            (ram_bytes - before.ram_bytes) as f64 / (after.ram_bytes - before.ram_bytes).max(1) as f64;
+        let between = |of: fn(&CurvePoint) -> u64| {
+            let fall = of(before).saturating_sub(of(after));
+            of(before) - (fall as f64 * share) as u64
+        };
+        CurvePoint {
+            ram_bytes,
+            overflow_write_bytes: between(|point| point.overflow_write_bytes),
+            overflow_read_bytes: between(|point| point.overflow_read_bytes),
+            peak_overflow_bytes: between(|point| point.peak_overflow_bytes),
         }
     }
 
     /// Bytes that the guest has written, in whole blocks.
     pub fn written_bytes(&self) -> u64 {
         self.totals.written_blocks.saturating_mul(4096)
+    }
+}
+
+/// The curves of a catalog's machines, added up: what each size of all their RAM tiers would have done.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CatalogCurve {
+    /// Number of machines of the catalog whose disks are served and have a RAM tier.
+    pub machines: u32,
+    /// Number of those whose curves are added: the first 256 by name, without disks that have not answered in time.
+    pub disks: u32,
+    /// Age of the youngest curve, in seconds.
+    pub seconds: f64,
+    /// Sampling rate of the curve with the fewest samples: one block in this many was counted.
+    pub sampled_one_in: f64,
+    /// Points of the sum, at most 96, by growing RAM limit of each machine.
+    pub curve: Vec<CurvePoint>,
+    /// Smallest limit at which nothing would have been evicted from any of the disks.
+    pub zero_overflow_bytes: u64,
+    /// Limit from which on more RAM brings little to any of the disks; null if no curve has a bend.
+    pub knee_bytes: Option<u64>,
+    /// Smallest limit with which each of the disks reaches the goal.
+    pub recommended_bytes: u64,
+    /// Goal: share of the written bytes that each RAM tier should absorb.
+    pub goal: f64,
+    /// Bytes that the guests have written, in whole blocks.
+    pub written_bytes: u64,
+}
+
+impl CatalogCurve {
+    /// Largest number of points.
+    pub const MOST_POINTS: usize = 96;
+
+    /// Adds the curves of disks, of so many machines; `None` without any.
+    pub fn sum(curves: &[DiskCurve], machines: usize) -> Option<CatalogCurve> {
+        let first = curves.first()?;
+        let mut limits: Vec<u64> =
+            curves.iter().flat_map(|curve| &curve.curve).map(|p| p.ram_bytes).collect();
+        limits.sort_unstable();
+        limits.dedup();
+        if limits.len() > CatalogCurve::MOST_POINTS {
+            // With both ends.
+            let last = CatalogCurve::MOST_POINTS - 1;
+            limits = (0..=last).map(|n| limits[n * (limits.len() - 1) / last]).collect();
+        }
+        let point = |limit: u64| {
+            let zero = CurvePoint { ram_bytes: limit, ..CurvePoint::default() };
+            curves.iter().map(|curve| curve.at(limit)).fold(zero, |sum, point| CurvePoint {
+                ram_bytes: limit,
+                overflow_write_bytes: sum.overflow_write_bytes.saturating_add(point.overflow_write_bytes),
+                overflow_read_bytes: sum.overflow_read_bytes.saturating_add(point.overflow_read_bytes),
+                peak_overflow_bytes: sum.peak_overflow_bytes.saturating_add(point.peak_overflow_bytes),
+            })
+        };
+        let most = |of: fn(&DiskCurve) -> u64| curves.iter().map(of).max().unwrap_or(0);
+        Some(CatalogCurve {
+            machines: u32::try_from(machines).unwrap_or(u32::MAX),
+            disks: u32::try_from(curves.len()).unwrap_or(u32::MAX),
+            seconds: curves.iter().map(|curve| curve.seconds).fold(f64::INFINITY, f64::min),
+            sampled_one_in: curves.iter().map(|curve| curve.sampled_one_in).fold(1.0, f64::max),
+            curve: limits.into_iter().map(point).collect(),
+            zero_overflow_bytes: most(|curve| curve.zero_overflow_bytes),
+            knee_bytes: curves.iter().filter_map(|curve| curve.knee_bytes).max(),
+            recommended_bytes: most(|curve| curve.recommended_bytes),
+            goal: first.goal,
+            written_bytes: curves.iter().map(DiskCurve::written_bytes).fold(0, u64::saturating_add),
+        })
     }
 }
 
@@ -208,6 +287,29 @@ mod tests {
         );
         assert_eq!(both.overflow_write_bytes[4..], [100; 7]);
         assert!((800..900).contains(&both.overflow_write_bytes[0]), "{both:?}");
+        let sum = CatalogCurve::sum(&[curve.clone(), large.clone()], 3).unwrap();
+        let points: Vec<_> = sum.curve.iter().map(|p| (p.ram_bytes, p.overflow_write_bytes)).collect();
+        assert_eq!(points, [(100, 1900), (200, 1400), (300, 900), (1 << 20, 900), (1 << 30, 100)]);
+        assert_eq!((sum.machines, sum.disks, sum.written_bytes), (3, 2, 8192));
+        assert_eq!(
+            (sum.zero_overflow_bytes, sum.recommended_bytes, sum.knee_bytes, sum.goal),
+            (2 << 30, 300, None, 0.95)
+        );
+        let [young, fine] = [
+            DiskCurve { seconds: 0.5, knee_bytes: Some(150), ..curve.clone() },
+            DiskCurve {
+                curve: (0..500).map(|n| point(n * 4096, 500 - n)).collect(),
+                sampled_one_in: 8.0,
+                ..large
+            },
+        ];
+        let sum = CatalogCurve::sum(&[young, fine, curve.clone()], 3).unwrap();
+        assert_eq!((sum.seconds, sum.sampled_one_in, sum.knee_bytes), (0.5, 8.0, Some(150)));
+        assert_eq!(sum.curve.len(), CatalogCurve::MOST_POINTS);
+        let [first, .., last] = &sum.curve[..] else { panic!("{sum:?}") };
+        assert_eq!((first.ram_bytes, first.overflow_write_bytes), (0, 2500));
+        assert_eq!((last.ram_bytes, last.overflow_write_bytes), (499 * 4096, 1));
+        assert_eq!(CatalogCurve::sum(&[], 0), None);
         assert_eq!(DiskCurve { curve: vec![], ..curve }.overflow_write_bytes(5), 0);
     }
 }

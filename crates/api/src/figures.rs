@@ -235,11 +235,29 @@ figures! {
 }
 
 impl DiskLevels {
+    /// Bytes that the write cache holds, both tiers together.
+    pub fn used_bytes(&self) -> u64 {
+        self.ram_used_bytes.saturating_add(self.overflow_used_bytes)
+    }
+
+    /// Limit of the write cache in bytes, both tiers together.
+    pub fn limit_bytes(&self) -> u64 {
+        self.ram_limit_bytes.saturating_add(self.overflow_limit_bytes)
+    }
+
     /// Fill level of the write cache, both tiers together: 0 to 1.
     pub fn fill(&self) -> f64 {
-        let limit = self.ram_limit_bytes.saturating_add(self.overflow_limit_bytes);
-        let used = self.ram_used_bytes.saturating_add(self.overflow_used_bytes);
+        let (used, limit) = (self.used_bytes(), self.limit_bytes());
         if limit == 0 { 0.0 } else { used as f64 / limit as f64 }
+    }
+
+    /// Seconds until both tiers are full if they go on growing as they did since they held `was_bytes`, so many seconds ago. `None`
+    /// if they have not grown, or have no limit.
+    pub fn seconds_to_full(&self, was_bytes: u64, seconds: f64) -> Option<u64> {
+        let limit = self.limit_bytes();
+        let grown = self.used_bytes().checked_sub(was_bytes).filter(|grown| *grown > 0 && limit > 0)?;
+        let left = limit.saturating_sub(self.used_bytes());
+        (seconds > 0.0).then_some((left as f64 * seconds / grown as f64) as u64)
     }
 }
 
@@ -304,6 +322,32 @@ pub struct CatalogFigures {
     pub counters: DiskCounters,
     /// Bytes written by guests that never reached a disk.
     pub spared_bytes: u64,
+    /// Machine with the fullest write cache; null if none holds anything.
+    #[serde(default)]
+    pub fullest: Option<MachineFill>,
+    /// Machine whose write cache will be full first; null if none grows.
+    #[serde(default)]
+    pub first_full: Option<MachineForecast>,
+}
+
+/// How full the write cache of a machine is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineFill {
+    /// Name of the machine that the fill is about.
+    pub name: Name,
+    /// Bytes that its write cache holds, both tiers together.
+    pub used_bytes: u64,
+    /// Limit of its write cache in bytes, both tiers together.
+    pub limit_bytes: u64,
+}
+
+/// When the write cache of a machine will be full.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineForecast {
+    /// Name of the machine that the forecast is about.
+    pub name: Name,
+    /// Seconds until its write cache is full, if it goes on growing as in the last 30 seconds.
+    pub seconds: u64,
 }
 
 /// Figures of one machine of the host.

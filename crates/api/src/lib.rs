@@ -9,6 +9,7 @@ mod catalog;
 mod check;
 pub mod client;
 mod curve;
+mod dirty;
 mod event;
 pub mod exposition;
 mod figures;
@@ -37,11 +38,12 @@ pub use catalog::{
 pub use check::{
     BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,
 };
-pub use curve::{CURVE_LIMITS, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
+pub use curve::{CURVE_LIMITS, CatalogCurve, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
+pub use dirty::{DirtyRange, DirtyRanges};
 pub use event::{Event, EventId, EventKind};
 pub use figures::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, MachineCounts, MachineFigures,
-    PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
+    MachineFill, MachineForecast, PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
 pub use history::{HISTORY_SERIES, History, HistorySeries};
 pub use host::{HostAction, HostBudget, HostDetails, NewHostAction, UnreadableRecord};
@@ -65,7 +67,9 @@ pub use registry::{
 pub use report::Report;
 pub use session::{NewSession, Session, SessionProof, SessionRole};
 pub use size::{SizeError, parse_size, size_text};
-pub use spillway_control::{BaseCache, DiskSettings, FullPolicy, Mode as DiskMode, Rate};
+pub use spillway_control::{
+    BaseCache, DiskLatency, DiskSettings, FullPolicy, LatencyHistogram, Mode as DiskMode, Rate,
+};
 pub use stores::{Space, SpaceLevel, StoreClass, StoreDetails, StoreFolder};
 pub use ttl::{parse_seconds, parse_ttl};
 

@@ -1,4 +1,4 @@
-//! `spillway stats --dirty`: where the guest wrote most since the last reset, as a table or as JSON.
+//! `spillway stats --dirty` and `spillway machine stats --dirty`: where the guest wrote most since the last reset, as a table or as JSON.
 //!
 //! Invariant: an offset is shown as a whole number of bytes, so that it can be pasted into a calculation.
 
@@ -7,8 +7,9 @@ use crate::error::{Exit, Failure};
 use crate::output;
 use crate::table::percent;
 use serde_json::Value;
+use spillway_api::DirtyRanges;
 use spillway_control::counters::group;
-use spillway_control::{Client, Dirty, Request, bytes};
+use spillway_control::{Client, Dirty, DirtyRange, Request, bytes};
 use std::fmt::Write;
 
 /// The unit that the disk counts in.
@@ -20,6 +21,23 @@ pub fn dirty(args: &Args, client: &mut Client) -> Result<(), Failure> {
     let value = client.ask(&Request::Dirty { limit })?;
     let text = if args.json { format!("{value:#}\n") } else { table(&read(value)?) };
     output::print(&text).map(|_| ())
+}
+
+/// The table of a machine's disk, as the daemon has it.
+pub fn of_machine(ranges: &DirtyRanges) -> String {
+    let range = |range: &spillway_api::DirtyRange| DirtyRange {
+        offset_bytes: range.offset_bytes,
+        length_bytes: range.length_bytes,
+        written_bytes: range.written_bytes,
+    };
+    table(&Dirty {
+        generation: ranges.generation,
+        size_bytes: ranges.size_bytes,
+        written_bytes: ranges.written_bytes,
+        ranges_total: ranges.ranges_total,
+        ranges: ranges.ranges.iter().map(range).collect(),
+        ..Dirty::default()
+    })
 }
 
 fn read(value: Value) -> Result<Dirty, Failure> {
@@ -75,7 +93,6 @@ fn table(dirty: &Dirty) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spillway_control::DirtyRange;
 
     #[test]
     fn the_table_says_where_and_how_much() {

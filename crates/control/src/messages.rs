@@ -14,6 +14,8 @@ pub enum Request {
     Ping,
     /// Returns all counters and gauges, as [`crate::Stats`]: legal at any time.
     Stats,
+    /// Returns how long requests took since the disk was created, as [`crate::DiskLatency`]: legal at any time.
+    Latency,
     /// Returns the ranges with most writes since the last reset, as [`crate::Dirty`]: legal at any time.
     Dirty {
         /// Most rows to answer with, up to [`crate::Dirty::MAX_ROWS`].

@@ -6,9 +6,10 @@
 
 mod log;
 
+use crate::error::HostError;
 use jiff::Timestamp;
 use log::EventLog;
-use spillway_api::{Event, EventId, EventKind};
+use spillway_api::{ErrorCode, Event, EventId, EventKind};
 use std::collections::VecDeque;
 use std::io::Write;
 use std::path::Path;
@@ -17,8 +18,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use tokio::sync::watch;
 
-/// Number of events in memory, and in one response.
-const MOST_AT_ONCE: usize = 4096;
+/// Number of events in memory, and the largest in one response.
+pub const MOST_AT_ONCE: usize = 4096;
 /// Longest text of an event that is kept: parts of it may come from a guest.
 const MOST_TEXT_BYTES: usize = 16 << 10;
 
@@ -126,15 +127,32 @@ impl Events {
         &self.0.counts[at.expect("ALL has every kind")]
     }
 
-    /// Returns the events after this one, oldest first, up to a bound; the last ones if none is given. If some of them
-    /// are not known any more, or there is no such event, the first one says so.
-    pub fn after(&self, after: Option<EventId>) -> Vec<Event> {
+    /// Returns the last events, oldest first, and the id of the last one.
+    pub fn newest(&self, most: usize) -> (EventId, Vec<Event>) {
         let known = self.known();
-        let Some(after) = after else { return known.recent.iter().cloned().collect() };
+        let id = EventId { history: known.history, number: known.next - 1 };
+        (id, known.before(known.next, most.min(MOST_AT_ONCE)))
+    }
+
+    /// Returns the last events before this one, oldest first. None: no earlier ones are kept.
+    pub fn before(&self, before: EventId, most: usize) -> Result<Vec<Event>, HostError> {
+        let known = self.known();
+        if before.history != known.history {
+            let message = format!("{before} belongs to another history of this host, whose events were lost");
+            return Err(HostError::new(ErrorCode::NotFound, message));
+        }
+        Ok(known.before(before.number, most.min(MOST_AT_ONCE)))
+    }
+
+    /// Returns the first events after this one, oldest first. If some of them are not known any more, or there is no such event,
+    /// the first one says so.
+    pub fn after(&self, after: EventId, most: usize) -> Vec<Event> {
+        let most = most.min(MOST_AT_ONCE);
+        let known = self.known();
         let oldest = known.oldest();
         let is_ours = after.history == known.history && after.number < known.next;
         if is_ours && after.number + 1 >= oldest {
-            return known.from(after.number + 1);
+            return known.from(after.number + 1, most);
         }
         let what = match after.history == known.history {
             true => "are not kept any more",
@@ -143,10 +161,7 @@ impl Events {
         let id = EventId { history: known.history, number: oldest - 1 };
         let text = format!("events were lost: those after {after} {what}; what is known begins here");
         let lost = Event { id, time: Timestamp::now(), kind: EventKind::Lost, object: "host".into(), text };
-        let mut told = known.from(oldest);
-        told.truncate(MOST_AT_ONCE - 1);
-        told.insert(0, lost);
-        told
+        [lost].into_iter().chain(known.from(oldest, most.saturating_sub(1))).collect()
     }
 
     /// Subscribes to the number of the last event.
@@ -182,12 +197,23 @@ impl EventBuffer {
         self.log.as_ref().and_then(EventLog::oldest).map_or(in_memory, |oldest| oldest.min(in_memory))
     }
 
-    /// Returns the events from this number on.
-    fn from(&self, number: u64) -> Vec<Event> {
+    /// Returns the first events from this number on.
+    fn from(&self, number: u64, most: usize) -> Vec<Event> {
         if self.recent.front().is_none_or(|first| first.id.number <= number) {
-            return self.recent.iter().filter(|event| event.id.number >= number).cloned().collect();
+            let begin = self.recent.partition_point(|event| event.id.number < number);
+            return self.recent.range(begin..).take(most).cloned().collect();
         }
-        self.log.as_ref().map_or_else(Vec::new, |log| log.read(number, MOST_AT_ONCE))
+        self.log.as_ref().map_or_else(Vec::new, |log| log.read(number, most))
+    }
+
+    /// Returns the last events before this number.
+    fn before(&self, number: u64, most: usize) -> Vec<Event> {
+        let end = self.recent.partition_point(|event| event.id.number < number);
+        let is_older = |oldest: u64| self.recent.front().is_some_and(|first| oldest < first.id.number);
+        match &self.log {
+            Some(log) if end < most && log.oldest().is_some_and(is_older) => log.read_before(number, most),
+            _ => self.recent.range(end.saturating_sub(most)..end).cloned().collect(),
+        }
     }
 }
 
@@ -213,7 +239,15 @@ mod tests {
     }
 
     fn numbers(events: &Events, after: Option<EventId>) -> Vec<u64> {
-        events.after(after).iter().map(|event| event.id.number).collect()
+        all(events, after).iter().map(|event| event.id.number).collect()
+    }
+
+    /// The events after this one, or the last ones.
+    fn all(events: &Events, after: Option<EventId>) -> Vec<Event> {
+        match after {
+            Some(after) => events.after(after, MOST_AT_ONCE),
+            None => events.newest(MOST_AT_ONCE).1,
+        }
     }
 
     fn raise(events: &Events, count: usize) {
@@ -225,14 +259,14 @@ mod tests {
         let events = Events::default();
         assert!(numbers(&events, None).is_empty());
         raise(&events, 3);
-        let id = |number| Some(EventId { history: events.after(None)[0].id.history, number });
+        let id = |number| Some(EventId { history: all(&events, None)[0].id.history, number });
         assert_eq!(numbers(&events, None), [1, 2, 3]);
         assert_eq!((numbers(&events, id(0)), numbers(&events, id(2))), (vec![1, 2, 3], vec![3]));
         assert!(numbers(&events, id(3)).is_empty());
         raise(&events, MOST_AT_ONCE);
         assert_eq!((numbers(&events, None).len(), numbers(&events, None)[0]), (MOST_AT_ONCE, 4));
         // In memory alone no more are kept.
-        let told = events.after(id(2));
+        let told = all(&events, id(2));
         assert_eq!((told[0].kind, told[0].id.number, told[1].id.number), (EventKind::Lost, 3, 4));
     }
 
@@ -242,7 +276,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let events = open(dir.path());
         raise(&events, 3);
-        let last = events.after(None)[1].id;
+        let last = all(&events, None)[1].id;
         for closes in [true, false] {
             let events = open(dir.path());
             raise(&events, 2);
@@ -253,13 +287,13 @@ mod tests {
         let events = open(dir.path());
         assert_eq!(numbers(&events, Some(last)), [3, 4, 5, 6, 7]);
         assert_eq!(numbers(&events, None), [1, 2, 3, 4, 5, 6, 7]);
-        let texts: Vec<String> = events.after(Some(last)).into_iter().map(|event| event.text).collect();
+        let texts: Vec<String> = all(&events, Some(last)).into_iter().map(|event| event.text).collect();
         assert_eq!(texts, ["2", "0", "1", "0", "1"]);
         // More than is in memory comes from the files, part by part.
         raise(&events, MOST_AT_ONCE + 10);
         let (mut after, mut heard) = (last, Vec::new());
         loop {
-            let told = events.after(Some(after));
+            let told = all(&events, Some(after));
             let Some(newest) = told.last() else { break };
             after = newest.id;
             heard.extend(told.into_iter().map(|event| event.id.number));
@@ -268,16 +302,49 @@ mod tests {
     }
 
     #[test]
+    fn older_ones_are_read_back_to_the_first() {
+        let dir = tempfile::tempdir().unwrap();
+        for events in [open(dir.path()), Events::default()] {
+            assert!(events.newest(5).1.is_empty());
+            raise(&events, MOST_AT_ONCE + 10);
+            let (newest, last) = events.newest(3);
+            let number = |event: &Event| event.id.number;
+            let next = MOST_AT_ONCE as u64 + 11;
+            assert_eq!(last.iter().map(number).collect::<Vec<_>>(), [next - 3, next - 2, next - 1]);
+            assert_eq!(newest, last[2].id);
+            assert_eq!(events.newest(usize::MAX).1.len(), MOST_AT_ONCE);
+            let (mut before, mut heard) = (last[0].id, Vec::new());
+            loop {
+                let older = events.before(before, 1000).unwrap();
+                let Some(first) = older.first() else { break };
+                before = first.id;
+                assert!(older.len() <= 1000);
+                heard.splice(0..0, older.iter().map(number));
+            }
+            let kept = if events.known().log.is_some() { 1 } else { 11 };
+            assert!(heard == (kept..next - 3).collect::<Vec<_>>(), "{:?}", heard.first());
+            // An id that is still to come is after all; one of another history is of none.
+            let to_come = EventId { number: next + 5, ..newest };
+            assert_eq!(events.before(to_come, 1).unwrap()[0].id, newest);
+            let foreign = EventId { history: newest.history ^ 1, ..newest };
+            assert_eq!(events.before(foreign, 1).unwrap_err().code, ErrorCode::NotFound);
+            let first = EventId { number: kept - 1, ..newest };
+            let [a, b, ..] = &events.after(first, 2)[..] else { panic!("too few") };
+            assert_eq!((a.id.number, b.id.number, events.after(first, 2).len()), (kept, kept + 1, 2));
+        }
+    }
+
+    #[test]
     fn what_was_lost_is_told_in_words() {
         let dir = tempfile::tempdir().unwrap();
         let events = open(dir.path());
         raise(&events, 3);
-        let last = events.after(None)[2].id;
+        let last = all(&events, None)[2].id;
         // The folder is another one: a backup without events, a disk that was replaced.
         std::fs::remove_dir_all(dir.path()).unwrap();
         let events = open(dir.path());
         raise(&events, 5);
-        let told = events.after(Some(last));
+        let told = all(&events, Some(last));
         assert_eq!((told.len(), told[0].kind, told[0].id.number), (6, EventKind::Lost, 0));
         assert!(
             told[0].text.contains(&last.to_string()) && told[0].text.contains("lost"),
@@ -287,7 +354,7 @@ mod tests {
         assert_eq!(numbers(&events, Some(told[0].id)), [1, 2, 3, 4, 5], "it is told once");
         // One that nobody was ever told of.
         let never = EventId { number: 100, ..told[1].id };
-        assert_eq!(events.after(Some(never))[0].kind, EventKind::Lost);
+        assert_eq!(all(&events, Some(never))[0].kind, EventKind::Lost);
     }
 
     #[test]
@@ -295,7 +362,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let events = open(dir.path());
         raise(&events, 3);
-        let ids: Vec<EventId> = events.after(None).iter().map(|event| event.id).collect();
+        let ids: Vec<EventId> = all(&events, None).iter().map(|event| event.id).collect();
         drop(events);
         // As another start of the host finds it, with the last event not on the medium.
         log::tests::is_of_another_boot(dir.path());
@@ -303,7 +370,7 @@ mod tests {
         let events = open(dir.path());
         raise(&events, 1);
         for seen in [ids[1], ids[2]] {
-            let told = events.after(Some(seen));
+            let told = all(&events, Some(seen));
             assert_eq!((told.len(), told[0].kind), (2, EventKind::Lost), "{told:?}");
             assert!(told[0].id.number > ids[2].number, "no number is given twice");
         }

@@ -6,8 +6,8 @@ mod common;
 use common::{World, ask_with, create, head_and_body, import, tag, until};
 use rustix::process::Signal;
 use spillway_api::{
-    Catalog, CatalogSpec, ErrorCode, Figures, HISTORY_SERIES, History, List, MachineDetails, Operation,
-    OperationState, Page, Power, Problem, ProblemType,
+    Catalog, CatalogSpec, ErrorCode, Event, EventId, Figures, HISTORY_SERIES, History, List, MachineDetails,
+    Operation, OperationState, Page, Power, Problem, ProblemType,
 };
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -509,6 +509,62 @@ fn a_history_begins_with_the_daemon() {
     ] {
         assert_eq!(refused(&world, "GET", &format!("/v1/history{query}"), b"").0, status, "{query}");
     }
+}
+
+#[test]
+fn events_are_listed_from_both_ends() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    create(&client, "desk", r#"{"image": "debian", "count": 1}"#).unwrap();
+    let of = |query: &str| client.get::<List<Event>>(&format!("/v1/events{query}")).unwrap().items;
+    // There is no program that could serve its disk: each attempt to start it is an event.
+    let all = until("four events", || {
+        for power in ["start", "stop"] {
+            let action = serde_json::json!({ "action": power, "select": { "names": ["desk-001"] } });
+            let _: Page<MachineDetails> = client.post("/v1/machine-actions", &action).unwrap();
+        }
+        Some(of("")).filter(|events| events.len() >= 4)
+    });
+    let ids = |events: &[Event]| events.iter().map(|event| event.id).collect::<Vec<EventId>>();
+    let all = ids(&all);
+    let two = of(&format!("?limit=2&after={}", all[0]));
+    assert_eq!(ids(&two), all[1..3], "the oldest after it");
+    assert_eq!(ids(&of(&format!("?limit=2&before={}", all[3]))), all[1..3], "the last before it");
+    assert_eq!(ids(&of(&format!("?before={}", all[2]))), all[..2]);
+    assert!(of(&format!("?before={}", all[0])).is_empty());
+    let last = of("?limit=1");
+    assert!(last.len() == 1 && last[0].id.number >= all[3].number);
+    let foreign = EventId { history: all[0].history ^ 1, ..all[0] };
+    for (query, status) in [
+        (format!("before={foreign}"), 404),
+        (format!("before={}&after={}", all[1], all[0]), 400),
+        ("limit=0".into(), 400),
+        ("limit=1001".into(), 400),
+        ("before=7".into(), 400),
+    ] {
+        assert_eq!(refused(&world, "GET", &format!("/v1/events?{query}"), b"").0, status, "{query}");
+    }
+    assert_eq!(refused(&world, "GET", "/v1/event-stream?limit=0", b"").0, 400);
+    // A stream begins with so many, and goes on with what happens.
+    let mut stream = UnixStream::connect(world.socket()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(b"GET /v1/event-stream?limit=1 HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let mut told = Vec::new();
+    let mut read_until = |count: usize| {
+        let mut part = [0; 4096];
+        while told.windows(4).filter(|bytes| bytes == b"id: ").count() < count {
+            let n = stream.read(&mut part).unwrap();
+            assert_ne!(n, 0, "{}", String::from_utf8_lossy(&told));
+            told.extend_from_slice(&part[..n]);
+        }
+        String::from_utf8_lossy(&told).into_owned()
+    };
+    let text = read_until(1);
+    assert!(!text.contains(&format!("id: {}\n", all[2])), "{text}");
+    let action = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });
+    let _: Page<MachineDetails> = client.post("/v1/machine-actions", &action).unwrap();
+    read_until(2);
 }
 
 #[test]

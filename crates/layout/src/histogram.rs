@@ -39,6 +39,15 @@ fn value_of(bucket: usize) -> u64 {
     low + (1u64 << shift) / 2
 }
 
+/// The greatest duration of a bucket.
+fn end_of(bucket: usize) -> u64 {
+    if bucket < SUB {
+        return bucket as u64;
+    }
+    let shift = (bucket / SUB - 1) as u32;
+    (((SUB + bucket % SUB + 1) as u64) << shift) - 1
+}
+
 impl Histogram {
     /// Adds `n` requests that took `ns` each.
     #[inline]
@@ -64,6 +73,13 @@ impl Histogram {
     /// Sum of all durations.
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns.load(Relaxed)
+    }
+
+    /// The buckets that have counts, as the greatest duration of each and its count, by growing duration. Of the last
+    /// bucket, whose durations have no bound, it is that of a bucket of its size.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
+        let counts = self.buckets.iter().map(|bucket| bucket.load(Relaxed)).enumerate();
+        counts.filter(|(_, count)| *count > 0).map(|(bucket, count)| (end_of(bucket), count))
     }
 
     /// The duration that a share `q` (0 to 1) of all requests did not exceed; 0 when there were none.
@@ -107,6 +123,18 @@ mod tests {
             assert!((got - want).abs() / want <= 1.0 / 32.0, "q{q}: {got} against {want}");
         }
         assert_eq!((h.max_ns(), h.count()), (100_000, 100_000));
+    }
+
+    #[test]
+    fn a_bucket_ends_where_the_next_begins() {
+        for bucket in 0..BUCKETS - 1 {
+            let end = end_of(bucket);
+            assert_eq!((bucket_of(end), bucket_of(end + 1)), (bucket, bucket + 1), "{end}");
+        }
+        let h = empty();
+        [(7, 2), (1000, 3), (1023, 1), (1024, 4)].into_iter().for_each(|(ns, n)| h.record(ns, n));
+        // 992 to 1023 ns are one bucket.
+        assert_eq!(h.buckets().collect::<Vec<_>>(), [(7, 2), (1023, 4), (1087, 4)]);
     }
 
     #[test]

@@ -8,10 +8,12 @@ use crate::output;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use spillway_api::client::Client;
-use spillway_api::{Event, EventId, EventKind, List};
+use spillway_api::{Event, EventId, EventKind, List, MOST_ON_A_PAGE};
 use std::thread::sleep;
 use std::time::Duration;
 
+/// Past events that are looked at for chosen ones.
+const LOOKED_AT: usize = 4096;
 /// Pause between two attempts to reconnect.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -45,22 +47,46 @@ fn kind() -> impl TypedValueParser<Value = EventKind> {
 /// Shows the events.
 pub fn event(daemon: &Daemon, args: &Events) -> Result<(), Failure> {
     let client = daemon.client()?;
-    let known: List<Event> = client.get("/v1/events")?;
-    let mut chosen: Vec<&Event> = known.items.iter().filter(|event| args.choose(event)).collect();
-    chosen.drain(..chosen.len().saturating_sub(args.last as usize));
+    let (last, past) = past(&client, args)?;
     let text: String = match daemon.json || args.follow {
-        true => chosen.into_iter().map(|event| line(event, daemon.json)).collect(),
-        false => table(["TIME", "KIND", "OBJECT", "WHAT"], chosen.into_iter().map(cells)),
+        true => past.iter().map(|event| line(event, daemon.json)).collect(),
+        false => table(["TIME", "KIND", "OBJECT", "WHAT"], past.iter().map(cells)),
     };
     if !output::print(&text)? || !args.follow {
         return Ok(());
     }
-    let last = known.items.last().map(|event| event.id);
     let mut listener = EventFollower { args, json: daemon.json, last, is_waiting: false };
     while listener.listens(&client)? {
         sleep(RETRY);
     }
     Ok(())
+}
+
+/// Returns the id of the last event, and the past events to show, oldest first. Of those that are chosen by kind or object, it looks
+/// for as many as were asked for, but not beyond [`LOOKED_AT`].
+fn past(client: &Client, args: &Events) -> Result<(Option<EventId>, Vec<Event>), Failure> {
+    let wanted = args.last as usize;
+    let is_all = args.kind.is_empty() && args.object.is_empty();
+    let most = if is_all { wanted } else { wanted.max(LOOKED_AT) };
+    let (mut last, mut before, mut looked_at) = (None, None::<EventId>, 0);
+    let mut newest_first = Vec::new();
+    loop {
+        // Also if none is shown: followers go on after the last one.
+        let limit = (most - looked_at).clamp(1, MOST_ON_A_PAGE);
+        let page = before.map_or_else(String::new, |id| format!("&before={id}"));
+        let mut page: List<Event> = client.get(&format!("/v1/events?limit={limit}{page}"))?;
+        last = last.or(page.items.last().map(|event| event.id));
+        before = page.items.first().map(|event| event.id);
+        looked_at += page.items.len();
+        let is_end = page.items.len() < limit;
+        newest_first.extend(page.items.drain(..).rev().filter(|event| args.choose(event)));
+        if is_end || looked_at >= most || newest_first.len() >= wanted {
+            break;
+        }
+    }
+    newest_first.truncate(wanted);
+    newest_first.reverse();
+    Ok((last, newest_first))
 }
 
 impl Events {

@@ -99,7 +99,7 @@ impl Moments {
             }
             if let Some((seconds, oldest)) = oldest.as_ref().filter(|(seconds, _)| *seconds > 0.0) {
                 let was = oldest.get(row.name.as_str()).map(|was| *was.1);
-                row.seconds_to_full = was.and_then(|was| to_full(levels, &was, *seconds));
+                row.seconds_to_full = was.and_then(|was| levels.seconds_to_full(was.used_bytes(), *seconds));
             }
         }
         rows
@@ -177,15 +177,6 @@ fn rates(grown: &DiskCounters, seconds: f64) -> Rates {
         base_bytes: both(&grown.base),
         latency_us: (grown.read_ns + grown.write_ns) as f64 / requests as f64 / 1000.0,
     }
-}
-
-/// When both tiers are full if they go on growing as they did.
-fn to_full(now: &DiskLevels, was: &DiskLevels, seconds: f64) -> Option<u64> {
-    let used = |levels: &DiskLevels| levels.ram_used_bytes.saturating_add(levels.overflow_used_bytes);
-    let limit = now.ram_limit_bytes.saturating_add(now.overflow_limit_bytes);
-    let grown = used(now).checked_sub(used(was)).filter(|grown| *grown > 0 && limit > 0)?;
-    let left = limit.saturating_sub(used(now));
-    Some((left as f64 * seconds / grown as f64) as u64)
 }
 
 /// What a row shows at a place, and what rows are sorted by there.

@@ -110,6 +110,7 @@ mod tests {
             (Method::GET, "/v1/machines/desk-1/console", Operate, "open console of", "machine", "desk-1"),
             (Method::HEAD, "/v1/machines/desk-1/screen", Operate, "open screen of", "machine", "desk-1"),
             (Method::GET, "/v1/machines/desk-1/curve", Read, "read", "machine", "desk-1/curve"),
+            (Method::GET, "/v1/machines/desk-1/latency", Read, "read", "machine", "desk-1/latency"),
             (Method::GET, "/anything", Admin, "GET", "path", "/anything"),
             (Method::POST, "/v1/machine-actions", Operate, "act on", "machine", ""),
             (Method::POST, "/v1/catalogs/desk/claims", Operate, "claim", "catalog", "desk"),

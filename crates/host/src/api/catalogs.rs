@@ -11,11 +11,12 @@ use crate::idempotency::IdempotentRequest;
 use crate::paging::PageBuilder;
 use crate::store::Revision;
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use spillway_api::{
-    Catalog, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, Empty, EventKind, Name, NewCatalog,
-    Page, RolloutAction, RolloutChange, differences,
+    Catalog, CatalogCurve, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, Empty, EventKind, Name,
+    NewCatalog, Page, RolloutAction, RolloutChange, differences,
 };
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -28,6 +29,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(list_catalogs, create_catalog))
         .routes(routes!(get_catalog, replace_catalog, delete_catalog))
+        .routes(routes!(get_catalog_curve))
         .routes(routes!(update_catalog))
         .routes(routes!(change_catalog_rollout))
         .routes(routes!(roll_back_catalog))
@@ -127,6 +129,17 @@ async fn get_catalog(
     let seen =
         move || Ok(seen_by(caller.role, app.machines.rollouts.with_progress(app.catalogs.get(&name)?)));
     ask_for(seen).await.map(tagged)
+}
+
+/// Returns the sum of the curves of a catalog's machines: what every size of all their RAM tiers would have done. It is at most
+/// about half a minute old. `conflict`: no disk with a RAM tier is served.
+#[utoipa::path(get, path = "/{name}/curve", params(("name" = Name, Path)), responses((status = 200, body = CatalogCurve), ProblemResponse))]
+async fn get_catalog_curve(
+    State(app): State<ApiState>,
+    Path(name): Path<Name>,
+) -> Result<Response, HostError> {
+    let curve = app.machines.curves.of_catalog(&name).await?;
+    Ok(Json(&*curve).into_response())
 }
 
 /// Conditions of the change.

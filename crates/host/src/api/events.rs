@@ -3,13 +3,14 @@
 use super::extract::Query;
 use super::{ApiState, ask};
 use crate::error::HostError;
+use crate::events::MOST_AT_ONCE;
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
-use spillway_api::{Event, EventId, List};
+use spillway_api::{Event, EventId, List, bounds};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use utoipa::IntoParams;
@@ -29,45 +30,85 @@ pub fn stream_routes() -> OpenApiRouter<ApiState> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EventQuery {
-    /// Lists the oldest 4,096 events after the event with this id; the last 4,096 if it is left out
+    /// Lists the oldest events after the event with this id
     #[serde(default)]
     #[param(value_type = Option<String>)]
     after: Option<EventId>,
+    /// Lists the last events before the event with this id
+    #[serde(default)]
+    #[param(value_type = Option<String>)]
+    before: Option<EventId>,
+    /// Largest number of events in the answer; 4,096 by default.
+    limit: Option<u64>,
 }
 
-/// Lists what has happened on the host, oldest first. Events are kept for a week, also over restarts of the daemon, as
-/// long as all of them take at most 64 MiB. If some of the selected events were removed, the first item is an event of
-/// kind `lost`. A client that repeats the request with the last id until nothing comes misses no event.
+/// Query parameters of the stream.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct StreamQuery {
+    /// Begins after the event with this id
+    #[serde(default)]
+    #[param(value_type = Option<String>)]
+    after: Option<EventId>,
+    /// Without `after`: number of past events with which the stream begins; 4,096 by default.
+    limit: Option<u64>,
+}
+
+fn checked(limit: Option<u64>) -> Result<usize, HostError> {
+    let Some(limit) = limit else { return Ok(MOST_AT_ONCE) };
+    bounds::LIMIT.check("limit", limit).map_err(|e| HostError::invalid(e.to_string()))?;
+    Ok(limit as usize)
+}
+
+/// Lists what has happened on the host, oldest first: the last events, those after one, or those before one. Events are kept
+/// for a week, also over restarts of the daemon, as long as all of them take at most 64 MiB. A client that repeats the request
+/// with the last id as `after` until nothing comes misses no event: if some were removed, the first item is an event of kind
+/// `lost`. With the first id as `before` it gets older events, until nothing comes.
 #[utoipa::path(get, path = "", params(EventQuery), responses((status = 200, body = List<Event>), super::ProblemResponse))]
 async fn list_events(
     State(app): State<ApiState>,
-    Query(since): Query<EventQuery>,
+    Query(EventQuery { after, before, limit }): Query<EventQuery>,
 ) -> Result<Json<List<Event>>, HostError> {
-    ask(move || Ok(List { items: app.events.after(since.after) })).await
+    let most = checked(limit)?;
+    let items = move || match (after, before) {
+        (None, None) => Ok(app.events.newest(most).1),
+        (Some(after), None) => Ok(app.events.after(after, most)),
+        (None, Some(before)) => app.events.before(before, most),
+        (Some(_), Some(_)) => Err(HostError::invalid("give after or before, not both")),
+    };
+    ask(move || Ok(List { items: items()? })).await
 }
 
 /// Streams past and new events as server-sent events: `id` is an event's id, `data` the event. A client that reconnects
 /// gives the last id (`Last-Event-ID`, or `after`) and gets all later events, also those from before a restart of the
 /// daemon. If some of these were removed, the first event is of kind `lost`.
-#[utoipa::path(get, path = "", params(EventQuery), responses((status = 200, content_type = "text/event-stream", body = String), super::ProblemResponse))]
+#[utoipa::path(get, path = "", params(StreamQuery), responses((status = 200, content_type = "text/event-stream", body = String), super::ProblemResponse))]
 async fn stream_events(
     State(app): State<ApiState>,
-    Query(since): Query<EventQuery>,
+    Query(StreamQuery { after, limit }): Query<StreamQuery>,
     headers: HeaderMap,
-) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, HostError> {
+    let most = checked(limit)?;
     let resumed = headers.get("last-event-id").map(|id| {
         // An id that is not ours matches no known event.
         id.to_str().ok().and_then(|id| id.parse().ok()).unwrap_or(EventId { history: 0, number: 0 })
     });
-    let after = resumed.or(since.after);
+    let after = resumed.or(after);
     let state = (app.events.last(), app.events, after, VecDeque::new());
-    let events = stream::unfold(state, |(mut last, events, mut after, mut waiting)| async move {
+    let events = stream::unfold(state, move |(mut last, events, mut after, mut waiting)| async move {
         while waiting.is_empty() {
             // Mark the value as seen before the list is read: an event in between wakes us again.
             last.borrow_and_update();
-            let (events, after) = (events.clone(), after);
+            let events = events.clone();
             // The events may have to be read from the disk.
-            waiting.extend(tokio::task::spawn_blocking(move || events.after(after)).await.ok()?);
+            let read = move || match after {
+                Some(after) => (after, events.after(after, MOST_AT_ONCE)),
+                None => events.newest(most),
+            };
+            let (read_to, found) = tokio::task::spawn_blocking(read).await.ok()?;
+            after = Some(read_to);
+            waiting.extend(found);
             if waiting.is_empty() {
                 last.changed().await.ok()?;
             }
@@ -78,5 +119,5 @@ async fn stream_events(
         let said = sse::Event::default().id(event.id.to_string()).data(text);
         Some((Ok(said), (last, events, after, waiting)))
     });
-    Sse::new(events).keep_alive(KeepAlive::default())
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }

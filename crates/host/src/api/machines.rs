@@ -13,7 +13,11 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
-use spillway_api::{Action, DiskCurve, Empty, ErrorCode, MachineAction, MachineDetails, Name, Page};
+use spillway_api::{
+    Action, DirtyRanges, DiskCurve, DiskLatency, Empty, ErrorCode, MachineAction, MachineDetails, Name, Page,
+    bounds,
+};
+use spillway_control::Dirty;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -25,6 +29,8 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(list_machines))
         .routes(routes!(get_machine, delete_machine))
         .routes(routes!(get_machine_curve))
+        .routes(routes!(get_machine_latency))
+        .routes(routes!(list_dirty_ranges))
 }
 
 pub fn action_routes() -> OpenApiRouter<ApiState> {
@@ -88,6 +94,44 @@ async fn get_machine_curve(
     Query(CurveQuery { goal }): Query<CurveQuery>,
 ) -> JsonResult<DiskCurve> {
     ask(move || app.machines.curves.of(&name, goal)).await
+}
+
+/// Returns how long the requests of a machine's disk took, as histograms whose counts only grow. The difference of two answers
+/// has the percentiles of the time between. `conflict`: its disk is not served.
+#[utoipa::path(get, path = "/{name}/latency", params(("name" = Name, Path)), responses((status = 200, body = DiskLatency), ProblemResponse))]
+async fn get_machine_latency(
+    State(app): State<ApiState>,
+    Path(name): Path<Name>,
+) -> Result<Response, HostError> {
+    let latency = app.machines.disks.latency(&name).await?;
+    Ok(Json(&*latency).into_response())
+}
+
+/// Largest number of ranges.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct RangeQuery {
+    /// Largest number of ranges in the answer; 20 by default.
+    #[serde(default = "some_ranges")]
+    limit: u32,
+}
+
+fn some_ranges() -> u32 {
+    Dirty::ROWS_DEFAULT
+}
+
+/// Lists the ranges of a machine's disk that its guest has written most since the last reset, in descending order.
+/// `conflict`: its disk is not served.
+#[utoipa::path(get, path = "/{name}/dirty-ranges", params(("name" = Name, Path), RangeQuery), responses((status = 200, body = DirtyRanges), ProblemResponse))]
+async fn list_dirty_ranges(
+    State(app): State<ApiState>,
+    Path(name): Path<Name>,
+    Query(RangeQuery { limit }): Query<RangeQuery>,
+) -> Result<Response, HostError> {
+    bounds::LIMIT.check("limit", limit.into()).map_err(|e| HostError::invalid(e.to_string()))?;
+    let ranges = app.machines.disks.dirty_ranges(&name, limit).await?;
+    Ok(Json(&*ranges).into_response())
 }
 
 /// Conditions of the deletion.

@@ -149,6 +149,21 @@ impl EventLog {
         found
     }
 
+    /// Reads the last `most` events before this number, oldest first. Unreadable ones are left out.
+    pub fn read_before(&self, before: u64, most: usize) -> Vec<Event> {
+        let mut found = VecDeque::new();
+        for segment in self.segments.iter().rev().skip_while(|segment| segment.first >= before) {
+            let Ok((events, _)) = File::open(&segment.path).and_then(|file| lines(&file)) else { continue };
+            for event in events.into_iter().rev().filter(|event| event.id.number < before) {
+                if found.len() == most {
+                    return found.into();
+                }
+                found.push_front(event);
+            }
+        }
+        found.into()
+    }
+
     /// Flushes everything and records that.
     pub fn close(&mut self) -> io::Result<()> {
         self.file.sync_data()?;
@@ -376,6 +391,9 @@ pub mod tests {
             "{taken} {}",
             kept.len()
         );
+        let older: Vec<u64> = log.read_before(7990, 500).iter().map(|event| event.id.number).collect();
+        assert!(older == (7490..7990).collect::<Vec<_>>(), "of several segments");
+        assert_eq!(log.read_before(kept[0] + 2, 500).len(), 2);
         drop(log);
         let (log, opened) = EventLog::open(dir.path()).unwrap();
         assert!(opened.next == 8001 && numbers(&log) == kept);

@@ -64,6 +64,7 @@ use figures::curves::CurveCollector;
 pub use figures::curves::CurvesByMachine;
 use figures::history::Histories;
 pub use figures::history::HistoryOf;
+use figures::one_disk::DiskFigures;
 use host::SpaceWatch;
 use host_start::HostStart;
 use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
@@ -116,6 +117,8 @@ pub struct Machines {
     pub leftovers: Arc<Leftovers>,
     /// Collects the figures of all machines.
     pub figures: Arc<FigureCollector>,
+    /// Asks single disks for more figures than those of all.
+    pub disks: Arc<DiskFigures>,
     /// What the figures were.
     pub histories: Arc<Histories>,
     /// Collects the curves that show what other sizes of the RAM tiers would do.
@@ -171,7 +174,7 @@ impl Machines {
             images.clone(),
             folders.clone(),
         ));
-        let shared = MachineServices::new(
+        let shared = Arc::new(MachineServices::new(
             events.clone(),
             objects.clone(),
             stores.clone(),
@@ -179,8 +182,7 @@ impl Machines {
             parts,
             Arc::clone(&figures),
             registry,
-        );
-        let shared = Arc::new(shared);
+        ));
         host_start::look(&objects, &folders)?;
         take_over(&shared)?;
         // Subscribe first, so that no later change is missed.
@@ -221,6 +223,7 @@ impl Machines {
             commits: DiskCommits::new(reader.clone(), catalogs, objects, images),
             leftovers: Arc::clone(&shared.leftovers),
             curves: Arc::new(CurveCollector::new(reader.clone(), folders.clone())),
+            disks: Arc::new(DiskFigures::new(reader.clone(), folders.clone())),
             consoles: Arc::new(Consoles::new(reader.clone(), folders)),
             reader,
             gate,

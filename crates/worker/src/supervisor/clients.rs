@@ -261,6 +261,9 @@ impl Supervisor {
                 Request::Stats => {
                     Response::Ok(serde_json::to_value(self.stats()).expect("plain numbers and text"))
                 }
+                Request::Latency => {
+                    Response::Ok(serde_json::to_value(self.window.latency()).expect("plain numbers"))
+                }
                 Request::Dirty { limit } => self.dirty(limit),
                 Request::Reset { .. }
                     if self.reset.is_some() || self.upgrade.is_some() || self.change.is_some() =>

@@ -111,7 +111,7 @@ impl Peer {
                 }
                 Err(e) => self.answer(&Response::error(
                     "invalid",
-                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"dirty\", \"reset\", \"set\", \"events\", \"trace\", \"curve\" or \"upgrade\""),
+                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"latency\", \"dirty\", \"reset\", \"set\", \"events\", \"trace\", \"curve\" or \"upgrade\""),
                 )),
             }
         }

@@ -3,8 +3,9 @@
 //! Invariant: the memory is mapped to read only, and any bits there are figures.
 
 use spillway_control::{
-    BasePlane, Chunks, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow,
-    Plane, Planes, Promotions, Ram, SCHEMA, Stalls, Stats, SupervisorError, Throttled,
+    BasePlane, Chunks, Collector, Discards, DiskLatency, Evictions, Failed, Latencies, Latency,
+    LatencyHistogram, Map, Merges, Overflow, Plane, Planes, Promotions, Ram, SCHEMA, Stalls, Stats,
+    SupervisorError, Throttled,
 };
 use spillway_core::{Counters, Histogram, Layout, Meta, get};
 use std::os::fd::OwnedFd;
@@ -124,6 +125,21 @@ impl Window {
             ..Stats::default()
         }
     }
+
+    /// How long requests took, as histograms.
+    pub fn latency(&self) -> DiskLatency {
+        let c = self.counters();
+        let of = |histogram: &Histogram| histogram.buckets().collect::<LatencyHistogram>();
+        DiskLatency {
+            disk_pid: std::process::id(),
+            read: of(&c.read_latency),
+            write: of(&c.write_latency),
+            overflow_read: of(&c.overflow_read_latency),
+            overflow_write: of(&c.overflow_write_latency),
+            base_read: of(&c.base_read_latency),
+            chunk: of(&c.chunk_latency),
+        }
+    }
 }
 
 impl Drop for Window {
@@ -193,5 +209,40 @@ mod tests {
         let at = Layout::COUNTERS_AT + std::mem::offset_of!(Counters, ram_peak_bytes) as u64;
         rustix::io::pwrite(&meta, &77u64.to_ne_bytes(), at).unwrap();
         assert_eq!(window.read().ram.peak_bytes, 77);
+    }
+    #[test]
+    fn each_histogram_has_its_own_counts() {
+        let meta = memory::create_meta(1 << 20).unwrap();
+        let window = Window::open(&meta).unwrap();
+        // Behind the maximum and the sum, the buckets of 0 ns, 1 ns and so on.
+        let histograms = [
+            std::mem::offset_of!(Counters, read_latency),
+            std::mem::offset_of!(Counters, write_latency),
+            std::mem::offset_of!(Counters, overflow_read_latency),
+            std::mem::offset_of!(Counters, overflow_write_latency),
+            std::mem::offset_of!(Counters, base_read_latency),
+            std::mem::offset_of!(Counters, chunk_latency),
+        ];
+        for (n, offset) in histograms.into_iter().enumerate() {
+            let at = Layout::COUNTERS_AT + offset as u64 + 16 + 8 * n as u64;
+            rustix::io::pwrite(&meta, &(n as u64 + 10).to_ne_bytes(), at).unwrap();
+        }
+        let found = window.latency();
+        assert_eq!(found.disk_pid, std::process::id());
+        let all = [
+            &found.read,
+            &found.write,
+            &found.overflow_read,
+            &found.overflow_write,
+            &found.base_read,
+            &found.chunk,
+        ];
+        for (n, histogram) in all.into_iter().enumerate() {
+            assert_eq!(
+                (&histogram.bounds_ns, &histogram.counts),
+                (&vec![n as u64], &vec![n as u64 + 10]),
+                "{n}"
+            );
+        }
     }
 }

@@ -7,14 +7,14 @@ pub use action::{failed, wait};
 
 use super::claim::{CLAIM_EXAMPLES, Claim, Renew, release};
 use super::console::console;
-use super::words::word;
+use super::words::{number, word};
 use super::{Daemon, Labels, Limit};
 use crate::error::{Exit, Failure};
-use crate::{attach, output};
+use crate::{attach, dirty, output};
 use action::{EndOptions, MachineSelection, OnceOption, SelectorOptions, act, delete, drain};
 use clap::Subcommand;
 use spillway_api::client::Client;
-use spillway_api::{Action, MachineDetails, MachineRun, Name};
+use spillway_api::{Action, DirtyRanges, MachineDetails, MachineRun, Name, bounds};
 use table::{COLUMNS, page, row};
 
 const START_EXAMPLES: &str = "\
@@ -151,6 +151,14 @@ pub enum MachineCommand {
         /// Show how much would have overflowed at every size of the RAM tier since the disk's worker started, from a sample
         #[arg(long)]
         curve: bool,
+        /// Show the ranges that the guest wrote most since the last reset; works on other hosts, too
+        #[arg(long, conflicts_with = "curve")]
+        dirty: bool,
+        #[arg(
+            long, value_name = "N", requires = "dirty", value_parser = number(&bounds::LIMIT),
+            help = bounds::LIMIT.help("With --dirty: number of ranges, those with most writes first")
+        )]
+        top: Option<u32>,
     },
 }
 
@@ -192,7 +200,12 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
             let vhost_user = run(&client, &name)?.disk_socket;
             output::print(&attach::instructions(&crate::args::Attach { vhost_user, vmm })?).map(drop)
         }
-        MachineCommand::Stats { name, curve } => {
+        MachineCommand::Stats { name, dirty: true, top, .. } => {
+            let limit = top.map(|top| format!("?limit={top}")).unwrap_or_default();
+            let ranges: DirtyRanges = client.get(&format!("/v1/machines/{name}/dirty-ranges{limit}"))?;
+            daemon.show(&ranges, dirty::of_machine)
+        }
+        MachineCommand::Stats { name, curve, .. } => {
             daemon.local("'machine stats'")?;
             let control = run(&client, &name)?.control_socket;
             let json = daemon.json;

@@ -3,9 +3,11 @@
 //! Invariant: counters never decrease. A new disk of a machine starts at 0 while the counts of the last one stay in the
 //! sums; what a disk counted before the daemon started is left out.
 
+use super::trend::FillTrend;
 use jiff::Timestamp;
 use spillway_api::{DiskCounters, DiskLevels, Figure, Name};
 use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
 /// Identity of a disk: the process id of its supervisor, and its start time in the kernel's ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,9 @@ pub struct MachineAccount {
     said: DiskCounters,
     /// Last levels of the current disk; zero once it has ended.
     pub levels: DiskLevels,
+    trend: FillTrend,
+    /// Seconds until the write cache of the current disk is full; `None` if it does not grow.
+    pub seconds_to_full: Option<u64>,
     pub account: Account,
 }
 
@@ -78,6 +83,8 @@ impl Accounts {
             disk: None,
             said: DiskCounters::default(),
             levels: DiskLevels::default(),
+            trend: FillTrend::default(),
+            seconds_to_full: None,
             account: Account::default(),
         };
         let of = self.machines.entry(machine.clone()).or_insert_with(new);
@@ -93,6 +100,10 @@ impl Accounts {
             }
             false => Account { counters: report.counters, held_bytes: 0 },
         };
+        if !same || report.counters.resets != of.said.resets {
+            of.trend = FillTrend::default();
+        }
+        of.seconds_to_full = of.trend.add(Instant::now(), &report.levels);
         (of.disk, of.said, of.levels) = (Some(report.disk), report.counters, report.levels);
         of.account.add(&growth);
         self.catalogs.entry(catalog.clone()).or_default().add(&growth);
@@ -102,6 +113,7 @@ impl Accounts {
     pub fn remove_disk(&mut self, machine: &Name) {
         if let Some(of) = self.machines.get_mut(machine) {
             of.levels = DiskLevels::default();
+            (of.trend, of.seconds_to_full) = (FillTrend::default(), None);
         }
     }
 

@@ -8,6 +8,9 @@ mod accounts;
 pub mod curves;
 pub mod history;
 mod late;
+pub mod one_disk;
+mod recent;
+mod trend;
 
 use super::run::MachineFolders;
 use super::views::MachineReader;
@@ -20,14 +23,15 @@ use crate::processes;
 use crate::short_path::ShortPath;
 use crate::store::Objects;
 use crate::stores::Stores;
-use accounts::{Accounts, DiskId, DiskReport};
+use accounts::{Accounts, DiskId, DiskReport, MachineAccount};
 use jiff::Timestamp;
 use late::LateQuery;
 use rustix::process::{Pid, getpid};
 use serde_json::Value;
 use spillway_api::{
     Catalog, CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, Machine, MachineCounts,
-    MachineFigures, Name, Phase, PlaneCounters, Power, Selector, StoreFigures, StreamFigures,
+    MachineFigures, MachineFill, MachineForecast, Name, Phase, PlaneCounters, Power, Selector, StoreFigures,
+    StreamFigures,
 };
 use spillway_control::{Plane, Request, Response, Stats};
 use std::collections::{HashMap, HashSet};
@@ -174,6 +178,8 @@ impl FigureCollector {
                 levels: DiskLevels::default(),
                 counters: account.counters,
                 spared_bytes: 0,
+                fullest: None,
+                first_full: None,
             }
         };
         let mut of: HashMap<&Name, CatalogFigures> =
@@ -188,6 +194,7 @@ impl FigureCollector {
                 let is_served = view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some());
                 sum.disks += u64::from(is_served && !is_unresponsive);
                 sum.levels.add(&of.levels);
+                note_extremes(sum, &view.machine.name, of);
                 machines.push(MachineFigures {
                     name: view.machine.name.clone(),
                     catalog: view.machine.catalog.clone(),
@@ -208,6 +215,28 @@ impl FigureCollector {
         let catalogs = catalogs.iter().filter_map(|catalog| of.remove(&catalog.name)).collect();
         let (time, since) = (Timestamp::now(), accounts.since);
         Figures { time, since, catalogs, machines, stores: Vec::new(), stream: None }
+    }
+}
+
+/// Notes a machine whose write cache is fuller than those before, or will be full sooner. Of equals, the first stays.
+fn note_extremes(sum: &mut CatalogFigures, name: &Name, of: &MachineAccount) {
+    let fill = MachineFill {
+        name: name.clone(),
+        used_bytes: of.levels.used_bytes(),
+        limit_bytes: of.levels.limit_bytes(),
+    };
+    // Without rounding: 99.99% is not full.
+    let is_fuller = |than: &MachineFill| {
+        u128::from(fill.used_bytes) * u128::from(than.limit_bytes)
+            > u128::from(than.used_bytes) * u128::from(fill.limit_bytes)
+    };
+    if fill.used_bytes > 0 && fill.limit_bytes > 0 && sum.fullest.as_ref().is_none_or(is_fuller) {
+        sum.fullest = Some(fill);
+    }
+    if let Some(seconds) = of.seconds_to_full
+        && sum.first_full.as_ref().is_none_or(|first| seconds < first.seconds)
+    {
+        sum.first_full = Some(MachineForecast { name: name.clone(), seconds });
     }
 }
 
@@ -266,8 +295,13 @@ async fn ask(folder: PathBuf) -> io::Result<DiskReport> {
 }
 
 async fn connect(folder: &Path) -> io::Result<JsonLines> {
+    connect_for(folder, MAX_ANSWER_BYTES).await
+}
+
+/// Connects to a machine's disk for answers of at most so many bytes.
+async fn connect_for(folder: &Path, most_bytes: usize) -> io::Result<JsonLines> {
     let socket = ShortPath::of(folder, disk::CONTROL).map_err(io::Error::other)?;
-    JsonLines::connect(socket.path(), MAX_ANSWER_BYTES).await
+    JsonLines::connect(socket.path(), most_bytes).await
 }
 
 async fn answer(lines: &mut JsonLines, request: &Request) -> io::Result<Value> {
