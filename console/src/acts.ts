@@ -104,7 +104,14 @@ function consequences(action: Action, target: Target): string[] {
     case "stop":
       return [asked, lost, ...used];
     case "restart":
-      return [asked, lost, "They start again with the version that their catalog has now.", ...used];
+      return [
+        asked,
+        lost,
+        target.isKeeping === false
+          ? "They start again with the version that their catalog has now."
+          : "Machines that keep their disks start again with the version of these, others with that of their catalog.",
+        ...used,
+      ];
     case "reset":
       return [
         lossOfReset(target.isKeeping),

@@ -129,6 +129,10 @@ test("what is lost is named, and has to be typed where it was kept", () => {
   assert.equal(lost.typed, "a");
   assert.match(lost.command, /--discard-data$/);
   assert.match(String(lost.consequences[0]), /is gone/);
+  const restart = (isKeeping: boolean) =>
+    machineAct("restart", { names: ["a"], size: 1, claimed: 0, isKeeping }).consequences.join(" ");
+  assert.match(restart(true), /with the version of these/);
+  assert.match(restart(false), /with the version that their catalog has now/);
   const stop = machineAct("stop", { catalog: "desk", size: 3, claimed: 0, isKeeping: false });
   assert.equal(stop.typed, undefined);
   assert.equal(stop.command, "spillway machine stop --catalog desk");
