@@ -48,6 +48,8 @@ if (isBrowser) {
 
 export function navigate(parts: string[], query: Record<string, string | undefined> = {}): void {
   location.hash = href(parts, query);
+  // The event comes later. Until then the page of an object that was deleted would still be shown.
+  route.value = parseHash(location.hash);
 }
 
 /** Changes parts of the query. A sort or a filter is no step that "back" should return to. */

@@ -117,6 +117,16 @@ test("when nothing has changed, rates fall to nothing", () => {
   assert.equal(moments.machines()[0]?.rates?.guest.written, 100);
 });
 
+test("a catalog lasts that is in two moments", () => {
+  const moments = new Moments();
+  const both = moment(2, [["a", 0, 0]]);
+  const deleted = { ...both.catalogs[0], name: "deleted" } as Figures["catalogs"][number];
+  moments.add({ ...moment(0, [["a", 0, 0]]), catalogs: [...both.catalogs, deleted] });
+  assert.deepEqual(moments.lastingCatalogs(), []);
+  moments.add({ ...both, catalogs: [...both.catalogs, { ...deleted, name: "new" }] });
+  assert.deepEqual(moments.lastingCatalogs(), ["desk"]);
+});
+
 test("after a break nothing is compared with what was before it", () => {
   const moments = new Moments();
   moments.add(moment(0, [["a", 0, 0]]));

@@ -55,6 +55,7 @@ test("what was asked for while an object is read is read once more", async () =>
   assert.equal(asked.length, 1, "one at a time");
   await answer({ is: "before" });
   assert.deepEqual(shown("/v1/host?a").data, { is: "before" });
+  pass(100);
   await answer({ is: "after" });
   assert.deepEqual(shown("/v1/host?a").data, { is: "after" });
   assert.equal(asked.length, 0, "and then no more");
@@ -68,6 +69,21 @@ test("what was asked for while an object is read is read once more", async () =>
   await answer({ is: "new" });
   pass(4999);
   assert.equal(asked.length, 0);
+});
+
+test("what was deleted is not asked for while the page changes", async () => {
+  begin("/v1/host?deleted");
+  await answer({});
+  refresh();
+  release();
+  release = () => {};
+  pass(1000);
+  assert.equal(asked.length, 0);
+  begin("/v1/host?changed");
+  await answer({ is: "before" });
+  refresh();
+  mock.timers.tick(100);
+  await answer({ is: "after" });
 });
 
 test("a failed reading is repeated soon, and what is shown says how old it is", async () => {

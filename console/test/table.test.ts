@@ -1,7 +1,7 @@
 import "./dom.ts";
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { inPlace, range } from "../src/ui/table.tsx";
+import { hold, inPlace, range } from "../src/ui/table.tsx";
 
 test("a range is of names, wherever the rows are by now", () => {
   assert.deepEqual(range(["a", "b", "c", "d"], "b", "d"), ["b", "c", "d"]);
@@ -16,4 +16,13 @@ test("rows keep their places, and others follow", () => {
   const id = (row: { name: string }) => row.name;
   const rows = ["new", "c", "a", "b", "other"].map((name) => ({ name }));
   assert.deepEqual(inPlace(rows, id, ["a", "b", "gone", "c"]).map(id), ["a", "b", "c", "new", "other"]);
+});
+
+test("places are held from the first row that is chosen until none is, or the sort changes", () => {
+  assert.equal(hold(null, false, "fill", ["a", "b"]), null);
+  const first = hold(null, true, "fill", ["a", "b"]);
+  assert.deepEqual(first?.places, ["a", "b"]);
+  assert.equal(hold(first, true, "fill", ["b", "a"]), first, "the table sorts itself");
+  assert.deepEqual(hold(first, true, "-fill", ["b", "a"])?.places, ["b", "a"]);
+  assert.equal(hold(first, false, "fill", ["b", "a"]), null);
 });

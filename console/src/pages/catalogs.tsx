@@ -18,10 +18,11 @@ interface Item {
   worst: { name: string; fill: number } | undefined;
 }
 
-export function rolloutText(rollout: Schemas["Rollout"]): string {
+function rolloutText(rollout: Schemas["Rollout"]): string {
   const p = rollout.progress;
   const state = rollout.paused ? "paused" : (p?.state ?? "running");
-  return p ? `${p.done} of ${p.of} have ${rollout.version}, ${state}` : `to ${rollout.version}, ${state}`;
+  const version = `version ${rollout.version}`;
+  return p ? `${p.done} of ${p.of} have ${version}, ${state}` : `to ${version}, ${state}`;
 }
 
 const COLUMNS: Column<Item>[] = [

@@ -58,7 +58,7 @@ function Further() {
     setBusy(false);
   };
   return (
-    <p class="further hint">
+    <p class="hint">
       Looked through: the last {plural(events.value.length, "event")} of the host, since {clock(oldest.time)}.{" "}
       <button type="button" class="plain" disabled={busy} onClick={() => void look()}>
         {busy ? "Reading" : "Look further back"}

@@ -406,7 +406,7 @@ function Spared({ rows, since }: { rows: CatalogRow[]; since: string }) {
   const spared = rows.reduce((n, r) => n + r.sparedBytes, 0);
   const written = rows.reduce((n, r) => n + (r.counters.guest?.written_bytes ?? 0), 0);
   return (
-    <Panel title="Never reached a disk">
+    <Panel title="Spared" aside="never reached a disk">
       <p class="big">{bytes(spared)}</p>
       <p class="hint">
         {written > 0

@@ -10,6 +10,8 @@ import { isSignedIn } from "./session.ts";
 import { visible } from "./visible.ts";
 
 const EVERY_MS = 2000;
+/** There are rates from the second answer on, so that the first pause is short. */
+const FIRST_PAUSE_MS = 600;
 /** Large answers are asked for less often: this much time for each MB. */
 const MS_FOR_A_MB = 1500;
 
@@ -59,7 +61,7 @@ async function seed(): Promise<void> {
   // Only pages that show catalogs one by one have these pictures.
   if (scope.peek().machines === false || scope.peek().machine) return;
   const begun = seeded;
-  for (const { name } of moments.last?.catalogs.slice(0, SEEDED_CATALOGS) ?? []) {
+  for (const name of moments.lastingCatalogs().slice(0, SEEDED_CATALOGS)) {
     if (begun.has(name)) continue;
     begun.add(name);
     try {
@@ -100,9 +102,10 @@ function take(answer: Answer<Figures>, tookMs: number): void {
     pauseMs = EVERY_MS;
   } else {
     etag = answer.etag;
+    const isFirst = moments.last === undefined;
     if (moments.add(answer.body)) tick.value++;
     const mb = answer.body.machines.length / 1000;
-    pauseMs = Math.max(EVERY_MS, mb * MS_FOR_A_MB, tookMs * 4);
+    pauseMs = Math.max(isFirst ? FIRST_PAUSE_MS : EVERY_MS, mb * MS_FOR_A_MB, tookMs * 4);
   }
   void seed();
 }

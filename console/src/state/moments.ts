@@ -218,6 +218,12 @@ export class Moments {
     return this.moments.at(-1);
   }
 
+  /** Catalogs that are in the last two moments: one of a single moment may have been deleted since. */
+  lastingCatalogs(): string[] {
+    const was = this.indexOf(this.moments.at(-2), "catalogs");
+    return (this.last?.catalogs ?? []).map((c) => c.name).filter((name) => was.has(name));
+  }
+
   private passed(from: Figures | undefined): number {
     return from && this.last ? (Date.parse(this.last.time) - Date.parse(from.time)) / 1000 : 0;
   }

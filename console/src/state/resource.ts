@@ -36,6 +36,8 @@ interface Entry {
 }
 
 const entries = new Map<string, Entry>();
+/** An act may lead to another page: what was deleted is not asked for any more then. */
+const AFTER_ACT_MS = 100;
 const AFTER_EVENTS_MS = 400;
 const LIST_AFTER_EVENTS_MS = 1000;
 /** The pause after a failed reading doubles, within these bounds. */
@@ -160,8 +162,8 @@ export function useList<T>(path: string | null, everyMs = 10_000): Loaded<T[]> {
 
 /** Reads everything that is shown again, because something was changed. */
 export function refresh(): void {
-  for (const of of entries.values()) of.next = 0;
-  loadWhatIsDue();
+  for (const of of entries.values()) of.next = Math.min(of.next, Date.now() + AFTER_ACT_MS);
+  setTimeout(loadWhatIsDue, AFTER_ACT_MS);
 }
 
 export interface Old {

@@ -54,12 +54,16 @@ export function range(shown: string[], from: string | null, to: string): string[
   return shown.slice(Math.min(start, end), Math.max(start, end) + 1);
 }
 
-/** The order of rows: by a column, until some are chosen; then as it was at that time, or at the last change of the sort. */
-function useOrder<T>(rows: T[], id: (row: T) => string, order: string, isHeld: boolean): T[] {
-  const held = useRef<{ order: string; places: string[] } | null>(null);
-  if (!isHeld) held.current = null;
-  else if (held.current?.order !== order) held.current = { order, places: rows.map(id) };
-  return held.current ? inPlace(rows, id, held.current.places) : rows;
+/** The places of rows at the last change of the sort. */
+export interface Held {
+  order: string;
+  places: string[];
+}
+
+/** What is held while rows are chosen: the places as they were when the first was chosen, or the sort was changed. */
+export function hold(was: Held | null, isHeld: boolean, order: string, places: string[]): Held | null {
+  if (!isHeld) return null;
+  return was?.order === order ? was : { order, places };
 }
 
 function classOf(c: { isFigure?: boolean; isWide?: boolean; isExtra?: boolean }): string {
@@ -88,8 +92,10 @@ export function Table<T>(props: TableProps<T>) {
   const order = queryValue(sortName) ?? initial;
   const isReverse = order.startsWith("-");
   const by = columns.find((c) => c.key === order.replace(/^-/, ""));
-  const isHeld = (selection?.chosen.size ?? 0) > 0;
-  const rows = useOrder(sorted(props.rows, by, isReverse), id, order, isHeld);
+  const held = useRef<Held | null>(null);
+  const inOrder = sorted(props.rows, by, isReverse);
+  held.current = hold(held.current, (selection?.chosen.size ?? 0) > 0, order, inOrder.map(id));
+  const rows = held.current ? inPlace(inOrder, id, held.current.places) : inOrder;
   const isVirtual = rows.length > VIRTUAL_FROM;
   const scroller = useRef<HTMLDivElement>(null);
   const [view, setView] = useState<[number, number]>([0, 60]);
