@@ -22,12 +22,12 @@ export const tick = signal(0);
 /** When the last figures came, in milliseconds. */
 export const figuresAt = signal<number | null>(null);
 
-/** What a page needs: an object's page its object, a list of machines all of them, others only the sums. */
+/** What a page needs: an object's page its object, what shows or compares machines all of them, others only the sums. */
 const scope = computed<Scope>(() => {
   const [page, name] = route.value.parts;
   if (page === "catalogs" && name && name !== "new") return { catalog: name };
   if (page === "machines" && name) return { machine: name };
-  if (page === "machines" || page === "catalogs") return {};
+  if (page === "machines" || (page === "catalogs" && name === "new")) return {};
   return { machines: false };
 });
 const path = computed(() => address("/v1/figures", undefined, scope.value));
@@ -53,7 +53,7 @@ let hasHistory = true;
 /** Fills small pictures with what was before the page was opened, once for each catalog. */
 async function seed(): Promise<void> {
   // Only pages that show catalogs one by one have these pictures.
-  if (scope.peek().machines === false || scope.peek().machine) return;
+  if (route.peek().parts[0] !== "catalogs") return;
   for (const { name } of moments.last?.catalogs.slice(0, SEEDED_CATALOGS) ?? []) {
     if (!hasHistory || seeded.has(name)) continue;
     seeded.add(name);
