@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Curve } from "../src/api/client.ts";
-import { absorbed, at, scale, sum } from "../src/state/curve.ts";
+import { absorbed, at, ofCatalog, scale, sum } from "../src/state/curve.ts";
 
 function curve(points: [number, number][], zero: number, written = 1000): Curve {
   return {
@@ -97,4 +97,25 @@ test("the slider reaches beyond all that matters", () => {
   assert.ok(sizing);
   const { step, max } = scale(sizing, 2 ** 28);
   assert.ok(max >= 2 ** 30 * 1.2 && max % step === 0 && max / step <= 256);
+});
+
+test("the curve of a catalog is read as a sum of curves", () => {
+  const both = sum([one, one]);
+  const curve = {
+    machines: 5,
+    disks: 2,
+    seconds: 10,
+    sampled_one_in: 1,
+    curve: one.curve.map((p) => ({
+      ...p,
+      overflow_write_bytes: 2 * p.overflow_write_bytes,
+      overflow_read_bytes: 2 * p.overflow_read_bytes,
+    })),
+    zero_overflow_bytes: 300,
+    recommended_bytes: 300,
+    goal: 0.95,
+    written_bytes: 2000,
+  };
+  assert.deepEqual(ofCatalog(curve), both);
+  assert.equal(ofCatalog({ ...curve, knee_bytes: 200 }).kneeBytes, 200);
 });

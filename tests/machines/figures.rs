@@ -170,6 +170,9 @@ fn one_disk_says_how_long_its_requests_took_and_where_it_was_written() {
     let first = world.object("/v1/machines/desk-001/dirty-ranges?limit=1");
     assert_eq!((first["ranges"].as_array().unwrap().len(), &first["ranges_total"]), (1, &2.into()));
 
+    let table = world.ok(&["machine", "stats", "desk-001", "--dirty", "--top", "1"]);
+    assert!(table.contains(" 8388608 ") && table.contains("1 more with 160.0 KiB"), "{table}");
+
     for (path, status) in [
         ("desk-001/dirty-ranges?limit=0", 400),
         ("desk-001/dirty-ranges?limit=1001", 400),

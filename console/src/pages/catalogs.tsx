@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { ask, catalogsAct, deleteCatalog, keepsData, machineAct } from "../acts.ts";
 import type { Catalog, Schemas } from "../api/client.ts";
 import { href, queryValue } from "../router.ts";
-import { catalogRows, machineRows } from "../state/figures.ts";
+import { catalogRows, figures } from "../state/figures.ts";
 import { type CatalogRow, total } from "../state/moments.ts";
 import { useList } from "../state/resource.ts";
 import { can } from "../state/session.ts";
@@ -90,23 +90,19 @@ export function CatalogsPage() {
   const list = useList<Catalog>("/v1/catalogs");
   const [chosen, setChosen] = useState<Set<string>>(new Set());
   const rows = new Map(catalogRows.value.map((r) => [r.name, r]));
-  const worst = new Map<string, { name: string; fill: number }>();
-  const soonest = new Map<string, number>();
-  for (const m of machineRows.value) {
-    if (m.secondsToFull !== null) {
-      soonest.set(m.catalog, Math.min(m.secondsToFull, soonest.get(m.catalog) ?? Number.POSITIVE_INFINITY));
-    }
-    const before = worst.get(m.catalog);
-    if (!before || m.fill > before.fill) worst.set(m.catalog, { name: m.name, fill: m.fill });
-  }
+  const sums = new Map(figures.value?.catalogs.map((c) => [c.name, c]));
   const text = (queryValue("filter") ?? "").toLowerCase();
   const level = queryValue("level");
   const items = (list.data ?? [])
     .map((catalog): Item => {
       const row = rows.get(catalog.name);
+      const { fullest, first_full } = sums.get(catalog.name) ?? {};
       // A catalog is in trouble as soon as its first machine is.
-      const secondsToFull = soonest.get(catalog.name) ?? row?.secondsToFull ?? null;
-      return { catalog, row: row && { ...row, secondsToFull }, worst: worst.get(catalog.name) };
+      const secondsToFull = first_full?.seconds ?? row?.secondsToFull ?? null;
+      const worst = fullest
+        ? { name: fullest.name, fill: fullest.used_bytes / fullest.limit_bytes }
+        : undefined;
+      return { catalog, row: row && { ...row, secondsToFull }, worst };
     })
     .filter((i) => {
       const labels = Object.entries(i.catalog.spec.labels ?? {}).map(([k, v]) => `${k}=${v}`);

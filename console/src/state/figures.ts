@@ -29,12 +29,12 @@ export const figuresAt = signal<number | null>(null);
 /** Why they could not be read the last time; null if they could. */
 export const figuresError = signal<Error | null>(null);
 
-/** What a page needs: an object's page its object, a list of machines all of them, others only the sums. */
+/** What a page needs: an object's page its object, what shows or compares machines all of them, others only the sums. */
 const scope = computed<Scope>(() => {
   const [page, name] = route.value.parts;
   if (page === "catalogs" && name && name !== "new") return { catalog: name };
   if (page === "machines" && name) return { machine: name };
-  if (page === "machines" || page === "catalogs") return {};
+  if (page === "machines" || (page === "catalogs" && name === "new")) return {};
   return { machines: false };
 });
 const path = computed(() => address("/v1/figures", undefined, scope.value));
@@ -59,7 +59,7 @@ const SEEDED_CATALOGS = 24;
 /** Fills small pictures with what was before the page was opened, once for each catalog. */
 async function seed(): Promise<void> {
   // Only pages that show catalogs one by one have these pictures.
-  if (scope.peek().machines === false || scope.peek().machine) return;
+  if (route.peek().parts[0] !== "catalogs") return;
   const begun = seeded;
   for (const name of moments.lastingCatalogs().slice(0, SEEDED_CATALOGS)) {
     if (begun.has(name)) continue;

@@ -47,7 +47,12 @@ fn kind() -> impl TypedValueParser<Value = EventKind> {
 /// Shows the events.
 pub fn event(daemon: &Daemon, args: &Events) -> Result<(), Failure> {
     let client = daemon.client()?;
-    let (last, past) = past(&client, args)?;
+    let list = |limit: usize, before: Option<EventId>| {
+        let before = before.map(|id| format!("&before={id}")).unwrap_or_default();
+        let page: List<Event> = client.get(&format!("/v1/events?limit={limit}{before}"))?;
+        Ok(page.items)
+    };
+    let (last, past) = past(args, list)?;
     let text: String = match daemon.json || args.follow {
         true => past.iter().map(|event| line(event, daemon.json)).collect(),
         false => table(["TIME", "KIND", "OBJECT", "WHAT"], past.iter().map(cells)),
@@ -63,23 +68,25 @@ pub fn event(daemon: &Daemon, args: &Events) -> Result<(), Failure> {
 }
 
 /// Returns the id of the last event, and the past events to show, oldest first. Of those that are chosen by kind or object, it looks
-/// for as many as were asked for, but not beyond [`LOOKED_AT`].
-fn past(client: &Client, args: &Events) -> Result<(Option<EventId>, Vec<Event>), Failure> {
+/// for as many as were asked for, but not beyond [`LOOKED_AT`]. `list` gives the last events before one, as many as it is asked for.
+fn past(
+    args: &Events,
+    mut list: impl FnMut(usize, Option<EventId>) -> Result<Vec<Event>, Failure>,
+) -> Result<(Option<EventId>, Vec<Event>), Failure> {
     let wanted = args.last as usize;
     let is_all = args.kind.is_empty() && args.object.is_empty();
     let most = if is_all { wanted } else { wanted.max(LOOKED_AT) };
-    let (mut last, mut before, mut looked_at) = (None, None::<EventId>, 0);
+    let (mut last, mut before, mut looked_at) = (None, None, 0);
     let mut newest_first = Vec::new();
     loop {
         // Also if none is shown: followers go on after the last one.
         let limit = (most - looked_at).clamp(1, MOST_ON_A_PAGE);
-        let page = before.map_or_else(String::new, |id| format!("&before={id}"));
-        let mut page: List<Event> = client.get(&format!("/v1/events?limit={limit}{page}"))?;
-        last = last.or(page.items.last().map(|event| event.id));
-        before = page.items.first().map(|event| event.id);
-        looked_at += page.items.len();
-        let is_end = page.items.len() < limit;
-        newest_first.extend(page.items.drain(..).rev().filter(|event| args.choose(event)));
+        let page = list(limit, before)?;
+        last = last.or(page.last().map(|event| event.id));
+        before = page.first().map(|event| event.id);
+        looked_at += page.len();
+        let is_end = page.len() < limit;
+        newest_first.extend(page.into_iter().rev().filter(|event| args.choose(event)));
         if is_end || looked_at >= most || newest_first.len() >= wanted {
             break;
         }
@@ -192,5 +199,34 @@ mod tests {
         assert!(
             !choose(&[EventKind::Disk], &["catalog/desk"]) && !choose(&[EventKind::RolledOut], &["desk"])
         );
+    }
+
+    #[test]
+    fn past_events_are_looked_for_page_by_page() {
+        let all: Vec<Event> = (1..=6000)
+            .map(|number| {
+                let kind = if number % 1000 == 7 { EventKind::Disk } else { EventKind::Ready };
+                let id = EventId { history: 1, number };
+                Event { id, kind, ..event("") }
+            })
+            .collect();
+        let shown = |last: u32, kind: &[EventKind]| {
+            let mut pages = 0;
+            let args = Events { follow: false, last, kind: kind.to_vec(), object: Vec::new() };
+            let list = |limit: usize, before: Option<EventId>| {
+                pages += 1;
+                let end = before.map_or(all.len(), |id| id.number as usize - 1);
+                Ok(all[end.saturating_sub(limit)..end].to_vec())
+            };
+            let Ok((id, past)) = past(&args, list) else { panic!("it was not asked") };
+            assert_eq!(id.map(|id| id.number), Some(6000));
+            (past.iter().map(|event| event.id.number).collect::<Vec<_>>(), pages)
+        };
+        assert_eq!(shown(0, &[]), (vec![], 1));
+        assert_eq!(shown(3, &[]), (vec![5998, 5999, 6000], 1));
+        assert_eq!(shown(2500, &[]), ((3501..=6000).collect(), 3));
+        assert_eq!(shown(9000, &[]), ((1..=6000).collect(), 7));
+        assert_eq!(shown(2, &[EventKind::Disk]), (vec![4007, 5007], 2));
+        assert_eq!(shown(9, &[EventKind::Disk]).0, [2007, 3007, 4007, 5007], "no more are looked at");
     }
 }

@@ -197,4 +197,24 @@ mod tests {
         assert_eq!(sums(&accounts), (5, 5));
         assert_eq!(accounts.machines[&name("a")].account.counters.guest.written_bytes, 5);
     }
+
+    #[test]
+    fn a_forecast_is_of_one_generation_of_one_disk() {
+        let mut accounts = Accounts::new(100);
+        let mut to_full = |pid: i32, resets: u64, ram: u64| {
+            let mut report = report(pid, 200, ram, 0, ram);
+            report.levels.ram_limit_bytes = 1000;
+            report.counters.resets = resets;
+            accounts.note(&name("a"), &name("desk"), &report);
+            accounts.machines[&name("a")].seconds_to_full
+        };
+        assert_eq!(to_full(1, 0, 10), None);
+        assert!(to_full(1, 0, 20).is_some());
+        assert_eq!(to_full(1, 1, 30), None, "it was reset, and filled again");
+        assert!(to_full(1, 1, 40).is_some());
+        assert_eq!(to_full(2, 1, 50), None, "another disk");
+        assert!(to_full(2, 1, 60).is_some());
+        accounts.remove_disk(&name("a"));
+        assert_eq!(accounts.machines[&name("a")].seconds_to_full, None);
+    }
 }
