@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { assertClean, axe, go, launch, open, settled } from "./lib.mjs";
+import { assertClean, axe, base, go, launch, open, settled } from "./lib.mjs";
 
 const { SPILLWAY_IMAGE_FILE: file, SPILLWAY_REGISTRY_FOLDER: folder, SPILLWAY_SHOTS: shots } = process.env;
 const needs = {
@@ -18,6 +18,9 @@ const image = `zz-${unique}`;
 const hub = `hub-${unique}`;
 /** Operations take their time on a busy host. */
 const DONE_MS = 60_000;
+
+/** What was just deleted is asked for once more, before its page is left. */
+const DELETED = new RegExp(`404 .*/v1/images/${image}`);
 
 let browser;
 before(async () => {
@@ -42,7 +45,7 @@ async function carryOut(dialog, verb) {
 
 const button = (page, name) => page.getByRole("button", { name, exact: true });
 const command = (dialog) => dialog.locator("pre").innerText();
-/** Fills a table of an image until a version is ready. */
+/** The row of a version on the page of its image. */
 const versionRow = (page, version) =>
   page.getByRole("table", { name: /^Versions of / }).getByRole("row", { name: `Version ${version}` });
 const operation = (page, what) =>
@@ -217,7 +220,7 @@ test("a registry in a folder: added, pushed to, looked into, streamed from, remo
   dialog = await dialogOf(page, `Remove ${hub} from this host?`);
   await carryOut(dialog, "Remove");
   await item.waitFor({ state: "detached" });
-  assertClean(seen);
+  assertClean(seen, base, DELETED);
   await context.close();
 });
 
@@ -238,7 +241,7 @@ test("a version and an image are deleted when their names are typed", needs, asy
   await page.getByRole("heading", { name: "Images", level: 1 }).waitFor();
   await settled(page);
   assert.equal(await page.getByRole("link", { name: image }).count(), 0);
-  assertClean(seen);
+  assertClean(seen, base, DELETED);
   await context.close();
 });
 

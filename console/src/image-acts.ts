@@ -44,7 +44,7 @@ export function storeField(stores: string[]): ActField {
   return {
     key: "store",
     label: "Store",
-    options: [["", "the first of class shared, then local"], ...stores.map((s): [string, string] => [s, s])],
+    options: [["", "first shared, then local"], ...stores.map((s): [string, string] => [s, s])],
   };
 }
 
