@@ -224,6 +224,58 @@ test("a registry in a folder: added, pushed to, looked into, streamed from, remo
   await context.close();
 });
 
+/** A request of the page, to prepare what a test is about. */
+const ask = (page, method, path, body) =>
+  page.evaluate(
+    async ([method, path, body]) => {
+      const json = { "Content-Type": "application/json" };
+      const reply = await fetch(new URL(`..${path}`, document.baseURI), {
+        method,
+        ...(body ? { headers: json, body: JSON.stringify(body) } : {}),
+      });
+      if (!reply.ok) throw new Error(`${method} ${path}: ${await reply.text()}`);
+    },
+    [method, path, body],
+  );
+
+test("a machine's disk becomes a version; what the machine leaves is deleted", needs, async () => {
+  const { context, page, seen } = await open(browser);
+  await go(page, `#/images/${image}`);
+  const keep = `${image}-keep`;
+  const spec = { image, count: 1, type: "dedicated" };
+  await ask(page, "POST", "/v1/catalogs", { name: keep, spec });
+  await ask(page, "POST", "/v1/machine-actions?wait=30", { action: "start", select: { catalog: keep } });
+  await go(page, "#/images");
+  await go(page, `#/images/${image}`);
+  await button(page, "Commit a machine's disk").click();
+  const title = `Make a version of ${image} from a machine's disk`;
+  let dialog = await dialogOf(page, title);
+  await dialog.getByLabel("Machine", { exact: true }).selectOption(`${keep}-001`);
+  await dialog.getByText("is not off: stop it first.").waitFor();
+  assert.equal(await button(dialog, "Make the version").isDisabled(), true);
+  await page.keyboard.press("Escape");
+  await ask(page, "POST", "/v1/machine-actions?wait=30", { action: "stop", select: { catalog: keep } });
+  await button(page, "Commit a machine's disk").click();
+  dialog = await dialogOf(page, title);
+  await dialog.getByLabel("Machine", { exact: true }).selectOption(`${keep}-001`);
+  assert.equal(await command(dialog), `spillway image commit ${keep}-001 --name ${image}`);
+  await carryOut(dialog, "Make the version");
+  await operation(page, `commit ${keep}-001 as ${image}:3`).getByText("done").waitFor({ timeout: DONE_MS });
+  await versionRow(page, 3).waitFor();
+
+  await ask(page, "DELETE", `/v1/catalogs/${keep}`);
+  await go(page, "#/stores");
+  const left = page.getByRole("table", { name: "Leftovers" }).getByRole("row").filter({ hasText: keep });
+  await button(left.first(), "Delete").click({ timeout: DONE_MS });
+  dialog = await dialogOf(page, `Delete what ${keep}-001 left?`);
+  await dialog.getByText("is gone for good").waitFor();
+  await dialog.getByRole("textbox").fill(`${keep}-001`);
+  await carryOut(dialog, "Delete");
+  await left.first().waitFor({ state: "detached" });
+  assertClean(seen);
+  await context.close();
+});
+
 test("a version and an image are deleted when their names are typed", needs, async () => {
   const { context, page, seen } = await open(browser);
   await go(page, `#/images/${image}?version=1`);
