@@ -196,7 +196,10 @@ test("a registry in a folder: added, pushed to, looked into, streamed from, remo
 
   await go(page, "#/stores");
   await button(page, `Check ${hub}`).click();
-  await button(page, `Delete ${image}:2 in ${hub}`).click({ timeout: DONE_MS });
+  const gone = button(page, `Delete there: ${image}:2`);
+  await gone.waitFor({ timeout: DONE_MS });
+  assert.deepEqual(await axe(page), [], "what a registry has");
+  await gone.click();
   dialog = await dialogOf(page, `Delete ${image}:2 in ${hub}?`);
   assert.equal(await button(dialog, "Delete there").isDisabled(), true, "its name has to be typed");
   await dialog.getByRole("textbox").fill(`${hub}/${image}:2`);
@@ -381,6 +384,33 @@ test("who may only look has no act on these pages, and is told why", async () =>
     await page.getByText("Your role is read.").waitFor();
     const names = await page.locator("main button:not(.sort)").allInnerTexts();
     assert.deepEqual(names, [], hash);
+  }
+  assertClean(seen);
+  await context.close();
+});
+
+test("long names and paths do not widen a narrow screen", async () => {
+  const { context, page, seen } = await open(browser, { viewport: { width: 390, height: 844 } });
+  const name = "n".repeat(63);
+  const path = `/srv/${"folder".repeat(30)}.raw`;
+  const error = { code: "damaged", detail: `${path}: it is cut off` };
+  const failed = { ...running, what: `import ${name}:1 from ${path}`, image: `golden:1` };
+  await page.route("**/v1/operations?*", (route) =>
+    route.fulfill({ json: { items: [{ ...failed, state: { phase: "failed", error } }] } }),
+  );
+  await page.route("**/v1/images/golden", async (route) => {
+    const response = await route.fetch();
+    const body = await response.json();
+    for (const version of body.versions) {
+      version.notes = [path];
+      version.origin = { kind: "import", format: "raw", path };
+    }
+    return route.fulfill({ response, json: { ...body, image: { ...body.image, tags: { [name]: 1 } } } });
+  });
+  for (const hash of ["#/images/golden", "#/operations"]) {
+    await go(page, hash);
+    await page.getByText(`${path}: it is cut off`).waitFor();
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, hash);
   }
   assertClean(seen);
   await context.close();

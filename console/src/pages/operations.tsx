@@ -7,6 +7,7 @@ import { NeedsAdmin } from "../ui/offers.tsx";
 import { CancelButton, OperationProgress, OperationState } from "../ui/operation.tsx";
 import { PageHead, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
+import "../style/images.css";
 
 /** What runs, then what has ended; in each the newest first. */
 const RUNNING_FIRST = 2 ** 52;
@@ -19,10 +20,19 @@ const COLUMNS: Column<Operation>[] = [
     sort: (o) => o.what,
     cell: (o) => {
       const image = o.image?.split(":")[0];
-      return image ? <a href={href(["images", image])}>{o.what}</a> : o.what;
+      return <span class="long-text">{image ? <a href={href(["images", image])}>{o.what}</a> : o.what}</span>;
     },
   },
-  { key: "state", title: "State", sort: (o) => o.state.phase, cell: (o) => <OperationState operation={o} /> },
+  {
+    key: "state",
+    title: "State",
+    sort: (o) => o.state.phase,
+    cell: (o) => (
+      <span class="long-text">
+        <OperationState operation={o} />
+      </span>
+    ),
+  },
   {
     key: "progress",
     title: "Progress",

@@ -150,55 +150,57 @@ function Found({
         </Notice>
       ) : null}
       {check.images.length ? (
-        <table aria-label={`Versions in ${name}`}>
-          <thead>
-            <tr>
-              <th scope="col">Version</th>
-              <th scope="col">On this host</th>
-              <th scope="col">Acts</th>
-            </tr>
-          </thead>
-          <tbody>
-            {check.images.map((ref) => {
-              const isHere = isHereAs(images, ref);
-              return (
-                <tr key={ref}>
-                  <th scope="row">{ref}</th>
-                  <td>
-                    {isHere ? (
-                      <a href={href(["images", ref.split(":")[0] ?? ref])}>a version of this name</a>
-                    ) : (
-                      <Badge>not here</Badge>
-                    )}
-                  </td>
-                  <td>
-                    <span class="acts">
-                      <button
-                        type="button"
-                        aria-label={`Pull ${ref}`}
-                        onClick={() =>
-                          ask(pullImage([registry], stores, { from: { registry: name, image: ref } }))
-                        }
-                      >
-                        Pull
-                      </button>
-                      {check.can_write ? (
+        <div class="table-box">
+          <table aria-label={`Versions in ${name}`}>
+            <thead>
+              <tr>
+                <th scope="col">Version</th>
+                <th scope="col">On this host</th>
+                <th scope="col">Acts</th>
+              </tr>
+            </thead>
+            <tbody>
+              {check.images.map((ref) => {
+                const isHere = isHereAs(images, ref);
+                return (
+                  <tr key={ref}>
+                    <th scope="row">{ref}</th>
+                    <td>
+                      {isHere ? (
+                        <a href={href(["images", ref.split(":")[0] ?? ref])}>a version of this name</a>
+                      ) : (
+                        <Badge>not here</Badge>
+                      )}
+                    </td>
+                    <td>
+                      <span class="acts">
                         <button
                           type="button"
-                          class="danger-plain"
-                          aria-label={`Delete ${ref} in ${name}`}
-                          onClick={() => ask(deleteInRegistry(name, ref, again))}
+                          aria-label={`Pull ${ref}`}
+                          onClick={() =>
+                            ask(pullImage([registry], stores, { from: { registry: name, image: ref } }))
+                          }
                         >
-                          Delete there
+                          Pull
                         </button>
-                      ) : null}
-                    </span>
-                  </td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
+                        {check.can_write ? (
+                          <button
+                            type="button"
+                            class="danger-plain"
+                            aria-label={`Delete there: ${ref}`}
+                            onClick={() => ask(deleteInRegistry(name, ref, again))}
+                          >
+                            Delete there
+                          </button>
+                        ) : null}
+                      </span>
+                    </td>
+                  </tr>
+                );
+              })}
+            </tbody>
+          </table>
+        </div>
       ) : check.is_registry && check.can_list ? (
         <p class="hint">There is no version in it.</p>
       ) : null}
