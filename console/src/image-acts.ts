@@ -3,7 +3,7 @@
 // Invariant: whatever is lost is named before it is lost. A change names the tag (ETag) of the image that it was decided on.
 import { api, type Catalog, type ImageDetails, type Operation } from "./api/client.ts";
 import { line } from "./commands.ts";
-import { isInRegistry, lossText, publishLines, type Uses, type Version } from "./image-words.ts";
+import { isInRegistry, leftReason, lossText, publishLines, type Uses, type Version } from "./image-words.ts";
 import { navigate } from "./router.ts";
 import type { Act, ActField } from "./ui/dialog.tsx";
 import { bytes, plural } from "./ui/format.ts";
@@ -152,7 +152,7 @@ export function deleteVersion({ details, etag }: Tagged, version: Version): Act 
       `The content of the version is gone: ${bytes(version.stored_bytes)} in the store ${version.store}.`,
       lossText([version]),
       ...(isLast ? [`It is the last version: the image ${version.image} is gone with it.`] : []),
-      "No catalog uses it. The daemon refuses this while a machine, a leftover or a commit does.",
+      "No catalog and no leftover uses it. The daemon refuses this while a machine or a commit does.",
     ],
     verb: "Delete",
     isDestructive: true,
@@ -172,9 +172,12 @@ export function deleteVersion({ details, etag }: Tagged, version: Version): Act 
 export function deleteImageReason({ versions }: ImageDetails, uses: Map<number, Uses>): string | null {
   if (versions.some((v) => v.state === "importing"))
     return "A version is being made: wait for it, or cancel it.";
-  const catalogs = new Set([...uses.values()].flatMap((u) => [...u.next, ...u.before]));
-  if (catalogs.size === 0) return null;
-  return `${plural(catalogs.size, "catalog uses", "catalogs use")} it: ${[...catalogs].sort().join(", ")}.`;
+  const of = [...uses.values()];
+  const catalogs = new Set(of.flatMap((u) => [...u.next, ...u.before]));
+  if (catalogs.size)
+    return `${plural(catalogs.size, "catalog uses", "catalogs use")} it: ${[...catalogs].sort().join(", ")}.`;
+  const left = of.flatMap((u) => u.left);
+  return left.length ? leftReason(left) : null;
 }
 
 export function deleteImage({ details, etag }: Tagged): Act {
@@ -187,7 +190,7 @@ export function deleteImage({ details, etag }: Tagged): Act {
       `${plural(versions.length, "version is", "versions are")} gone: ${versions.map((v) => v.version).join(", ")}; ${bytes(stored)} on disk.`,
       lossText(versions),
       ...(tags.length ? [`Its tags are gone: ${tags.join(", ")}.`] : []),
-      "No catalog uses it. The daemon refuses this while a machine, a leftover or a commit does.",
+      "No catalog and no leftover uses it. The daemon refuses this while a machine or a commit does.",
     ],
     verb: "Delete",
     isDestructive: true,

@@ -7,25 +7,39 @@ export type Version = Schemas["ImageVersion"];
 export type Cached = Schemas["CachedVersion"];
 export type Registry = Schemas["Registry"];
 
-/** Catalogs that use a version: whose machines take it at their next start, and others that may be rolled back to it. */
+/** Who uses a version. */
 export interface Uses {
+  /** Catalogs whose machines take it at their next start. */
   next: string[];
+  /** Other catalogs that had it, and may be rolled back to it. */
   before: string[];
+  /** Deleted machines whose kept disks need it. */
+  left: string[];
 }
 
 /** Who uses each version of an image, by its number. */
-export function usesOf(name: string, catalogs: Catalog[]): Map<number, Uses> {
+export function usesOf(
+  name: string,
+  catalogs: Catalog[],
+  leftovers: Schemas["Leftover"][] = [],
+): Map<number, Uses> {
   const uses = new Map<number, Uses>();
+  const usesOfVersion = (version: number): Uses => {
+    const of = uses.get(version) ?? { next: [], before: [], left: [] };
+    uses.set(version, of);
+    return of;
+  };
+  for (const { disk, machine } of leftovers)
+    if (disk?.image === name) usesOfVersion(disk.version).left.push(machine);
   for (const catalog of catalogs) {
     const current = catalog.history.at(-1);
     const seen = new Set<number>();
     for (const entry of [...catalog.history].reverse()) {
       if (entry.image !== name || seen.has(entry.version)) continue;
       seen.add(entry.version);
-      const of = uses.get(entry.version) ?? { next: [], before: [] };
+      const of = usesOfVersion(entry.version);
       const isNext = current?.image === name && current.version === entry.version;
       (isNext ? of.next : of.before).push(catalog.name);
-      uses.set(entry.version, of);
     }
   }
   return uses;
@@ -77,16 +91,20 @@ export function copyReason(version: Version): string | null {
   return "It is streamed: only a version that was copied can be read as a whole.";
 }
 
+/** Why what kept disks of deleted machines need stays. */
+export const leftReason = (machines: string[]) =>
+  `What ${machines.join(", ")} left needs it: delete that on the page of stores first.`;
+
 /** Why a version cannot be deleted, as far as it can be told here; null if the daemon is to decide. */
 export function deleteReason(details: ImageDetails, version: Version, uses: Uses | undefined): string | null {
   const { image, versions } = details;
   if (version.state === "importing") return "It is being made: cancel the operation instead.";
   if (image.published === version.version && versions.length > 1)
     return "It is published: publish another version first.";
-  if (uses) {
-    const names = [...uses.next, ...uses.before];
+  const names = [...(uses?.next ?? []), ...(uses?.before ?? [])];
+  if (names.length)
     return `${names.join(", ")} ${names.length === 1 ? "has it in its" : "have it in their"} history, to which a catalog may be rolled back.`;
-  }
+  if (uses?.left.length) return leftReason(uses.left);
   const [tag] = tagsOf(image, version.version);
   return tag ? `It is tagged ${tag}: remove the tag first.` : null;
 }
@@ -100,7 +118,7 @@ export function lossText(versions: Version[]): string {
   return `${which} made on this host. Unless you have pushed ${own.length === 1 ? "it" : "them"} to a registry, there is no other copy.`;
 }
 
-/** What the publication of a version does to each catalog that names the image. */
+/** What the publication of a version does to each catalog that names the image. `running` has how many machines of a catalog run, if that is known. */
 export function publishLines(
   name: string,
   version: number,
@@ -116,11 +134,13 @@ export function publishLines(
     if (number) pinned.push(catalog.name);
     else if (catalog.version === version) lines.push(`${catalog.name} has ${ref} already.`);
     else {
-      const on = running.get(catalog.name) ?? 0;
+      const on = running.get(catalog.name);
       const runs =
-        on === 0
-          ? "None runs now."
-          : `${plural(on, "runs", "run")} now, and ${on === 1 ? "is" : "are"} not restarted.`;
+        on === undefined
+          ? "Those that run are not restarted."
+          : on === 0
+            ? "None runs now."
+            : `${plural(on, "runs", "run")} now, and ${on === 1 ? "is" : "are"} not restarted.`;
       lines.push(
         `${catalog.name}: ${plural(catalog.spec.count ?? 0, "machine takes", "machines take")} ${ref} instead of version ${catalog.version} at ${catalog.spec.count === 1 ? "its" : "their"} next start. ${runs}`,
       );

@@ -76,8 +76,8 @@ test("who uses a version is said, and a version in use is not offered to be dele
     catalog("back", {}, [1, 2, 1]),
     catalog("other", { image: "debian" }, []),
   ]);
-  assert.deepEqual(uses.get(1), { next: ["lab", "back"], before: ["desk"] });
-  assert.deepEqual(uses.get(2), { next: ["desk"], before: ["back"] });
+  assert.deepEqual(uses.get(1), { next: ["lab", "back"], before: ["desk"], left: [] });
+  assert.deepEqual(uses.get(2), { next: ["desk"], before: ["back"], left: [] });
   const both = details([version(1), version(2)]);
   assert.match(String(deleteReason(both, version(1), undefined)), /publish another version first/);
   assert.match(String(deleteReason(both, version(2), uses.get(2))), /^desk, back have it in their history/);
@@ -87,6 +87,10 @@ test("who uses a version is said, and a version in use is not offered to be dele
   assert.match(String(deleteReason(both, version(2, { state: "importing" }), undefined)), /cancel/);
   assert.equal(deleteImageReason(both, uses), "3 catalogs use it: back, desk, lab.");
   assert.equal(deleteImageReason(both, new Map()), null);
+  const disk = { path: "/x", image: "golden", version: 2 };
+  const left = usesOf("golden", [], [{ uuid: "u", machine: "old-1", catalog: "c", deleted: "", disk }]);
+  assert.match(String(deleteReason(both, version(2), left.get(2))), /^What old-1 left needs it/);
+  assert.match(String(deleteImageReason(both, left)), /^What old-1 left needs it/);
 });
 
 test("a publication says what each catalog takes", () => {
@@ -100,7 +104,10 @@ test("a publication says what each catalog takes", () => {
       catalog("own", { type: "dedicated", count: 1 }, [1], { rollout: {} }),
       catalog("other", { image: "debian" }, []),
     ],
-    new Map([["desk", 2]]),
+    new Map([
+      ["desk", 2],
+      ["own", 0],
+    ]),
   );
   assert.deepEqual(lines, [
     "desk: 3 machines take golden:2 instead of version 1 at their next start. 2 run now, and are not restarted.",
@@ -111,6 +118,9 @@ test("a publication says what each catalog takes", () => {
     "lab names a version and stays on it.",
   ]);
   assert.match(String(publishLines("golden", 2, [], new Map())[0]), /^No catalog follows the image/);
+  // Before the first figures nobody knows how many run.
+  const early = publishLines("golden", 2, [catalog("desk", {}, [1])], new Map()).join();
+  assert.match(early, /Those that run are not restarted\.$/);
   const act = publishVersion({ details: details([]), etag: '"7"' }, version(2), [], new Map());
   assert.equal(command(act), "spillway image publish golden:2");
   assert.equal(act.typed, undefined);

@@ -1,7 +1,7 @@
 // One image: its versions, who uses them, what is being done with it, and the version that is looked at.
 //
 // Invariant: the version that is looked at is in the URL (`version`); without one it is the published one, or the newest.
-import { ApiError, type Catalog, type ImageDetails, type Store } from "../api/client.ts";
+import { ApiError, type Catalog, type ImageDetails, type Schemas, type Store } from "../api/client.ts";
 import { deleteImage, deleteImageReason, type Tagged } from "../image-acts.ts";
 import {
   originText,
@@ -30,6 +30,7 @@ export function ImagePage({ name }: { name: string }) {
   const catalogs = useList<Catalog>("/v1/catalogs");
   const registries = useList<Registry>("/v1/registries");
   const stores = useList<Store>("/v1/stores");
+  const leftovers = useList<Schemas["Leftover"]>("/v1/leftovers");
   const details = loaded.data;
   const crumbs = [{ text: "Images", to: ["images"] }];
   if (!details) {
@@ -46,7 +47,7 @@ export function ImagePage({ name }: { name: string }) {
     );
   }
   const { image, versions } = details;
-  const uses = usesOf(name, catalogs.data ?? []);
+  const uses = usesOf(name, catalogs.data ?? [], leftovers.data);
   const asked = Number(queryValue("version"));
   const shown =
     versions.find((v) => v.version === asked) ??
@@ -54,7 +55,7 @@ export function ImagePage({ name }: { name: string }) {
     versions.at(-1);
   const tagged = { details, etag: loaded.etag };
   // What is offered depends on who uses the image: nothing is, before that is known.
-  const isKnown = catalogs.data !== undefined && registries.data !== undefined && stores.data !== undefined;
+  const isKnown = [catalogs, registries, stores, leftovers].every((list) => list.data !== undefined);
   const isOffered = can("admin") && isKnown;
   return (
     <>
@@ -164,7 +165,7 @@ function columns(
       title: "Used by",
       cell: (v) => {
         const of = uses.get(v.version);
-        if (!of) return "no catalog";
+        if (!of) return "nothing";
         return (
           <span class="counts">
             {of.next.map((c) => (
@@ -173,6 +174,7 @@ function columns(
               </a>
             ))}
             {of.before.length ? <span>in the history of {of.before.join(", ")}</span> : null}
+            {of.left.length ? <span>what {of.left.join(", ")} left</span> : null}
           </span>
         );
       },
