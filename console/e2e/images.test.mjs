@@ -205,8 +205,8 @@ test("a registry in a folder: added, pushed to, looked into, streamed from, remo
   await dialog.getByRole("textbox").fill(`${hub}/${image}:2`);
   await carryOut(dialog, "Delete there");
   await page.getByText("There is no version in it.").waitFor({ timeout: DONE_MS });
-  await button(page, "Count garbage").last().click();
-  dialog = await dialogOf(page, /^Count the garbage/);
+  await button(page, `Count garbage in ${hub}`).click();
+  dialog = await dialogOf(page, `Count the garbage in ${hub}?`);
   await carryOut(dialog, "Count");
   await page.getByRole("heading", { name: "Operations", level: 1 }).waitFor();
   await page
@@ -216,10 +216,10 @@ test("a registry in a folder: added, pushed to, looked into, streamed from, remo
 
   await go(page, "#/stores");
   const item = page.getByRole("listitem").filter({ hasText: `file://${folder}/${hub}` });
-  await button(item, "Collect garbage").click();
+  await button(item, `Collect garbage in ${hub}`).click();
   dialog = await dialogOf(page, `Collect the garbage in ${hub}?`);
   await button(dialog, "Cancel").click();
-  await button(item, "Remove").click();
+  await button(item, `Remove ${hub}`).click();
   dialog = await dialogOf(page, `Remove ${hub} from this host?`);
   await carryOut(dialog, "Remove");
   await item.waitFor({ state: "detached" });

@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { ask } from "../acts.ts";
 import { api, type ImageDetails, type Schemas, words } from "../api/client.ts";
 import { pullImage } from "../image-pulls.ts";
-import type { Registry } from "../image-words.ts";
+import { isWritable, type Registry } from "../image-words.ts";
 import { addRegistry, collectGarbage, deleteInRegistry, removeRegistry } from "../registry-acts.ts";
 import { href } from "../router.ts";
 import { useList } from "../state/resource.ts";
@@ -58,7 +58,7 @@ function facts(r: Registry): string {
     r.credentials ? `credentials in the file ${r.credentials}` : "",
     r.single_writer ? "only this host pushes to it" : "",
     keys ? `only versions signed by ${keys === 1 ? "its key" : `one of its ${keys} keys`}` : "",
-    /^https?:/.test(r.url) ? "can only be read" : "",
+    isWritable(r) ? "" : "can only be read",
   ]
     .filter(Boolean)
     .join("; ");
@@ -88,14 +88,31 @@ function RegistryItem({ registry, images, stores }: Here & { registry: Registry 
           <button type="button" disabled={state === "busy"} onClick={() => void check()}>
             {state === "busy" ? "Checking" : `Check ${name}`}
           </button>
-          <button type="button" onClick={() => ask(collectGarbage(name, false))}>
-            Count garbage
-          </button>
-          <button type="button" onClick={() => ask(collectGarbage(name, true))}>
-            Collect garbage
-          </button>
+          {isWritable(registry) ? (
+            <>
+              <button
+                type="button"
+                aria-label={`Count garbage in ${name}`}
+                onClick={() => ask(collectGarbage(name, false))}
+              >
+                Count garbage
+              </button>
+              <button
+                type="button"
+                aria-label={`Collect garbage in ${name}`}
+                onClick={() => ask(collectGarbage(name, true))}
+              >
+                Collect garbage
+              </button>
+            </>
+          ) : null}
           {images && streamed.length === 0 ? (
-            <button type="button" class="danger-plain" onClick={() => ask(removeRegistry(name))}>
+            <button
+              type="button"
+              class="danger-plain"
+              aria-label={`Remove ${name}`}
+              onClick={() => ask(removeRegistry(name))}
+            >
               Remove
             </button>
           ) : null}
