@@ -210,7 +210,10 @@ fn every_page_is_clean_and_behaves() {
         return;
     }
     let Some((mut world, url)) = over_tls() else { return };
-    run(&mut world, "run.mjs", &[("SPILLWAY_CONSOLE_URL", &url), ("SPILLWAY_CONSOLE_TOKEN", "admin")]);
+    let [file, registries] = ["image.raw", "registries"].map(|name| world.path(name).display().to_string());
+    let files = [("SPILLWAY_IMAGE_FILE", file.as_str()), ("SPILLWAY_REGISTRY_FOLDER", &registries)];
+    let door = [("SPILLWAY_CONSOLE_URL", url.as_str()), ("SPILLWAY_CONSOLE_TOKEN", "admin")];
+    run(&mut world, "run.mjs", &[door, files].concat());
 }
 
 #[test]

@@ -1,28 +1,36 @@
-// One image: its versions, which one is published, and what the check says of each.
-import { useState } from "preact/hooks";
-import { ask } from "../acts.ts";
-import { ApiError, api, type ImageCheck, type ImageDetails, type Schemas } from "../api/client.ts";
-import { line } from "../commands.ts";
-import { queryValue, setQuery } from "../router.ts";
-import { useObject } from "../state/resource.ts";
+// One image: its versions, who uses them, what is being done with it, and the version that is looked at.
+//
+// Invariant: the version that is looked at is in the URL (`version`); without one it is the published one, or the newest.
+import { ApiError, type Catalog, type ImageDetails, type Schemas, type Store } from "../api/client.ts";
+import { deleteImage, deleteImageReason, type Tagged } from "../image-acts.ts";
+import {
+  originText,
+  type Registry,
+  residencyText,
+  tagsOf,
+  type Uses,
+  usesOf,
+  type Version,
+} from "../image-words.ts";
+import { href, queryValue, route } from "../router.ts";
+import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
-import { Findings } from "../ui/findings.tsx";
-import { ago, bytes, clock, percent } from "../ui/format.ts";
+import { ago, bytes, clock } from "../ui/format.ts";
+import { NeedsAdmin, type Offer, Offers } from "../ui/offers.tsx";
+import { OperationsPanel } from "../ui/operation.tsx";
 import { Badge, Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
-
-type Version = Schemas["ImageVersion"];
-
-export function originText(origin: Schemas["Origin"]): string {
-  if (origin.kind === "import") return origin.path;
-  if (origin.kind === "registry") return `${origin.registry}, ${origin.image}`;
-  return `${origin.machine}, over ${origin.from}`;
-}
+import { newVersionOffers } from "./image-new.ts";
+import { VersionPanel } from "./image-version.tsx";
+import "../style/images.css";
 
 export function ImagePage({ name }: { name: string }) {
   const loaded = useObject<ImageDetails>(`/v1/images/${encodeURIComponent(name)}`);
-  const [chosen] = useState(() => queryValue("check"));
+  const catalogs = useList<Catalog>("/v1/catalogs");
+  const registries = useList<Registry>("/v1/registries");
+  const stores = useList<Store>("/v1/stores");
+  const leftovers = useList<Schemas["Leftover"]>("/v1/leftovers");
   const details = loaded.data;
   const crumbs = [{ text: "Images", to: ["images"] }];
   if (!details) {
@@ -34,63 +42,142 @@ export function ImagePage({ name }: { name: string }) {
         ) : (
           <Pending error={loaded.error} what="the image" />
         )}
+        <OperationsPanel image={name} />
       </>
     );
   }
   const { image, versions } = details;
-  const checked = Number(queryValue("check") ?? chosen ?? image.published ?? versions.at(-1)?.version ?? 0);
-  const publish = (v: Version) =>
-    ask({
-      title: `Publish ${name}:${v.version}?`,
-      consequences: [
-        "Catalogs that follow the image take this version at the next start of each machine.",
-        "Machines that run are not restarted.",
-      ],
-      verb: "Publish",
-      command: line("spillway", "image", "publish", `${name}:${v.version}`),
-      run: () =>
-        api.put("/v1/images/{name}/published", {
-          path: { name },
-          ifMatch: loaded.etag ?? undefined,
-          body: { version: v.version },
-        }),
-      done: `${name}:${v.version} is published.`,
-    });
-  const remove = (v: Version) =>
-    ask({
-      title: `Delete ${name}:${v.version}?`,
-      consequences: [
-        "The content of the version is gone.",
-        "The daemon refuses this while a catalog or a disk uses it.",
-      ],
-      verb: "Delete",
-      isDestructive: true,
-      typed: `${name}:${v.version}`,
-      command: line("spillway", "image", "delete", `${name}:${v.version}`),
-      run: () =>
-        api.delete("/v1/images/{name}/versions/{version}", {
-          path: { name, version: v.version },
-          ifMatch: loaded.etag ?? undefined,
-        }),
-      done: `${name}:${v.version} is deleted.`,
-    });
-  const columns: Column<Version>[] = [
+  const uses = usesOf(name, catalogs.data ?? [], leftovers.data);
+  const asked = Number(queryValue("version"));
+  const shown =
+    versions.find((v) => v.version === asked) ??
+    versions.find((v) => v.version === image.published) ??
+    versions.at(-1);
+  const tagged = { details, etag: loaded.etag };
+  // What is offered depends on who uses the image: nothing is, before that is known.
+  const isKnown = [catalogs, registries, stores, leftovers].every((list) => list.data !== undefined);
+  const isOffered = can("admin") && isKnown;
+  return (
+    <>
+      <PageHead
+        title={name}
+        crumbs={crumbs}
+        about={
+          <>
+            {image.published ? `Version ${image.published} is published` : "No version is published"}
+            <NeedsAdmin what="Changing an image" />
+          </>
+        }
+      />
+      <Table
+        label={`Versions of ${name}`}
+        rows={versions}
+        columns={columns(details, uses, shown)}
+        id={(v) => String(v.version)}
+        initial="version"
+        empty="The image has no versions."
+      />
+      <div class="below">
+        <OperationsPanel image={name} />
+        {shown ? (
+          <VersionPanel
+            key={shown.version}
+            tagged={tagged}
+            version={shown}
+            uses={uses.get(shown.version)}
+            catalogs={catalogs.data ?? []}
+            registries={registries.data ?? []}
+            isOffered={isOffered}
+          >
+            {isOffered ? (
+              <>
+                <Panel title="Another version">
+                  <Offers
+                    label="Ways to make another version"
+                    offers={newVersionOffers(
+                      details,
+                      catalogs.data ?? [],
+                      registries.data ?? [],
+                      (stores.data ?? []).map((s) => s.name),
+                    )}
+                  />
+                </Panel>
+                <Panel title="The whole image">
+                  <Offers label={`Acts on the image ${name}`} offers={[imageOffer(tagged, uses)]} />
+                </Panel>
+              </>
+            ) : null}
+          </VersionPanel>
+        ) : null}
+      </div>
+    </>
+  );
+}
+
+function imageOffer(tagged: Tagged, uses: Map<number, Uses>): Offer {
+  return {
+    verb: "Delete the image",
+    about: `All its versions are gone: ${tagged.details.versions.length}.`,
+    reason: deleteImageReason(tagged.details, uses),
+    isDestructive: true,
+    act: () => deleteImage(tagged),
+  };
+}
+
+function columns(
+  details: ImageDetails,
+  uses: Map<number, Uses>,
+  shown: Version | undefined,
+): Column<Version>[] {
+  const { image } = details;
+  return [
     {
       key: "version",
       title: "Version",
       sort: (v) => -v.version,
       cell: (v) => (
         <span class="counts">
-          {v.version}
+          <a
+            href={href(route.value.parts, { version: String(v.version) })}
+            aria-current={v === shown ? "true" : undefined}
+          >
+            Version {v.version}
+          </a>
           {image.published === v.version ? <Badge tone="good">published</Badge> : null}
           {v.state === "ready" ? null : <Badge tone="note">{v.state}</Badge>}
-          {Object.entries(image.tags)
-            .filter(([, n]) => n === v.version)
-            .map(([tag]) => (
-              <Badge key={tag}>{tag}</Badge>
-            ))}
+          {tagsOf(image, v.version).map((tag) => (
+            <Badge key={tag}>{tag}</Badge>
+          ))}
         </span>
       ),
+    },
+    {
+      key: "here",
+      title: "On the host",
+      cell: (v) =>
+        residencyText(
+          v,
+          details.cached?.find((c) => c.version === v.version),
+        ),
+    },
+    {
+      key: "used",
+      title: "Used by",
+      cell: (v) => {
+        const of = uses.get(v.version);
+        if (!of) return "nothing";
+        return (
+          <span class="counts">
+            {of.next.map((c) => (
+              <a key={c} href={href(["catalogs", c])}>
+                {c}
+              </a>
+            ))}
+            {of.before.length ? <span>in the history of {of.before.join(", ")}</span> : null}
+            {of.left.length ? <span>what {of.left.join(", ")} left</span> : null}
+          </span>
+        );
+      },
     },
     {
       key: "size",
@@ -103,18 +190,9 @@ export function ImagePage({ name }: { name: string }) {
       key: "stored",
       title: "Stored",
       isFigure: true,
+      isWide: true,
       sort: (v) => v.stored_bytes,
       cell: (v) => bytes(v.stored_bytes),
-    },
-    {
-      key: "cached",
-      title: "On the host",
-      isFigure: true,
-      isWide: true,
-      cell: (v) => {
-        const c = details.cached?.find((o) => o.version === v.version);
-        return c ? `${percent(c.present_chunks / Math.max(1, c.chunks), 0)} of its chunks` : "whole";
-      },
     },
     {
       key: "created",
@@ -133,65 +211,5 @@ export function ImagePage({ name }: { name: string }) {
       isWide: true,
       cell: (v) => <code class="clip">{originText(v.origin)}</code>,
     },
-    {
-      key: "acts",
-      title: "Acts",
-      cell: (v) => (
-        <span class="acts">
-          <button
-            type="button"
-            aria-pressed={v.version === checked}
-            onClick={() => setQuery({ check: String(v.version) })}
-          >
-            Check
-          </button>
-          <button
-            type="button"
-            disabled={!can("admin") || v.state !== "ready" || image.published === v.version}
-            onClick={() => publish(v)}
-          >
-            Publish
-          </button>
-          <button type="button" class="danger-plain" disabled={!can("admin")} onClick={() => remove(v)}>
-            Delete
-          </button>
-        </span>
-      ),
-    },
   ];
-  return (
-    <>
-      <PageHead
-        title={name}
-        crumbs={crumbs}
-        about={image.published ? `Version ${image.published} is published` : "No version is published"}
-      />
-      <Table
-        label={`Versions of ${name}`}
-        rows={versions}
-        columns={columns}
-        id={(v) => String(v.version)}
-        initial="version"
-        empty="The image has no versions."
-      />
-      {versions
-        .find((v) => v.version === checked)
-        ?.notes?.map((n) => (
-          <Notice key={n}>{n}</Notice>
-        ))}
-      {checked ? <CheckPanel name={name} version={checked} /> : null}
-    </>
-  );
-}
-
-function CheckPanel({ name, version }: { name: string; version: number }) {
-  const check = useObject<ImageCheck>(
-    `/v1/images/${encodeURIComponent(name)}/versions/${version}/check`,
-    3_600_000,
-  );
-  return (
-    <Panel title={`Check of ${name}:${version}`} aside="what breaks machines that are cloned from it">
-      {check.data ? <Findings check={check.data} /> : <Pending error={check.error} what="the check" />}
-    </Panel>
-  );
 }

@@ -1,27 +1,35 @@
-// Long work in the daemon, with its progress.
-import { ask } from "../acts.ts";
-import { api, type Operation } from "../api/client.ts";
-import { line } from "../commands.ts";
+// Long work in the daemon, with its progress: what runs first.
+import type { Operation } from "../api/client.ts";
+import { progressOf } from "../image-words.ts";
+import { href } from "../router.ts";
 import { useList } from "../state/resource.ts";
-import { can } from "../state/session.ts";
-import { bytes, percent } from "../ui/format.ts";
-import { Badge, PageHead, Pending } from "../ui/parts.tsx";
+import { NeedsAdmin } from "../ui/offers.tsx";
+import { CancelButton, OperationProgress, OperationState } from "../ui/operation.tsx";
+import { PageHead, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
+import "../style/images.css";
+
+/** What runs, then what has ended; in each the newest first. */
+const RUNNING_FIRST = 2 ** 52;
+const place = (o: Operation) => (o.state.phase === "running" ? RUNNING_FIRST + o.id : o.id);
 
 const COLUMNS: Column<Operation>[] = [
-  { key: "what", title: "Operation", sort: (o) => o.what, cell: (o) => o.what },
+  {
+    key: "what",
+    title: "Operation",
+    sort: (o) => o.what,
+    cell: (o) => {
+      const image = o.image?.split(":")[0];
+      return <span class="long-text">{image ? <a href={href(["images", image])}>{o.what}</a> : o.what}</span>;
+    },
+  },
   {
     key: "state",
     title: "State",
     sort: (o) => o.state.phase,
     cell: (o) => (
-      <span class="stack">
-        <span>
-          <Badge tone={o.state.phase === "done" ? "good" : o.state.phase === "failed" ? "critical" : "note"}>
-            {o.state.phase}
-          </Badge>
-        </span>
-        {o.state.phase === "failed" ? <span class="critical-text">{o.state.error.detail}</span> : null}
+      <span class="long-text">
+        <OperationState operation={o} />
       </span>
     ),
   },
@@ -29,45 +37,11 @@ const COLUMNS: Column<Operation>[] = [
     key: "progress",
     title: "Progress",
     isFigure: true,
-    sort: (o) => (o.total_bytes ? o.done_bytes / o.total_bytes : 0),
-    cell: (o) => (
-      <span class="fill-cell">
-        <progress
-          aria-label={o.what}
-          max={Math.max(1, o.total_bytes)}
-          value={o.state.phase === "done" ? Math.max(1, o.total_bytes) : o.done_bytes}
-        />
-        <span class="number">
-          {o.total_bytes ? percent(Math.min(1, o.done_bytes / o.total_bytes), 0) : bytes(o.done_bytes)}
-        </span>
-      </span>
-    ),
+    sort: progressOf,
+    cell: (o) => <OperationProgress operation={o} />,
   },
-  { key: "id", title: "Id", isFigure: true, isWide: true, sort: (o) => o.id, cell: (o) => o.id },
-  {
-    key: "acts",
-    title: "Acts",
-    cell: (o) =>
-      o.state.phase === "running" ? (
-        <button
-          type="button"
-          disabled={!can("admin")}
-          onClick={() =>
-            ask({
-              title: `Cancel this operation?`,
-              consequences: [`It ends: ${o.what}.`, "What it has done is undone."],
-              verb: "Cancel it",
-              isDestructive: true,
-              command: line("spillway", "operation", "cancel", String(o.id)),
-              run: () => api.delete("/v1/operations/{id}", { path: { id: o.id } }),
-              done: `The operation is cancelled.`,
-            })
-          }
-        >
-          Cancel
-        </button>
-      ) : null,
-  },
+  { key: "id", title: "Number", isFigure: true, isWide: true, sort: place, cell: (o) => o.id },
+  { key: "acts", title: "Acts", cell: (o) => <CancelButton operation={o} /> },
 ];
 
 export function OperationsPage() {
@@ -76,7 +50,7 @@ export function OperationsPage() {
     <>
       <PageHead
         title="Operations"
-        about="Imports, downloads, pushes and other long work. The list is empty after a restart of the daemon"
+        about="Imports, downloads, pulls, pushes and other long work. The list is empty after a restart of the daemon"
       />
       {list.data ? (
         <Table
@@ -90,6 +64,7 @@ export function OperationsPage() {
       ) : (
         <Pending error={list.error} what="the operations" />
       )}
+      <NeedsAdmin what="Cancelling an operation" />
     </>
   );
 }

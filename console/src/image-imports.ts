@@ -1,0 +1,224 @@
+// Ways in: a version from a file of the host, from an address, and from the disk of a machine.
+//
+// Invariant: an address with a password, or what follows a `?` in one, never stands in a command.
+import {
+  all,
+  api,
+  type Catalog,
+  type ImageDetails,
+  type Machine,
+  newKey,
+  type Schemas,
+} from "./api/client.ts";
+import { line } from "./commands.ts";
+import { begins, nameField, or, storeField } from "./image-acts.ts";
+import { hasKeptDisks } from "./image-words.ts";
+import type { Act, ActField, Values } from "./ui/dialog.tsx";
+
+type Format = Schemas["SourceFormat"];
+
+/** The format of a file is a question, as with the command: whoever guesses it can be deceived by the file. */
+const formatField: ActField = {
+  key: "format",
+  label: "Format",
+  isRequired: true,
+  options: [
+    ["", "choose the format of the file"],
+    ["qcow2", "qcow2"],
+    ["raw", "raw: the bytes of a disk"],
+    ["vmdk", "VMDK"],
+    ["vhdx", "VHDX"],
+    ["vpc", "VHD (vpc)"],
+  ],
+  hint: "It is never guessed.",
+};
+
+/** What another version does, before somebody publishes it. */
+function newVersionLine(details: ImageDetails | undefined): string {
+  return details
+    ? `It becomes version ${details.image.newest + 1} of ${details.image.name}. Machines do not take it before somebody publishes it.`
+    : "The first version of an image is published. A later one is not, before somebody does that.";
+}
+
+/** Imports a file of the host. */
+export function importFile(stores: string[], details?: ImageDetails): Act {
+  const key = newKey();
+  const name = (v: Values) => details?.image.name ?? v.name ?? "";
+  return {
+    title: details ? `Import a version of ${details.image.name}` : "Import an image",
+    consequences: [
+      newVersionLine(details),
+      "The file is copied into a store of the host, and can be removed afterwards.",
+    ],
+    verb: "Import",
+    fields: [
+      ...(details ? [] : [nameField]),
+      {
+        key: "from",
+        label: "File",
+        isRequired: true,
+        placeholder: "/path/to/disk.img",
+        hint: "On the host of the daemon.",
+        check: (from) => (from.startsWith("/") ? null : "It is an absolute path."),
+      },
+      formatField,
+      storeField(stores),
+    ],
+    command: (v) =>
+      line(
+        "spillway",
+        "image",
+        "import",
+        or(name(v), "NAME"),
+        or(v.from, "FILE"),
+        "--format",
+        or(v.format, "FORMAT"),
+        ...(v.store ? ["--store", v.store] : []),
+      ),
+    run: async (v) => {
+      const body = { path: v.from ?? "", format: v.format as Format, ...(v.store ? { store: v.store } : {}) };
+      return (await api.post("/v1/images/{name}/versions", { path: { name: name(v) }, key, body })).body;
+    },
+    ...begins,
+  };
+}
+
+/** Whether an address may stand in a command: one with a password, or with a key behind a `?`, is not repeated. */
+const shownAddress = (url: string | undefined) =>
+  url && downloadReason(url) === null
+    ? (url.split("?")[0] ?? url) + (url.includes("?") ? "?QUERY" : "")
+    : "URL";
+
+export function downloadReason(url: string): string | null {
+  if (!/^(https?|oci):\/\/./.test(url)) return "It begins with https://, http:// or oci://.";
+  return url.split("://")[1]?.split("/")[0]?.includes("@")
+    ? "An address has no user and password: download the file yourself, and import it."
+    : null;
+}
+
+/** Downloads an image, and imports it. */
+export function downloadImage(stores: string[], details?: ImageDetails): Act {
+  const key = newKey();
+  const name = (v: Values) => details?.image.name ?? v.name ?? "";
+  return {
+    title: details ? `Download a version of ${details.image.name}` : "Download an image",
+    consequences: [
+      newVersionLine(details),
+      "The daemon downloads it, and only from hosts that its option --import-from names.",
+      "Meanwhile the store needs space for the file and for the disk.",
+    ],
+    verb: "Download",
+    fields: [
+      ...(details ? [] : [nameField]),
+      {
+        key: "url",
+        label: "Address",
+        isRequired: true,
+        placeholder: "https://, http:// or oci://",
+        hint: "A file that ends in .gz or .zst is unpacked.",
+        check: downloadReason,
+      },
+      formatField,
+      {
+        key: "sha256",
+        label: "SHA-256 of the file",
+        hint: "Compared while it is downloaded. For oci://, put @sha256: into the address.",
+        check: (text) => (/^[0-9a-fA-F]{64}$/.test(text) ? null : "It has 64 hexadecimal digits."),
+      },
+      storeField(stores),
+    ],
+    command: (v) =>
+      line(
+        "spillway",
+        "image",
+        "import",
+        or(name(v), "NAME"),
+        shownAddress(v.url),
+        "--format",
+        or(v.format, "FORMAT"),
+        ...(v.sha256 ? ["--sha256", v.sha256] : []),
+        ...(v.store ? ["--store", v.store] : []),
+      ),
+    run: async (v) => {
+      const body = {
+        url: v.url ?? "",
+        format: v.format as Format,
+        ...(v.sha256 ? { sha256: v.sha256 } : {}),
+        ...(v.store ? { store: v.store } : {}),
+      };
+      return (await api.post("/v1/images/{name}/downloads", { path: { name: name(v) }, key, body })).body;
+    },
+    ...begins,
+  };
+}
+
+/** Machines whose disks are kept as files, with why one cannot be committed now. */
+export async function committable(
+  catalogs: Catalog[],
+): Promise<{ machine: string; image: string; reason: string | null }[]> {
+  const kept = catalogs.filter((c) => hasKeptDisks(c.spec));
+  const lists = await Promise.all(
+    kept.map((c) => all<Machine>(`/v1/machines?catalog=${encodeURIComponent(c.name)}`)),
+  );
+  return lists.flatMap((machines, i) =>
+    machines.map((m) => ({
+      machine: m.name,
+      image: kept[i]?.spec.image.split(":")[0] ?? "",
+      reason:
+        m.power === "off" && m.status.phase === "stopped" ? null : `${m.name} is not off: stop it first.`,
+    })),
+  );
+}
+
+/** Makes a version of the disk of a machine. */
+export function commitMachine(image: string, machines: { machine: string; reason: string | null }[]): Act {
+  const key = newKey();
+  const reasonOf = (name: string) => machines.find((m) => m.machine === name)?.reason ?? null;
+  return {
+    title: `Make a version of ${image} from a machine's disk`,
+    consequences: [
+      "The version is the machine's image with what the machine has written over it.",
+      "Identities and secrets on the disk would be in each clone: check the version before it is published.",
+      "The machine cannot be started or deleted meanwhile. It keeps its disk, and the version that it has.",
+    ],
+    verb: "Make the version",
+    fields: [
+      {
+        key: "machine",
+        label: "Machine",
+        isRequired: true,
+        options: [
+          ["", "choose a machine"],
+          ...machines.map(({ machine, reason }): [string, string] => [
+            machine,
+            reason ? `${machine} (not off)` : machine,
+          ]),
+        ],
+        check: reasonOf,
+      },
+      {
+        key: "publish",
+        label: "When it is ready",
+        options: [
+          ["", "do not publish it"],
+          ["yes", "publish it"],
+        ],
+      },
+    ],
+    command: (v) =>
+      line(
+        "spillway",
+        "image",
+        "commit",
+        or(v.machine, "MACHINE"),
+        "--name",
+        image,
+        v.publish === "yes" && "--publish",
+      ),
+    run: async (v) => {
+      const body = { machine: v.machine ?? "", ...(v.publish === "yes" ? { publish: true } : {}) };
+      return (await api.post("/v1/images/{name}/commits", { path: { name: image }, key, body })).body;
+    },
+    ...begins,
+  };
+}
