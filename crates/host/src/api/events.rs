@@ -60,14 +60,14 @@ async fn stream_events(
         id.to_str().ok().and_then(|id| id.parse().ok()).unwrap_or(EventId { history: 0, number: 0 })
     });
     let after = resumed.or(since.after);
-    let state = (app.events.last(), app.events, after, VecDeque::new());
-    let events = stream::unfold(state, |(mut last, events, mut after, mut waiting)| async move {
+    let state = (app.events.last(), app.events, app.stream_reads, after, VecDeque::new());
+    let events = stream::unfold(state, |(mut last, events, reads, mut after, mut waiting)| async move {
         while waiting.is_empty() {
             // Mark the value as seen before the list is read: an event in between wakes us again.
             last.borrow_and_update();
-            let (events, after) = (events.clone(), after);
+            let (past, after) = (events.clone(), after);
             // The events may have to be read from the disk.
-            waiting.extend(tokio::task::spawn_blocking(move || events.after(after)).await.ok()?);
+            waiting.extend(reads.blocking(move || past.after(after)).await.ok()?);
             if waiting.is_empty() {
                 last.changed().await.ok()?;
             }
@@ -76,7 +76,7 @@ async fn stream_events(
         after = Some(event.id);
         let text = serde_json::to_string(&event).ok()?;
         let said = sse::Event::default().id(event.id.to_string()).data(text);
-        Some((Ok(said), (last, events, after, waiting)))
+        Some((Ok(said), (last, events, reads, after, waiting)))
     });
     Sse::new(events).keep_alive(KeepAlive::default())
 }
