@@ -1,3 +1,5 @@
+//! Who may open a WebSocket of a console, and how it ends: with a hub, tokens and clients of the test's own.
+
 use super::*;
 use crate::access::Known;
 use crate::access::audit::AuditSettings;
