@@ -264,9 +264,9 @@ mod tests {
         let admin = take(true).unwrap();
         let places: Vec<_> = (1..most).map(|_| take(false).unwrap()).collect();
         let mut admins = vec![admin];
-        for n in 0..places.len() {
+        for place in &places {
             admins.push(take(true).unwrap());
-            assert!(is_closed(&places[n]) && take(false).is_err(), "{n}");
+            assert!(is_closed(place) && take(false).is_err());
         }
         assert!(take(true).is_err(), "administrators have all of them");
         assert!(!admins.iter().chain(&places).any(is_closed), "each was told once");

@@ -238,13 +238,17 @@ fn a_client_whose_token_is_gone_is_closed_at_the_next_ping() {
 }
 
 #[test]
-fn a_client_that_has_no_place_is_told_to_come_again() {
+fn a_client_of_a_hub_that_has_its_most_is_told_to_come_again() {
     let world = World::new();
     let mut socket = world.open();
     let connection = accept(&world.hub).unwrap();
     send(&connection, &FromHub::Full.packet(), SendFlags::NOSIGNAL).unwrap();
     assert_eq!(end(&mut socket), (1013, "the console has as many clients as it can have".into()));
+}
 
+#[test]
+fn an_operator_whose_place_is_needed_is_told_so() {
+    let world = World::new();
     let mut sockets: Vec<_> = (0..8).map(|_| world.open()).collect();
     let take = |is_admin| world.console.clients.take(&name(), View::Console, is_admin);
     assert!(take(false).is_err());
