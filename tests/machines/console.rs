@@ -189,6 +189,23 @@ fn clients_share_a_guest_of_libvirt_with_its_readiness() {
 }
 
 #[test]
+fn a_guest_that_virsh_resets_goes_on_with_its_vmm() {
+    let Some(mut world) = World::new("libvirt") else { return };
+    world.import("golden", "version-1");
+    world.catalog("desk", 1, &["--image", "golden", "--ready", "serial:^WORKS"]);
+    world.ok(&["machine", "start", "desk-001", "--wait"]);
+    let mut client = console(&world, "desk-001");
+    let boots = |client: &Console| client.text().matches("WORKS").count();
+    assert!(client.until(BOOT, |client| boots(client) == 1), "{}", client.text());
+    let (pid, begun) = (world.pid("desk-001", "vmm_pid"), client.begins_at);
+    world.libvirtd().unwrap().virsh(&["reset", "spillway-desk-001"]);
+    assert!(client.until(BOOT, |client| boots(client) == 2), "{}", client.text());
+    assert!(!client.text().contains("has been started again"), "{}", client.text());
+    assert_eq!((world.pid("desk-001", "vmm_pid"), client.begins_at), (pid, begun));
+    assert_eq!(world.machine("desk-001")["status"]["ready"], true);
+}
+
+#[test]
 fn what_a_guest_has_said_outlives_daemons_and_is_what_makes_it_ready() {
     let Some(mut world) = World::new("qemu") else { return };
     world.import("golden", "version-1");

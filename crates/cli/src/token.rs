@@ -5,8 +5,8 @@
 use crate::error::{Exit, Failure};
 use crate::output;
 use clap::{Args, Subcommand, ValueEnum};
-use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
+use spillway_control::secret;
 
 /// What to do with tokens.
 #[derive(Debug, Subcommand)]
@@ -57,15 +57,10 @@ fn name(text: &str) -> Result<String, String> {
 /// Does it.
 pub fn token(command: &TokenCommand) -> Result<(), Failure> {
     let TokenCommand::New(new) = command;
-    let mut random = [0; 32];
-    // So few bytes come whole (getrandom(2)).
-    getrandom(&mut random, GetRandomFlags::empty())
-        .ok()
-        .filter(|bytes| *bytes == random.len())
-        .ok_or_else(|| Failure::new(Exit::Internal, "the kernel gives no random bytes"))?;
-    let token = hex(&random);
+    let token = secret::random()
+        .map_err(|e| Failure::new(Exit::Internal, format!("no random bytes for a token: {e}")))?;
     let role = new.role.to_possible_value().expect("no role is hidden");
-    let line = format!("{} {} {}", role.get_name(), new.name, hex(&Sha256::digest(&token)));
+    let line = format!("{} {} {}", role.get_name(), new.name, hash(&token));
     let text = match new.json {
         true => format!("{:#}\n", serde_json::json!({ "token": token, "line": line })),
         false => format!("token  {token}\nline   {line}\n"),
@@ -73,6 +68,6 @@ pub fn token(command: &TokenCommand) -> Result<(), Failure> {
     output::print(&text).map(drop)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+fn hash(token: &str) -> String {
+    format!("{:x}", Sha256::digest(token))
 }

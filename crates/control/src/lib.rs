@@ -22,6 +22,7 @@ pub mod page_cache;
 pub mod persistent;
 mod process;
 pub mod program;
+pub mod secret;
 mod settings;
 mod signals;
 mod stats;

@@ -1,18 +1,10 @@
-//! The daemon process: its state folder, its socket, its connections, its end. Owns these; knows nothing of what is
-//! stored.
+//! The daemon process: its settings, its state folder, its parts, its end. Owns these; knows nothing of what is stored.
 //!
-//! Invariant: a folder has one daemon; it can be killed at any time, and the next one continues. Connections are bounded
-//! in number, in the time that they may be idle, and in the time that they may leave a response unread.
+//! Invariant: a folder has one daemon; it can be killed at any time, and the next one continues.
 
-use crate::access::Peer;
 use crate::access::audit::{self, Audit};
-use crate::access::caller::PeerAddress;
-use crate::access::connections::{ConnectionLimits, ConnectionSlot, Connections};
-use crate::access::flow::{Flow, track};
-use crate::access::lingering::LingeringStream;
-use crate::access::paced::{PacedStream, ReaderLimits};
-use crate::access::tls::{Remote, RemoteListener, speaks_http_2};
-use crate::api::{self, ApiState, FigureAnswers, ResponseCounters};
+use crate::access::tls::{Remote, RemoteListener};
+use crate::api::{self, ApiState, FigureAnswers, MOST_STREAM_READS, ResponseCounters};
 use crate::backup::StateStore;
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
@@ -29,45 +21,29 @@ use crate::reports::Reports;
 use crate::resources::budget::{Capacity, host_bytes};
 use crate::resources::memory::has_swap;
 use crate::scopes::Scopes;
-use crate::state_folder::{DATABASE, StateFolder, TAKEOVER_DEADLINE, machine_folder};
+use crate::serving;
+use crate::state_folder::{DATABASE, StateFolder, machine_folder};
 use crate::store::{Objects, ReserveState, SqliteStore, Store};
 use crate::stores::Stores;
 use crate::streaming::{Streaming, StreamingSettings};
 use crate::systemd::ServiceManager;
+use crate::work::BoundedWork;
 use anyhow::{Context, Result, bail};
-use axum::{Extension, Router, middleware};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_api::{EventKind, Hypervisor};
 use spillway_control::kvm::Accelerator;
 use spillway_control::program::check_program;
 use spillway_registry::serve::PeerOrder;
-use std::fs;
 use std::future::pending;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixListener};
+use std::time::Duration;
+use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio_rustls::server::TlsStream;
 
-/// Longest time until a request's head is complete, from the start of the connection or the end of the last response.
-const HEAD: Duration = Duration::from_secs(30);
-/// Minimum speed at which a response must be read.
-const PACE: ReaderLimits = ReaderLimits { stall: Duration::from_secs(30), bytes_a_second: 16 << 10 };
-/// Requests at a time on a connection with HTTP/2, and bytes of the head of each.
-const MOST_STREAMS: u32 = 128;
-const MOST_HEAD_BYTES: u32 = 8 << 10;
 /// Interval at which the audit log writes its counts.
 const AUDIT_EACH: Duration = Duration::from_secs(5);
-
-/// Pause before the next connection is accepted after descriptors ran out.
-const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 
 /// The program that does all traffic with registries, beside the one that serves disks.
 const STREAMD: &str = "spillway-streamd";
@@ -266,6 +242,7 @@ impl Records {
             reports: Reports::new(state),
             state: StateStore { folder: state.to_owned(), store },
             stores,
+            stream_reads: BoundedWork::new(MOST_STREAM_READS),
         })
     }
 }
@@ -321,7 +298,7 @@ pub async fn run(
     // Do this before other threads create files: it changes the umask of all.
     let listener = match service_manager.listener(&settings.socket, &mut complain) {
         Some(listener) => listener,
-        None => listen(&settings)?,
+        None => serving::listen(&settings.socket, settings.socket_mode)?,
     };
     let audit = Audit::new(settings.audit(state.path())?);
     let app = records.app(parts, audit.clone(), state.path())?;
@@ -342,8 +319,8 @@ pub async fn run(
     let router = api::router(app);
     tokio::select! {
         () = service_manager.attend(async || machines.reader.summary().await) => {}
-        () = accept(listener, router.clone()) => {}
-        () = accept_remote(door.clone(), router) => {}
+        () = serving::accept(listener, router.clone()) => {}
+        () = serving::accept_remote(door.clone(), router) => {}
         () = reload(hangup, door, events.clone()) => {}
         () = look_after(audit.clone()) => {}
         _ = terminate.recv() => {}
@@ -353,7 +330,7 @@ pub async fn run(
     events.close();
     audit.end();
     if !is_kept {
-        let _ = fs::remove_file(&settings.socket);
+        let _ = std::fs::remove_file(&settings.socket);
     }
     Ok(())
 }
@@ -387,56 +364,6 @@ async fn look_after(audit: Audit) {
     }
 }
 
-/// Accepts connections on the unix socket.
-async fn accept(listener: UnixListener, router: Router) {
-    let connections = Connections::new(ConnectionLimits::LOCAL);
-    loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors: wait until others are closed.
-            tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
-            continue;
-        };
-        let who = stream.peer_cred().ok();
-        let source =
-            PeerAddress::Local { uid: who.as_ref().map(|who| who.uid()), pid: who.and_then(|who| who.pid()) };
-        // All connections of that user are busy: refuse this one.
-        let Ok(place) = connections.admit(source) else { continue };
-        let peer = Peer { source, known: None, place: Arc::clone(&place) };
-        tokio::spawn(until_closed(place, serve(stream, router.clone(), peer)));
-    }
-}
-
-/// Accepts connections over TCP, if there is a listener.
-async fn accept_remote(door: Option<Arc<RemoteListener>>, router: Router) {
-    let Some(door) = door else { return pending().await };
-    let connections = Connections::new(ConnectionLimits::REMOTE);
-    loop {
-        let Some(stranger) = door.next().await else {
-            tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
-            continue;
-        };
-        let source = PeerAddress::Remote(stranger.address.ip());
-        let Ok(place) = connections.admit(source) else { continue };
-        let peer = Peer { source, known: Some(Arc::clone(&door.known)), place: Arc::clone(&place) };
-        let router = router.clone();
-        tokio::spawn(until_closed(place, async move {
-            match stranger.greet().await {
-                Some(stream) if speaks_http_2(&stream) => serve_http_2(stream, router, peer).await,
-                Some(stream) => serve(stream, router, peer).await,
-                None => {}
-            }
-        }));
-    }
-}
-
-/// Serves a connection until it ends, or until it is closed for another one.
-async fn until_closed(place: Arc<ConnectionSlot>, answering: impl Future<Output = ()>) {
-    tokio::select! {
-        () = answering => {}
-        () = place.closed() => {}
-    }
-}
-
 /// Reads the tokens and the certificate again at each SIGHUP (daemon(7)). All other settings need a restart, which
 /// machines do not notice.
 async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: Events) {
@@ -458,79 +385,9 @@ async fn reload(mut hangup: Signal, door: Option<Arc<RemoteListener>>, events: E
     pending().await
 }
 
-/// Serves a connection with HTTP/2 until it ends. Browsers have many requests at a time, and few connections.
-async fn serve_http_2(stream: TlsStream<TcpStream>, router: Router, peer: Peer) {
-    let flow = Flow::begun();
-    let track = middleware::from_fn_with_state(flow.clone(), track);
-    let router = router.layer(track).layer(middleware::from_fn(api::complete)).layer(Extension(peer));
-    let service = TowerToHyperService::new(router);
-    let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MOST_STREAMS)
-        .max_header_list_size(MOST_HEAD_BYTES)
-        .keep_alive_interval(HEAD)
-        .keep_alive_timeout(HEAD)
-        .serve_connection(TokioIo::new(PacedStream::new(stream, PACE)), service);
-    tokio::select! {
-        _ = connection => {}
-        () = flow.is_over() => {}
-    }
-}
-
-/// Serves a connection with HTTP/1.1 until it ends, or until it has become a WebSocket, which is served by its own task.
-async fn serve(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router, peer: Peer) {
-    let service = TowerToHyperService::new(router.layer(Extension(peer)));
-    let stream = LingeringStream::new(PacedStream::new(stream, PACE));
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(stream), service);
-    let _ = connection.with_upgrades().await;
-}
-
 /// Raises the limit of descriptors: each machine takes some.
 fn raise_descriptors() {
     let most = getrlimit(Resource::Nofile).maximum;
     // The limit stays as it is if raising it is not allowed.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
-}
-
-/// Creates the socket so that nobody can connect before its permissions are set. Replaces a socket without a listener.
-fn listen(settings: &DaemonSettings) -> Result<std::os::unix::net::UnixListener> {
-    let path = &settings.socket;
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).with_context(|| {
-            format!("{}: cannot create the folder of the socket: give another --socket", folder.display())
-        })?;
-    }
-    let until = Instant::now() + TAKEOVER_DEADLINE;
-    while std::os::unix::net::UnixStream::connect(path).is_ok() {
-        // As with the lock: a process that the last daemon was starting may hold it.
-        if Instant::now() > until {
-            bail!(Failure::refused(format!(
-                "{}: another process listens there: stop it, or give another --socket",
-                path.display()
-            )));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    match fs::symlink_metadata(path) {
-        Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            bail!(Failure::usage(format!(
-                "{}: exists and is not a socket: remove it, or give another --socket",
-                path.display()
-            )))
-        }
-        Ok(_) => fs::remove_file(path).with_context(|| {
-            format!("{}: cannot remove the old socket: give another --socket", path.display())
-        })?,
-        Err(_) => {}
-    }
-    let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-    let listener = std::os::unix::net::UnixListener::bind(path);
-    rustix::process::umask(before);
-    let listener = listener
-        .with_context(|| format!("{}: cannot create the socket: give another --socket", path.display()))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(settings.socket_mode))?;
-    Ok(listener)
 }

@@ -68,7 +68,9 @@ fn a_claim_has_an_owner_labels_and_an_end_and_is_renewed() {
     );
     assert_eq!(held_by_ci.labels, endless.labels);
 
-    wait_for_event(&client, EventKind::Claimed, &format!("it is claimed by {}", uid()));
+    for text in [format!("it is claimed by {}", uid()), format!("it is claimed for ci by {}", uid())] {
+        wait_for_event(&client, EventKind::Claimed, &text);
+    }
 
     // The catalog's own goes before the host's.
     let mut spec = client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec;

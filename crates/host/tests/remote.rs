@@ -166,7 +166,6 @@ fn who_has_no_token_gets_nothing_and_roles_hold() {
     assert!(!text.contains("Bearer"), "{text}");
 }
 
-/// The client of a role, who speaks TLS with the daemon too.
 /// A WebSocket begins as a GET, and whoever has one types.
 #[test]
 fn who_may_only_read_gets_no_console_and_no_screen() {
@@ -188,6 +187,7 @@ fn who_may_only_read_gets_no_console_and_no_screen() {
     assert!(written.iter().any(|line| is_it(&line) && line["status"] == 400), "{written:?}");
 }
 
+/// The client of a role, who speaks TLS with the daemon too.
 fn client(world: &World, role: &str) -> Client {
     let port = world.ready_line.trim().rsplit_once(':').unwrap().1;
     let Ok(Address::Remote(there)) = Address::parse(format!("https://localhost:{port}").as_ref()) else {
@@ -548,7 +548,6 @@ fn idle_and_slow_connections_keep_no_administrator_out() {
     drop((idle, identified));
 }
 
-/// Requests that are being answered are not broken off: what is too much is refused, and of administrators only their own.
 /// A frame of HTTP/2 (RFC 9113, 4.1).
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
@@ -608,6 +607,7 @@ fn idle_and_slow_connections_with_http_2_end() {
     });
 }
 
+/// Requests that are being answered are not broken off: what is too much is refused, and of administrators only their own.
 #[test]
 fn too_many_requests_of_a_token_are_refused_and_of_others_none() {
     let Some(world) = remote_with(|world| vec!["--worker".into(), world.sleeper()]) else { return };

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The example of the standard (1.3): a key, and what answers it.
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
@@ -17,6 +17,8 @@ pub struct WebSocket {
     stream: UnixStream,
     /// The head of the answer.
     pub head: String,
+    /// Whether pings are answered. They are at first.
+    pub answers_pings: bool,
 }
 
 /// What a server has sent.
@@ -53,7 +55,7 @@ pub fn open(socket: &Path, path: &str, headers: &[(&str, &str)]) -> io::Result<R
         if !head.contains(ANSWER) {
             return Err(io::Error::other(format!("a wrong answer to the key: {head}")));
         }
-        return Ok(Ok(WebSocket { stream, head }));
+        return Ok(Ok(WebSocket { stream, head, answers_pings: true }));
     }
     let length = head.to_ascii_lowercase();
     let length =
@@ -73,6 +75,11 @@ impl WebSocket {
     /// Sends bytes.
     pub fn binary(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.frame(2, bytes)
+    }
+
+    /// Begins the closing handshake.
+    pub fn close(&mut self, code: u16, reason: &str) -> io::Result<()> {
+        self.frame(8, &[&code.to_be_bytes(), reason.as_bytes()].concat())
     }
 
     /// Sends a whole message of this kind.
@@ -96,10 +103,12 @@ impl WebSocket {
         self.stream.write_all(&frame)
     }
 
-    /// Receives the next message, within this time. Answers pings. `None`: nothing came.
+    /// Receives the next message, within this time. `None`: nothing came.
     pub fn receive(&mut self, patience: Duration) -> io::Result<Option<Message>> {
+        let until = Instant::now() + patience;
         loop {
-            self.stream.set_read_timeout(Some(patience))?;
+            let left = until.saturating_duration_since(Instant::now());
+            self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
             let mut head = [0; 2];
             match self.stream.read(&mut head[..1]) {
                 Ok(0) => return Ok(Some(Message::Gone)),
@@ -138,7 +147,7 @@ impl WebSocket {
                     }
                     None => Message::Close(1005, String::new()),
                 },
-                9 => {
+                9 if self.answers_pings => {
                     self.frame(10, &payload)?;
                     continue;
                 }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: only who has seen the address gets in, once; from then on its browser has a cookie.
 
+mod connections;
 mod head;
 mod relay;
 

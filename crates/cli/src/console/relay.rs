@@ -3,15 +3,16 @@
 //! Invariant: a request reaches the daemon only if it names this host, carries the cookie, and was made by the console's own pages. Each
 //! connection carries one request.
 
+use super::connections::{ConnectionPlace, Connections};
 use super::head::{Head, HeadError};
-use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
+use spillway_control::secret;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -19,8 +20,6 @@ use std::time::Duration;
 const HEAD: Duration = Duration::from_secs(10);
 /// Name of the cookie.
 const COOKIE: &str = "spillway-console";
-/// Connections at a time.
-const MOST_CONNECTIONS: usize = 256;
 
 /// Lets one browser in.
 pub struct Relay {
@@ -34,16 +33,7 @@ pub struct Relay {
     /// All that the browser asks for is below this folder. A cookie of this host goes to all of its ports, but only for its own path:
     /// whoever listens on another port here never sees it.
     folder: String,
-    connections: AtomicUsize,
-}
-
-/// A place for a connection.
-struct Place(Arc<Relay>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
-    }
+    connections: Connections,
 }
 
 /// An answer of the relay's own.
@@ -61,16 +51,9 @@ impl Refusal {
 impl Relay {
     /// A relay to this socket, on this port.
     pub fn new(socket: PathBuf, port: u16) -> io::Result<Relay> {
-        let (is_used, connections) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Ok(Relay {
-            socket,
-            port,
-            key: random()?,
-            is_used,
-            session: random()?,
-            folder: random()?,
-            connections,
-        })
+        let [key, session, folder] = [secret::random()?, secret::random()?, secret::random()?];
+        let (is_used, connections) = (AtomicBool::new(false), Connections::default());
+        Ok(Relay { socket, port, key, is_used, session, folder, connections })
     }
 
     /// The address that lets a browser in, once.
@@ -87,22 +70,18 @@ impl Relay {
                 thread::sleep(Duration::from_millis(100));
                 continue;
             };
-            if relay.connections.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS {
-                relay.connections.fetch_sub(1, Ordering::Relaxed);
-                continue;
-            }
-            let place = Place(Arc::clone(&relay));
+            let Some(place) = relay.connections.admit(&browser) else { continue };
+            let relay = Arc::clone(&relay);
             let connection = move || {
-                let place = place;
                 // A browser that goes away is no fault.
-                let _ = place.0.answer(browser);
+                let _ = relay.answer(browser, &place);
             };
             // Without a thread the connection is closed.
             let _ = thread::Builder::new().name("relay".into()).spawn(connection);
         }
     }
 
-    fn answer(&self, mut browser: TcpStream) -> io::Result<()> {
+    fn answer(&self, mut browser: TcpStream, place: &ConnectionPlace) -> io::Result<()> {
         browser.set_nodelay(true)?;
         // A browser that reads nothing holds nothing for longer.
         browser.set_write_timeout(Some(HEAD))?;
@@ -113,6 +92,9 @@ impl Relay {
                 return refuse(&mut browser, &Refusal::new("400 Bad Request", why));
             }
         };
+        if !place.keep() {
+            return Ok(());
+        }
         // Nothing is said of what is elsewhere: that would say who has found the folder.
         let is_below = head.leave_folder(&self.folder);
         if is_below && self.opens(&head) {
@@ -215,16 +197,6 @@ fn refuse(browser: &mut TcpStream, refusal: &Refusal) -> io::Result<()> {
         body.len() + 1
     );
     browser.write_all(answer.as_bytes())
-}
-
-/// 32 random bytes in hexadecimal digits.
-fn random() -> io::Result<String> {
-    let mut bytes = [0; 32];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
-    }
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Compares secrets: the time says nothing of where they differ.

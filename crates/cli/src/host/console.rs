@@ -173,8 +173,8 @@ impl Session {
         let mut packet = [0; MAX_PACKET_BYTES + 1];
         let length = match rustix::net::recv(&self.hub, &mut packet, RecvFlags::empty()) {
             Ok((length, _)) => length,
-            Err(Errno::INTR) => return Ok(true),
-            Err(Errno::CONNRESET) => 0,
+            // The hub had not read all keys. The kernel says so once, before what the hub has sent.
+            Err(Errno::INTR | Errno::CONNRESET) => return Ok(true),
             Err(e) => return Err(e.into()),
         };
         if length == 0 {
@@ -245,5 +245,31 @@ impl Drop for Terminal {
             let _ = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, before);
             let _ = output::print("\n");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn what_a_hub_has_sent_last_is_read_after_a_reset() {
+        let (hub, ours) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let mut session = Session {
+            hub: ours,
+            keys: VecDeque::new(),
+            keyboard: None,
+            leaves: false,
+            must_take: false,
+            is_terminal: true,
+        };
+        session.send(ToHub::Input(b"unread")).unwrap();
+        let last = FromHub::Keyboard(Keyboard::Free).packet();
+        rustix::net::send(&hub, &last, SendFlags::NOSIGNAL).unwrap();
+        drop(hub);
+        while session.receive().unwrap() {}
+        assert_eq!(session.keyboard, Some(Keyboard::Free));
     }
 }

@@ -19,6 +19,7 @@ pub mod tls;
 pub mod tokens;
 
 use crate::error::HostError;
+use crate::work;
 use act::RequestAction;
 use audit::{Audit, RequestOutcome};
 use axum::extract::{Request, State};
@@ -110,9 +111,7 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
     let is_let_in = may_do(&caller, &act, is_read, request.headers());
     request.extensions_mut().insert(caller.clone());
     if act.role == Role::Read && is_read {
-        let response = next.run(request).await;
-        drop(busy);
-        return response;
+        return work::for_request(busy, next.run(request)).await;
     }
     let note = RequestNote::default();
     request.extensions_mut().insert(note.clone());

@@ -8,6 +8,7 @@ use super::caller::PeerAddress;
 use super::tokens::{TokenHash, Tokens};
 use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
+use spillway_control::secret;
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Mutex, MutexGuard};
@@ -114,12 +115,7 @@ impl Sessions {
     /// # Errors
     /// The kernel has no random bytes.
     pub fn open(&self, token: TokenHash) -> io::Result<SessionId> {
-        let mut bytes = [0; 32];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
-        }
-        let id = SessionId(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
+        let id = SessionId(secret::random()?);
         let now = Instant::now();
         let mut open = locked(&self.open);
         open.retain(|_, session| session.ends > now);

@@ -95,18 +95,18 @@ async fn stream_events(
         id.to_str().ok().and_then(|id| id.parse().ok()).unwrap_or(EventId { history: 0, number: 0 })
     });
     let after = resumed.or(after);
-    let state = (app.events.last(), app.events, after, VecDeque::new());
-    let events = stream::unfold(state, move |(mut last, events, mut after, mut waiting)| async move {
+    let state = (app.events.last(), app.events, app.stream_reads, after, VecDeque::new());
+    let events = stream::unfold(state, move |(mut last, events, reads, mut after, mut waiting)| async move {
         while waiting.is_empty() {
             // Mark the value as seen before the list is read: an event in between wakes us again.
             last.borrow_and_update();
-            let events = events.clone();
+            let past = events.clone();
             // The events may have to be read from the disk.
             let read = move || match after {
-                Some(after) => (after, events.after(after, MOST_AT_ONCE)),
-                None => events.newest(most),
+                Some(after) => (after, past.after(after, MOST_AT_ONCE)),
+                None => past.newest(most),
             };
-            let (read_to, found) = tokio::task::spawn_blocking(read).await.ok()?;
+            let (read_to, found) = reads.blocking(read).await.ok()?;
             after = Some(read_to);
             waiting.extend(found);
             if waiting.is_empty() {
@@ -117,7 +117,7 @@ async fn stream_events(
         after = Some(event.id);
         let text = serde_json::to_string(&event).ok()?;
         let said = sse::Event::default().id(event.id.to_string()).data(text);
-        Some((Ok(said), (last, events, after, waiting)))
+        Some((Ok(said), (last, events, reads, after, waiting)))
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }

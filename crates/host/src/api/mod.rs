@@ -44,6 +44,7 @@ use crate::operations::Operations;
 use crate::registries::{Downloads, Registries};
 use crate::reports::Reports;
 use crate::stores::Stores;
+use crate::work::{self, BoundedWork};
 use axum::extract::DefaultBodyLimit;
 use axum::http::Uri;
 use axum::middleware;
@@ -56,6 +57,9 @@ use utoipa_axum::router::OpenApiRouter;
 
 /// Longest request body.
 const MAX_REQUEST_BYTES: usize = 256 << 10;
+
+/// Reads from disks, at a time, for responses that are under way.
+pub const MOST_STREAM_READS: usize = 16;
 
 /// Parts of the daemon that routes use.
 #[derive(Clone)]
@@ -88,6 +92,8 @@ pub struct ApiState {
     pub state: StateStore,
     /// The store folders.
     pub stores: Stores,
+    /// Reads from disks for responses that are under way.
+    pub stream_reads: BoundedWork,
 }
 
 #[derive(OpenApi)]
@@ -194,7 +200,7 @@ async fn ask<T: Serialize + Send + 'static>(
 async fn ask_for<T: Send + 'static>(
     question: impl FnOnce() -> Result<T, HostError> + Send + 'static,
 ) -> Result<T, HostError> {
-    let answer = tokio::task::spawn_blocking(question).await;
+    let answer = work::blocking(question).await;
     let broken =
         |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon ({e}): please report this"));
     answer.map_err(broken)?

@@ -47,20 +47,24 @@ async fn list_reports(
 /// Returns the page of a report. It is sandboxed: it runs no scripts, and loads nothing.
 #[utoipa::path(get, path = "/{name}/report.html", params(("name" = Name, Path)), responses((status = 200, content_type = "text/html", body = String), ProblemResponse))]
 async fn get_report(State(app): State<ApiState>, Path(name): Path<Name>) -> Result<Response, HostError> {
-    let (report, file) = ask_for(move || app.reports.html(&name)).await?;
+    let (reports, reads) = (app.reports, app.stream_reads);
+    let (report, file) = ask_for(move || reports.html(&name)).await?;
     // In pieces, each when the client has taken the last.
-    let pieces = stream::unfold(Some((file, report.bytes)), |state| async move {
-        let (mut file, left) = state.filter(|(_, left)| *left > 0)?;
-        let read = tokio::task::spawn_blocking(move || {
-            let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
-            file.read_exact(&mut piece).map(|()| (file, piece))
-        });
-        match read.await.unwrap_or_else(|e| Err(io::Error::other(e))) {
-            Ok((file, piece)) => {
-                let left = left - piece.len() as u64;
-                Some((Ok(piece), Some((file, left))))
+    let pieces = stream::unfold(Some((file, report.bytes)), move |state| {
+        let reads = reads.clone();
+        async move {
+            let (mut file, left) = state.filter(|(_, left)| *left > 0)?;
+            let read = reads.blocking(move || {
+                let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
+                file.read_exact(&mut piece).map(|()| (file, piece))
+            });
+            match read.await.unwrap_or_else(|e| Err(io::Error::other(e))) {
+                Ok((file, piece)) => {
+                    let left = left - piece.len() as u64;
+                    Some((Ok(piece), Some((file, left))))
+                }
+                Err(e) => Some((Err(e), None)),
             }
-            Err(e) => Some((Err(e), None)),
         }
     });
     Ok((HEADERS, Body::from_stream(pieces)).into_response())

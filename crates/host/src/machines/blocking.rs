@@ -5,13 +5,14 @@
 use super::run::MachineFolder;
 use crate::error::HostError;
 use crate::processes::{self, ObservedProcess};
+use crate::work;
 use spillway_api::ErrorCode;
 
-/// Runs `work` on a thread for blocking work.
+/// Runs this on a thread for blocking work.
 pub async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, HostError> + Send + 'static,
+    question: impl FnOnce() -> Result<T, HostError> + Send + 'static,
 ) -> Result<T, HostError> {
-    let done = tokio::task::spawn_blocking(work).await;
+    let done = work::blocking(question).await;
     done.map_err(|e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon: {e}")))?
 }
 

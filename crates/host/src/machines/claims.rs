@@ -127,7 +127,11 @@ impl Claims {
             match self.try_to_claim(&view, claim, by)? {
                 ClaimAttempt::Claimed => {
                     let object = format!("machine/{}", view.machine.name);
-                    self.events.raise(EventKind::Claimed, &object, format!("it is claimed by {}", by.who));
+                    let text = match &claim.owner {
+                        Some(owner) => format!("it is claimed for {owner} by {}", by.who),
+                        None => format!("it is claimed by {}", by.who),
+                    };
+                    self.events.raise(EventKind::Claimed, &object, text);
                     return Ok((self.reader.get(&view.machine.name)?, false));
                 }
                 ClaimAttempt::Conflict => {}

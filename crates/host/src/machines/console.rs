@@ -9,6 +9,7 @@ use super::views::MachineReader;
 use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::short_path::ShortPath;
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use spillway_api::{DisplayKind, ErrorCode, Name};
 use spillway_control::console::{MAX_PACKET_BYTES, ToHub, connect};
@@ -21,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
+use tokio::sync::Notify;
 
 /// A connection to a console hub.
 pub struct ConsoleClient(AsyncFd<OwnedFd>);
@@ -38,7 +40,11 @@ impl ConsoleClient {
     pub async fn receive(&self) -> io::Result<Vec<u8>> {
         let receive = |hub: &OwnedFd| {
             let mut packet = vec![0; MAX_PACKET_BYTES + 1];
-            let (length, _) = rustix::net::recv(hub, &mut packet, RecvFlags::DONTWAIT)?;
+            let length = match rustix::net::recv(hub, &mut packet, RecvFlags::DONTWAIT) {
+                // The hub had not read all of our packets. The kernel says so once, before what the hub has sent.
+                Err(Errno::CONNRESET) => rustix::net::recv(hub, &mut packet, RecvFlags::DONTWAIT)?.0,
+                received => received?.0,
+            };
             packet.truncate(length);
             Ok(packet)
         };
@@ -120,12 +126,31 @@ pub struct Consoles {
     clients: Clients,
 }
 
-type Clients = Arc<Mutex<BTreeMap<(Name, View), usize>>>;
+/// The clients of the API of all machines. A clone is the same table.
+#[derive(Clone, Default)]
+pub struct Clients(Arc<Mutex<ClientTable>>);
+
+#[derive(Default)]
+struct ClientTable {
+    /// In the order in which they came.
+    open: BTreeMap<(Name, View), Vec<OpenClient>>,
+    next_id: u64,
+}
+
+struct OpenClient {
+    id: u64,
+    is_admin: bool,
+    /// It was told to close, and does not count any more.
+    is_closing: bool,
+    close: Arc<Notify>,
+}
 
 /// A place among the clients of a machine, which is free again when this is dropped.
 pub struct ClientPlace {
     clients: Clients,
     key: (Name, View),
+    id: u64,
+    close: Arc<Notify>,
 }
 
 impl Consoles {
@@ -135,7 +160,12 @@ impl Consoles {
     }
 
     /// Finds the folder of a machine that has this, and takes a place among its clients. Blocks.
-    pub fn admit(&self, name: &Name, view: View) -> Result<(PathBuf, ClientPlace), HostError> {
+    pub fn admit(
+        &self,
+        name: &Name,
+        view: View,
+        is_admin: bool,
+    ) -> Result<(PathBuf, ClientPlace), HostError> {
         let machine = self.reader.get(name)?;
         let conflict = |why: &str| HostError::new(ErrorCode::Conflict, format!("{name} {why}"));
         let Some(run) = machine.status.run.filter(|run| run.vmm_pid.is_some()) else {
@@ -147,36 +177,55 @@ impl Consoles {
         if view == View::Screen && run.display == DisplayKind::None {
             return Err(conflict("has no screen: set 'display = \"vnc\"' in its catalog, and restart it"));
         }
-        let place = take(&self.clients, (name.clone(), view))?;
+        let place = self.clients.take(name, view, is_admin)?;
         Ok((self.folders.of(name).path().to_owned(), place))
     }
 }
 
-fn take(clients: &Clients, key: (Name, View)) -> Result<ClientPlace, HostError> {
-    let mut table = lock(clients);
-    let count = table.entry(key.clone()).or_default();
-    if *count >= key.1.most() {
-        let (name, view) = key;
-        let message =
-            format!("{name} has {count} clients of its {}, which is the most: close one", view.word());
-        return Err(HostError::new(ErrorCode::Busy, message));
+impl Clients {
+    /// Takes a place. If all are taken, an administrator gets that of the client of another role that came first.
+    pub fn take(&self, name: &Name, view: View, is_admin: bool) -> Result<ClientPlace, HostError> {
+        let key = (name.clone(), view);
+        let mut table = self.table();
+        let id = table.next_id;
+        table.next_id += 1;
+        let clients = table.open.entry(key.clone()).or_default();
+        let mut open: Vec<_> = clients.iter_mut().filter(|client| !client.is_closing).collect();
+        if open.len() >= view.most() {
+            let oldest = open.iter_mut().find(|client| is_admin && !client.is_admin).ok_or_else(|| {
+                let (count, view) = (view.most(), view.word());
+                let message =
+                    format!("{name} has {count} clients of its {view}, which is the most: close one");
+                HostError::new(ErrorCode::Busy, message)
+            })?;
+            oldest.is_closing = true;
+            oldest.close.notify_one();
+        }
+        let close = Arc::new(Notify::new());
+        clients.push(OpenClient { id, is_admin, is_closing: false, close: Arc::clone(&close) });
+        drop(table);
+        Ok(ClientPlace { clients: self.clone(), key, id, close })
     }
-    *count += 1;
-    drop(table);
-    Ok(ClientPlace { clients: Arc::clone(clients), key })
+
+    fn table(&self) -> MutexGuard<'_, ClientTable> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
 }
 
-fn lock(clients: &Clients) -> MutexGuard<'_, BTreeMap<(Name, View), usize>> {
-    clients.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+impl ClientPlace {
+    /// Waits until the place is needed for an administrator. Cancel safe.
+    pub async fn closed(&self) {
+        self.close.notified().await;
+    }
 }
 
 impl Drop for ClientPlace {
     fn drop(&mut self) {
-        let mut table = lock(&self.clients);
-        if let Some(count) = table.get_mut(&self.key) {
-            *count -= 1;
-            if *count == 0 {
-                table.remove(&self.key);
+        let mut table = self.clients.table();
+        if let Some(clients) = table.open.get_mut(&self.key) {
+            clients.retain(|client| client.id != self.id);
+            if clients.is_empty() {
+                table.open.remove(&self.key);
             }
         }
     }
@@ -185,6 +234,11 @@ impl Drop for ClientPlace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
+
+    fn is_closed(place: &ClientPlace) -> bool {
+        place.closed().now_or_never().is_some()
+    }
 
     #[test]
     fn a_machine_has_so_many_clients_of_each_kind() {
@@ -192,13 +246,53 @@ mod tests {
         let [one, other]: [Name; 2] = ["desk-001", "desk-002"].map(|name| name.parse().unwrap());
         for view in [View::Console, View::Screen] {
             let mut places: Vec<_> =
-                (0..view.most()).map(|_| take(&clients, (one.clone(), view)).unwrap()).collect();
-            let error = take(&clients, (one.clone(), view)).err().unwrap();
+                (0..view.most()).map(|_| clients.take(&one, view, false).unwrap()).collect();
+            let error = clients.take(&one, view, false).err().unwrap();
             assert_eq!(error.code, ErrorCode::Busy, "{error}");
-            drop(take(&clients, (other.clone(), view)).unwrap());
+            drop(clients.take(&other, view, false).unwrap());
             places.pop();
-            drop(take(&clients, (one.clone(), view)).unwrap());
+            drop(clients.take(&one, view, false).unwrap());
         }
-        assert!(lock(&clients).is_empty());
+        assert!(clients.table().open.is_empty());
+    }
+
+    #[test]
+    fn an_administrator_gets_the_place_of_who_came_first() {
+        let (clients, name) = (Clients::default(), "desk-001".parse().unwrap());
+        let most = View::Screen.most();
+        let take = |is_admin| clients.take(&name, View::Screen, is_admin);
+        let admin = take(true).unwrap();
+        let places: Vec<_> = (1..most).map(|_| take(false).unwrap()).collect();
+        let mut admins = vec![admin];
+        for place in &places {
+            admins.push(take(true).unwrap());
+            assert!(is_closed(place) && take(false).is_err());
+        }
+        assert!(take(true).is_err(), "administrators have all of them");
+        assert!(!admins.iter().chain(&places).any(is_closed), "each was told once");
+        // Whoever was told to close and has not done so yet takes no place.
+        admins.pop();
+        assert!(take(false).is_ok());
+        drop((admins, places));
+        assert!(clients.table().open.is_empty());
+    }
+
+    /// A hub that ends with keys on their way resets the connection, which says nothing of what it has sent before.
+    #[tokio::test]
+    async fn the_last_packets_of_a_hub_are_received() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, send, socket};
+        use spillway_control::console::FromHub;
+        let dir = tempfile::tempdir().unwrap();
+        let hub = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        bind(&hub, &SocketAddrUnix::new(dir.path().join(qemu::CONSOLE)).unwrap()).unwrap();
+        listen(&hub, 1).unwrap();
+        let client = ConsoleClient::connect(dir.path()).unwrap();
+        let connection = accept(&hub).unwrap();
+        client.send(ToHub::Input(b"unread")).await.unwrap();
+        send(&connection, &FromHub::Output(b"last words").packet(), SendFlags::empty()).unwrap();
+        drop(connection);
+        let packet = client.receive().await.unwrap();
+        assert_eq!(FromHub::parse(&packet), Some(FromHub::Output(b"last words")));
+        assert_eq!(client.receive().await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 }

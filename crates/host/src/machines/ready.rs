@@ -190,45 +190,60 @@ async fn takes_connections(
 async fn read_console(folder: &Path, pattern: &str) -> io::Result<Option<String>> {
     let pattern = serial_pattern(pattern).map_err(io::Error::other)?;
     let console = ConsoleClient::connect(folder)?;
-    let mut line = Vec::new();
+    let mut lines = ConsoleLines::default();
     let mut has_begun = false;
     loop {
         for _ in 0..MAX_PACKETS {
             let packet = console.receive().await?;
-            let output = match FromHub::parse(&packet) {
-                Some(FromHub::Output(output)) if has_begun => output,
+            match FromHub::parse(&packet) {
+                Some(FromHub::Output(output)) => {
+                    if lines.show(&pattern, output) && has_begun {
+                        return Ok(None);
+                    }
+                }
                 Some(FromHub::Begin) => {
                     has_begun = true;
-                    line.clear();
-                    continue;
+                    lines.text.clear();
                 }
+                Some(FromHub::Lost(_)) => lines = ConsoleLines { text: Vec::new(), is_cut: true },
                 Some(FromHub::Full) => return Err(io::ErrorKind::ConnectionRefused.into()),
-                _ => continue,
-            };
-            if matches(&pattern, &mut line, output) {
-                return Ok(None);
+                Some(FromHub::Keyboard(_)) | None => {}
             }
         }
         sleep(LOOK).await;
     }
 }
 
-/// Whether a line matches, of which this is the beginning and the output that follows.
-fn matches(pattern: &Regex, line: &mut Vec<u8>, output: &[u8]) -> bool {
-    for piece in output.split_inclusive(|byte| *byte == b'\n') {
-        // The beginning of a line is enough to match it.
-        let space = MAX_CONSOLE_LINE_BYTES.saturating_sub(line.len());
-        let piece_line = without_end(piece);
-        line.extend_from_slice(&piece_line[..piece_line.len().min(space)]);
-        // The last line may be a prompt without a line end.
-        if space > 0 && fits(pattern, &plain(line)) {
-            return true;
+/// The line that a console shows now.
+#[derive(Default)]
+struct ConsoleLines {
+    /// Its beginning.
+    text: Vec<u8>,
+    /// Its beginning was lost, so nothing of it is matched.
+    is_cut: bool,
+}
+
+impl ConsoleLines {
+    /// Whether a line matches that this output belongs to.
+    fn show(&mut self, pattern: &Regex, output: &[u8]) -> bool {
+        for piece in output.split_inclusive(|byte| *byte == b'\n') {
+            if !self.is_cut && self.continues(pattern, without_end(piece)) {
+                return true;
+            }
+            if piece.ends_with(b"\n") {
+                *self = ConsoleLines::default();
+            }
         }
-        if piece.ends_with(b"\n") {
-            line.clear();
-        }
+        false
     }
-    false
+
+    /// Whether the line matches with this piece. The last line may be a prompt without a line end.
+    fn continues(&mut self, pattern: &Regex, piece: &[u8]) -> bool {
+        // The beginning of a line is enough to match it.
+        let space = MAX_CONSOLE_LINE_BYTES.saturating_sub(self.text.len());
+        self.text.extend_from_slice(&piece[..piece.len().min(space)]);
+        space > 0 && fits(pattern, &plain(&self.text))
+    }
 }
 
 /// Whether the pattern matches this line, or the part of it that the guest wrote after the firmware's last line.
@@ -312,7 +327,11 @@ mod tests {
             // The prompt of a VMM of before does not count.
             said(&[free, Output(b"host login: "), Begin, Output(b"starting\nlogin is off\n")]);
             said(&[FromHub::Full]);
-            let _last = said(&[free, Begin, Output(b"\nhost log"), FromHub::Lost(7), Output(b"in: ")]);
+            // What is on both sides of lost bytes is not one line, and what follows them is no line's beginning.
+            let lost = [FromHub::Lost(7), Output(b"in: \n"), FromHub::Lost(7), Output(b"host login: ")];
+            said(&[&[free, Begin, Output(b"\nhost log")][..], &lost].concat());
+            said(&[free, FromHub::Lost(7), Begin, Output(b"host login: ")]);
+            let _last = said(&[free, Begin, FromHub::Lost(7), Output(b"x\nhost log"), Output(b"in: ")]);
             last.send(()).unwrap();
             std::thread::sleep(Duration::from_secs(60));
         });

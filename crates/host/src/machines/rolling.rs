@@ -98,6 +98,9 @@ impl TrackedRollout {
         let reason = match state {
             RolloutState::Running => None,
             RolloutState::Paused => Some("paused by request".into()),
+            RolloutState::Waiting if waiting == 1 => {
+                Some("waiting for the release of one claimed machine".into())
+            }
             RolloutState::Waiting => Some(format!("waiting for the release of {waiting} claimed machines")),
             RolloutState::Stalled => Some(format!(
                 "no progress in {} s: {failed} machines have failed and {restarting} are not ready{first}",
@@ -334,6 +337,8 @@ mod tests {
         for seconds in [0, 1000] {
             assert_eq!(rolling.look(&rollout, claimed, 0, vec![], at(seconds)), None);
             assert_eq!(rolling.progress.state, RolloutState::Waiting);
+            let reason = rolling.progress.reason.as_deref();
+            assert_eq!(reason, Some("waiting for the release of one claimed machine"));
         }
         let stuck = RolloutTally { done: 3, of: 5, restarting: 1, failed: 0, waiting: 0 };
         rollout.paused = true;

@@ -7,13 +7,14 @@
 use super::FigureCollector;
 use crate::error::HostError;
 use jiff::Timestamp;
+use rustix::time::{ClockId, clock_gettime};
 use spillway_api::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, HISTORY_SERIES, History, HistorySeries,
     MachineFigures, Name,
 };
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
 /// Time between two rows.
@@ -51,14 +52,14 @@ struct Table {
     objects: BTreeMap<HistoryOf, ObjectHistory>,
     /// Number of rows so far.
     rows: u64,
-    /// When the first one was added, and the time of the figures of the last one.
-    begun: Option<Instant>,
+    /// When the first one was added, by the clock of [`since_boot`], and the time of the figures of the last one.
+    begun: Option<Duration>,
     until: Option<Timestamp>,
 }
 
 #[derive(Default)]
 struct ObjectHistory {
-    before: Option<(Instant, DiskCounters)>,
+    before: Option<(Duration, DiskCounters)>,
     hour: VecDeque<Row>,
     day: VecDeque<Row>,
     /// Machines have none.
@@ -91,7 +92,7 @@ impl Histories {
         loop {
             ticks.tick().await;
             match figures.all().await {
-                Ok(figures) => self.add(&figures, Instant::now()),
+                Ok(figures) => self.add(&figures, since_boot()),
                 // The next one may be there again; this is a gap.
                 Err(_) => continue,
             }
@@ -103,23 +104,24 @@ impl Histories {
     }
 
     /// Adds a row of what was seen now.
-    fn add(&self, figures: &Figures, now: Instant) {
+    fn add(&self, figures: &Figures, now: Duration) {
         let seen = seen(figures);
         let mut table = self.table();
         let begun = *table.begun.get_or_insert(now);
         // By the time since the first row, so that delays do not add up.
-        let steps = (now.saturating_duration_since(begun).as_secs_f64() / STEP.as_secs_f64()).round() as u64;
+        let steps = (now.saturating_sub(begun).as_secs_f64() / STEP.as_secs_f64()).round() as u64;
         let Some(steps) = (steps + 1).checked_sub(table.rows).filter(|steps| *steps > 0) else { return };
         table.until = Some(figures.time);
-        let first = table.rows;
-        table.rows += steps;
+        let (first, end) = (table.rows, table.rows + steps);
+        table.rows = end;
         table.objects.retain(|object, _| seen.contains_key(object));
         for (object, seen) in seen {
             let has_day = !matches!(object, HistoryOf::Machine(_));
             let history = table.objects.entry(object).or_insert(ObjectHistory::new(has_day));
             let row = history.row(&seen, now);
-            for number in first..first + steps {
-                history.push(if number + 1 == first + steps { row } else { UNKNOWN }, number);
+            // Of a gap that is longer than the history, the last part.
+            for number in first.max(end.saturating_sub(history.most_rows()))..end {
+                history.push(if number + 1 == end { row } else { UNKNOWN }, number);
             }
         }
     }
@@ -159,7 +161,7 @@ impl ObjectHistory {
     }
 
     /// The rates since the last time, and the levels now.
-    fn row(&mut self, seen: &Seen, now: Instant) -> Row {
+    fn row(&mut self, seen: &Seen, now: Duration) -> Row {
         if seen.is_old {
             self.before = None;
             return UNKNOWN;
@@ -189,6 +191,11 @@ impl ObjectHistory {
         row
     }
 
+    /// Rows after which nothing of those before is kept.
+    fn most_rows(&self) -> u64 {
+        if self.has_day { (DAY_ROWS * IN_ONE) as u64 } else { ROWS as u64 }
+    }
+
     fn push(&mut self, row: Row, number: u64) {
         push(&mut self.hour, row, ROWS);
         if self.has_day && (number + 1).is_multiple_of(IN_ONE as u64) {
@@ -196,6 +203,12 @@ impl ObjectHistory {
             push(&mut self.day, minute, DAY_ROWS);
         }
     }
+}
+
+/// The time since the host's boot, also that in which it was suspended: then rows are gaps.
+fn since_boot() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 fn push(rows: &mut VecDeque<Row>, row: Row, most: usize) {
@@ -294,7 +307,7 @@ mod tests {
     #[test]
     fn a_row_has_rates_and_levels_and_what_was_not_seen_is_a_gap() {
         let histories = Histories::default();
-        let begun = Instant::now();
+        let begun = since_boot();
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         assert_eq!(values(&histories.of(&HistoryOf::Host, 60).unwrap(), "fill"), []);
         histories.add(&figures(&[("desk-1", 100), ("desk-2", 0)]), at(0));
@@ -323,7 +336,7 @@ mod tests {
     #[test]
     fn while_a_disk_is_late_nothing_is_known() {
         let histories = Histories::default();
-        let begun = Instant::now();
+        let begun = since_boot();
         let late = |figures: Figures| {
             let mut figures = figures;
             figures.catalogs[0].unresponsive_disks = 1;
@@ -354,7 +367,7 @@ mod tests {
     #[test]
     fn a_day_is_kept_by_the_minute_and_nothing_is_kept_longer() {
         let histories = Histories::default();
-        let begun = Instant::now();
+        let begun = since_boot();
         let rows = (DAY_ROWS + 10) * IN_ONE;
         for n in 0..rows as u64 {
             histories.add(&figures(&[("desk-1", n * 20)]), begun + STEP * n as u32);
@@ -374,11 +387,32 @@ mod tests {
     }
 
     #[test]
+    fn a_gap_of_a_month_takes_no_time_and_is_a_gap() {
+        let (histories, begun) = (Histories::default(), since_boot());
+        histories.add(&figures(&[("desk-1", 100)]), begun);
+        let (month, asleep) = (Duration::from_secs(30 * 86_400), std::time::Instant::now());
+        for n in 0..100 {
+            histories.add(&figures(&[("desk-1", 100)]), begun + month * 1000 * (n + 1));
+        }
+        assert!(asleep.elapsed() < Duration::from_secs(20), "{:?}", asleep.elapsed());
+        for (of, seconds, rows) in
+            [(HistoryOf::Machine(name("desk-1")), 3600, ROWS), (HistoryOf::Host, 86_400, DAY_ROWS)]
+        {
+            let fill = values(&histories.of(&of, seconds).unwrap(), "fill");
+            let known = fill.iter().filter(|fill| fill.is_some()).count();
+            assert!(fill.len() == rows && known <= 1, "{of:?}: {known} of {}", fill.len());
+        }
+        let clock = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime: f64 = clock.split(' ').next().unwrap().parse().unwrap();
+        assert!((uptime - since_boot().as_secs_f64()).abs() < 5.0, "it is the clock of {clock}");
+    }
+
+    #[test]
     fn of_too_many_machines_the_first_by_name_are_kept() {
         let names: Vec<String> = (0..MOST_MACHINES + 5).rev().map(|n| format!("desk-{n:05}")).collect();
         let written: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
         let histories = Histories::default();
-        histories.add(&figures(&written), Instant::now());
+        histories.add(&figures(&written), since_boot());
         assert_eq!(histories.table().objects.len(), MOST_MACHINES + 2);
         let of = |machine| values(&histories.of(&HistoryOf::Machine(name(machine)), 10).unwrap(), "fill");
         assert_eq!((of("desk-01999").len(), of("desk-02000").len()), (1, 0));

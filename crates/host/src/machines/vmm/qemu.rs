@@ -114,7 +114,10 @@ impl Qemu {
         if status["status"] == "prelaunch" {
             let folder = self.folder.clone();
             blocking(move || screen::seal(folder.path())).await?;
-            monitor.execute("cont").await.map_err(strange)?;
+            // A guest that is held for its disk begins when that goes on.
+            if !run.held {
+                monitor.execute("cont").await.map_err(strange)?;
+            }
         }
         if status["status"] == "shutdown" && self.ending_seen.is_none() {
             // The reason may be among the events that nobody has read.
@@ -234,6 +237,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
     use std::fs;
+    use std::sync::{Arc, Mutex};
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixListener;
     use tokio::sync::watch;
@@ -247,6 +251,8 @@ mod tests {
         folder: MachineFolder,
         process: Process,
         status: watch::Sender<&'static str>,
+        /// What the monitor was asked, without its handshake.
+        asked: Arc<Mutex<Vec<String>>>,
         run: RunRecord,
     }
 
@@ -260,6 +266,8 @@ mod tests {
             let process = processes::start(folder.path(), PROCESS, sleep).unwrap();
             let listener = UnixListener::bind(folder.path().join(qemu::MONITOR)).unwrap();
             let (status, now) = watch::channel("running");
+            let asked = Arc::<Mutex<Vec<String>>>::default();
+            let commands = Arc::clone(&asked);
             tokio::spawn(async move {
                 loop {
                     let (mut stream, _) = listener.accept().await.unwrap();
@@ -267,7 +275,12 @@ mod tests {
                     output.write_all(b"{\"QMP\":{}}\n").await.unwrap();
                     let mut lines = BufReader::new(input).lines();
                     let mut asked = 0;
-                    while let Ok(Some(_)) = lines.next_line().await {
+                    while let Ok(Some(line)) = lines.next_line().await {
+                        let command: Value = serde_json::from_str(&line).unwrap();
+                        let command = command["execute"].as_str().unwrap().to_owned();
+                        if command != "qmp_capabilities" {
+                            commands.lock().unwrap().push(command);
+                        }
                         let status = *now.borrow();
                         let answer = json!({ "return": { "status": status } });
                         output.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
@@ -283,7 +296,7 @@ mod tests {
                 "uuid": "u", "boot": "b", "image": "debian", "version": 1, "spec": spec, "hypervisor": "qemu",
                 "restarts": 0, "resets": 0, "queues": 1, "asked": false, "ready": true,
             }));
-            World { _dir: dir, folder, process, status, run: run.unwrap() }
+            World { _dir: dir, folder, process, status, asked, run: run.unwrap() }
         }
 
         /// Whether anything can be recorded.
@@ -347,6 +360,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_guest_begins_once_its_screen_is_there_unless_it_is_held() {
+        for (held, asked) in [(false, &["query-status", "cont"][..]), (true, &["query-status"])] {
+            let mut world = World::new("power-cycle");
+            world.status.send_replace("prelaunch");
+            world.run.held = held;
+            let mut qemu = Qemu::new(world.folder.clone());
+            qemu.attach(&world.process, &mut world.run).await.unwrap();
+            assert_eq!(*world.asked.lock().unwrap(), asked);
+            // It begins with what lets it go on.
+            assert!(qemu.hold(false).await.unwrap());
+            assert_eq!(world.asked.lock().unwrap().last().unwrap(), "cont");
+        }
+    }
+
+    #[tokio::test]
     async fn an_end_of_which_no_event_came_is_seen_by_asking() {
         for (reset, ending) in [("power-cycle", "guest-shutdown"), ("guest-reboot", "guest-reboot")] {
             let mut world = World::new(reset);
@@ -366,7 +394,7 @@ mod tests {
         use super::super::Vmm;
         use crate::hypervisor::libvirt::Libvirt;
         let mut world = World::new("power-cycle");
-        let libvirt = std::sync::Arc::new(Libvirt::new("qemu:///system".into()));
+        let libvirt = Arc::new(Libvirt::new("qemu:///system".into()));
         let mut vmm = Vmm::new(world.folder.clone(), libvirt);
         vmm.look(&world.run).await.unwrap();
         world.can_record(false);

@@ -6,7 +6,7 @@
 use super::history::History;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use spillway_control::console::{FromHub, Keyboard, MAX_DATA_BYTES, MAX_PACKET_BYTES, ToHub};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -92,14 +92,18 @@ impl Client {
         }
     }
 
-    /// Sends what the socket has space for.
+    /// Sends what the socket has space for. A client to which nothing can be sent is closed: it gets no more, and what it
+    /// has sent is still received.
     pub fn send(&mut self, history: &History, beginning: Beginning, keyboard: Keyboard) {
         for _ in 0..MAX_PACKETS {
             let Some(message) = self.next(history, beginning, keyboard) else { return };
             match rustix::net::send(&self.socket, &message.packet(), FLAGS) {
                 Ok(_) => {}
                 Err(Errno::AGAIN | Errno::INTR) => return,
-                Err(_) => self.has_left = true,
+                Err(_) => {
+                    self.has_left = true;
+                    let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+                }
             }
             match message {
                 FromHub::Keyboard(keyboard) => self.keyboard = Some(keyboard),

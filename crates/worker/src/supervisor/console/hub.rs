@@ -1,7 +1,7 @@
 //! The hub's loop: accepts the VMM and the clients, passes output to all clients and the keys of one of them to the VMM.
 //!
-//! What the guest writes is always read, at most [`BUDGET_BYTES`] per [`REFILL`], so that a guest cannot take a whole
-//! processor of the host. There are at most [`MAX_CLIENTS`] clients; each has the history as its queue. At most
+//! What the guest writes is always read, at most [`BUDGET_BYTES`] per [`REFILL`] and once per [`GATHER`], so that a guest
+//! cannot take a whole processor of the host: a serial port writes each byte by itself. There are at most [`MAX_CLIENTS`] clients; each has the history as its queue. At most
 //! [`MAX_INPUT_BYTES`] keys wait for the VMM; the connection of the client that has the keyboard is not read meanwhile.
 //!
 //! Invariants: no call of this thread blocks but poll(2). A client is accepted only after all that VMMs of before have
@@ -29,6 +29,8 @@ const TURN_BYTES: usize = 64 << 10;
 /// Bytes of output that are read per [`REFILL`].
 const BUDGET_BYTES: usize = 256 << 10;
 const REFILL: Duration = Duration::from_millis(100);
+/// Pause after output was read, in which more of it gathers. Not longer: the VMM's socket holds some 270 single bytes.
+const GATHER: Duration = Duration::from_millis(1);
 /// More than the buffer of a socket whose other end is closed.
 const LAST_BYTES: usize = 4 << 20;
 /// Most packets of one client before others have their turn.
@@ -107,6 +109,8 @@ struct Hub {
     input: VecDeque<u8>,
     budget_bytes: usize,
     refilled: Instant,
+    /// Until when no output is read.
+    gathers_until: Option<Instant>,
     /// Until when no connection is accepted.
     rests_until: Option<Instant>,
 }
@@ -126,6 +130,7 @@ impl Hub {
             input: VecDeque::new(),
             budget_bytes: BUDGET_BYTES,
             refilled: Instant::now(),
+            gathers_until: None,
             rests_until: None,
         }
     }
@@ -138,6 +143,7 @@ impl Hub {
     fn turn(&mut self, stop: BorrowedFd<'_>) -> bool {
         let now = Instant::now();
         self.rests_until = self.rests_until.filter(|&until| until > now);
+        self.gathers_until = self.gathers_until.filter(|&until| until > now);
         if now.duration_since(self.refilled) >= REFILL {
             (self.budget_bytes, self.refilled) = (BUDGET_BYTES, now);
         }
@@ -157,7 +163,7 @@ impl Hub {
         let mut sources = vec![(Source::Stop, stop, PollFlags::IN)];
         if let Some(vmm) = &self.vmm {
             let mut interest = PollFlags::empty();
-            interest.set(PollFlags::IN, self.budget_bytes > 0);
+            interest.set(PollFlags::IN, self.budget_bytes > 0 && self.gathers_until.is_none());
             interest.set(PollFlags::OUT, !self.input.is_empty());
             sources.push((Source::Vmm, vmm.as_fd(), interest));
         }
@@ -176,7 +182,8 @@ impl Hub {
             sources.push((Source::Client(id), client.fd(), interest));
         }
         let refill = (self.budget_bytes == 0).then_some(self.refilled + REFILL);
-        let until = [refill, self.rests_until].into_iter().flatten().min();
+        let gathered = self.gathers_until.filter(|_| self.vmm.is_some());
+        let until = [refill, gathered, self.rests_until].into_iter().flatten().min();
         let timeout = until.map(|until| {
             let left = until.saturating_duration_since(now);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
@@ -210,11 +217,10 @@ impl Hub {
             return self.end_vmm();
         }
         if flags.contains(PollFlags::IN) {
-            let read = self.read_vmm(TURN_BYTES.min(self.budget_bytes));
-            match read {
-                Some(read) => self.budget_bytes = self.budget_bytes.saturating_sub(read),
-                None => return self.end_vmm(),
-            }
+            let most = TURN_BYTES.min(self.budget_bytes);
+            let Some(read) = self.read_vmm(most) else { return self.end_vmm() };
+            self.budget_bytes -= read.min(most);
+            self.gathers_until = (read < most).then(|| Instant::now() + GATHER);
         }
         if flags.contains(PollFlags::OUT) {
             self.write_vmm();

@@ -22,6 +22,8 @@ struct Reader {
     output: Vec<u8>,
     /// Length of the output at the last beginning.
     begun: Option<usize>,
+    /// Packets with output.
+    packets: usize,
     lost: u64,
     keyboard: Option<Keyboard>,
     is_refused: bool,
@@ -49,6 +51,7 @@ impl World {
             socket,
             output: Vec::new(),
             begun: None,
+            packets: 0,
             lost: 0,
             keyboard: None,
             is_refused: false,
@@ -70,7 +73,10 @@ impl Reader {
             return;
         }
         match FromHub::parse(&packet[..length]).expect("a message") {
-            FromHub::Output(output) => self.output.extend_from_slice(output),
+            FromHub::Output(output) => {
+                self.output.extend_from_slice(output);
+                self.packets += 1;
+            }
             FromHub::Begin => self.begun = Some(self.output.len()),
             FromHub::Lost(count) => self.lost += count,
             FromHub::Keyboard(keyboard) => self.keyboard = Some(keyboard),
@@ -228,6 +234,55 @@ fn keys_wait_for_a_guest_that_does_not_read_within_a_bound_and_others_go_on() {
     drop(writer);
     heard(&mut vmm, &keys[..sent]);
     other.until_keyboard(Keyboard::Free);
+}
+
+#[test]
+fn single_bytes_gather_and_an_echo_does_not_wait() {
+    let world = World::new();
+    let (mut vmm, mut client) = (world.vmm(), world.client());
+    let begun = Instant::now();
+    for _ in 0..5000 {
+        vmm.write_all(b"x").unwrap();
+    }
+    vmm.write_all(b"end").unwrap();
+    client.until_shows("end");
+    let turns = begun.elapsed().as_millis() as usize / GATHER.as_millis() as usize;
+    assert!(client.packets <= turns + 2, "{} packets in {turns} ms", client.packets);
+    let mut echo = vmm.try_clone().unwrap();
+    std::thread::spawn(move || {
+        let mut key = [0];
+        while let Ok(1) = echo.read(&mut key) {
+            echo.write_all(&key).unwrap();
+        }
+    });
+    let mut times: Vec<Duration> = (b'a'..=b'z')
+        .map(|key| {
+            let begun = Instant::now();
+            client.send(ToHub::Input(&[key]));
+            client.until(|client| client.output.ends_with(&[key]));
+            begun.elapsed()
+        })
+        .collect();
+    times.sort();
+    assert!(times[times.len() / 2] < Duration::from_millis(20), "{times:?}");
+}
+
+#[test]
+fn a_client_that_reads_no_more_is_closed_and_its_keys_arrive() {
+    let world = World::new();
+    let (mut vmm, mut client) = (world.vmm(), world.client());
+    client.until(|client| client.begun.is_some());
+    client.send(ToHub::Input(b"last keys"));
+    rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Read).unwrap();
+    vmm.write_all(b"nobody reads this").unwrap();
+    heard(&mut vmm, b"last keys");
+    let until = Instant::now() + PATIENCE;
+    while send(&client.socket, &ToHub::Take.packet(), SendFlags::NOSIGNAL).is_ok() {
+        assert!(Instant::now() < until, "its place is never free");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Nobody has the keyboard any more.
+    world.client().until_keyboard(Keyboard::Free);
 }
 
 #[test]
