@@ -8,6 +8,7 @@ Object.assign(globalThis, {
     baseURI: "http://localhost/",
   },
   matchMedia: () => ({ ...target, matches: false }),
+  ...target,
   // Nothing repeats in a test, and nothing keeps its process alive.
   setInterval: () => 0,
 });

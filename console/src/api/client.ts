@@ -3,7 +3,7 @@
 //
 // Invariant: a request that the daemon refused is an ApiError with the daemon's own words; one that did not reach it is an
 // Unreachable.
-import { transport } from "../transport.ts";
+import { NoConnection, transport } from "../transport.ts";
 import type { components, paths } from "./schema";
 
 export type Schemas = components["schemas"];
@@ -57,8 +57,15 @@ export class ApiError extends Error {
 
 export class Unreachable extends Error {}
 
-/** What is called when the daemon does not know the caller any more. */
-export const hooks = { unauthenticated: () => {}, unreachable: () => {}, answered: () => {} };
+/**
+ * What is called when the daemon does not know the caller any more, when it cannot be reached (with what to do, if that is known), and
+ * when it answers.
+ */
+export const hooks = {
+  unauthenticated: () => {},
+  unreachable: (_advice: string | null) => {},
+  answered: () => {},
+};
 
 /** A path with its parameters and query filled in. */
 export function address(
@@ -92,12 +99,13 @@ export async function raw<T>(
     reply = await transport.request({ method, path, ...options });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    hooks.unreachable();
-    throw new Unreachable("The daemon does not answer.");
+    const advice = error instanceof NoConnection ? error.message : null;
+    hooks.unreachable(advice);
+    throw new Unreachable(advice ?? "The daemon does not answer.");
   }
   // A relay in front of the daemon says so by these.
   if (reply.status === 502 || reply.status === 504) {
-    hooks.unreachable();
+    hooks.unreachable(null);
     throw new Unreachable("The daemon does not answer.");
   }
   hooks.answered();

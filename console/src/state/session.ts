@@ -20,12 +20,15 @@ export type SessionState =
 export const session = signal<SessionState>({ is: "unknown" });
 /** Since when the daemon does not answer, in milliseconds; null while it does. */
 export const awaySince = signal<number | null>(null);
+/** What to do about that, if it is known. */
+export const awayAdvice = signal<string | null>(null);
 
 hooks.unauthenticated = () => {
   session.value = { is: "out", why: session.value.is === "in" ? "ended" : "never" };
 };
-hooks.unreachable = () => {
+hooks.unreachable = (advice) => {
   awaySince.value ??= Date.now();
+  awayAdvice.value = advice;
 };
 hooks.answered = () => {
   awaySince.value = null;
