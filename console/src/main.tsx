@@ -92,7 +92,14 @@ function App() {
   return (
     <>
       <Shell>
-        {state.is === "in" ? <Page /> : <div class="empty loading">Asking the daemon who you are</div>}
+        {state.is === "in" ? (
+          <Page />
+        ) : (
+          <>
+            <PageHead title="Spillway" />
+            <div class="empty loading">Asking the daemon who you are</div>
+          </>
+        )}
       </Shell>
       <ActDialog />
       <Announcer />

@@ -31,7 +31,15 @@ export interface StreamCallbacks {
 }
 
 /** A request did not reach the daemon. The message is a sentence that says what to do. */
-export class NoConnection extends Error {}
+export class NoConnection extends Error {
+  override name = "NoConnection";
+}
+
+/** What to do about a request that did not reach the daemon, if that is known. */
+export function adviceOf(error: unknown): string | null {
+  // By its name: a transport of another script has a class of its own.
+  return error instanceof Error && error.name === "NoConnection" ? error.message : null;
+}
 
 export interface Transport {
   request(request: Request): Promise<Reply>;

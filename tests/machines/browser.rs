@@ -18,7 +18,7 @@ fn sources() -> PathBuf {
 }
 
 /// Whether browser and scripts can be had here. If not, it is said.
-fn can_be_had() -> bool {
+pub fn can_be_had() -> bool {
     static INSTALLED: OnceLock<Option<i32>> = OnceLock::new();
     if !Path::new("/usr/bin/chromium").exists() {
         spillway_testkit::skip("Debian's chromium is not installed: run 'make install-deps'");
@@ -64,26 +64,34 @@ impl Drop for Console {
     }
 }
 
-/// Does what a script of `console/e2e` says, in a browser that is let in.
-fn browse(world: &World, script: &str) {
-    let console = Console::of(world);
-    let done = Command::new("node")
-        .arg(sources().join("e2e").join(script))
-        .env("SPILLWAY_CONSOLE_URL", &console.url)
-        .env("SPILLWAY", spillway_testkit::disk::program().unwrap())
-        .env("SPILLWAY_SOCKET", world.path("sock"))
-        .env("SPILLWAY_KERNEL", world.path("vmlinuz"))
-        .env("SPILLWAY_INITRD", world.path("initrd"))
-        .output()
-        .unwrap();
+/// A script of `console/e2e`, for a console at this address.
+pub fn script(name: &str, url: &str) -> Command {
+    let mut script = Command::new("node");
+    script.arg(sources().join("e2e").join(name));
+    script.env("SPILLWAY_CONSOLE_URL", url).env("SPILLWAY", spillway_testkit::disk::program().unwrap());
+    script
+}
+
+/// Runs a script to its end, which has to be a good one.
+pub fn finish(script: &mut Command) {
+    let done = script.output().unwrap();
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(
         done.status.success(),
-        "{script}: {}\n{}\n{}",
+        "{script:?}: {}\n{}\n{}",
         done.status,
         said(&done.stdout),
         said(&done.stderr)
     );
+}
+
+/// Does what a script of `console/e2e` says, in a browser that is let in.
+fn browse(world: &World, name: &str) {
+    let console = Console::of(world);
+    let mut script = script(name, &console.url);
+    script.env("SPILLWAY_SOCKET", world.path("sock"));
+    script.env("SPILLWAY_KERNEL", world.path("vmlinuz")).env("SPILLWAY_INITRD", world.path("initrd"));
+    finish(&mut script);
 }
 
 #[test]
@@ -132,13 +140,6 @@ fn every_page_is_clean_and_behaves() {
         "64M",
     ]);
     world.ok(&["machine", "start", "--all", "--wait"]);
-    let done = Command::new("npm")
-        .args(["run", "--silent", "e2e"])
-        .current_dir(sources())
-        .env("SPILLWAY_CONSOLE_URL", format!("https://localhost:{port}/console/"))
-        .env("SPILLWAY_CONSOLE_TOKEN", "admin")
-        .output()
-        .unwrap();
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(done.status.success(), "{}\n{}\n{}", done.status, said(&done.stdout), said(&done.stderr));
+    let url = format!("https://localhost:{port}/console/");
+    finish(script("run.mjs", &url).env("SPILLWAY_CONSOLE_TOKEN", "admin"));
 }

@@ -3,7 +3,7 @@
 //
 // Invariant: a request that the daemon refused is an ApiError with the daemon's own words; one that did not reach it is an
 // Unreachable.
-import { NoConnection, transport } from "../transport.ts";
+import { adviceOf, transport } from "../transport.ts";
 import type { components, paths } from "./schema";
 
 export type Schemas = components["schemas"];
@@ -99,7 +99,7 @@ export async function raw<T>(
     reply = await transport.request({ method, path, ...options });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    const advice = error instanceof NoConnection ? error.message : null;
+    const advice = adviceOf(error);
     hooks.unreachable(advice);
     throw new Unreachable(advice ?? "The daemon does not answer.");
   }
