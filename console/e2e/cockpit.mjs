@@ -80,6 +80,14 @@ async function works() {
   await serial.getByText("You have the keyboard.").waitFor();
   await assertAccessible("serial");
 
+  say("its screen is shown");
+  await frame.getByRole("link", { name: "Screen" }).click();
+  const screen = frame.frameLocator("iframe.console");
+  await screen.getByText("Connected", { exact: true }).waitFor();
+  await screen.getByRole("button", { name: "Send Ctrl+Alt+Del" }).click();
+  // QEMU's own size: what is shown came from there.
+  assert.ok((await screen.locator("canvas").evaluate((canvas) => canvas.width)) >= 640);
+
   say("an event appears within a second");
   await page.goto(`${base}spillway#/events`);
   await frame.getByText("New ones appear by themselves.").waitFor();
@@ -88,8 +96,11 @@ async function works() {
   spillway("machine", "claim", "desk");
   await frame.getByText("1 events").waitFor({ timeout: 1000 });
 
-  say("a report is shown, with its own style");
+  say("a report is shown, with its own style and the rights of a report");
+  const answer = page.waitForResponse((response) => response.url().includes("/channel/"));
   await page.goto(`${base}spillway#/reports/first`);
+  // The daemon's policy, not that of Cockpit's pages.
+  assert.match((await answer).headers()["content-security-policy"] ?? "", /^sandbox; default-src 'none'/);
   const heading = frame.frameLocator("iframe.report").getByRole("heading", { name: "A report" });
   await heading.waitFor();
   assert.equal(await heading.evaluate((h1) => getComputedStyle(h1).color), "rgb(18, 52, 86)");

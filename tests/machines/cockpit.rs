@@ -46,6 +46,8 @@ impl Cockpit {
             .env("XDG_DATA_DIRS", format!("{}:/usr/share", world.path("package/usr/share").display()))
             .env("XDG_CONFIG_DIRS", world.path("etc"))
             .env("HOME", world.path("home"))
+            // Otherwise the bridge starts an agent, which outlives it.
+            .env("SSH_AUTH_SOCK", world.path("no-agent"))
             .current_dir("/")
             .stdout(Stdio::null());
         if is_nobody {
@@ -96,7 +98,8 @@ fn the_console_works_in_cockpit() {
     }
     let Some(world) = World::new("qemu") else { return };
     world.import("golden", "version-1");
-    world.catalog("desk", 1, &["--image", "golden", "--ready", "serial:^WORKS", "--ram", "4M"]);
+    let options = ["--image", "golden", "--ready", "serial:^WORKS", "--ram", "4M", "--display", "vnc"];
+    world.catalog("desk", 1, &options);
     std::fs::create_dir_all(world.path("state/reports/first")).unwrap();
     let report = "<!doctype html><title>r</title><style>h1 { color: #123456 }</style><h1>A report</h1>";
     std::fs::write(world.path("state/reports/first/report.html"), report).unwrap();
