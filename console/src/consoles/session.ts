@@ -1,5 +1,5 @@
 // Whether who looks at this page may use a console. A socket that is refused says no reason, so it is asked before.
-import { transport } from "../transport.ts";
+import { adviceOf, transport } from "../transport.ts";
 
 /** Null: yes. Otherwise why not. */
 export async function session(what: "console" | "screen"): Promise<string | null> {
@@ -9,7 +9,7 @@ export async function session(what: "console" | "screen"): Promise<string | null
     const role = body && typeof body === "object" && "role" in body ? body.role : undefined;
     if (role === "operate" || role === "admin") return null;
     return `The ${what} of a machine needs the role operate, and your token has the role ${String(role)}.`;
-  } catch {
-    return "spillwayd does not answer. Load the page again when it does.";
+  } catch (error) {
+    return adviceOf(error) ?? "spillwayd does not answer. Load the page again when it does.";
   }
 }
