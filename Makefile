@@ -11,8 +11,9 @@ build: ## The programs, optimised, and their man pages: target/release/spillway,
 	target/release/spillway man target/release/man1
 	mkdir -p target/release/man8 && target/release/spillwayd --print-man >target/release/man8/spillwayd.8
 
-deb: build ## The Debian package of them: target/deb/spillway_VERSION_ARCH.deb
+deb: build ## The Debian packages, of them and of the console's page in Cockpit: target/deb/spillway_VERSION_ARCH.deb, cockpit-spillway_VERSION_all.deb
 	scripts/deb
+	scripts/deb-cockpit
 
 docs: ## The book as web pages, target/book/html, its links checked. The first time mdBook is built (some minutes; so CI checks links, and builds no pages)
 	scripts/book

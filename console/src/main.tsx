@@ -106,7 +106,10 @@ function App() {
             <Notice tone="critical">{state.why} The page tries again by itself.</Notice>
           </>
         ) : (
-          <div class="empty loading">Asking the daemon who you are</div>
+          <>
+            <PageHead title="Spillway" />
+            <div class="empty loading">Asking the daemon who you are</div>
+          </>
         )}
       </Shell>
       <ActDialog />

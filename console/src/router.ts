@@ -62,7 +62,8 @@ export function setQuery(change: Record<string, string | undefined>, isStep = fa
     return;
   }
   history.replaceState(null, "", to);
-  route.value = parseHash(to);
+  // The browser tells nobody of that: this page has to know, and Cockpit, whose own address follows.
+  dispatchEvent(new HashChangeEvent("hashchange"));
 }
 
 export function queryValue(key: string): string | undefined {

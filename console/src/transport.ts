@@ -1,7 +1,7 @@
 // How the console reaches the daemon: requests, the event stream and sockets. Owns nothing of their meaning.
 //
-// One transport stands for the whole page. A page inside Cockpit will have another implementation beside this one, so no
-// other file calls fetch, EventSource or WebSocket. Invariant: every address has the same origin as the page.
+// One transport stands for the whole page: this one, or that of a page inside Cockpit (src/cockpit). So no other file calls fetch,
+// EventSource or WebSocket. Invariant: every address has the same origin as the page.
 
 export interface Reply {
   status: number;
@@ -32,18 +32,31 @@ export interface StreamCallbacks {
   failed(): void;
 }
 
+/** A request did not reach the daemon. The message is a sentence that says what to do. */
+export class NoConnection extends Error {
+  override name = "NoConnection";
+}
+
+/** What to do about a request that did not reach the daemon, if that is known. */
+export function adviceOf(error: unknown): string | null {
+  // By its name: a transport of another script has a class of its own.
+  return error instanceof Error && error.name === "NoConnection" ? error.message : null;
+}
+
 export interface Transport {
   request(request: Request): Promise<Reply>;
   stream(path: string, callbacks: StreamCallbacks): Stream;
   /** Opens a WebSocket at a path of the API. */
   socket(path: string, protocols?: string[]): WebSocket;
+  /** Address at which the browser itself loads a document of the API. */
+  document(path: string): string;
 }
 
 /**
  * Where a path of the API is: beside the folder of the page. `spillway console` has all of it below a folder that nobody else
  * knows.
  */
-export function addressOf(path: string): string {
+function addressOf(path: string): string {
   return new URL(`..${path}`, document.baseURI).href;
 }
 
@@ -87,9 +100,14 @@ export class HttpTransport implements Transport {
     socket.binaryType = "arraybuffer";
     return socket;
   }
+
+  document(path: string): string {
+    return addressOf(path);
+  }
 }
 
-function parse(text: string): unknown {
+/** A body as JSON; undefined if it is none. */
+export function parse(text: string): unknown {
   try {
     return JSON.parse(text);
   } catch {
@@ -97,4 +115,6 @@ function parse(text: string): unknown {
   }
 }
 
-export const transport: Transport = new HttpTransport();
+/** In Cockpit, a script before the console's has set it. */
+const given = (globalThis as { spillwayTransport?: Transport }).spillwayTransport;
+export const transport: Transport = given ?? new HttpTransport();

@@ -27,6 +27,7 @@ Object.assign(globalThis, {
     },
   },
   matchMedia: () => ({ ...target, matches: false }),
+  ...target,
   // Nothing repeats in a test by itself, and nothing keeps its process alive.
   setInterval: (what: () => void) => repeated.push(what),
 });

@@ -18,7 +18,7 @@ fn sources() -> PathBuf {
 }
 
 /// Whether browser and scripts can be had here. If not, it is said.
-fn can_be_had() -> bool {
+pub fn can_be_had() -> bool {
     static INSTALLED: OnceLock<Option<i32>> = OnceLock::new();
     if !Path::new("/usr/bin/chromium").exists() {
         spillway_testkit::skip("Debian's chromium is not installed: run 'make install-deps'");
@@ -116,6 +116,27 @@ fn run(world: &mut World, script: &str, environment: &[(&str, &str)]) {
     let status = node.wait().unwrap();
     println!("{script}:\n{said}");
     assert!(status.success(), "{script}: {status}\n{said}\n{}", errors.join().unwrap().unwrap());
+}
+
+/// A script of `console/e2e`, for a console at this address.
+pub fn script(name: &str, url: &str) -> Command {
+    let mut script = Command::new("node");
+    script.arg(sources().join("e2e").join(name));
+    script.env("SPILLWAY_CONSOLE_URL", url).env("SPILLWAY", spillway_testkit::disk::program().unwrap());
+    script
+}
+
+/// Runs a script to its end, which has to be a good one.
+pub fn finish(script: &mut Command) {
+    let done = script.output().unwrap();
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        done.status.success(),
+        "{script:?}: {}\n{}\n{}",
+        done.status,
+        said(&done.stdout),
+        said(&done.stderr)
+    );
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod browser;
+mod cockpit;
 mod commit;
 mod console;
 mod crash;

@@ -3,7 +3,7 @@
 //
 // Invariant: a request that the daemon refused is an ApiError with the daemon's own words; one that did not reach it, or was not
 // answered in time or not by spillwayd, is an Unreachable. Each GET ends.
-import { transport } from "../transport.ts";
+import { adviceOf, transport } from "../transport.ts";
 import type { components, paths } from "./schema";
 
 export type Schemas = components["schemas"];
@@ -57,8 +57,11 @@ export class ApiError extends Error {
 
 export class Unreachable extends Error {}
 
-/** What is called when the daemon refuses the caller (401 or 403), does not answer, and answers. */
-export const hooks = { refused: () => {}, unreachable: () => {}, answered: () => {} };
+/**
+ * What is called when the daemon refuses the caller (401 or 403), when it cannot be reached (with what to do, if that is known), and when
+ * it answers.
+ */
+export const hooks = { refused: () => {}, unreachable: (_advice: string | null) => {}, answered: () => {} };
 
 /** How long a GET may take. The daemon itself ends the check of an image after 50 seconds. */
 const GET_MS = 20_000;
@@ -92,9 +95,11 @@ export interface Answer<T> {
   body: T;
 }
 
-function noAnswer(why: string): Unreachable {
-  hooks.unreachable();
-  return new Unreachable(why);
+const NO_ANSWER = "The daemon does not answer.";
+
+function noAnswer(why: string, advice: string | null = null): Unreachable {
+  hooks.unreachable(advice);
+  return new Unreachable(advice ?? why);
 }
 
 /** Sends a request whose path is known only at run time, so that the description cannot say its types. */
@@ -110,10 +115,10 @@ export async function raw<T>(
   } catch (error) {
     if (options.signal?.aborted) throw error;
     const isLate = error instanceof DOMException && error.name === "TimeoutError";
-    throw noAnswer(isLate ? "The daemon has not answered in time." : "The daemon does not answer.");
+    throw noAnswer(isLate ? "The daemon has not answered in time." : NO_ANSWER, adviceOf(error));
   }
   // A relay in front of the daemon says so by these.
-  if (reply.status === 502 || reply.status === 504) throw noAnswer("The daemon does not answer.");
+  if (reply.status === 502 || reply.status === 504) throw noAnswer(NO_ANSWER);
   if (reply.status === 200 && reply.body === undefined) throw noAnswer("The answer is not of spillwayd.");
   hooks.answered();
   if (reply.status === 401 || reply.status === 403) hooks.refused();

@@ -1,6 +1,6 @@
 // Why a console or a screen cannot be opened. A WebSocket that is refused says no reason, so the daemon is asked before.
 import type { Machine } from "../api/client.ts";
-import { type Reply, transport } from "../transport.ts";
+import { adviceOf, type Reply, transport } from "../transport.ts";
 
 export interface Refusal {
   why: string;
@@ -22,8 +22,9 @@ export async function refusal(
 ): Promise<Refusal | null> {
   try {
     return ofSession(what, await ask("/v1/session")) ?? ofMachine(what, name, await ask(path(name)));
-  } catch {
-    return AWAY;
+  } catch (error) {
+    const advice = adviceOf(error);
+    return advice === null ? AWAY : { why: advice, isFinal: false };
   }
 }
 

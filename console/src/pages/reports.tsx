@@ -4,7 +4,7 @@ import type { Schemas } from "../api/client.ts";
 import { href } from "../router.ts";
 import { useList } from "../state/resource.ts";
 import { now } from "../state/visible.ts";
-import { addressOf } from "../transport.ts";
+import { transport } from "../transport.ts";
 import { ago, bytes } from "../ui/format.ts";
 import { Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { type Column, Table } from "../ui/table.tsx";
@@ -73,7 +73,7 @@ export function ReportPage({ name }: { name: string }) {
         class="report"
         sandbox=""
         title={`Report ${name}`}
-        src={addressOf(`/v1/reports/${encodeURIComponent(name)}/report.html`)}
+        src={transport.document(`/v1/reports/${encodeURIComponent(name)}/report.html`)}
       />
     </>
   );

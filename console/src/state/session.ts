@@ -24,14 +24,17 @@ export const session = signal<SessionState>({ is: "unknown", why: null });
 export const isSignedIn = computed(() => session.value.is === "in");
 /** Since when the daemon does not answer, in milliseconds; null while it does. */
 export const awaySince = signal<number | null>(null);
+/** What to do about that, if it is known. */
+export const awayAdvice = signal<string | null>(null);
 
 /** What the history of the browser keeps over a new load of the page: that a session has ended. */
 const ENDED = { spillway: "ended" };
 /** The session is not asked for more often, however many requests are refused. */
 const ASK_MS = 3000;
 
-hooks.unreachable = () => {
+hooks.unreachable = (advice) => {
   awaySince.value ??= Date.now();
+  awayAdvice.value = advice;
 };
 hooks.answered = () => {
   awaySince.value = null;

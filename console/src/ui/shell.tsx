@@ -6,7 +6,7 @@ import { words } from "../api/client.ts";
 import { href, pageKey, route } from "../router.ts";
 import { following } from "../state/events.ts";
 import { figuresAt } from "../state/figures.ts";
-import { awaySince, logout, session } from "../state/session.ts";
+import { awayAdvice, awaySince, logout, session } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { toast } from "./announce.tsx";
 import { clock, duration } from "./format.ts";
@@ -124,8 +124,9 @@ export function Shell({ children }: { children: ComponentChildren }) {
       <main id="main">
         {away !== null ? (
           <div class="notice critical away" role="alert">
-            <strong>The daemon has not answered since {clock(away).slice(11)}.</strong> Machines are not
-            affected: they run without it. What you see is from before. The page tries again by itself.
+            <strong>The daemon has not answered since {clock(away).slice(11)}.</strong> {awayAdvice.value}{" "}
+            Machines are not affected: they run without it. What you see is from before. The page tries again
+            by itself.
           </div>
         ) : null}
         {children}
