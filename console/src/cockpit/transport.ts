@@ -18,6 +18,11 @@ import { ChannelSocket } from "./socket.ts";
 const DEFAULT_SOCKET = "/run/spillway/spillwayd.sock";
 /** Pause before a stream of events is tried again. */
 const AGAIN_MS = 3000;
+/**
+ * How long an answer to a GET may take, and a stream be silent. Cockpit 287 never tells of some connections that the daemon's end has
+ * broken.
+ */
+const SILENCE_MS = 45_000;
 
 /** The daemon's socket, as the manifest of this package says. */
 function socketOf(manifests: Record<string, unknown>): string {
@@ -38,6 +43,8 @@ export class CockpitTransport implements Transport {
   /** When Cockpit's own connection is there. */
   readonly #ready: Promise<void>;
   #hasEnded = false;
+  /** Ends a GET that has no answer yet. */
+  readonly #reads = new Set<() => void>();
 
   constructor(cockpit: Cockpit) {
     this.#cockpit = cockpit;
@@ -66,6 +73,14 @@ export class CockpitTransport implements Transport {
       });
       const cancel = () => sent.close("cancelled");
       signal?.addEventListener("abort", cancel, { once: true });
+      // An act may take as long as it needs
+      const timer = method === "GET" ? setTimeout(cancel, SILENCE_MS) : undefined;
+      if (method === "GET") this.#reads.add(cancel);
+      const settle = () => {
+        clearTimeout(timer);
+        this.#reads.delete(cancel);
+        signal?.removeEventListener("abort", cancel);
+      };
       let status = 0;
       let etag: string | null = null;
       sent.response((came, fields) => {
@@ -73,12 +88,17 @@ export class CockpitTransport implements Transport {
         etag = headerOf(fields, "etag");
       });
       const reply = (data?: Uint8Array) => {
-        signal?.removeEventListener("abort", cancel);
         done({ status, etag, body: parse(new TextDecoder().decode(data)) });
       };
       sent.then(
-        (data) => reply(data),
+        // A connection that ends before an answer is no problem to Cockpit.
+        (data) => {
+          settle();
+          if (status) reply(data);
+          else failed(new NoConnection(this.#words({})));
+        },
         (failure, data) => {
+          settle();
           if (failure.status) reply(data);
           else if (signal?.aborted) failed(signal.reason);
           else failed(new NoConnection(this.#words(failure)));
@@ -93,7 +113,12 @@ export class CockpitTransport implements Transport {
     let sent: Sent | undefined;
     let timer: ReturnType<typeof setTimeout> | undefined;
     const again = () => {
+      clearTimeout(timer);
       if (!isClosed) timer = setTimeout(open, AGAIN_MS);
+    };
+    const listen = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => sent?.close("timeout"), SILENCE_MS);
     };
     const open = async () => {
       try {
@@ -105,11 +130,13 @@ export class CockpitTransport implements Transport {
       const reader = new EventReader(id);
       const headers = { Accept: "text/event-stream", ...(id ? { "Last-Event-ID": id } : {}) };
       sent = this.#client.request({ method: "GET", path, headers, body: "" });
+      listen();
       sent.response((status) => {
         if (status === 200 && !isClosed) callbacks.opened();
       });
       sent.stream((data) => {
         if (isClosed) return;
+        listen();
         try {
           for (const event of reader.take(data)) {
             id = event.id;
@@ -120,9 +147,15 @@ export class CockpitTransport implements Transport {
           callbacks.failed();
         }
       });
-      sent.then(again, (failure: Failure) => {
-        if (failure.status && !isClosed) callbacks.failed();
-        else again();
+      const ended = () => {
+        // The daemon may have gone, and Cockpit not tell all who wait for it.
+        if (!isClosed) for (const end of this.#reads) end();
+        again();
+      };
+      sent.then(ended, (failure: Failure) => {
+        if (!failure.status) return ended();
+        clearTimeout(timer);
+        if (!isClosed) callbacks.failed();
       });
     };
     const close = () => {
