@@ -258,6 +258,9 @@ test("a daemon that cannot be reached is said with what to do", async () => {
     (await next()).failed({ problem });
     await assert.rejects(reply, (error) => error instanceof NoConnection && words.test(error.message));
   }
+  const broken = transport.request({ method: "GET", path: "/v1/x" });
+  (await next()).done(new Uint8Array(0));
+  await assert.rejects(broken, /Nothing answers/);
   session.ended(new Event("close"), { problem: "disconnected" });
   await assert.rejects(transport.request({ method: "GET", path: "/v1/x" }), /session has ended/);
 });
@@ -321,4 +324,36 @@ test("a document is loaded through Cockpit, from the daemon's socket alone", () 
     path: "/v1/reports/a/report.html",
     external: { "content-type": "text/html; charset=utf-8" },
   });
+});
+
+test("a read or a stream that is silent for too long is given up", async (t) => {
+  const { transport, next } = withCockpit();
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const turn = async () => {
+    for (let i = 0; i < 5; i++) await Promise.resolve();
+  };
+  const read = transport.request({ method: "GET", path: "/v1/x" });
+  await turn();
+  const reading = await next();
+  const act = transport.request({ method: "POST", path: "/v1/x" });
+  await turn();
+  const acting = await next();
+  const stream = transport.stream("/", { opened: () => {}, message: () => {}, failed: () => {} });
+  await turn();
+  const events = await next();
+  t.mock.timers.tick(20_000);
+  events.part(encoder.encode(":\n\n"));
+  t.mock.timers.tick(10_000);
+  await assert.rejects(read, /Nothing answers/);
+  // An act may take as long as it needs.
+  assert.deepEqual([reading.closed, acting.closed, events.closed], ["cancelled", null, null]);
+  acting.head(200, {});
+  acting.done(encoder.encode("1"));
+  assert.equal((await act).body, 1);
+  t.mock.timers.tick(20_000);
+  assert.equal(events.closed, "timeout");
+  t.mock.timers.tick(3000);
+  await turn();
+  assert.equal((await next()).options.path, "/");
+  stream.close();
 });

@@ -18,6 +18,11 @@ import { ChannelSocket } from "./socket.ts";
 const DEFAULT_SOCKET = "/run/spillway/spillwayd.sock";
 /** Pause before a stream of events is tried again. */
 const AGAIN_MS = 3000;
+/**
+ * How long an answer to a GET may take, and a stream be silent. The daemon says something on a stream every 15 seconds. Cockpit 287 does
+ * not tell of a connection that ends before its response does, as when the daemon dies.
+ */
+const SILENCE_MS = 30_000;
 
 /** The daemon's socket, as the manifest of this package says. */
 function socketOf(manifests: Record<string, unknown>): string {
@@ -66,6 +71,12 @@ export class CockpitTransport implements Transport {
       });
       const cancel = () => sent.close("cancelled");
       signal?.addEventListener("abort", cancel, { once: true });
+      // An act may take as long as it needs
+      const timer = method === "GET" ? setTimeout(cancel, SILENCE_MS) : undefined;
+      const settle = () => {
+        clearTimeout(timer);
+        signal?.removeEventListener("abort", cancel);
+      };
       let status = 0;
       let etag: string | null = null;
       sent.response((came, fields) => {
@@ -73,12 +84,17 @@ export class CockpitTransport implements Transport {
         etag = headerOf(fields, "etag");
       });
       const reply = (data?: Uint8Array) => {
-        signal?.removeEventListener("abort", cancel);
         done({ status, etag, body: parse(new TextDecoder().decode(data)) });
       };
       sent.then(
-        (data) => reply(data),
+        // A connection that ends before an answer is no problem to Cockpit.
+        (data) => {
+          settle();
+          if (status) reply(data);
+          else failed(new NoConnection(this.#words({})));
+        },
         (failure, data) => {
+          settle();
           if (failure.status) reply(data);
           else if (signal?.aborted) failed(signal.reason);
           else failed(new NoConnection(this.#words(failure)));
@@ -93,9 +109,14 @@ export class CockpitTransport implements Transport {
     let sent: Sent | undefined;
     let timer: ReturnType<typeof setTimeout> | undefined;
     const again = () => {
+      clearTimeout(timer);
       if (isClosed) return;
       callbacks.interrupted();
       timer = setTimeout(open, AGAIN_MS);
+    };
+    const listen = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => sent?.close("timeout"), SILENCE_MS);
     };
     const open = async () => {
       try {
@@ -107,11 +128,13 @@ export class CockpitTransport implements Transport {
       const reader = new EventReader(id);
       const headers = { Accept: "text/event-stream", ...(id ? { "Last-Event-ID": id } : {}) };
       sent = this.#client.request({ method: "GET", path, headers, body: "" });
+      listen();
       sent.response((status) => {
         if (status === 200 && !isClosed) callbacks.opened();
       });
       sent.stream((data) => {
         if (isClosed) return;
+        listen();
         try {
           for (const event of reader.take(data)) {
             id = event.id;
@@ -123,8 +146,9 @@ export class CockpitTransport implements Transport {
         }
       });
       sent.then(again, (failure: Failure) => {
-        if (failure.status && !isClosed) callbacks.failed();
-        else again();
+        if (!failure.status) return again();
+        clearTimeout(timer);
+        if (!isClosed) callbacks.failed();
       });
     };
     const close = () => {
