@@ -38,12 +38,26 @@ const options = {
   define: { "process.env.NODE_ENV": '"production"' },
 };
 
+/** Leaves out what of noVNC no screen here can use. */
+const withoutUnused = {
+  name: "without-unused",
+  setup(build) {
+    build.onResolve({ filter: /\/(ra2|crypto\/crypto|h264)\.js$/ }, ({ importer }) =>
+      importer.endsWith("/@novnc/novnc/core/rfb.js") ? { path: at("src/consoles/unused.ts") } : undefined,
+    );
+  },
+};
+
 const BUNDLES = [
   { entryPoints: { app: "src/main.tsx" } },
   // Charts are most of the code, and few pages have one: their own file, which is loaded when it is needed.
   { entryPoints: { chart: "src/chart.ts" }, format: "esm" },
   // The pages of consoles are documents of their own, and load their libraries alone. noVNC needs modules: it awaits.
-  { entryPoints: { serial: "src/consoles/serial.ts", screen: "src/consoles/screen.ts" }, format: "esm" },
+  {
+    entryPoints: { serial: "src/consoles/serial.ts", screen: "src/consoles/screen.ts" },
+    format: "esm",
+    plugins: [withoutUnused],
+  },
   // What a page of Cockpit has more.
   { entryPoints: { "cockpit/cockpit": "src/cockpit/main.ts" } },
 ];

@@ -165,7 +165,7 @@ fn a_daemon_that_is_away_is_said_and_one_that_is_back_is_asked() {
     let cookie = console.log_in();
     world.kill();
     let (status, answer) = console.get("/v1/session", &cookie);
-    assert!(status == 503 && answer.contains("is it running?"), "{answer}");
+    assert!(status == 502 && answer.contains("is it running?"), "{answer}");
     let (code, out, err) = finishes(&mut world.command(&["console"]));
     assert!(code == 69 && out.is_empty() && err.contains("spillwayd"), "{code} {out}{err}");
     world.start();

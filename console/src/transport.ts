@@ -45,6 +45,8 @@ export function adviceOf(error: unknown): string | null {
 
 export interface Transport {
   request(request: Request): Promise<Reply>;
+  /** Whether a stream may be open for as long as the page is. */
+  readonly hasStreams: boolean;
   stream(path: string, callbacks: StreamCallbacks): Stream;
   /** Opens a WebSocket at a path of the API. */
   socket(path: string, protocols?: string[]): WebSocket;
@@ -62,6 +64,9 @@ function addressOf(path: string): string {
 
 /** The page was loaded from the daemon, or from `spillway console`. */
 export class HttpTransport implements Transport {
+  // Without TLS browsers speak HTTP/1.1, with six connections to a host for all of their tabs: a seventh tab would wait for ever.
+  readonly hasStreams = location.protocol === "https:";
+
   async request({ method, path, body, headers, signal }: Request): Promise<Reply> {
     const init: RequestInit = {
       method,

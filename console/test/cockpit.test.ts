@@ -1,6 +1,7 @@
 // Tests of the way through Cockpit: a WebSocket over a channel, and requests, with a Cockpit that does what a test says.
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import "./dom.ts";
 import type { Channel, Cockpit, Ended, Failure, Sent } from "../src/cockpit/cockpit";
 import { ChannelSocket } from "../src/cockpit/socket.ts";
 import { CockpitTransport } from "../src/cockpit/transport.ts";
@@ -328,6 +329,7 @@ test("a document is loaded through Cockpit, from the daemon's socket alone", () 
 
 test("a read or a stream that is silent for too long is given up", async (t) => {
   const { transport, next } = withCockpit();
+  let interruptions = 0;
   t.mock.timers.enable({ apis: ["setTimeout"] });
   const turn = async () => {
     for (let i = 0; i < 5; i++) await Promise.resolve();
@@ -338,7 +340,14 @@ test("a read or a stream that is silent for too long is given up", async (t) => 
   const act = transport.request({ method: "POST", path: "/v1/x" });
   await turn();
   const acting = await next();
-  const stream = transport.stream("/", { opened: () => {}, message: () => {}, failed: () => {} });
+  const stream = transport.stream("/", {
+    opened: () => {},
+    message: () => {},
+    interrupted: () => {
+      interruptions++;
+    },
+    failed: () => {},
+  });
   await turn();
   const events = await next();
   t.mock.timers.tick(20_000);
@@ -351,7 +360,7 @@ test("a read or a stream that is silent for too long is given up", async (t) => 
   acting.done(encoder.encode("1"));
   assert.equal((await act).body, 1);
   t.mock.timers.tick(20_000);
-  assert.equal(events.closed, "timeout");
+  assert.deepEqual([events.closed, interruptions], ["timeout", 1]);
   t.mock.timers.tick(3000);
   await turn();
   assert.equal((await next()).options.path, "/");

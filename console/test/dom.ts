@@ -13,6 +13,7 @@ Object.assign(globalThis, {
     baseURI: "http://localhost/",
   },
   location: {
+    protocol: "https:",
     hash: "",
     reload: () => {
       browser.reloads++;

@@ -103,6 +103,8 @@ export class CockpitTransport implements Transport {
     });
   }
 
+  readonly hasStreams = true;
+
   stream(path: string, callbacks: StreamCallbacks): Stream {
     let id = "";
     let isClosed = false;

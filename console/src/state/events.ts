@@ -1,4 +1,4 @@
-// The events of the host, newest first, as they happen. A stream while the page can be seen; if there can be none, polling.
+// The events of the host, newest first, as they happen: by a stream while the page can be seen; if there can be none, by asking.
 //
 // Invariant: events are in the order of their ids, and none is there twice. At most one source is open. After a break it goes on
 // behind the last event that came, also over a restart of the daemon; what the daemon has lost meanwhile is an event itself.
@@ -12,7 +12,9 @@ import { visible } from "./visible.ts";
 const KEPT = 5000;
 /** Events of one answer of the daemon. */
 const PAGE = 4096;
+/** How often events are asked for: while there may be a stream but is none, and where there may be none. */
 const POLL_MS = 5000;
+const QUICK_POLL_MS = 500;
 /** How long after a failed stream another one is tried. */
 const RETRY_MS = 15_000;
 /** Events that come within this time are shown together: the first answer may be thousands. */
@@ -21,6 +23,7 @@ const BATCH_MS = 100;
 const PAST_MS = 1000;
 
 export const events = signal<Event[]>([]);
+/** "stream": events come as they happen. */
 export type Following = "stream" | "polling" | "connecting" | "paused";
 export const following = signal<Following>("paused");
 /** Grows with each batch of new events that came after the first. */
@@ -102,15 +105,32 @@ function openStream(): void {
     interrupted: () => {
       following.value = "connecting";
     },
-    failed: () => poll(Date.now() + RETRY_MS),
+    failed: () => {
+      close?.();
+      const until = Date.now() + RETRY_MS;
+      following.value = "polling";
+      poll(() => {
+        if (Date.now() < until) return POLL_MS;
+        openStream();
+        return undefined;
+      });
+    },
   });
   close = () => stream.close();
 }
 
-/** Asks for events until another stream is tried. */
-function poll(until: number): void {
+/** Asks for events where there is no stream, as soon as they have happened. */
+function askOften(): void {
   close?.();
-  following.value = "polling";
+  following.value = "connecting";
+  poll((isAnswered) => {
+    following.value = isAnswered ? "stream" : "connecting";
+    return isAnswered ? QUICK_POLL_MS : POLL_MS;
+  });
+}
+
+/** Asks for events again and again. `next` is told whether there was an answer, and says after how long; or it opens another source. */
+function poll(next: (isAnswered: boolean) => number | undefined): void {
   const abort = new AbortController();
   let timer: ReturnType<typeof setTimeout> | undefined;
   close = () => {
@@ -119,16 +139,19 @@ function poll(until: number): void {
   };
   const ask = async () => {
     const path = address("/v1/events", undefined, { after: last() });
+    let isAnswered = false;
     try {
       const { body } = await raw<{ items: Event[] }>("GET", path, { signal: abort.signal });
       if (abort.signal.aborted) return;
       body.items.forEach(came);
       if (body.items.length === 0) hasBegun.value = true;
+      isAnswered = true;
     } catch {
       // The next attempt follows.
     }
     if (abort.signal.aborted) return;
-    timer = setTimeout(() => (Date.now() >= until ? openStream() : void ask()), POLL_MS);
+    const after = next(isAnswered);
+    if (after !== undefined) timer = setTimeout(() => void ask(), after);
   };
   void ask();
 }
@@ -161,7 +184,7 @@ export function startEvents(): void {
     // A stream may hang when the daemon has gone: when it answers again, another one is opened.
     const isAway = awaySince.value !== null;
     untracked(() => {
-      if (isOn && !isAway) return openStream();
+      if (isOn && !isAway) return transport.hasStreams ? openStream() : askOften();
       close?.();
       close = undefined;
       following.value = isOn ? "connecting" : "paused";

@@ -23,12 +23,14 @@ const PLACES: [string, string][] = [
   ["reports", "Reports"],
   ["about", "About"],
 ];
-/** Figures that are older than this are said to be. */
+/** Figures that are older than this are said to be, and are stale. */
+const LIVE_SECONDS = 2.5;
 const STALE_SECONDS = 8;
 
 function Freshness() {
   const at = figuresAt.value;
-  const age = at === null ? null : Math.max(0, (now.value - at) / 1000);
+  // Looked at each second.
+  const age = at === null ? null : Math.max(0, (Math.max(now.value, Date.now()) - at) / 1000);
   const away = awaySince.value;
   const isStale = age !== null && age > STALE_SECONDS;
   const text =
@@ -36,7 +38,7 @@ function Freshness() {
       ? "No answer"
       : age === null
         ? "No figures yet"
-        : isStale
+        : age > LIVE_SECONDS
           ? `Figures are ${duration(age)} old`
           : "Figures are live";
   const how = {

@@ -111,7 +111,7 @@ impl Relay {
         }
         let Ok(mut daemon) = UnixStream::connect(&self.socket) else {
             let why = format!("spillwayd does not answer at {}: is it running?", self.socket.display());
-            return refuse(&mut browser, &Refusal::new("503 Service Unavailable", why));
+            return refuse(&mut browser, &Refusal::new("502 Bad Gateway", why));
         };
         browser.set_read_timeout(None)?;
         daemon.write_all(&head.onward())?;
