@@ -94,7 +94,7 @@ async function works() {
   await frame.getByRole("combobox", { name: "Kind" }).selectOption("claimed");
   await frame.getByText("0 events").waitFor();
   spillway("machine", "claim", "desk");
-  await frame.getByText("1 events").waitFor({ timeout: 1000 });
+  await frame.getByText("1 event.").waitFor({ timeout: 1000 });
 
   say("a report is shown, with its own style and the rights of a report");
   const answer = page.waitForResponse((response) => response.url().includes("/channel/"));
