@@ -2,7 +2,7 @@
 // than the screen, or is an obstacle by the rules of axe.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { assertClean, axe, go, launch, objects, open, pagesOf, settled } from "./lib.mjs";
+import { assertClean, axe, go, launch, objects, open, pagesOf, settled, shot } from "./lib.mjs";
 
 let browser;
 let names;
@@ -32,6 +32,8 @@ for (const [what, options] of [
       assert.equal(await page.locator("main").count(), 1, `${hash}: one main`);
       const width = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       if (width > 0) wrong.push(`${hash}: ${width} pixels wider than the screen`);
+      if (what === "light")
+        await shot(page, `page-${hash.replace(/[^a-z0-9]+/gi, "-").replace(/^-|-$/g, "") || "host"}`);
       for (const violation of await axe(page)) wrong.push(`${hash}: ${violation}`);
     }
     assert.deepEqual(wrong, []);

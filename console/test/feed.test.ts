@@ -13,6 +13,7 @@ import {
   readOlder,
   startEvents,
 } from "../src/state/events.ts";
+import { togetherAfter } from "../src/state/figures.ts";
 import { awaySince, session } from "../src/state/session.ts";
 import { visible } from "../src/state/visible.ts";
 import { type Reply, type StreamCallbacks, transport } from "../src/transport.ts";
@@ -150,4 +151,15 @@ test("events before those that the page has are read, until there are none", asy
       .reverse()
       .map((e) => e.id),
   );
+});
+
+test("consoles ask for figures at the same moments, however long their answers take", () => {
+  for (const now of [0, 1, 999, 1000, 1001, 1999, 123_456_789]) {
+    for (const wait of [2000, 2700, 3500]) {
+      const at = now + togetherAfter(wait, now);
+      assert.equal(at % 2000, 0);
+      assert.ok(Math.abs(at - now - wait) <= 1000, `${now} ${wait}`);
+    }
+    assert.equal(togetherAfter(600, now), 600);
+  }
 });

@@ -13,6 +13,25 @@ export function Badge({ tone = "plain", children }: Children & { tone?: Tone }) 
   return <span class={`badge ${tone}`}>{children}</span>;
 }
 
+/** The keyboard reaches what is wider than its place, so that it can be scrolled; nothing else becomes a stop of Tab. */
+function useScrollable() {
+  const ref = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    const body = ref.current;
+    if (!body) return;
+    const look = () => {
+      if (body.scrollWidth > body.clientWidth) body.tabIndex = 0;
+      else body.removeAttribute("tabindex");
+    };
+    // What comes into it later makes it higher.
+    const observer = new ResizeObserver(look);
+    observer.observe(body);
+    if (body.firstElementChild) observer.observe(body.firstElementChild);
+    return () => observer.disconnect();
+  }, []);
+  return ref;
+}
+
 export function Panel({
   title,
   aside,
@@ -20,6 +39,7 @@ export function Panel({
   flush,
 }: Children & { title?: string; aside?: ComponentChildren; flush?: boolean }) {
   const id = useId();
+  const body = useScrollable();
   return (
     <section class={`panel${flush ? " flush" : ""}`} {...(title ? { "aria-labelledby": id } : {})}>
       {title ? (
@@ -28,7 +48,9 @@ export function Panel({
           {aside ? <div class="aside">{aside}</div> : null}
         </header>
       ) : null}
-      <div class="panel-body">{children}</div>
+      <div class="panel-body" ref={body}>
+        {children}
+      </div>
     </section>
   );
 }

@@ -62,12 +62,12 @@ fn default_rows() -> u32 {
     crate::Dirty::ROWS_DEFAULT
 }
 
-/// Response to a request.
+/// Response to a request, whose value is a `T`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Response {
+pub enum Response<T = serde_json::Value> {
     /// The request succeeded. The value depends on the request.
-    Ok(serde_json::Value),
+    Ok(T),
     /// The request was refused, or has failed.
     Error {
         /// For programs: `invalid`, `refused`, `busy`.

@@ -116,6 +116,5 @@ fn has_curve(view: &View) -> bool {
 }
 
 async fn ask(folder: PathBuf) -> io::Result<DiskCurve> {
-    let curve = answer(&mut connect(&folder).await?, &Request::Curve { goal: None }).await?;
-    Ok(serde_json::from_value(curve)?)
+    answer(&mut connect(&folder).await?, &Request::Curve { goal: None }).await
 }

@@ -27,7 +27,7 @@ use accounts::{Accounts, DiskId, DiskReport, MachineAccount};
 use jiff::Timestamp;
 use late::LateQuery;
 use rustix::process::{Pid, getpid};
-use serde_json::Value;
+use serde::de::DeserializeOwned;
 use spillway_api::{
     Catalog, CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, Machine, MachineCounts,
     MachineFigures, MachineFill, MachineForecast, Name, Phase, PlaneCounters, Power, Selector, StoreFigures,
@@ -289,7 +289,7 @@ async fn ask(folder: PathBuf) -> io::Result<DiskReport> {
     let mut lines = connect(&folder).await?;
     let pid = lines.peer_pid().and_then(Pid::from_raw).ok_or_else(|| strange("nobody is there"))?;
     let begun = processes::begins(pid)?.ok_or_else(|| strange("it has ended"))?;
-    let stats: Stats = serde_json::from_value(answer(&mut lines, &Request::Stats).await?)?;
+    let stats: Stats = answer(&mut lines, &Request::Stats).await?;
     let disk = DiskId { pid: pid.as_raw_nonzero().get(), begun };
     Ok(DiskReport { disk, counters: counters(&stats), levels: levels(&stats) })
 }
@@ -304,9 +304,9 @@ async fn connect_for(folder: &Path, most_bytes: usize) -> io::Result<JsonLines> 
     JsonLines::connect(socket.path(), most_bytes).await
 }
 
-async fn answer(lines: &mut JsonLines, request: &Request) -> io::Result<Value> {
+async fn answer<T: DeserializeOwned>(lines: &mut JsonLines, request: &Request) -> io::Result<T> {
     lines.send(&serde_json::to_value(request)?).await?;
-    match serde_json::from_value(lines.next().await?)? {
+    match lines.next_as().await? {
         Response::Ok(answer) => Ok(answer),
         Response::Error { message, .. } => Err(strange(&message)),
     }
