@@ -210,7 +210,7 @@ pub enum Command {
         #[command(subcommand)]
         command: StoreCommand,
     },
-    /// Open the web console of spillwayd in a browser of this host, or of another one by ssh
+    /// Print an address at which one browser can use the web console of spillwayd, until Ctrl-C
     #[command(after_help = CONSOLE_EXAMPLES)]
     Console {
         /// Where it is.
