@@ -95,11 +95,12 @@ impl DiskCurve {
             (Some(end), None) | (None, Some(end)) => return CurvePoint { ram_bytes, ..*end },
             (None, None) => return CurvePoint { ram_bytes, ..CurvePoint::default() },
         };
-        let share =
-            (ram_bytes - before.ram_bytes) as f64 / (after.ram_bytes - before.ram_bytes).max(1) as f64;
+        // The points are those of a worker, which may be in no order.
+        let span = after.ram_bytes.saturating_sub(before.ram_bytes).max(1);
+        let share = (ram_bytes.saturating_sub(before.ram_bytes) as f64 / span as f64).min(1.0);
         let between = |of: fn(&CurvePoint) -> u64| {
             let fall = of(before).saturating_sub(of(after));
-            of(before) - (fall as f64 * share) as u64
+            of(before).saturating_sub((fall as f64 * share) as u64)
         };
         CurvePoint {
             ram_bytes,
@@ -272,6 +273,12 @@ mod tests {
             [(0, 1000), (100, 1000), (150, 750), (200, 500), (290, 50), (300, 0), (u64::MAX, 0)]
         {
             assert_eq!(curve.overflow_write_bytes(ram), evicted, "{ram}");
+        }
+        // Points of a worker in no order are answered somehow, and end nothing.
+        let strange =
+            DiskCurve { curve: vec![point(u64::MAX, 7), point(3, u64::MAX), point(2, 0)], ..curve.clone() };
+        for ram in [0, 1, 2, 3, 4, u64::MAX] {
+            let _ = strange.overflow_write_bytes(ram);
         }
         // Of two disks: the sums, and the size at which none of them overflows.
         let large = DiskCurve {

@@ -51,10 +51,13 @@ impl Head {
         let until = Instant::now() + longest;
         let mut bytes = Vec::new();
         let mut buffer = [0; 4096];
+        // Where the end may begin: what is before has been looked at.
+        let mut from_here = 0;
         let end = loop {
-            if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-                break end;
+            if let Some(end) = bytes[from_here..].windows(4).position(|four| four == b"\r\n\r\n") {
+                break from_here + end;
             }
+            from_here = bytes.len().saturating_sub(3);
             if bytes.len() > MAX_BYTES {
                 return Err(HeadError::Invalid("the head of the request is too long"));
             }

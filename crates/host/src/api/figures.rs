@@ -1,7 +1,7 @@
 //! Routes of figures and of their history, as JSON. Owns the answers of the moment, as bytes, which all who ask the same get.
 
-use super::ApiState;
 use super::extract::Query;
+use super::{ApiState, ask};
 use crate::error::HostError;
 use crate::machines::HistoryOf;
 use axum::Json;
@@ -155,11 +155,14 @@ async fn get_history(
 ) -> Result<Json<History>, HostError> {
     let checked = bounds::HISTORY_SECONDS.check("seconds", seconds.into());
     checked.map_err(|e| HostError::invalid(e.to_string()))?;
-    let of = match (catalog, machine) {
-        (None, None) => HistoryOf::Host,
-        (Some(name), None) => HistoryOf::Catalog(app.catalogs.get(&name)?.name),
-        (None, Some(name)) => HistoryOf::Machine(app.catalogs.machine(&name)?.name),
-        (Some(_), Some(_)) => return Err(HostError::invalid("give catalog or machine, not both")),
-    };
-    app.machines.histories.of(&of, seconds).map(Json)
+    ask(move || {
+        let of = match (catalog, machine) {
+            (None, None) => HistoryOf::Host,
+            (Some(name), None) => HistoryOf::Catalog(app.catalogs.get(&name)?.name),
+            (None, Some(name)) => HistoryOf::Machine(app.catalogs.machine(&name)?.name),
+            (Some(_), Some(_)) => return Err(HostError::invalid("give catalog or machine, not both")),
+        };
+        app.machines.histories.of(&of, seconds)
+    })
+    .await
 }

@@ -128,10 +128,9 @@ async fn list_dirty_ranges(
     State(app): State<ApiState>,
     Path(name): Path<Name>,
     Query(RangeQuery { limit }): Query<RangeQuery>,
-) -> Result<Response, HostError> {
+) -> Result<Json<DirtyRanges>, HostError> {
     bounds::LIMIT.check("limit", limit.into()).map_err(|e| HostError::invalid(e.to_string()))?;
-    let ranges = app.machines.disks.dirty_ranges(&name, limit).await?;
-    Ok(Json(&*ranges).into_response())
+    Ok(Json(app.machines.disks.dirty_ranges(&name, limit).await?))
 }
 
 /// Conditions of the deletion.

@@ -1,7 +1,7 @@
 //! Curves of all machines, which show what other sizes of the RAM tier would have done. They are read from all disks at
 //! the same time, and seldom. Owns the last answers.
 //!
-//! Invariant: the last curve of a disk that does not answer is used; a disk that is not served any more is left out.
+//! Invariant: for the curves of all machines, the last curve of a disk that does not answer is used; a disk that is not served any more is left out.
 
 use super::one_disk::check_served;
 use super::recent::RecentAnswers;

@@ -117,7 +117,7 @@ impl Histories {
         table.objects.retain(|object, _| seen.contains_key(object));
         for (object, seen) in seen {
             let has_day = !matches!(object, HistoryOf::Machine(_));
-            let history = table.objects.entry(object).or_insert(ObjectHistory::new(has_day));
+            let history = table.objects.entry(object).or_insert_with(|| ObjectHistory::new(has_day));
             let row = history.row(&seen, now);
             // Of a gap that is longer than the history, the last part.
             for number in first.max(end.saturating_sub(history.most_rows()))..end {

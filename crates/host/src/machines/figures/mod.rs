@@ -194,7 +194,11 @@ impl FigureCollector {
                 let is_served = view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some());
                 sum.disks += u64::from(is_served && !is_unresponsive);
                 sum.levels.add(&of.levels);
-                note_extremes(sum, &view.machine.name, of);
+                note_fullest(sum, &view.machine.name, of);
+                // Of a disk that does not answer, a forecast would be that of long ago.
+                if !is_unresponsive {
+                    note_first_full(sum, &view.machine.name, of);
+                }
                 machines.push(MachineFigures {
                     name: view.machine.name.clone(),
                     catalog: view.machine.catalog.clone(),
@@ -218,8 +222,8 @@ impl FigureCollector {
     }
 }
 
-/// Notes a machine whose write cache is fuller than those before, or will be full sooner. Of equals, the first stays.
-fn note_extremes(sum: &mut CatalogFigures, name: &Name, of: &MachineAccount) {
+/// Notes a machine whose write cache is fuller than those before. Of equals, the first stays.
+fn note_fullest(sum: &mut CatalogFigures, name: &Name, of: &MachineAccount) {
     let fill = MachineFill {
         name: name.clone(),
         used_bytes: of.levels.used_bytes(),
@@ -233,6 +237,10 @@ fn note_extremes(sum: &mut CatalogFigures, name: &Name, of: &MachineAccount) {
     if fill.used_bytes > 0 && fill.limit_bytes > 0 && sum.fullest.as_ref().is_none_or(is_fuller) {
         sum.fullest = Some(fill);
     }
+}
+
+/// Notes a machine whose write cache will be full sooner than those before.
+fn note_first_full(sum: &mut CatalogFigures, name: &Name, of: &MachineAccount) {
     if let Some(seconds) = of.seconds_to_full
         && sum.first_full.as_ref().is_none_or(|first| seconds < first.seconds)
     {

@@ -10,7 +10,7 @@ use crate::machines::run::MachineFolders;
 use crate::machines::views::MachineReader;
 use crate::machines::{View, blocking};
 use serde::de::DeserializeOwned;
-use spillway_api::{DirtyRanges, DiskLatency, ErrorCode, Name};
+use spillway_api::{DirtyRanges, DiskLatency, ErrorCode, Name, bounds};
 use spillway_control::Request;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct DiskFigures {
     reader: MachineReader,
     folders: MachineFolders,
     latencies: RecentAnswers<Name, DiskLatency>,
-    ranges: RecentAnswers<(Name, u32), DirtyRanges>,
+    ranges: RecentAnswers<Name, DirtyRanges>,
 }
 
 impl DiskFigures {
@@ -43,10 +43,14 @@ impl DiskFigures {
         in_time(name, asked).await
     }
 
-    /// Returns the ranges of a machine's disk that were written most since its last reset, at most so many.
-    pub async fn dirty_ranges(&self, name: &Name, limit: u32) -> Result<Arc<DirtyRanges>, HostError> {
-        let asked = self.ranges.get((name.clone(), limit), self.ask(name, Request::Dirty { limit }));
-        in_time(name, asked).await
+    /// Returns the ranges of a machine's disk that were written most since its last reset, at most so many. The disk is asked for
+    /// as many as anybody may want, so that who wants fewer asks it nothing else.
+    pub async fn dirty_ranges(&self, name: &Name, limit: u32) -> Result<DirtyRanges, HostError> {
+        let request = Request::Dirty { limit: bounds::LIMIT.most as u32 };
+        let asked = self.ranges.get(name.clone(), self.ask(name, request));
+        let mut found = DirtyRanges::clone(&*in_time(name, asked).await?);
+        found.ranges.truncate(limit as usize);
+        Ok(found)
     }
 
     async fn ask<T: DeserializeOwned>(&self, name: &Name, request: Request) -> Result<T, HostError> {
