@@ -50,6 +50,14 @@ async function start(from, to) {
   spillway("machine", "start", ...range(from, to).map(name), "--wait");
 }
 
+/** What is over its budget. It fails where the programs are optimised. */
+const over = [];
+function budget(isKept, text) {
+  if (isKept) return;
+  over.push(text);
+  say(`over its budget: ${text}`);
+}
+
 const browser = await launch();
 let writer;
 try {
@@ -76,10 +84,8 @@ try {
   say(
     `daemon: ${percent(none)} of a core without a console, ${percent(one)} with one, ${percent(ten)} with ten`,
   );
-  if (SPILLWAY_BUDGETS === "1") {
-    assert.ok(one - none <= 1, "one console takes at most 1% of a core");
-    assert.ok(ten - none <= 1.2 * (one - none), "ten consoles take at most 1.2 times what one does");
-  }
+  budget(one - none <= 1, "one console takes at most 1% of a core");
+  budget(ten - none <= 1.2 * (one - none), "ten consoles take at most 1.2 times what one does");
 
   say("two thousand machines, 500 of them write");
   writer.kill();
@@ -108,8 +114,7 @@ try {
   say(`${ticks} sets of figures, each ${busy.toFixed(1)} ms of the main thread`);
   for (const kind of ["ScriptDuration", "LayoutDuration", "RecalcStyleDuration"])
     say(`  ${kind} ${((1000 * (after[0][kind] - before[0][kind])) / ticks).toFixed(1)} ms`);
-  if (SPILLWAY_BUDGETS === "1")
-    assert.ok(busy <= TICK_MS, `a set of figures: at most ${TICK_MS} ms of the main thread`);
+  budget(busy <= TICK_MS, `a set of figures: at most ${TICK_MS} ms of the main thread`);
 
   say("the list scrolls");
   assert.ok((await page.locator("tbody tr").count()) < 80, "only rows that can be seen exist");
@@ -127,8 +132,7 @@ try {
     return gaps;
   });
   say(`frames: median ${median(gaps).toFixed(0)} ms, longest ${Math.max(...gaps).toFixed(0)} ms`);
-  if (SPILLWAY_BUDGETS === "1")
-    assert.ok(Math.max(...gaps) <= FRAME_MS, `no frame takes more than ${FRAME_MS} ms`);
+  budget(Math.max(...gaps) <= FRAME_MS, `no frame takes more than ${FRAME_MS} ms`);
   await list.focus();
   await page.keyboard.press("End");
   await page.waitForFunction(
@@ -136,6 +140,7 @@ try {
     MACHINES + 1,
   );
   assertClean(seen);
+  if (SPILLWAY_BUDGETS === "1") assert.deepEqual(over, []);
   say("done");
 } finally {
   writer?.kill();
