@@ -10,8 +10,8 @@ import { visible } from "./visible.ts";
 
 /** Events that the page keeps, unless older ones were asked for. The daemon keeps a week of them. */
 const KEPT = 5000;
-/** Events of one answer of the daemon. */
-const PAGE = 4096;
+/** Events of before the page that are read at a time. */
+const OLDER = 1000;
 /** How often events are asked for: while there may be a stream but is none, and where there may be none. */
 const POLL_MS = 5000;
 const QUICK_POLL_MS = 500;
@@ -160,21 +160,13 @@ function poll(next: (isAnswered: boolean) => number | undefined): void {
 export async function readOlder(): Promise<void> {
   const oldest = events.value.at(-1);
   if (!oldest) return;
-  const { history, number } = parts(oldest.id);
-  const from = Math.max(0, number - 1 - PAGE);
-  const path = address("/v1/events", undefined, { after: `${history}-${from}` });
+  const path = address("/v1/events", undefined, { before: oldest.id, limit: OLDER });
   const { body } = await raw<{ items: Event[] }>("GET", path);
-  const older = body.items.filter(({ id, kind }) => {
-    const is = parts(id);
-    // Where the daemon's events begin behind what was asked for, the first item only says so.
-    const isNotice = kind === "lost" && is.number > from + 1 && id === body.items[0]?.id;
-    return is.history === history && is.number < number && !isNotice;
-  });
   // Another answer may have come first.
   if (events.value.at(-1) !== oldest) return;
-  most += older.length;
-  events.value = [...events.value, ...older.reverse()];
-  if (older.length < PAGE) oldestId.value = events.value.at(-1)?.id ?? null;
+  most += body.items.length;
+  events.value = [...events.value, ...body.items.reverse()];
+  if (body.items.length < OLDER) oldestId.value = events.value.at(-1)?.id ?? null;
 }
 
 /** Starts to follow, for as long as the page lives. */
