@@ -359,7 +359,7 @@ export function deleteCatalog(catalog: Catalog, running: number): Act {
         : "What the machines wrote is gone. They keep no data.",
       ...(running
         ? [
-            `${plural(running, "machine that runs is", "machines that run are")} ended${isKeeping ? ", after the grace period" : " at once"}.`,
+            `${plural(running, "machine that is on is", "machines that are on are")} ended${isKeeping ? ", after the grace period" : " at once"}.`,
           ]
         : []),
       "The daemon refuses this while a machine is claimed.",
@@ -397,17 +397,22 @@ export function putCatalog(catalog: Catalog, changes: Partial<Spec>, isDryRun = 
   });
 }
 
-/** Changes settings, with sentences about what that does. */
+/**
+ * Changes settings, with sentences about what that does. A setting that is emptied gets the daemon's default, so what is lost depends
+ * on the effective settings, if the daemon has said them.
+ */
 export function changeAct(
   catalog: Catalog,
   changes: Partial<Spec>,
   title: string,
   lines: Act["consequences"],
+  effective?: Spec | null,
 ): Act {
+  const after = effective ?? requestSpec(catalog.spec, changes);
   // Fewer machines: those with the highest numbers are deleted.
-  const fewer = changes.count !== undefined && changes.count < (catalog.spec.count ?? 0);
-  const gone = fewer ? (catalog.spec.count ?? 0) - (changes.count ?? 0) : 0;
+  const gone = Math.max(0, (catalog.spec.count ?? 0) - (after.count ?? 0));
   const isKeeping = keepsFiles(catalog);
+  const isForgetting = keepsData(catalog.spec) === true && keepsData(after) === false;
   const deleted = [
     `${plural(gone, "machine is", "machines are")} deleted, with ${gone === 1 ? "its identity: the one" : "their identities: those"} with the highest ${gone === 1 ? "number" : "numbers"}. Those that run are ended.`,
     isKeeping
@@ -416,8 +421,12 @@ export function changeAct(
   ];
   return {
     title,
-    consequences: fewer ? [...deleted, ...lines] : lines,
-    ...(fewer ? { isDestructive: true, typed: catalog.name } : {}),
+    consequences: [
+      ...(gone ? deleted : []),
+      ...(isForgetting ? ["The machines no longer keep what they write: it is gone when they stop."] : []),
+      ...lines,
+    ],
+    ...(gone || isForgetting ? { isDestructive: true, typed: catalog.name } : {}),
     verb: "Apply",
     command: changeCommand(catalog.name, changes),
     run: () => putCatalog(catalog, changes),

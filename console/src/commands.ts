@@ -119,21 +119,25 @@ export function createCommand(name: string, spec: Draft): string {
   return parts.join(" \\\n    ");
 }
 
+function tomlValue(value: unknown): string {
+  if (Array.isArray(value)) return `[${value.map(tomlValue).join(", ")}]`;
+  if (typeof value === "object" && value) {
+    return `{ ${Object.entries(value)
+      .map(([k, v]) => `${/^[\w-]+$/.test(k) ? k : JSON.stringify(k)} = ${tomlValue(v)}`)
+      .join(", ")} }`;
+  }
+  return JSON.stringify(value);
+}
+
+/** A setting as a line of a catalog's file. */
+function tomlLine(key: string, value: unknown): string {
+  const isSize = key.endsWith("_bytes") && typeof value === "number";
+  return `${key} = ${isSize ? JSON.stringify(sizeText(value)) : tomlValue(value)}`;
+}
+
 /** The catalog as a file for `spillway catalog apply`. */
 export function toml(name: string, spec: Draft): string {
-  const text = (value: unknown): string => {
-    if (Array.isArray(value)) return `[${value.map(text).join(", ")}]`;
-    if (typeof value === "object" && value) {
-      return `{ ${Object.entries(value)
-        .map(([k, v]) => `${/^[\w-]+$/.test(k) ? k : JSON.stringify(k)} = ${text(v)}`)
-        .join(", ")} }`;
-    }
-    return JSON.stringify(value);
-  };
-  const lines = given(spec).map(([key, value]) => {
-    const isSize = key.endsWith("_bytes") && typeof value === "number";
-    return `${key} = ${isSize ? JSON.stringify(sizeText(value)) : text(value)}`;
-  });
+  const lines = given(spec).map(([key, value]) => tomlLine(key, value));
   return [`[catalogs.${name || "NAME"}]`, ...lines].join("\n");
 }
 
@@ -163,12 +167,11 @@ export function changeCommand(name: string, changes: Record<string, unknown>): s
   }
   const edits = Object.entries(changes)
     .map(([key, value]) => {
-      if (value === undefined || value === null) return `# in catalog.toml, remove: ${key}`;
-      const isSize = key.endsWith("_bytes") && typeof value === "number";
-      return `# in catalog.toml: ${key} = ${JSON.stringify(isSize ? sizeText(value) : value)}`;
+      if (value === undefined || value === null) return `#   remove the line of ${key}`;
+      return `#   ${tomlLine(key, value)}`;
     })
     .join("\n");
-  return `spillway catalog export ${quote(name)} >catalog.toml\n${edits}\nspillway catalog apply -f catalog.toml`;
+  return `spillway catalog export ${quote(name)} >catalog.toml\n# Edit catalog.toml before it is applied:\n${edits}\nspillway catalog apply -f catalog.toml`;
 }
 
 /** The names of machines, from a pattern such as `desk-###`. */

@@ -4,6 +4,9 @@
 import { ApiError, words } from "./api/client.ts";
 import { count, plural } from "./ui/format.ts";
 
+/** Some parts are done and others not: the message says of each what has become of it. */
+export class PartlyDone extends Error {}
+
 export interface Piece {
   /** The machines that it is about, in words. */
   what: string;
@@ -35,6 +38,6 @@ export async function inTurn(pieces: Piece[], tell: (done: number) => void): Pro
     left -= size;
   }
   if (problems.length) {
-    throw new Error(`Recorded for ${count(done)} of ${plural(all, "machine")}. ${problems.join(" ")}`);
+    throw new PartlyDone(`Recorded for ${count(done)} of ${plural(all, "machine")}. ${problems.join(" ")}`);
   }
 }

@@ -5,6 +5,7 @@ import { beforeEach, test } from "node:test";
 import { catalogsAct, deleteMachine, keeping, keepsData, machineAct, machinesTarget } from "../src/acts.ts";
 import type { Catalog, Machine, Schemas } from "../src/api/client.ts";
 import { type Request, transport } from "../src/transport.ts";
+import { headingOf } from "../src/ui/dialog.tsx";
 
 const names = Array.from({ length: 2500 }, (_, i) => `m-${String(i + 1).padStart(4, "0")}`);
 const catalog = (name: string, spec: Partial<Schemas["CatalogSpec"]> = {}) =>
@@ -73,6 +74,23 @@ test("a part that is refused is named, and the others are done", async () => {
   refused = null;
   await act.run({});
   assert.deepEqual(keys(), before);
+});
+
+test("only what the daemon refused is called refused", async () => {
+  const outcome = async (act: { run(values: object): Promise<unknown> }) =>
+    act.run({}).then(
+      () => assert.fail("it was done"),
+      (error: unknown) => headingOf(error),
+    );
+  const one = () => machineAct("stop", { names: ["a"], size: 1, claimed: 0, isKeeping: false });
+  refused = 1;
+  assert.equal(await outcome(one()), "Refused.");
+  refused = null;
+  sent = [];
+  lost = 1;
+  assert.equal(await outcome(one()), "Not known whether it was done.");
+  sent = [];
+  assert.equal(await outcome(many()), "", "the message says of each part what has become of it");
 });
 
 test("after a request without an answer, nothing more is asked for", async () => {

@@ -173,10 +173,20 @@ test("what deletes machines says so, and has to be confirmed", () => {
   assert.deepEqual([fewer.isDestructive, fewer.typed], [true, "desk"]);
   const more = changeAct(catalog, { count: 41 }, "Change desk?", []);
   assert.deepEqual([more.isDestructive, more.typed], [undefined, undefined]);
+  // A number that is emptied is the daemon's default, which is none.
+  for (const effective of [undefined, { ...catalog.spec, count: 0 }]) {
+    const none = changeAct(catalog, { count: undefined }, "Change desk?", [], effective);
+    assert.match(none.consequences.join(" "), /^40 machines are deleted/);
+    assert.deepEqual([none.isDestructive, none.typed], [true, "desk"]);
+  }
+  const kept = { ...catalog, spec: { ...catalog.spec, reset: "never" } } as typeof catalog;
+  const forgetting = changeAct(kept, { reset: undefined }, "Change desk?", []);
+  assert.match(forgetting.consequences.join(" "), /^The machines no longer keep what they write/);
+  assert.equal(forgetting.typed, "desk");
   const gone = deleteCatalog(catalog, 2).consequences.join(" ");
   assert.match(
     gone,
-    /2 machines that run are ended at once\. The daemon refuses this while a machine is claimed\.$/,
+    /2 machines that are on are ended at once\. The daemon refuses this while a machine is claimed\.$/,
   );
 });
 

@@ -71,8 +71,8 @@ export class CockpitTransport implements Transport {
       });
       const cancel = () => sent.close("cancelled");
       signal?.addEventListener("abort", cancel, { once: true });
-      // An act may take as long as it needs
-      const timer = method === "GET" ? setTimeout(cancel, SILENCE_MS) : undefined;
+      // An act may take as long as it needs, and who gives a signal has a deadline of its own.
+      const timer = method === "GET" && !signal ? setTimeout(cancel, SILENCE_MS) : undefined;
       const settle = () => {
         clearTimeout(timer);
         signal?.removeEventListener("abort", cancel);

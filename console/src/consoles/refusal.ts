@@ -12,7 +12,9 @@ const final = (why: string): Refusal => ({ why, isFinal: true });
 const AWAY: Refusal = { why: "spillwayd does not answer", isFinal: false };
 
 type Get = (path: string) => Promise<Reply>;
-const get: Get = (path) => transport.request({ method: "GET", path });
+const DEADLINE_MS = 20_000;
+const get: Get = (path) =>
+  transport.request({ method: "GET", path, signal: AbortSignal.timeout(DEADLINE_MS) });
 
 /** Null: there is no reason. */
 export async function refusal(

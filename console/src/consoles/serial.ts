@@ -27,6 +27,9 @@ function words(link: LinkState, keyboard: Keyboard): string {
     : "Nobody types. The first who does has the keyboard.";
 }
 
+/** What a terminal says when it gets or loses the focus, if the guest asks for it. It would take a keyboard that nobody has. */
+const FOCUS_REPORTS = ["\x1b[I", "\x1b[O"];
+
 /**
  * A terminal answers questions of the guest by itself, as if somebody typed. Here that would type into a guest that is only looked
  * at, and answer again what firmware asked long ago, whenever the page is opened. So it answers none.
@@ -101,7 +104,9 @@ function start(machine: string): void {
     },
   });
   const encoder = new TextEncoder();
-  terminal.onData((keys) => link.send(encoder.encode(keys)));
+  terminal.onData((keys) => {
+    if (!FOCUS_REPORTS.includes(keys)) link.send(encoder.encode(keys));
+  });
   terminal.onBinary((keys) => link.send(Uint8Array.from(keys, (key) => key.charCodeAt(0))));
   take.addEventListener("click", () => {
     link.send(JSON.stringify({ take: true }));

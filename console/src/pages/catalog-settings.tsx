@@ -39,6 +39,7 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
       : null,
     async () => (await putCatalog(catalog, diff, true)).body,
   );
+  const effective = checked && "answer" in checked ? checked.answer.effective : null;
   const change = (key: Key, value: unknown) => {
     edits.changes.value = differing({ ...edits.changes.peek(), [key]: value }, catalog.spec);
   };
@@ -65,7 +66,9 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
     const field = FIELDS.find((f) => f.key === key);
     const text = (v: unknown) => (field ? shown(field, v) || "not set" : String(v));
     const isHidden = key === "user_data";
-    return `${field?.title ?? key}: ${isHidden ? "changed" : `${text(catalog.spec[key])} becomes ${text(diff[key])}`}, ${aboutOf(key).effect}.`;
+    const isDefault = diff[key] == null && effective?.[key] != null;
+    const then = `${text(diff[key] ?? effective?.[key])}${isDefault ? " (default)" : ""}`;
+    return `${field?.title ?? key}: ${isHidden ? "changed" : `${text(catalog.spec[key])} becomes ${then}`}, ${aboutOf(key).effect}.`;
   });
   return (
     <>
@@ -139,7 +142,10 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
               class="primary"
               disabled={Boolean(incorrect) || checked === null || "error" in checked}
               onClick={() =>
-                ask({ ...changeAct(catalog, diff, `Change ${catalog.name}?`, effects), after: discard })
+                ask({
+                  ...changeAct(catalog, diff, `Change ${catalog.name}?`, effects, effective),
+                  after: discard,
+                })
               }
             >
               Review and apply

@@ -73,7 +73,11 @@ function ApplyLimit({
       ? "Running machines get the limit at once."
       : `The limit changes from ${bytes(limit)} to ${bytes(ram)}, for running machines at once.`,
     ...(limit !== null && ram < limit
-      ? ["Blocks that no longer fit move to the overflow, and the memory is free afterwards."]
+      ? [
+          catalog.spec.mode === "ram"
+            ? "There is no overflow: a write cache that holds more than the limit is full, and writes that need space wait or fail."
+            : "Blocks that no longer fit move to the overflow, and the memory is free afterwards.",
+        ]
       : []),
     outcome(sizing, ram),
     ...(promise ? [`Then there are ${promise}.`] : []),

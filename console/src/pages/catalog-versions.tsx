@@ -113,6 +113,13 @@ function rollback(catalog: Catalog, to: number, running: Map<string, number>) {
   };
 }
 
+/** What becomes of what restarted machines wrote. */
+function lossOf(catalog: Catalog): string {
+  return keepsData(catalog.spec)
+    ? "What the machines wrote is kept."
+    : "What restarted machines wrote is gone.";
+}
+
 function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas["Rollout"] }) {
   const p = rollout.progress;
   const change = (action: Schemas["RolloutAction"], verb: string, lines: string[]) =>
@@ -177,7 +184,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
             disabled={!can("admin")}
             onClick={() =>
               change("resume", "Resume", [
-                `${plural(left, "machine is", "machines are")} still to be restarted, in batches. What they wrote is gone.`,
+                `${plural(left, "machine is", "machines are")} still to be restarted, in batches. ${lossOf(catalog)}`,
               ])
             }
           >
@@ -402,7 +409,7 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
             title: `Update ${catalog.name} to ${reference}?`,
             consequences: [
               ...lines,
-              ...(how === "next-start" ? [] : ["What restarted machines wrote is gone."]),
+              ...(how === "next-start" ? [] : [lossOf(catalog)]),
               ...(after?.warnings ?? []),
             ],
             verb: "Update",

@@ -5,9 +5,10 @@ import type { Schemas } from "../api/client.ts";
 import { ApiError, type Catalog } from "../api/client.ts";
 import { queryValue } from "../router.ts";
 import { catalogRows, machineRows } from "../state/figures.ts";
-import { total } from "../state/moments.ts";
+import { notOff, total } from "../state/moments.ts";
 import { useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
+import { ActButton } from "../ui/act-button.tsx";
 import { bytes, percent, timeToFull } from "../ui/format.ts";
 import { HistoryCharts } from "../ui/history.tsx";
 import { Counts, LevelBadge } from "../ui/machine-cells.tsx";
@@ -77,15 +78,19 @@ export function CatalogPage({ name }: { name: string }) {
               Claim one
             </button>
             {(["start", "stop", "restart", "reset"] as const).map((action) => (
-              <button key={action} type="button" disabled={!can("operate")} onClick={() => act(action)}>
-                {action[0]?.toUpperCase() + action.slice(1)} all
-              </button>
+              <ActButton
+                key={action}
+                action={action}
+                isKeeping={keepsData(catalog.spec)}
+                suffix=" all"
+                act={act}
+              />
             ))}
             {can("admin") ? (
               <button
                 type="button"
                 class="danger-plain"
-                onClick={() => ask(deleteCatalog(catalog, row?.counts.running ?? 0))}
+                onClick={() => ask(deleteCatalog(catalog, row ? notOff(row.counts) : 0))}
               >
                 Delete
               </button>

@@ -1,12 +1,13 @@
 // All catalogs, with how full their machines are and what they write.
 import { useState } from "preact/hooks";
-import { ask, catalogsAct, deleteCatalog, keepsData, machineAct } from "../acts.ts";
+import { ask, catalogsAct, deleteCatalog, keeping, keepsData, machineAct } from "../acts.ts";
 import type { Catalog, Schemas } from "../api/client.ts";
 import { href, queryValue } from "../router.ts";
 import { catalogRows, figures } from "../state/figures.ts";
-import { type CatalogRow, total } from "../state/moments.ts";
+import { type CatalogRow, notOff, total } from "../state/moments.ts";
 import { useList } from "../state/resource.ts";
 import { can } from "../state/session.ts";
+import { ActButton } from "../ui/act-button.tsx";
 import { percent } from "../ui/format.ts";
 import { Counts, figureColumns } from "../ui/machine-cells.tsx";
 import { Badge, Choice, Filter, PageHead, Pending } from "../ui/parts.tsx";
@@ -114,16 +115,17 @@ export function CatalogsPage() {
       }
       return level === "rollout" ? Boolean(i.catalog.rollout) : true;
     });
-  const act = (action: "start" | "stop" | "reset") => {
-    const targets = items
-      .filter((i) => chosen.has(i.catalog.name))
-      .map((i) => ({
-        catalog: i.catalog.name,
-        size: i.row ? total(i.row.counts) : (i.catalog.spec.count ?? 0),
-        claimed: i.row?.counts.claimed ?? 0,
-        isKeeping: keepsData(i.catalog.spec),
-        graceSeconds: i.catalog.spec.grace_seconds,
-      }));
+  const targets = items
+    .filter((i) => chosen.has(i.catalog.name))
+    .map((i) => ({
+      catalog: i.catalog.name,
+      size: i.row ? total(i.row.counts) : (i.catalog.spec.count ?? 0),
+      claimed: i.row?.counts.claimed ?? 0,
+      isKeeping: keepsData(i.catalog.spec),
+      graceSeconds: i.catalog.spec.grace_seconds,
+    }));
+  const isKeeping = keeping(targets.map((t) => t.isKeeping));
+  const act = (action: Schemas["Action"]) => {
     const [first] = targets;
     if (first) ask(targets.length === 1 ? machineAct(action, first) : catalogsAct(action, targets));
   };
@@ -153,19 +155,13 @@ export function CatalogsPage() {
         />
       </div>
       <SelectionBar chosen={chosen} clear={() => setChosen(new Set())} noun="catalog">
-        <button type="button" disabled={!can("operate")} onClick={() => act("start")}>
-          Start
-        </button>
-        <button type="button" disabled={!can("operate")} onClick={() => act("stop")}>
-          Stop
-        </button>
-        <button type="button" disabled={!can("operate")} onClick={() => act("reset")}>
-          Reset
-        </button>
+        {(["start", "stop", "reset"] as const).map((action) => (
+          <ActButton key={action} action={action} isKeeping={isKeeping} act={act} />
+        ))}
         <button
           type="button"
           disabled={!can("admin") || !one}
-          onClick={() => one && ask(deleteCatalog(one.catalog, one.row?.counts.running ?? 0))}
+          onClick={() => one && ask(deleteCatalog(one.catalog, one.row ? notOff(one.row.counts) : 0))}
         >
           Delete
         </button>

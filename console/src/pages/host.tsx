@@ -7,7 +7,7 @@ import { api, type Catalog, type Figures, type Host, type Store, words } from ".
 import { href } from "../router.ts";
 import { catalogRows, figures, figuresError } from "../state/figures.ts";
 import { type History, samplesOf } from "../state/history.ts";
-import { type CatalogRow, sumRates, total } from "../state/moments.ts";
+import { type CatalogRow, notOff, sumRates, total } from "../state/moments.ts";
 import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { bytes, count, duration, percent, plural, rate } from "../ui/format.ts";
@@ -94,11 +94,12 @@ export function troubles(
         `${plural(levels.critical - levels.full, "write cache is", "write caches are")} at the critical level in ${row.name}`,
         settings("Raise the overflow before writes wait."),
       );
-    } else if (levels.warning > levels.critical) {
+    }
+    if (levels.warning > levels.critical) {
       add(
         "warning",
         `warning/${row.name}`,
-        `${plural(levels.warning - levels.critical, "write cache is", "write caches are")} at the level of warning in ${row.name}`,
+        `${plural(levels.warning - levels.critical, "write cache is", "write caches are")} above the warning threshold in ${row.name}`,
         <a href={href(["catalogs", row.name], { tab: "sizing" })}>See how much RAM is enough</a>,
       );
     }
@@ -257,7 +258,7 @@ function HostLine({ host, figures }: { host: Host; figures: Figures | undefined 
 function CloseButton({ host, etag, rows }: { host: Host; etag: string | null; rows: CatalogRow[] }) {
   const action = host.closed ? "open" : "close";
   const sum = (of: (row: CatalogRow) => number) => rows.reduce((n, row) => n + of(row), 0);
-  const on = sum((r) => total(r.counts) - r.counts.stopped);
+  const on = sum((r) => notOff(r.counts));
   const claimed = sum((r) => r.counts.claimed);
   const isKnown = figures.value !== undefined;
   return (
@@ -272,7 +273,7 @@ function CloseButton({ host, etag, rows }: { host: Host; etag: string | null; ro
                 isKnown
                   ? `${plural(on, "machine that is on is", "machines that are on are")} stopped, each with the grace period of its catalog.`
                   : "All machines that are on are stopped, each with the grace period of its catalog. How many these are is not known.",
-                "What machines of pooled catalogs have written is gone.",
+                "Machines that do not keep data lose what they wrote.",
                 ...(claimed
                   ? [`${plural(claimed, "machine is", "machines are")} claimed: somebody may be using them.`]
                   : []),

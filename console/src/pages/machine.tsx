@@ -7,6 +7,7 @@ import type { MachineRow } from "../state/moments.ts";
 import { useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
+import { ActButton } from "../ui/act-button.tsx";
 import { ago, bytes, clock, count, duration, nanoseconds, percent, rate, timeToFull } from "../ui/format.ts";
 import { HistoryCharts } from "../ui/history.tsx";
 import { LatencyPanel } from "../ui/latency.tsx";
@@ -48,9 +49,12 @@ export function MachinePage({ name }: { name: string }) {
       }),
     );
   const isOn = machine.power === "on";
-  const acts: Schemas["Action"][] = [
-    ...(isOn ? (["stop", "restart", "reset"] as const) : (["start", "reset"] as const)),
-    machine.drained ? "undrain" : "drain",
+  // Each button has a place of its own: no act comes under the pointer in place of another but its opposite.
+  const acts: [string, Schemas["Action"]][] = [
+    ["power", isOn ? "stop" : "start"],
+    ["restart", "restart"],
+    ["reset", "reset"],
+    ["drain", machine.drained ? "undrain" : "drain"],
   ];
   const tab = queryValue("tab") ?? "disk";
   return (
@@ -78,11 +82,14 @@ export function MachinePage({ name }: { name: string }) {
         }
         acts={
           <>
-            {acts.map((action, i) => (
-              // A button stays when its act changes, and with it the focus.
-              <button key={i} type="button" disabled={!can("operate")} onClick={() => act(action)}>
-                {action[0]?.toUpperCase() + action.slice(1)}
-              </button>
+            {acts.map(([place, action]) => (
+              <ActButton
+                key={place}
+                action={action}
+                isKeeping={keepsData(catalog.data?.spec)}
+                reason={action === "restart" && !isOn ? "The machine is off." : null}
+                act={act}
+              />
             ))}
             {machine.claim ? (
               <button type="button" disabled={!can("operate")} onClick={() => ask(releaseClaim(machine))}>

@@ -3,7 +3,7 @@
 // Invariant: a field that nobody filled in is not sent, so every default is the daemon's.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { api, type Catalog, type CatalogSpec, words } from "../api/client.ts";
-import { href, navigate, queryValue } from "../router.ts";
+import { href, navigate, pageKey, queryValue } from "../router.ts";
 import { useDryRun, type Verdict } from "../state/dry-run.ts";
 import { clearDraft, type Draft, draft, draftKey, type Key, name, wrong } from "../state/edits.ts";
 import { refresh } from "../state/resource.ts";
@@ -142,18 +142,20 @@ function CreateButton({ isReady }: { isReady: boolean }) {
     if (error !== null) button.current?.focus();
   }, [error]);
   const create = async () => {
+    const key = draftKey();
+    const made = name.value;
+    const spec = draft.value;
+    const page = pageKey.peek();
     setBusy(true);
     setError(null);
     try {
-      await api.post("/v1/catalogs", {
-        key: draftKey(),
-        body: { name: name.value, spec: draft.value as CatalogSpec },
-      });
-      const made = name.value;
+      await api.post("/v1/catalogs", { key, body: { name: made, spec: spec as CatalogSpec } });
       toast(`The catalog ${made} is made.`);
-      clearDraft();
       refresh();
-      navigate(["catalogs", made]);
+      // Who has gone elsewhere meanwhile, or fills in another catalog, stays there.
+      if (draftKey() === key) clearDraft();
+      else return setBusy(false);
+      if (pageKey.peek() === page) navigate(["catalogs", made]);
     } catch (failure) {
       setError(words(failure));
       setBusy(false);

@@ -341,6 +341,11 @@ function index<T extends { name: string }>(objects: T[]): Map<string, T> {
   return new Map(objects.map((object) => [object.name, object]));
 }
 
+/** Machines of a catalog that are not off. */
+export function notOff(counts: Required<Schemas["MachineCounts"]>): number {
+  return total(counts) - counts.stopped;
+}
+
 /** All machines of a catalog, whatever their phase. */
 export function total(counts: Required<Schemas["MachineCounts"]>): number {
   return counts.stopped + counts.waiting + counts.starting + counts.running + counts.stopping + counts.failed;

@@ -5,7 +5,8 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { words } from "../api/client.ts";
+import { ApiError, words } from "../api/client.ts";
+import { PartlyDone } from "../pieces.ts";
 import { pageKey } from "../router.ts";
 import { refresh } from "../state/resource.ts";
 import { toast } from "./announce.tsx";
@@ -50,6 +51,12 @@ const initial = (act: Act | null): Values =>
 
 const open = signal<Act | null>(null);
 
+/** What an act that has failed has become, in a word or two; empty if the message says it. */
+export function headingOf(error: unknown): string {
+  if (error instanceof ApiError) return "Refused.";
+  return error instanceof PartlyDone ? "" : "Not known whether it was done.";
+}
+
 /** Asks before an act. */
 export function ask(act: Act): void {
   open.value = act;
@@ -61,7 +68,7 @@ export function ActDialog() {
   const submit = useRef<HTMLButtonElement>(null);
   const [state, setState] = useState({
     busy: false,
-    error: null as string | null,
+    error: null as { heading: string; text: string } | null,
     typed: "",
     values: initial(act),
   });
@@ -103,7 +110,7 @@ export function ActDialog() {
       }
       // What it was decided on may have changed: the page behind shows it as it is now.
       refresh();
-      setState((s) => ({ ...s, busy: false, error: words(error) }));
+      setState((s) => ({ ...s, busy: false, error: { heading: headingOf(error), text: words(error) } }));
     }
   };
   const fields = act.fields ?? [];
@@ -125,7 +132,11 @@ export function ActDialog() {
       aria-labelledby="act-title"
       onCancel={(e) => {
         e.preventDefault();
-        if (!state.busy) close();
+        close();
+      }}
+      // A browser may also close it by itself. What is under way then tells its result in a toast.
+      onClose={() => {
+        if (open.peek() === act) open.value = null;
       }}
     >
       <form
@@ -198,12 +209,12 @@ export function ActDialog() {
         <Command text={typeof act.command === "string" ? act.command : act.command(state.values)} />
         {state.error ? (
           <div class="notice critical" role="alert">
-            <strong>Refused.</strong> {state.error}
+            {state.error.heading ? <strong>{state.error.heading}</strong> : null} {state.error.text}
           </div>
         ) : null}
         <footer>
-          <button type="button" onClick={close} disabled={state.busy}>
-            Cancel
+          <button type="button" onClick={close}>
+            {state.busy ? "Close" : "Cancel"}
           </button>
           <button
             ref={submit}

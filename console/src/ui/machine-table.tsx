@@ -6,7 +6,7 @@ import { href, queryValue } from "../router.ts";
 import { machineRows } from "../state/figures.ts";
 import type { MachineRow } from "../state/moments.ts";
 import { useList } from "../state/resource.ts";
-import { can } from "../state/session.ts";
+import { ActButton } from "./act-button.tsx";
 import { plural } from "./format.ts";
 import { figureColumns, PhaseBadge } from "./machine-cells.tsx";
 import { Badge, Choice, Filter, Pending } from "./parts.tsx";
@@ -147,19 +147,9 @@ export function MachineTable({ catalog }: { catalog?: Catalog }) {
           t.toLowerCase().includes(text),
         ),
     );
-  const act = (action: Schemas["Action"]) => {
-    const names = items.map((i) => i.name).filter((name) => chosen.has(name));
-    const target = machinesTarget(names, items, catalog ? [catalog] : catalogs.data);
-    ask(machineAct(action, target));
-  };
-  const acts: [Schemas["Action"], string][] = [
-    ["start", "Start"],
-    ["stop", "Stop"],
-    ["restart", "Restart"],
-    ["reset", "Reset"],
-    ["drain", "Drain"],
-    ["undrain", "Undrain"],
-  ];
+  const names = items.map((i) => i.name).filter((name) => chosen.has(name));
+  const target = machinesTarget(names, items, catalog ? [catalog] : catalogs.data);
+  const act = (action: Schemas["Action"]) => ask(machineAct(action, target));
   return (
     <>
       <div class="toolbar">
@@ -175,10 +165,8 @@ export function MachineTable({ catalog }: { catalog?: Catalog }) {
         <span class="muted count">{plural(items.length, "machine")}</span>
       </div>
       <SelectionBar chosen={chosen} clear={() => setChosen(new Set())} noun="machine">
-        {acts.map(([action, title]) => (
-          <button type="button" key={action} disabled={!can("operate")} onClick={() => act(action)}>
-            {title}
-          </button>
+        {(["start", "stop", "restart", "reset", "drain", "undrain"] as const).map((action) => (
+          <ActButton key={action} action={action} isKeeping={target.isKeeping} act={act} />
         ))}
       </SelectionBar>
       <Table

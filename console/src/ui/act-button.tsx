@@ -1,0 +1,43 @@
+// The button of an act on machines. It stays in its place when it is not possible, and says why.
+import type { Keeping } from "../acts.ts";
+import type { Schemas } from "../api/client.ts";
+import { can } from "../state/session.ts";
+
+type Action = Schemas["Action"];
+
+/** Why somebody may not do this, in words; null if the role is enough. */
+function refusalOf(action: Action, isKeeping: Keeping): string | null {
+  if (!can("operate")) return "This needs the role operate.";
+  const isLosing = action === "reset" && (isKeeping === true || isKeeping === "some");
+  return isLosing && !can("admin")
+    ? "The machines keep their data: to discard it needs the role admin."
+    : null;
+}
+
+export function ActButton({
+  action,
+  isKeeping,
+  suffix = "",
+  reason = null,
+  act,
+}: {
+  action: Action;
+  isKeeping: Keeping;
+  suffix?: string;
+  /** Why it is not possible now, whoever asks; null if it is. */
+  reason?: string | null;
+  act(action: Action): void;
+}) {
+  const against = reason ?? refusalOf(action, isKeeping);
+  return (
+    <button
+      type="button"
+      disabled={against !== null}
+      title={against ?? undefined}
+      onClick={() => act(action)}
+    >
+      {action[0]?.toUpperCase() + action.slice(1)}
+      {suffix}
+    </button>
+  );
+}
