@@ -4,7 +4,7 @@
 // SPILLWAY_REGISTRY_FOLDER   a folder there in which the test may make a registry
 // SPILLWAY_CONSOLE_TOKEN     if the address needs one: then a token with the name and value "read" exists too
 import assert from "node:assert/strict";
-import { mkdirSync } from "node:fs";
+import { mkdirSync, renameSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { axe, base, go, launch, open, settled, signIn } from "./lib.mjs";
@@ -352,15 +352,20 @@ test("an operation that runs is first, with its progress, and can be cancelled",
   await context.close();
 });
 
-test("a store that cannot be read is said to be so", async () => {
+test("a store that cannot be read is said to be so, until it can be", needs, async () => {
   const { context, page } = await open(browser);
-  await page.route("**/v1/stores?*", (route) =>
-    route.fulfill({ json: { items: [{ name: "nas", path: "/mnt/nas", class: "shared", space: null }] } }),
-  );
+  const path = join(folder, `nas-${unique}`);
+  mkdirSync(path, { recursive: true });
   await go(page, "#/stores");
-  await page.getByText("not readable").waitFor();
+  await ask(page, "POST", "/v1/stores", { name: `nas-${unique}`, path, class: "shared" });
+  renameSync(path, `${path}-away`);
+  await go(page, "#/images");
+  await go(page, "#/stores");
+  await page.getByText("not readable").waitFor({ timeout: DONE_MS });
   await page.getByText("is its file system mounted?").waitFor();
   assert.deepEqual(await axe(page), []);
+  renameSync(`${path}-away`, path);
+  await page.getByText("not readable").waitFor({ state: "detached", timeout: DONE_MS });
   await context.close();
 });
 
