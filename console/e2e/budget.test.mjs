@@ -8,7 +8,7 @@ const MOST_REQUESTS = 6;
 
 test("the first page keeps its budget", async () => {
   const browser = await launch();
-  const { page } = await open(browser);
+  const { context, page } = await open(browser);
   const cdp = await page.context().newCDPSession(page);
   const files = new Map();
   await cdp.send("Network.enable");
@@ -26,5 +26,6 @@ test("the first page keeps its budget", async () => {
   console.log(`${all.length} files, ${bytes} bytes`);
   assert.ok(bytes > 0 && bytes <= MOST_BYTES, `${bytes} bytes: ${JSON.stringify(all)}`);
   assert.ok(all.length <= MOST_REQUESTS, `${all.length} requests: ${JSON.stringify(all)}`);
+  await context.close();
   await browser.close();
 });

@@ -29,8 +29,11 @@ export async function launch({ args = [] } = {}) {
   return chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu", ...args] });
 }
 
-/** Opens a page and watches it. With `fresh`, in a browser that nobody has let in. */
-export async function open(browser, options = {}, { fresh = false } = {}) {
+/**
+ * Opens a page and watches it: closing its context fails if it was not clean. With `fresh`, in a browser that nobody has let in. `at`
+ * is the server that it may ask, and `expected` the errors that a test brings about.
+ */
+export async function open(browser, options = {}, { fresh = false, at = base, expected } = {}) {
   const context = await browser.newContext({
     viewport: { width: 1280, height: 900 },
     ignoreHTTPSErrors: true,
@@ -56,6 +59,11 @@ export async function open(browser, options = {}, { fresh = false } = {}) {
       console.error(`Content Security Policy: ${e.violatedDirective} ${e.blockedURI}`),
     );
   });
+  const close = context.close.bind(context);
+  context.close = async () => {
+    assertClean(seen, at, expected);
+    await close();
+  };
   return { context, page, seen };
 }
 

@@ -10,7 +10,7 @@ for (const [width, scheme] of [
   [1280, "dark"],
   [390, "light"],
 ]) {
-  const { context, page, seen } = await open(browser, {
+  const { page, seen } = await open(browser, {
     viewport: { width, height: 900 },
     colorScheme: scheme,
     deviceScaleFactor: 1,
@@ -28,6 +28,5 @@ for (const [width, scheme] of [
     console.log(`${width} ${scheme} ${hash}${wide ? " WIDER THAN THE SCREEN" : ""}`, wrong);
   }
   console.log(seen.errors, seen.violations);
-  await context.close();
 }
 await browser.close();
