@@ -150,9 +150,9 @@ fn what_frees_room_works_on_an_xfs_that_is_full() {
 fn an_import_is_cancelled_on_a_file_system_that_is_full() {
     let Some((world, _mounted)) = world(|at| Mounted::tmpfs(at, "96m")) else { return };
     let client = world.client();
-    // A disk of 1 TiB without anything in it: it takes no space, and long enough.
+    // The largest disk there can be, without anything in it: it takes no space, and long enough.
     let path = world.path("large").display().to_string();
-    File::create(&path).unwrap().set_len(1 << 40).unwrap();
+    File::create(&path).unwrap().set_len(4 << 40).unwrap();
     let asked = ImageImport { path, format: SourceFormat::Raw, store: None };
     let begun: Operation = client.post("/v1/images/large/versions", &asked).unwrap();
     fill(&world.state());
