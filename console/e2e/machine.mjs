@@ -111,11 +111,14 @@ async function shown(frame) {
 
 async function screen() {
   say("a key on the screen of a machine");
+  // Its firmware has handed over to what is on its disk.
+  for (const until = Date.now() + BOOT_MS; !spillway("machine", "show", "screen-001").status.ready; ) {
+    assert.ok(Date.now() < until, "its disk does not boot");
+    await page.waitForTimeout(500);
+  }
   await go(page, "#/machines/screen-001?tab=screen");
   const frame = page.frameLocator("iframe.console");
   await frame.getByText("Connected").waitFor();
-  // The firmware hands over to what is on the disk.
-  await page.waitForTimeout(5000);
   const before = await shown(frame);
   assert.equal(await shown(frame), before, "nothing changes by itself");
   await frame.locator("canvas").click();
@@ -123,7 +126,7 @@ async function screen() {
   for (const key of ["a", "b"]) {
     await page.keyboard.press(key);
     let now = before;
-    for (const until = Date.now() + 15_000; pictures.includes(now) && Date.now() < until; )
+    for (const until = Date.now() + 60_000; pictures.includes(now) && Date.now() < until; )
       now = await shown(frame);
     assert.ok(!pictures.includes(now), `the key ${key} changes pixels`);
     pictures.push(now);

@@ -150,12 +150,17 @@ fn a_catalog_is_made_filled_sized_and_updated() {
     browse(&mut world, "catalog.mjs");
 }
 
-/// A boot sector that shows each key that is pressed, with the firmware's help. Its cursor is hidden: it would blink.
-const SHOWS_KEYS: [u8; 17] = [
+/// A boot sector that says "UP" on the serial port, and then shows each key that is pressed, with the firmware's help. Its cursor is
+/// hidden: it would blink.
+const SHOWS_KEYS: [u8; 39] = [
+    0xb8, 0xe3, 0x00, 0x31, 0xd2, 0xcd, 0x14, // mov ax, 0x00e3; xor dx, dx; int 0x14
+    0xb8, 0x55, 0x01, 0xcd, 0x14, // mov ax, 0x0155 ("U"); int 0x14
+    0xb8, 0x50, 0x01, 0xcd, 0x14, // mov ax, 0x0150 ("P"); int 0x14
+    0xb8, 0x0a, 0x01, 0xcd, 0x14, // mov ax, 0x010a (a new line); int 0x14
     0xb4, 0x01, 0xb9, 0x07, 0x26, 0xcd, 0x10, // mov ah, 1; mov cx, 0x2607; int 0x10
     0xb4, 0x00, 0xcd, 0x16, // mov ah, 0; int 0x16
     0xb4, 0x0e, 0xcd, 0x10, // mov ah, 0x0e; int 0x10
-    0xeb, 0xf6, // jmp back to the first int 0x16
+    0xeb, 0xf6, // jmp back to int 0x16's mov
 ];
 
 #[test]
@@ -172,7 +177,18 @@ fn a_released_machine_has_forgotten_and_a_key_changes_its_screen() {
     disk.resize(1 << 20, 0);
     std::fs::write(world.path("keys.raw"), disk).unwrap();
     world.ok(&["image", "import", "keys", world.path("keys.raw").to_str().unwrap(), "--format", "raw"]);
-    let options = ["--image", "keys", "--display", "vnc", "--memory", "64M", "--network", "none"];
+    let options = [
+        "--image",
+        "keys",
+        "--display",
+        "vnc",
+        "--memory",
+        "64M",
+        "--network",
+        "none",
+        "--ready",
+        "serial:UP",
+    ];
     world.ok(&[&["catalog", "create", "screen", "--count", "1"], &options[..]].concat());
     world.ok(&["machine", "start", "--all"]);
     browse(&mut world, "machine.mjs");
