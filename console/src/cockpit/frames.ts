@@ -1,6 +1,6 @@
 // The client's side of the WebSocket protocol (RFC 6455): the opening handshake and frames, as bytes. Owns no connection.
 //
-// Invariant: nothing is believed of what the other side sends. Each length has a bound before memory is taken for it, and what the
+// Invariant: all that the other side sends is checked. Each length has a bound before memory is taken for it, and what the
 // standard forbids is a ProtocolError.
 
 /** What the other side has sent is against the protocol, or too long. */
