@@ -4,7 +4,8 @@ use crate::world::{World, kill};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use spillway_testkit::process::wait_until;
-use std::process::Command;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -33,6 +34,48 @@ fn until(world: &World, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         Some(catalog(world)).filter(|found| !found.is_null() && is(found))
     });
     found.unwrap_or_else(|| panic!("{what}: {:#}", catalog(world)))
+}
+
+/// A client of a machine's disk that stays connected.
+struct Writer {
+    qemu_io: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Writer {
+    fn of(world: &World, machine: &str) -> Writer {
+        let socket = world.machine(machine)["status"]["run"]["nbd_socket"].as_str().unwrap().to_owned();
+        let mut qemu_io = Command::new("qemu-io")
+            .args(["-f", "raw", &format!("nbd+unix:///?socket={socket}")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(qemu_io.stdout.take().unwrap());
+        let mut writer = Writer { qemu_io, said };
+        writer.does("read 0 512", "read 512/512");
+        writer
+    }
+
+    fn write(&mut self, mib: u64) {
+        self.does(&format!("write -P 7 0 {mib}M"), "wrote");
+    }
+
+    fn does(&mut self, command: &str, says: &str) {
+        writeln!(self.qemu_io.stdin.as_mut().unwrap(), "{command}").unwrap();
+        let mut line = String::new();
+        while !line.contains(says) {
+            line.clear();
+            assert_ne!(self.said.read_line(&mut line).unwrap(), 0, "{command}");
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.qemu_io.kill().unwrap();
+        self.qemu_io.wait().unwrap();
+    }
 }
 
 fn write(world: &World, machine: &str, mib: u64) {
@@ -113,7 +156,11 @@ fn a_disk_that_hangs_costs_its_own_figures_only() {
     world.ok(&["machine", "start", "--catalog", "desk", "--wait"]);
     until(&world, "all of them", |c| c["disks"] == 4 && c["unresponsive_disks"] == 0);
     let disk = Pid::from_raw(world.pid("desk-003", "disk_pid") as i32).unwrap();
+    let mut guest = Writer::of(&world, "desk-003");
     kill_process(disk, Signal::STOP).unwrap();
+    // Who answers for the disk hangs, and who serves it does not: what it counts is seen without asking anybody.
+    guest.write(2);
+    until(&world, "2 MiB more", |c| written(c) == 2 * MIB);
     until(&world, "one is unresponsive", |c| c["disks"] == 3 && c["unresponsive_disks"] == 1);
     let begun = Instant::now();
     let unresponsive = r#"spillway_catalog_disks_unresponsive{catalog="desk"}"#;
@@ -122,8 +169,11 @@ fn a_disk_that_hangs_costs_its_own_figures_only() {
     let limit = 32.0 * MIB as f64;
     let sample = r#"spillway_catalog_ram_limit_bytes{catalog="desk"}"#;
     assert_eq!(metric(&world, sample), Some(limit), "its last known figures");
+    guest.write(3);
+    until(&world, "5 MiB", |c| written(c) == 5 * MIB);
     kill_process(disk, Signal::CONT).unwrap();
     until(&world, "it is back", |c| c["disks"] == 4);
+    assert_eq!(written(&catalog(&world)), 5 * MIB);
 }
 
 /// Number of requests, and the bound that this share of them did not exceed.

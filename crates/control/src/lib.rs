@@ -28,6 +28,7 @@ mod signals;
 mod stats;
 pub mod storage_model;
 pub mod trace_ring;
+mod window;
 
 pub use at_rest::{Content, DiskAtRest, Part};
 pub use client::{Client, Recorder};
@@ -48,6 +49,7 @@ pub use stats::{
     BasePlane, Chunks, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow,
     Plane, Planes, Promotions, Ram, SCHEMA, Stalls, Stats, Throttled, Touched,
 };
+pub use window::{Window, WindowError};
 
 /// What is said of a disk that is kept when it has ended as it should.
 pub const STOPPED_CLEANLY: &str = "all that was written is on the medium";

@@ -14,6 +14,9 @@ pub enum Request {
     Ping,
     /// Returns all counters and gauges, as [`crate::Stats`]: legal at any time.
     Stats,
+    /// Passes the memory of the counters with the response, to read only: a [`crate::Window`] on it shows them without asking. Only
+    /// the supervisor's user and root may send this.
+    Counters,
     /// Returns how long requests took since the disk was created, as [`crate::DiskLatency`]: legal at any time.
     Latency,
     /// Returns the ranges with most writes since the last reset, as [`crate::Dirty`]: legal at any time.

@@ -91,15 +91,6 @@ impl Meta {
         Ok((meta, existing))
     }
 
-    /// Reads the generation of a formatted disk from its header page.
-    ///
-    /// # Safety
-    /// `base` is aligned to 8 and readable for 4096 bytes.
-    pub unsafe fn read_generation(base: *const u8) -> u64 {
-        // SAFETY: promised by the caller; the header is plain atomics.
-        Layout::generation(unsafe { &*base.cast::<Header>() }.generation.load(Ordering::Relaxed))
-    }
-
     /// Segments that the file may hold; at most as many as the table has.
     pub(crate) fn ceiling(&self) -> u32 {
         self.header().ceiling.load(Ordering::Relaxed).min(self.layout.segments as u64) as u32

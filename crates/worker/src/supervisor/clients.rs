@@ -261,8 +261,13 @@ impl Supervisor {
                 Request::Stats => {
                     Response::Ok(serde_json::to_value(self.stats()).expect("plain numbers and text"))
                 }
+                Request::Counters => match self.pass_counters(id) {
+                    Some(answer) => answer,
+                    None => continue,
+                },
                 Request::Latency => {
-                    Response::Ok(serde_json::to_value(self.window.latency()).expect("plain numbers"))
+                    let latency = self.window.latency(std::process::id());
+                    Response::Ok(serde_json::to_value(latency).expect("plain numbers"))
                 }
                 Request::Dirty { limit } => self.dirty(limit),
                 Request::Reset { .. }

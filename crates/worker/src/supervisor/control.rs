@@ -27,9 +27,10 @@ pub(super) struct Peer {
     waiting: bool,
     /// It has subscribed to events, and sends no further request.
     is_subscribed: bool,
-    /// It records, and sends no further request. Its ring buffer is passed with the answer.
+    /// It records, and sends no further request.
     records: bool,
-    ring: Option<OwnedFd>,
+    /// Memory to pass with the answer.
+    memory: Option<OwnedFd>,
     /// The client has closed its direction, or has sent a line that is too long.
     at_end: bool,
     gone: bool,
@@ -44,7 +45,7 @@ impl Peer {
             waiting: false,
             is_subscribed: false,
             records: false,
-            ring: None,
+            memory: None,
             at_end: false,
             gone: false,
         }
@@ -111,7 +112,7 @@ impl Peer {
                 }
                 Err(e) => self.answer(&Response::error(
                     "invalid",
-                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"latency\", \"dirty\", \"reset\", \"set\", \"events\", \"trace\", \"curve\" or \"upgrade\""),
+                    format!("not a request ({e}): send {{\"command\":\"ping\"}}, \"stats\", \"counters\", \"latency\", \"dirty\", \"reset\", \"set\", \"events\", \"trace\", \"curve\" or \"upgrade\""),
                 )),
             }
         }
@@ -126,10 +127,16 @@ impl Peer {
         self.flush();
     }
 
-    /// Answers the last request, and passes the ring buffer to the client.
-    pub fn record(&mut self, ring: OwnedFd, answer: &Response) {
-        (self.records, self.ring) = (true, Some(ring));
+    /// Answers the last request, and passes this memory with it.
+    pub fn answer_with(&mut self, memory: OwnedFd, answer: &Response) {
+        self.memory = Some(memory);
         self.answer(answer);
+    }
+
+    /// The same of the ring buffer: the client records from now on.
+    pub fn record(&mut self, ring: OwnedFd, answer: &Response) {
+        self.records = true;
+        self.answer_with(ring, answer);
     }
 
     /// Whether the client records.
@@ -170,16 +177,16 @@ impl Peer {
         }
     }
 
-    /// Sends what there is room for; the ring goes with the first byte.
+    /// Sends what there is room for; memory goes with the first byte.
     fn send(&mut self) -> Result<usize, Errno> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let Some(ring) = &self.ring else { return rustix::net::send(&self.fd, &self.output, flags) };
-        let rights = [ring.as_fd()];
+        let Some(memory) = &self.memory else { return rustix::net::send(&self.fd, &self.output, flags) };
+        let rights = [memory.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&rights)), "the space is made for one");
         let sent = rustix::net::sendmsg(&self.fd, &[IoSlice::new(&self.output)], &mut control, flags)?;
-        self.ring = None;
+        self.memory = None;
         Ok(sent)
     }
 
@@ -264,6 +271,29 @@ mod tests {
             assert_eq!(peer.next_request(), None);
         }
         assert!(peer.is_done());
+    }
+
+    #[test]
+    fn memory_goes_with_one_answer_and_requests_go_on() {
+        let (mut us, mut peer) = peer();
+        us.write_all(b"{\"command\":\"counters\"}\n{\"command\":\"ping\"}\n").unwrap();
+        peer.ready(PollFlags::IN);
+        assert_eq!(peer.next_request(), Some(Request::Counters));
+        let (memory, _other) = rustix::pipe::pipe().unwrap();
+        peer.answer_with(memory, &Response::Ok(1.into()));
+        let receive = || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = rustix::net::RecvAncillaryBuffer::new(&mut space);
+            let mut bytes = [0; 100];
+            let mut whole = [std::io::IoSliceMut::new(&mut bytes)];
+            rustix::net::recvmsg(&us, &mut whole, &mut control, RecvFlags::empty()).unwrap();
+            control.drain().count()
+        };
+        assert_eq!(receive(), 1);
+        assert_eq!(peer.next_request(), Some(Request::Ping));
+        peer.answer(&Response::Ok(2.into()));
+        assert_eq!(receive(), 0);
+        assert!(!peer.records() && !peer.is_done());
     }
 
     #[test]

@@ -20,14 +20,13 @@ use super::socket::{Listener, Rights};
 use super::states::ReportedStates;
 use super::upgrade::Upgrade;
 use super::watchers::Watchers;
-use super::window::Window;
 use crate::channel::{ClientKind, ToWorker};
 use crate::worker::ReportedError;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use spillway_control::{
     Dirty, DiskSettings, ErrorKind, Report, Response, STOPPED_CLEANLY, ServeSettings, Stats, SupervisorError,
-    bytes,
+    Window, bytes,
 };
 use spillway_core::{Layout, Mode};
 use std::collections::BTreeMap;
@@ -99,7 +98,8 @@ impl Supervisor {
         allow_fds();
         let rights = Rights::new(options.socket_mode(), options.socket_group.as_deref())?;
         let disk = Disk::prepare(&options, &mut log)?;
-        let window = Window::open(&disk.meta)?;
+        let window = Window::open(&disk.meta)
+            .map_err(|e| SupervisorError::internal("cannot map the counters", std::io::Error::other(e)))?;
         let mut exports = Vec::new();
         for (kind, path) in [(ClientKind::VhostUser, &options.vhost_user), (ClientKind::Nbd, &options.nbd)] {
             if let Some(path) = path {

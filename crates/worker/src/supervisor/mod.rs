@@ -26,7 +26,6 @@ mod socket;
 mod states;
 mod upgrade;
 mod watchers;
-mod window;
 
 pub use console::ConsoleHub;
 pub use event_loop::Supervisor;

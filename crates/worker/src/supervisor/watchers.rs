@@ -6,8 +6,8 @@
 use super::event_loop::Supervisor;
 use crate::channel::ToWorker;
 use rustix::fs::{Mode, OFlags};
-use spillway_control::Response;
 use spillway_control::trace_ring;
+use spillway_control::{Response, SCHEMA};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -64,6 +64,22 @@ impl Supervisor {
             Err(e) => {
                 peer.answer(&Response::error("refused", format!("there is no memory to record into: {e}")))
             }
+        }
+    }
+
+    /// Passes the memory of the counters to a control connection, read-only. Returns the error response if that is not possible.
+    pub(super) fn pass_counters(&mut self, id: u64) -> Option<Response> {
+        let peer = self.peers.get_mut(&id)?;
+        // The same memory tells which blocks were written, and one of another user could open it again to write.
+        if !peer.is_owner() {
+            return Some(Response::error("refused", "only the disk's own user and root may read its memory"));
+        }
+        match read_only(&self.disk.meta) {
+            Ok(memory) => {
+                peer.answer_with(memory, &Response::Ok(serde_json::json!({ "schema": SCHEMA })));
+                None
+            }
+            Err(e) => Some(Response::error("refused", format!("its counters cannot be passed: {e}"))),
         }
     }
 

@@ -9,7 +9,8 @@ use spillway_api::{DiskCounters, DiskLevels, Figure, Name};
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
-/// Identity of a disk: the process id of its supervisor, and its start time in the kernel's ticks.
+/// Identity of a disk: the process id of its supervisor, and its start time in the kernel's ticks. No other process can have both: in
+/// one tick the kernel does not come back to a process id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskId {
     pub pid: i32,
@@ -92,7 +93,11 @@ impl Accounts {
             // A new machine has this name.
             *of = new();
         }
-        let same = of.disk == Some(report.disk) && !report.counters.is_behind(&of.said);
+        let same = of.disk == Some(report.disk);
+        if same && report.counters.is_behind(&of.said) {
+            // It was asked before, and answered later, than when it was noted last.
+            return;
+        }
         let growth = match same {
             true => Account { counters: report.counters.since(&of.said), held_bytes: 0 },
             false if report.disk.begun < self.begun && of.disk.is_none() => {
@@ -166,8 +171,11 @@ mod tests {
         accounts.note(&name("a"), &desk, &report(2, 300, 5, 0, 5));
         accounts.note(&name("b"), &desk, &report(3, 300, 7, 0, 0));
         assert_eq!(sums(&accounts), (72, 57));
-        // The same number again, and the same moment: but its counters say that it is another.
-        accounts.note(&name("b"), &desk, &report(3, 300, 6, 0, 0));
+        // The same number again: but of another moment.
+        accounts.note(&name("b"), &desk, &report(3, 301, 6, 0, 0));
+        assert_eq!(sums(&accounts), (78, 63));
+        // An answer that comes late is not counted a second time.
+        accounts.note(&name("b"), &desk, &report(3, 301, 5, 0, 0));
         assert_eq!(sums(&accounts), (78, 63));
         assert_eq!(accounts.machines[&name("b")].account.counters.guest.written_bytes, 13);
         // One that is removed leaves what it did with its catalog.

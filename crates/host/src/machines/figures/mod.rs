@@ -1,11 +1,11 @@
-//! Figures of all machines, read from their disks' control sockets at the same time. Owns the last answer and its
-//! lifetime.
+//! Figures of all machines, read from the memory in which their disks count. Owns the last answer and its lifetime.
 //!
 //! Invariant: a disk that does not answer misses only its own figures and delays nobody; concurrent callers get the same
 //! answer.
 
 mod accounts;
 pub mod curves;
+mod disks;
 pub mod history;
 mod late;
 pub mod one_disk;
@@ -23,17 +23,17 @@ use crate::processes;
 use crate::short_path::ShortPath;
 use crate::store::Objects;
 use crate::stores::Stores;
-use accounts::{Accounts, DiskId, DiskReport, MachineAccount};
+use accounts::{Accounts, MachineAccount};
+use disks::DiskReaders;
 use jiff::Timestamp;
 use late::LateQuery;
-use rustix::process::{Pid, getpid};
+use rustix::process::getpid;
 use serde::de::DeserializeOwned;
 use spillway_api::{
-    Catalog, CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, Machine, MachineCounts,
-    MachineFigures, MachineFill, MachineForecast, Name, Phase, PlaneCounters, Power, Selector, StoreFigures,
-    StreamFigures,
+    Catalog, CatalogFigures, DiskLevels, Figure, Figures, Machine, MachineCounts, MachineFigures,
+    MachineFill, MachineForecast, Name, Phase, Power, Selector, StoreFigures, StreamFigures,
 };
-use spillway_control::{Plane, Request, Response, Stats};
+use spillway_control::{Request, Response};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,6 +60,7 @@ pub struct FigureCollector {
     stores: Stores,
     images: Images,
     folders: MachineFolders,
+    disks: DiskReaders,
     /// Sums of the disks' counters.
     accounts: Mutex<Accounts>,
     last: tokio::sync::Mutex<Option<(Instant, Arc<Figures>)>>,
@@ -85,6 +86,7 @@ impl FigureCollector {
             stores,
             images,
             folders,
+            disks: DiskReaders::default(),
             accounts: Mutex::new(accounts),
             last: tokio::sync::Mutex::default(),
             space: LateQuery::default(),
@@ -104,7 +106,7 @@ impl FigureCollector {
         let (views, catalogs) =
             blocking(move || Ok((reader.views(&Selector::default())?, catalogs.list()?))).await?;
         let until = Instant::now() + PATIENCE;
-        let unresponsive = self.ask_disks(&views, until).await;
+        let unresponsive = self.read_disks(&views, until).await;
         let stores = self.space(until).await;
         let images = self.images.clone();
         let stream = self.stream.answer(until, move || images.stream_figures()).await.flatten();
@@ -119,8 +121,11 @@ impl FigureCollector {
         let recorded = self.objects.get::<Machine>(name.as_str()).ok().flatten();
         let catalog = recorded.map(|machine| machine.value.catalog);
         let Some(catalog) = catalog.or_else(|| self.accounts().catalog(name)) else { return };
+        if self.look(name, &catalog) {
+            return;
+        }
         let folder = self.folders.of(name).path().to_owned();
-        if let Ok(Ok(report)) = tokio::time::timeout(PATIENCE, ask(folder)).await {
+        if let Ok(Ok(report)) = tokio::time::timeout(PATIENCE, disks::ask_once(folder)).await {
             self.accounts().note(name, &catalog, &report);
         }
     }
@@ -129,18 +134,25 @@ impl FigureCollector {
         self.accounts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Asks all disks that are served. Returns the machines whose disks have not answered.
-    async fn ask_disks(&self, views: &[View], until: Instant) -> HashSet<Name> {
+    /// Notes what a disk counts now. False: it would have to be asked.
+    fn look(&self, name: &Name, catalog: &Name) -> bool {
+        // Under the lock, so that nobody notes later what was counted earlier.
+        let mut accounts = self.accounts();
+        let Some(report) = self.disks.look(name) else { return false };
+        accounts.note(name, catalog, &report);
+        true
+    }
+
+    /// Reads the counters of all disks that are served. Returns the machines whose disks do not answer.
+    async fn read_disks(&self, views: &[View], until: Instant) -> HashSet<Name> {
         let gone = views.iter().filter(|view| view.status.run.is_none());
         gone.for_each(|view| self.accounts().remove_disk(&view.machine.name));
-        // A disk that starts or ends need not answer.
-        let there =
-            views.iter().filter(|view| view.status.run.as_ref().is_some_and(|run| run.disk_pid.is_some()));
-        let mut unresponsive: HashSet<Name> = there.map(|view| view.machine.name.clone()).collect();
-        let served = views.iter().filter(|view| view.status.run.is_some());
-        for (view, report) in ask_all(&self.folders, served, until, ask).await {
-            unresponsive.remove(&view.machine.name);
+        let (unresponsive, answers) = self.disks.keep(&self.folders, views, until).await;
+        for (view, report) in answers {
             self.accounts().note(&view.machine.name, &view.machine.catalog, &report);
+        }
+        for view in views.iter().filter(|view| view.status.run.is_some()) {
+            self.look(&view.machine.name, &view.machine.catalog);
         }
         unresponsive
     }
@@ -272,34 +284,31 @@ async fn ask_all<'a, T: Send + 'static, F: Future<Output = io::Result<T>> + Send
     until: Instant,
     ask: fn(PathBuf) -> F,
 ) -> Vec<(&'a View, T)> {
-    let (views, mut asked): (Vec<&View>, _) = (views.collect(), JoinSet::new());
-    let places = Arc::new(Semaphore::new(AT_A_TIME));
-    for (i, view) in views.iter().enumerate() {
-        let folder = folders.of(&view.machine.name).path().to_owned();
-        let places = Arc::clone(&places);
-        asked.spawn(async move {
-            let _place = places.acquire_owned().await;
-            (i, ask(folder).await)
-        });
-    }
-    let mut answers = Vec::new();
-    // Requests that have not ended in time are dropped with the set.
-    while let Ok(Some(answer)) = tokio::time::timeout_at(until, asked.join_next()).await {
-        if let Ok((i, Ok(answer))) = answer {
-            answers.push((views[i], answer));
-        }
-    }
-    answers
+    all_of(views.map(|view| (view, ask(folders.of(&view.machine.name).path().to_owned()))), until).await
 }
 
-/// Reads the figures of a machine's disk.
-async fn ask(folder: PathBuf) -> io::Result<DiskReport> {
-    let mut lines = connect(&folder).await?;
-    let pid = lines.peer_pid().and_then(Pid::from_raw).ok_or_else(|| strange("nobody is there"))?;
-    let begun = processes::begins(pid)?.ok_or_else(|| strange("it has ended"))?;
-    let stats: Stats = answer(&mut lines, &Request::Stats).await?;
-    let disk = DiskId { pid: pid.as_raw_nonzero().get(), begun };
-    Ok(DiskReport { disk, counters: counters(&stats), levels: levels(&stats) })
+/// Does all of these at the same time. Returns, with their keys, the results that were there before `until`.
+async fn all_of<K: Copy, T: Send + 'static>(
+    jobs: impl Iterator<Item = (K, impl Future<Output = io::Result<T>> + Send + 'static)>,
+    until: Instant,
+) -> Vec<(K, T)> {
+    let (mut keys, mut begun, mut results) = (Vec::new(), JoinSet::new(), Vec::new());
+    let places = Arc::new(Semaphore::new(AT_A_TIME));
+    for (i, (key, job)) in jobs.enumerate() {
+        keys.push(key);
+        let places = Arc::clone(&places);
+        begun.spawn(async move {
+            let _place = places.acquire_owned().await;
+            (i, job.await)
+        });
+    }
+    // What has not ended in time is dropped with the set.
+    while let Ok(Some(ended)) = tokio::time::timeout_at(until, begun.join_next()).await {
+        if let Ok((i, Ok(result))) = ended {
+            results.push((keys[i], result));
+        }
+    }
+    results
 }
 
 async fn connect(folder: &Path) -> io::Result<JsonLines> {
@@ -322,68 +331,4 @@ async fn answer<T: DeserializeOwned>(lines: &mut JsonLines, request: &Request) -
 
 fn strange(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.to_owned())
-}
-
-fn counters(s: &Stats) -> DiskCounters {
-    let plane = |p: &Plane| PlaneCounters {
-        reads: p.reads,
-        writes: p.writes,
-        read_bytes: p.read_bytes,
-        written_bytes: p.written_bytes,
-    };
-    let base = &s.planes.base;
-    DiskCounters {
-        guest: plane(&s.planes.guest),
-        ram: plane(&s.planes.ram),
-        overflow: plane(&s.planes.overflow),
-        base: PlaneCounters {
-            reads: base.reads,
-            writes: base.writes,
-            read_bytes: base.read_bytes,
-            written_bytes: base.written_bytes,
-        },
-        zero: plane(&s.planes.zero),
-        base_store_reads: base.store_reads,
-        base_store_read_bytes: base.store_read_bytes,
-        evicted_blocks: s.evictions.blocks,
-        stalls: s.stalls.count,
-        stall_ns: s.stalls.ns,
-        throttled_ns: s.throttled.ns,
-        failed_requests: s.failed.requests,
-        overflow_write_errors: s.overflow.write_errors,
-        overflow_read_errors: s.overflow.read_errors,
-        checksum_mismatches: s.checksum_mismatches,
-        resets: s.resets,
-        worker_restarts: s.restarts,
-        read_count: s.latency.read.count,
-        read_ns: s.latency.read.sum_ns,
-        write_count: s.latency.write.count,
-        write_ns: s.latency.write.sum_ns,
-        chunks_asked: s.chunks.asked,
-        chunks_found: s.chunks.found,
-        chunks_found_bytes: s.chunks.found_bytes,
-        chunk_waits: s.latency.chunk.count,
-        chunk_wait_ns: s.latency.chunk.sum_ns,
-        chunk_stalls: s.chunks.stalls,
-    }
-}
-
-fn levels(s: &Stats) -> DiskLevels {
-    DiskLevels {
-        ram_used_bytes: s.ram.used_bytes,
-        ram_limit_bytes: s.ram.limit_bytes,
-        overflow_used_bytes: s.overflow.used_bytes,
-        overflow_file_bytes: s.overflow.file_bytes,
-        overflow_limit_bytes: s.overflow.limit_bytes,
-        map_bytes: s.map.bytes,
-        inflight: s.inflight,
-        waiting: s.waiting,
-        warning: u64::from(s.level > 0),
-        critical: u64::from(s.level > 1),
-        full: u64::from(s.is_full > 0),
-        degraded: u64::from(s.degraded > 0),
-        chunks_missing: s.chunks.missing,
-        stalled: s.chunks.stalled,
-        chunk_wait_p99_ns: Greatest(s.latency.chunk.p99_ns),
-    }
 }

@@ -2,49 +2,96 @@
 //!
 //! Invariant: the memory is mapped to read only, and any bits there are figures.
 
-use spillway_control::{
-    BasePlane, Chunks, Collector, Discards, DiskLatency, Evictions, Failed, Latencies, Latency,
-    LatencyHistogram, Map, Merges, Overflow, Plane, Planes, Promotions, Ram, SCHEMA, Stalls, Stats,
-    SupervisorError, Throttled,
+use crate::stats::{
+    BasePlane, Chunks, Collector, Discards, Evictions, Failed, Latencies, Latency, Map, Merges, Overflow,
+    Plane, Planes, Promotions, Ram, SCHEMA, Stalls, Stats, Throttled,
 };
-use spillway_core::{Counters, Histogram, Layout, Meta, get};
-use std::os::fd::OwnedFd;
+use crate::{DiskLatency, LatencyHistogram};
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use spillway_layout::{Counters, Header, Histogram, LAYOUT_VERSION, Layout, MAGIC, get};
+use std::os::fd::AsFd;
 
-/// The supervisor's own window on the disk's counters.
-#[derive(Debug)]
-pub(super) struct Window {
-    counters: *const Counters,
-    base: *mut std::ffi::c_void,
-    len: usize,
+/// Why memory cannot be used as a disk's.
+#[derive(Debug, thiserror::Error)]
+pub enum WindowError {
+    /// It is shorter than the counters.
+    #[error("the memory of its counters has {found} bytes: at least {LEN} are needed")]
+    TooShort {
+        /// Its length.
+        found: u64,
+    },
+    /// Its other holders could cut it short, which would end whoever has it mapped.
+    #[error("the memory of its counters is not sealed against shrinking")]
+    NotSealed,
+    /// The host does not let it be measured or mapped.
+    #[error("its counters cannot be mapped: {0}")]
+    Map(#[from] Errno),
 }
+
+/// What is mapped: the header and the counters, in whole pages.
+const LEN: usize = (Layout::COUNTERS_AT as usize + size_of::<Counters>()).next_multiple_of(4096);
+
+/// A window on a disk's counters. It stays when the disk has ended, with what it counted last.
+#[derive(Debug)]
+pub struct Window {
+    base: *mut std::ffi::c_void,
+}
+
+// SAFETY: an address that is valid wherever it is used, until `drop`; what is there is atomics, which are only read.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
 
 impl Window {
     /// Maps the counters of a `meta` memory, to read only.
-    pub fn open(meta: &OwnedFd) -> Result<Window, SupervisorError> {
-        let len = (Layout::COUNTERS_AT as usize + size_of::<Counters>()).next_multiple_of(4096);
+    ///
+    /// # Errors
+    /// The memory is too short, could be shortened while it is mapped, or cannot be mapped.
+    pub fn open(meta: impl AsFd) -> Result<Window, WindowError> {
+        let found = rustix::fs::fstat(&meta)?.st_size as u64;
+        if found < LEN as u64 {
+            return Err(WindowError::TooShort { found });
+        }
+        if !rustix::fs::fcntl_get_seals(&meta)?.contains(SealFlags::SHRINK) {
+            return Err(WindowError::NotSealed);
+        }
         let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, meta, 0) }
-            .map_err(|e| SupervisorError::internal("cannot map the counters", e))?;
-        // SAFETY: `Layout` puts the counters inside the mapped length.
-        let counters = unsafe { base.cast::<u8>().add(Layout::COUNTERS_AT as usize) }.cast::<Counters>();
-        Ok(Window { counters, base, len })
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), LEN, prot, flags, &meta, 0) }?;
+        Ok(Window { base })
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: mapped until `drop`, page-aligned, plain atomics for which every bit pattern is valid; the
+        // memory is sealed against shrinking.
+        unsafe { &*self.base.cast() }
+    }
+
+    fn counters(&self) -> &Counters {
+        // SAFETY: as above, and `LEN` ends behind them.
+        unsafe { &*self.base.cast::<u8>().add(Layout::COUNTERS_AT as usize).cast::<Counters>() }
+    }
+
+    /// Whether a disk is there whose counters lie where those of this version do. There is none before the first worker has made it.
+    pub fn is_of_this_version(&self) -> bool {
+        let header = self.header();
+        get(&header.magic) == MAGIC && get(&header.layout_version) == LAYOUT_VERSION
     }
 
     /// The disk's generation; 0 before the first worker has made the disk.
     pub fn generation(&self) -> u64 {
-        // SAFETY: the header page is mapped until `drop`, before the counters.
-        unsafe { Meta::read_generation(self.base.cast()) }
-    }
-
-    fn counters(&self) -> &Counters {
-        // SAFETY: mapped until `drop`, page-aligned, plain atomics for which every bit pattern is valid; the
-        // memory is sealed against shrinking.
-        unsafe { &*self.counters }
+        Layout::generation(get(&self.header().generation))
     }
 
     /// The figures now. What the disk is, the caller adds.
     pub fn read(&self) -> Stats {
+        Stats { latency: latencies(self.counters()), ..self.read_sums() }
+    }
+
+    /// The same where latencies have only their count and sum, and waits for chunks their 99th percentile: the others cost more than
+    /// all the rest.
+    pub fn read_sums(&self) -> Stats {
         let c = self.counters();
         let plane = |p: &spillway_layout::Plane| Plane {
             reads: get(&p.reads),
@@ -112,7 +159,7 @@ impl Window {
                 read_bytes: get(&c.failed_read_bytes),
                 written_bytes: get(&c.failed_written_bytes),
             },
-            latency: latencies(c),
+            latency: sums(c),
             inflight: get(&c.inflight),
             waiting: get(&c.waiting),
             resets: get(&c.resets),
@@ -126,12 +173,12 @@ impl Window {
         }
     }
 
-    /// How long requests took, as histograms.
-    pub fn latency(&self) -> DiskLatency {
+    /// How long requests of the disk of this process took, as histograms.
+    pub fn latency(&self, disk_pid: u32) -> DiskLatency {
         let c = self.counters();
         let of = |histogram: &Histogram| histogram.buckets().collect::<LatencyHistogram>();
         DiskLatency {
-            disk_pid: std::process::id(),
+            disk_pid,
             read: of(&c.read_latency),
             write: of(&c.write_latency),
             overflow_read: of(&c.overflow_read_latency),
@@ -145,7 +192,7 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         // SAFETY: mapped by `open`, unmapped once; nothing refers to it beyond `self`.
-        let _ = unsafe { rustix::mm::munmap(self.base, self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.base, LEN) };
     }
 }
 
@@ -171,6 +218,12 @@ fn latencies(c: &Counters) -> Latencies {
     }
 }
 
+fn sums(c: &Counters) -> Latencies {
+    let sum = |h: &Histogram| Latency { count: h.count(), sum_ns: h.sum_ns(), ..Latency::default() };
+    let chunk = Latency { p99_ns: c.chunk_latency.quantile_ns(0.99), ..sum(&c.chunk_latency) };
+    Latencies { read: sum(&c.read_latency), write: sum(&c.write_latency), chunk, ..Latencies::default() }
+}
+
 fn latency(h: &Histogram) -> Latency {
     Latency {
         p50_ns: h.quantile_ns(0.5),
@@ -183,12 +236,49 @@ fn latency(h: &Histogram) -> Latency {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory;
     use super::*;
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use std::os::fd::OwnedFd;
+
+    fn memory(len_bytes: u64, seals: SealFlags) -> OwnedFd {
+        let memory = memfd_create("meta", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&memory, len_bytes).unwrap();
+        fcntl_add_seals(&memory, seals).unwrap();
+        memory
+    }
+
+    /// What a disk of this version has at its beginning.
+    fn made() -> OwnedFd {
+        let memory = memory(1 << 20, SealFlags::SHRINK);
+        for (at, word) in [
+            (std::mem::offset_of!(Header, magic), MAGIC),
+            (std::mem::offset_of!(Header, layout_version), LAYOUT_VERSION),
+        ] {
+            rustix::io::pwrite(&memory, &word.to_ne_bytes(), at as u64).unwrap();
+        }
+        memory
+    }
+
+    #[test]
+    fn memory_that_could_go_or_is_of_something_else_is_not_read() {
+        let short = memory(LEN as u64 - 1, SealFlags::SHRINK);
+        assert!(matches!(Window::open(&short), Err(WindowError::TooShort { .. })));
+        assert!(matches!(Window::open(memory(1 << 20, SealFlags::GROW)), Err(WindowError::NotSealed)));
+        let (end, _other) = rustix::pipe::pipe().unwrap();
+        assert!(Window::open(end).is_err());
+        assert!(Window::open(made()).unwrap().is_of_this_version());
+        let empty = Window::open(memory(LEN as u64, SealFlags::SHRINK)).unwrap();
+        assert!(!empty.is_of_this_version() && empty.generation() == 0);
+        for at in [std::mem::offset_of!(Header, magic), std::mem::offset_of!(Header, layout_version)] {
+            let other = made();
+            rustix::io::pwrite(&other, &1u64.to_ne_bytes(), at as u64).unwrap();
+            assert!(!Window::open(other).unwrap().is_of_this_version());
+        }
+    }
 
     #[test]
     fn the_keys_that_were_promised_are_there() {
-        let meta = memory::create_meta(1 << 20).unwrap();
+        let meta = made();
         let stats = serde_json::to_value(Window::open(&meta).unwrap().read()).unwrap();
         let promised = "schema generation landlock inflight flushes map.bytes collector.moved_blocks \
             planes.guest.reads planes.ram.writes planes.overflow.read_bytes planes.base.written_bytes \
@@ -204,7 +294,7 @@ mod tests {
 
     #[test]
     fn what_the_disk_counts_is_seen_at_once() {
-        let meta = memory::create_meta(1 << 20).unwrap();
+        let meta = made();
         let window = Window::open(&meta).unwrap();
         let at = Layout::COUNTERS_AT + std::mem::offset_of!(Counters, ram_peak_bytes) as u64;
         rustix::io::pwrite(&meta, &77u64.to_ne_bytes(), at).unwrap();
@@ -212,7 +302,7 @@ mod tests {
     }
     #[test]
     fn each_histogram_has_its_own_counts() {
-        let meta = memory::create_meta(1 << 20).unwrap();
+        let meta = made();
         let window = Window::open(&meta).unwrap();
         // Behind the maximum and the sum, the buckets of 0 ns, 1 ns and so on.
         let histograms = [
@@ -227,8 +317,13 @@ mod tests {
             let at = Layout::COUNTERS_AT + offset as u64 + 16 + 8 * n as u64;
             rustix::io::pwrite(&meta, &(n as u64 + 10).to_ne_bytes(), at).unwrap();
         }
-        let found = window.latency();
-        assert_eq!(found.disk_pid, std::process::id());
+        let found = window.latency(7);
+        assert_eq!(found.disk_pid, 7);
+        let (all, sums) = (window.read().latency, window.read_sums().latency);
+        for (of, with) in [(&all.read, &sums.read), (&all.write, &sums.write), (&all.chunk, &sums.chunk)] {
+            assert_eq!((of.count, of.sum_ns), (with.count, with.sum_ns));
+        }
+        assert_eq!((all.chunk.p99_ns, all.chunk.count, all.write.count), (sums.chunk.p99_ns, 15, 11));
         let all = [
             &found.read,
             &found.write,

@@ -1,0 +1,234 @@
+//! The disks of machines, whose counters are read. Owns for each a connection, and a window on the memory in which it counts:
+//! reading that costs neither a call of the kernel nor the disk's own time, and goes on when who answers for the disk hangs.
+//!
+//! Invariant: a connection is in the table while nothing is asked over it. One whose answer has not come in time is gone: a late
+//! answer is nobody's.
+
+use super::accounts::{DiskId, DiskReport};
+use super::{all_of, answer, connect, strange};
+use crate::json_lines::JsonLines;
+use crate::machines::View;
+use crate::machines::run::MachineFolders;
+use crate::processes;
+use rustix::process::Pid;
+use spillway_api::{DiskCounters, DiskLevels, Greatest, Name, PlaneCounters};
+use spillway_control::{Plane, Request, Response, Stats, Window};
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How often a disk is asked: whether it answers, and for what its memory does not tell.
+const ASK: Duration = Duration::from_secs(5);
+
+/// The disks that are read.
+#[derive(Default)]
+pub struct DiskReaders(Mutex<HashMap<Name, DiskReader>>);
+
+/// A disk that has answered.
+struct DiskReader {
+    id: DiskId,
+    /// `None`: of another version, which only answers.
+    window: Option<Window>,
+    /// `None`: it is being asked, or has not answered.
+    lines: Option<JsonLines>,
+    /// When it has answered, and the space that its overflow file took then.
+    answered: Instant,
+    file_bytes: u64,
+}
+
+impl DiskReader {
+    /// Connects, and asks for the first time. Returns what it has said as well.
+    async fn connect(folder: PathBuf) -> io::Result<(DiskReader, DiskReport)> {
+        let mut lines = connect(&folder).await?;
+        let pid = lines.peer_pid().and_then(Pid::from_raw).ok_or_else(|| strange("nobody is there"))?;
+        let begun = processes::begins(pid)?.ok_or_else(|| strange("it has ended"))?;
+        let id = DiskId { pid: pid.as_raw_nonzero().get(), begun };
+        lines.send(&serde_json::to_value(Request::Counters)?).await?;
+        let (_, memory) = lines.next_with_fd::<Response>().await?;
+        let window = memory.and_then(|memory| Window::open(memory).ok());
+        let stats = ask(&mut lines).await?;
+        // Looked at last: the first worker may have made the disk only now.
+        let window = window.filter(Window::is_of_this_version);
+        let (answered, file_bytes) = (Instant::now(), stats.overflow.file_bytes);
+        Ok((DiskReader { id, window, lines: Some(lines), answered, file_bytes }, report(id, &stats)))
+    }
+
+    /// What it counts now, without asking it.
+    fn look(&self) -> Option<DiskReport> {
+        let mut stats = self.window.as_ref()?.read_sums();
+        stats.overflow.file_bytes = self.file_bytes;
+        Some(report(self.id, &stats))
+    }
+
+    fn is_due(&self) -> bool {
+        self.window.is_none() || self.lines.is_none() || self.answered.elapsed() >= ASK
+    }
+}
+
+async fn ask(lines: &mut JsonLines) -> io::Result<Stats> {
+    answer(lines, &Request::Stats).await
+}
+
+/// What a disk has said.
+enum Answer {
+    /// For the first time.
+    First(DiskReader, DiskReport),
+    /// Again, over the same connection.
+    Again(JsonLines, Box<Stats>),
+}
+
+impl DiskReaders {
+    fn table(&self) -> MutexGuard<'_, HashMap<Name, DiskReader>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Connects to the disks of these machines that are served and not connected to, and asks those that have said nothing for long.
+    /// Returns the machines whose disks have not answered before `until`, and what those have said whose memory cannot be seen.
+    pub async fn keep<'a>(
+        &self,
+        folders: &MachineFolders,
+        views: &'a [View],
+        until: Instant,
+    ) -> (HashSet<Name>, Vec<(&'a View, DiskReport)>) {
+        let due = self.take_due(views);
+        // A disk that starts or ends need not answer.
+        let there = due.iter().filter(|(view, _)| disk_pid(view).is_some());
+        let mut silent: HashSet<Name> = there.map(|(view, _)| view.machine.name.clone()).collect();
+        let asked = due.into_iter().map(|(view, lines)| {
+            let folder = folders.of(&view.machine.name).path().to_owned();
+            let asking = async move {
+                let Some(mut lines) = lines else {
+                    let (reader, report) = DiskReader::connect(folder).await?;
+                    return Ok(Answer::First(reader, report));
+                };
+                let stats = ask(&mut lines).await?;
+                Ok(Answer::Again(lines, Box::new(stats)))
+            };
+            (view, asking)
+        });
+        let mut reports = Vec::new();
+        for (view, answer) in all_of(asked, until).await {
+            silent.remove(&view.machine.name);
+            reports.extend(self.take(&view.machine.name, answer).map(|report| (view, report)));
+        }
+        (silent, reports)
+    }
+
+    /// Takes the connections of the disks that are to be asked; `None`: it has to be connected to. Forgets the disks that are no
+    /// machine's any more.
+    fn take_due<'a>(&self, views: &'a [View]) -> Vec<(&'a View, Option<JsonLines>)> {
+        let mut table = self.table();
+        let pids: HashMap<&Name, Option<u32>> =
+            views.iter().map(|view| (&view.machine.name, disk_pid(view))).collect();
+        table.retain(|name, disk| pids.get(name).is_some_and(|pid| *pid == Some(disk.id.pid as u32)));
+        let served = views.iter().filter(|view| view.status.run.is_some());
+        let due = served.filter_map(|view| match table.get_mut(&view.machine.name) {
+            None => Some((view, None)),
+            Some(disk) => disk.is_due().then(|| (view, disk.lines.take())),
+        });
+        due.collect()
+    }
+
+    /// Notes what a disk has said. Returns it if its memory cannot be seen.
+    fn take(&self, machine: &Name, answer: Answer) -> Option<DiskReport> {
+        let mut table = self.table();
+        match answer {
+            Answer::First(reader, report) => {
+                let is_seen = reader.window.is_some();
+                table.insert(machine.clone(), reader);
+                (!is_seen).then_some(report)
+            }
+            Answer::Again(lines, stats) => {
+                let reader = table.get_mut(machine)?;
+                reader.lines = Some(lines);
+                (reader.answered, reader.file_bytes) = (Instant::now(), stats.overflow.file_bytes);
+                reader.window.is_none().then(|| report(reader.id, &stats))
+            }
+        }
+    }
+
+    /// What the disk of a machine counts now, without asking it, if it can be seen so.
+    pub fn look(&self, machine: &Name) -> Option<DiskReport> {
+        self.table().get(machine)?.look()
+    }
+}
+
+fn disk_pid(view: &View) -> Option<u32> {
+    view.status.run.as_ref()?.disk_pid
+}
+
+/// Asks the disk of a folder once.
+pub async fn ask_once(folder: PathBuf) -> io::Result<DiskReport> {
+    Ok(DiskReader::connect(folder).await?.1)
+}
+
+fn report(disk: DiskId, stats: &Stats) -> DiskReport {
+    DiskReport { disk, counters: counters(stats), levels: levels(stats) }
+}
+
+fn counters(s: &Stats) -> DiskCounters {
+    let plane = |p: &Plane| PlaneCounters {
+        reads: p.reads,
+        writes: p.writes,
+        read_bytes: p.read_bytes,
+        written_bytes: p.written_bytes,
+    };
+    let base = &s.planes.base;
+    DiskCounters {
+        guest: plane(&s.planes.guest),
+        ram: plane(&s.planes.ram),
+        overflow: plane(&s.planes.overflow),
+        base: PlaneCounters {
+            reads: base.reads,
+            writes: base.writes,
+            read_bytes: base.read_bytes,
+            written_bytes: base.written_bytes,
+        },
+        zero: plane(&s.planes.zero),
+        base_store_reads: base.store_reads,
+        base_store_read_bytes: base.store_read_bytes,
+        evicted_blocks: s.evictions.blocks,
+        stalls: s.stalls.count,
+        stall_ns: s.stalls.ns,
+        throttled_ns: s.throttled.ns,
+        failed_requests: s.failed.requests,
+        overflow_write_errors: s.overflow.write_errors,
+        overflow_read_errors: s.overflow.read_errors,
+        checksum_mismatches: s.checksum_mismatches,
+        resets: s.resets,
+        worker_restarts: s.restarts,
+        read_count: s.latency.read.count,
+        read_ns: s.latency.read.sum_ns,
+        write_count: s.latency.write.count,
+        write_ns: s.latency.write.sum_ns,
+        chunks_asked: s.chunks.asked,
+        chunks_found: s.chunks.found,
+        chunks_found_bytes: s.chunks.found_bytes,
+        chunk_waits: s.latency.chunk.count,
+        chunk_wait_ns: s.latency.chunk.sum_ns,
+        chunk_stalls: s.chunks.stalls,
+    }
+}
+
+fn levels(s: &Stats) -> DiskLevels {
+    DiskLevels {
+        ram_used_bytes: s.ram.used_bytes,
+        ram_limit_bytes: s.ram.limit_bytes,
+        overflow_used_bytes: s.overflow.used_bytes,
+        overflow_file_bytes: s.overflow.file_bytes,
+        overflow_limit_bytes: s.overflow.limit_bytes,
+        map_bytes: s.map.bytes,
+        inflight: s.inflight,
+        waiting: s.waiting,
+        warning: u64::from(s.level > 0),
+        critical: u64::from(s.level > 1),
+        full: u64::from(s.is_full > 0),
+        degraded: u64::from(s.degraded > 0),
+        chunks_missing: s.chunks.missing,
+        stalled: s.chunks.stalled,
+        chunk_wait_p99_ns: Greatest(s.latency.chunk.p99_ns),
+    }
+}
