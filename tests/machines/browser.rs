@@ -115,7 +115,18 @@ fn run(world: &mut World, script: &str, environment: &[(&str, &str)]) {
     }
     let status = node.wait().unwrap();
     println!("{script}:\n{said}");
-    assert!(status.success(), "{script}: {status}\n{said}\n{}", errors.join().unwrap().unwrap());
+    let errors = errors.join().unwrap().unwrap();
+    assert!(status.success(), "{script}: {status}\n{}\n{errors}\n{said}", failed_steps(&said));
+}
+
+/// What a script says of the steps that failed (TAP: a line "not ok", and indented ones after it).
+fn failed_steps(said: &str) -> String {
+    let mut is_of_failed = false;
+    let lines = said.lines().filter(|line| {
+        is_of_failed = line.trim_start().starts_with("not ok") || is_of_failed && line.starts_with(' ');
+        is_of_failed
+    });
+    lines.map(|line| format!("{line}\n")).collect()
 }
 
 /// A script of `console/e2e`, for a console at this address.

@@ -123,6 +123,20 @@ impl Fault {
     }
 }
 
+impl Drop for Fault {
+    /// A test that fails under a fault says what the fault did.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let strace = state(Path::new(&format!("/proc/{}", self.strace.pid())));
+            let log = std::fs::read(&self.log).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            let from = log.lines().count().saturating_sub(40);
+            let last: Vec<&str> = log.lines().skip(from).collect();
+            eprintln!("the fault: strace is {strace:?}, struck {}\n{}", self.struck(), last.join("\n"));
+        }
+    }
+}
+
 /// A thread's state, a letter. `None`: it is gone.
 fn state(task: &Path) -> Option<char> {
     // It follows the name, which ends with a parenthesis.

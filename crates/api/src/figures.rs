@@ -2,8 +2,10 @@
 //!
 //! Counters only increase while the daemon runs, over resets and restarts of machines; levels rise and fall.
 
+use crate::choice::{Choice, Choosable, serialize_part};
 use crate::{Name, Phase};
 use jiff::Timestamp;
+use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -68,6 +70,27 @@ macro_rules! figures {
 
             fn is_behind(&self, earlier: &Self) -> bool {
                 $(self.$field.is_behind(&earlier.$field))||+
+            }
+        }
+
+        impl Choosable for $name {
+            fn choose(choice: &mut Choice, path: &[&str]) -> bool {
+                const NAMES: &[&str] = &[$(stringify!($field)),+];
+                let Some((first, rest)) = path.split_first() else {
+                    *choice = Choice::All;
+                    return true;
+                };
+                let Some(at) = NAMES.iter().position(|name| name == first) else { return false };
+                $(if *first == stringify!($field) {
+                    return choice.choose::<$type>(at, NAMES.len(), rest);
+                })+
+                false
+            }
+
+            fn serialize_parts<M: SerializeMap>(&self, parts: &[Choice], map: &mut M) -> Result<(), M::Error> {
+                let mut parts = parts.iter();
+                $(serialize_part(map, stringify!($field), &self.$field, parts.next())?;)+
+                Ok(())
             }
         }
     )+};

@@ -7,6 +7,7 @@
 pub mod bounds;
 mod catalog;
 mod check;
+pub mod choice;
 pub mod client;
 mod curve;
 mod dirty;
