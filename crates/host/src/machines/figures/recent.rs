@@ -4,14 +4,15 @@
 //! only those who ask the same. What is kept is dropped when it is not reused any more.
 
 use crate::error::HostError;
+use spillway_api::ErrorCode;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest time for which an error is reused: somebody may be about to mend what it is about.
-const ERROR_FRESH: Duration = Duration::from_secs(2);
+/// Longest time for which it is reused that somebody did not answer.
+const UNAVAILABLE_FRESH: Duration = Duration::from_secs(2);
 
 /// The last answer to one question, and until when it is reused.
 type Slot<V> = tokio::sync::Mutex<Option<(Instant, Result<Arc<V>, HostError>)>>;
@@ -23,7 +24,8 @@ pub struct RecentAnswers<K, V> {
 }
 
 impl<K: Eq + Hash, V> RecentAnswers<K, V> {
-    /// Answers are reused for so long, and errors for at most 2 seconds of it.
+    /// Answers are reused for so long, and the error `unavailable` for at most 2 seconds of it. Other errors are not reused: they come
+    /// before anybody is asked.
     pub fn new(fresh: Duration) -> RecentAnswers<K, V> {
         RecentAnswers { fresh, slots: Mutex::default() }
     }
@@ -42,7 +44,11 @@ impl<K: Eq + Hash, V> RecentAnswers<K, V> {
             return answer.clone();
         }
         let answer = ask.await.map(Arc::new);
-        let fresh = if answer.is_ok() { self.fresh } else { self.fresh.min(ERROR_FRESH) };
+        let fresh = match &answer {
+            Ok(_) => self.fresh,
+            Err(e) if e.code == ErrorCode::Unavailable => self.fresh.min(UNAVAILABLE_FRESH),
+            Err(_) => Duration::ZERO,
+        };
         *last = Some((Instant::now() + fresh, answer.clone()));
         answer
     }
@@ -106,18 +112,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_is_asked_again_only_after_a_moment() {
+    async fn who_does_not_answer_is_asked_again_only_after_a_moment() {
         let answers = RecentAnswers::<_, u32>::new(Duration::from_secs(3600));
-        let fail = || async { Err(HostError::invalid("it cannot be told")) };
-        assert_eq!(answers.get("a", fail()).await.unwrap_err().message, "it cannot be told");
+        let fail = |code| async move { Err(HostError::new(code, "no answer")) };
+        let unavailable = || fail(ErrorCode::Unavailable);
+        assert!(answers.get("a", fail(ErrorCode::Conflict)).await.is_err());
+        assert!(answers.get("a", unavailable()).await.is_err());
         let again = answers.get("a", async { panic!("it was asked a moment ago") }).await;
-        assert_eq!(again.unwrap_err().message, "it cannot be told");
+        assert_eq!(again.unwrap_err().code, ErrorCode::Unavailable);
         let slot = Arc::clone(&answers.slots.lock().unwrap()["a"]);
-        slot.lock().await.as_mut().unwrap().0 -= ERROR_FRESH;
+        slot.lock().await.as_mut().unwrap().0 -= UNAVAILABLE_FRESH;
         assert_eq!(*answers.get("a", async { Ok(8) }).await.unwrap(), 8);
         // Where answers are reused for less, errors are too.
         let answers = RecentAnswers::<_, u32>::new(Duration::ZERO);
-        assert!(answers.get("a", fail()).await.is_err());
+        assert!(answers.get("a", unavailable()).await.is_err());
         assert_eq!(*answers.get("a", async { Ok(9) }).await.unwrap(), 9);
     }
 }
