@@ -6,7 +6,7 @@
 //! | from | kind | rest of the packet |
 //! | --- | --- | --- |
 //! | hub | `o` | what the guest has written, 1 to 8,192 bytes: first what is kept of it, then what comes |
-//! | hub | `b` | empty: what follows is from the VMM that is connected now, or was connected last |
+//! | hub | `b` | empty: what follows is from the VMM that is connected now, or was connected last, and begins a line |
 //! | hub | `l` | how many bytes this client has lost because it reads too slowly: 8 bytes, little endian |
 //! | hub | `k` | who has the keyboard: `y` this client, `f` nobody, `t` another client. Sent first, and at each change |
 //! | hub | `x` | empty: the hub has its most clients, and closes this connection |
@@ -42,7 +42,7 @@ pub struct ConsoleSockets {
 pub enum FromHub<'a> {
     /// What the guest has written.
     Output(&'a [u8]),
-    /// What follows is from the VMM that is connected now, or was connected last.
+    /// What follows is from the VMM that is connected now, or was connected last, and begins a line.
     Begin,
     /// How many bytes the client has lost.
     Lost(u64),

@@ -2,13 +2,13 @@
 //! written to standard error, where the journal keeps it.
 //!
 //! Invariant: numbers increase, also over restarts; a client that asks for the events after a given one gets all of them,
-//! in order, or is told that some were lost.
+//! in order, or is told that some were lost. Whoever reads files or flushes them keeps nobody else waiting.
 
 mod log;
 
 use crate::error::HostError;
 use jiff::Timestamp;
-use log::EventLog;
+use log::{EventLog, LogReader};
 use spillway_api::{ErrorCode, Event, EventId, EventKind};
 use std::collections::VecDeque;
 use std::io::Write;
@@ -71,7 +71,7 @@ impl Events {
             }
         };
         // By what there is, and not by numbers: some are left out after the host has ended without a warning.
-        let recent = log.read_before(found.next, MOST_AT_ONCE);
+        let recent = log.reader().before(found.next, MOST_AT_ONCE);
         let known =
             EventBuffer { history: log.history(), next: found.next, recent: recent.into(), log: Some(log) };
         let events = Events::with(known);
@@ -130,39 +130,62 @@ impl Events {
 
     /// Returns the last events, oldest first, and the id of the last one.
     pub fn newest(&self, most: usize) -> (EventId, Vec<Event>) {
-        let known = self.known();
-        let id = EventId { history: known.history, number: known.next - 1 };
-        (id, known.before(known.next, most.min(MOST_AT_ONCE)))
+        self.find(|known| {
+            let id = EventId { history: known.history, number: known.next - 1 };
+            (id, known.before(known.next, most.min(MOST_AT_ONCE)))
+        })
     }
 
     /// Returns the last events before this one, oldest first. None: no earlier ones are kept.
     pub fn before(&self, before: EventId, most: usize) -> Result<Vec<Event>, HostError> {
-        let known = self.known();
-        if before.history != known.history {
+        let (is_ours, events) = self.find(|known| match before.history == known.history {
+            true => (true, known.before(before.number, most.min(MOST_AT_ONCE))),
+            false => (false, Place::Memory(Vec::new())),
+        });
+        if !is_ours {
             let message = format!("{before} belongs to another history of this host, whose events were lost");
             return Err(HostError::new(ErrorCode::NotFound, message));
         }
-        Ok(known.before(before.number, most.min(MOST_AT_ONCE)))
+        Ok(events)
     }
 
     /// Returns the first events after this one, oldest first. If some of them are not known any more, or there is no such event,
     /// the first one says so.
     pub fn after(&self, after: EventId, most: usize) -> Vec<Event> {
         let most = most.min(MOST_AT_ONCE);
-        let known = self.known();
-        let oldest = known.oldest();
-        let is_ours = after.history == known.history && after.number < known.next;
-        if is_ours && after.number + 1 >= oldest {
-            return known.from(after.number + 1, most);
+        let (lost, events) = self.find(|known| {
+            let oldest = known.oldest();
+            let is_ours = after.history == known.history && after.number < known.next;
+            if is_ours && after.number + 1 >= oldest {
+                return (None, known.from(after.number + 1, most));
+            }
+            let what = match after.history == known.history {
+                true => "are not kept any more",
+                false => "belong to another history of this host, which was lost",
+            };
+            let id = EventId { history: known.history, number: oldest - 1 };
+            let text = format!("events were lost: those after {after} {what}; what is known begins here");
+            let lost =
+                Event { id, time: Timestamp::now(), kind: EventKind::Lost, object: "host".into(), text };
+            (Some(lost), known.from(oldest, most.saturating_sub(1)))
+        });
+        lost.into_iter().chain(events).collect()
+    }
+
+    /// Chooses events, and returns them with what else was chosen. Files are read while nothing is locked.
+    fn find<T>(&self, choose: impl Fn(&EventBuffer) -> (T, Place)) -> (T, Vec<Event>) {
+        loop {
+            let (chosen, place) = choose(&self.known());
+            let (files, events) = match place {
+                Place::Memory(events) => return (chosen, events),
+                Place::FilesFrom(files, number, most) => (files.oldest(), files.from(number, most)),
+                Place::FilesBefore(files, number, most) => (files.oldest(), files.before(number, most)),
+            };
+            // A file that was removed meanwhile, or used again, may be missing in what was read.
+            if self.known().log.as_ref().is_some_and(|log| log.oldest() == files) {
+                return (chosen, events);
+            }
         }
-        let what = match after.history == known.history {
-            true => "are not kept any more",
-            false => "belong to another history of this host, which was lost",
-        };
-        let id = EventId { history: known.history, number: oldest - 1 };
-        let text = format!("events were lost: those after {after} {what}; what is known begins here");
-        let lost = Event { id, time: Timestamp::now(), kind: EventKind::Lost, object: "host".into(), text };
-        [lost].into_iter().chain(known.from(oldest, most.saturating_sub(1))).collect()
     }
 
     /// Subscribes to the number of the last event.
@@ -183,6 +206,13 @@ impl Events {
     }
 }
 
+/// Where chosen events are: in files those from a number on, or before one, and at most so many.
+enum Place {
+    Memory(Vec<Event>),
+    FilesFrom(LogReader, u64, usize),
+    FilesBefore(LogReader, u64, usize),
+}
+
 impl EventBuffer {
     fn write(&mut self, event: &Event) {
         let Some(log) = &mut self.log else { return };
@@ -198,22 +228,28 @@ impl EventBuffer {
         self.log.as_ref().and_then(EventLog::oldest).map_or(in_memory, |oldest| oldest.min(in_memory))
     }
 
-    /// Returns the first events from this number on.
-    fn from(&self, number: u64, most: usize) -> Vec<Event> {
-        if self.recent.front().is_none_or(|first| first.id.number <= number) {
-            let begin = self.recent.partition_point(|event| event.id.number < number);
-            return self.recent.range(begin..).take(most).cloned().collect();
+    /// Finds the first events from this number on.
+    fn from(&self, number: u64, most: usize) -> Place {
+        match &self.log {
+            Some(log) if self.recent.front().is_some_and(|first| number < first.id.number) => {
+                Place::FilesFrom(log.reader(), number, most)
+            }
+            _ => {
+                let begin = self.recent.partition_point(|event| event.id.number < number);
+                Place::Memory(self.recent.range(begin..).take(most).cloned().collect())
+            }
         }
-        self.log.as_ref().map_or_else(Vec::new, |log| log.read(number, most))
     }
 
-    /// Returns the last events before this number.
-    fn before(&self, number: u64, most: usize) -> Vec<Event> {
+    /// Finds the last events before this number.
+    fn before(&self, number: u64, most: usize) -> Place {
         let end = self.recent.partition_point(|event| event.id.number < number);
         let is_older = |oldest: u64| self.recent.front().is_some_and(|first| oldest < first.id.number);
         match &self.log {
-            Some(log) if end < most && log.oldest().is_some_and(is_older) => log.read_before(number, most),
-            _ => self.recent.range(end.saturating_sub(most)..end).cloned().collect(),
+            Some(log) if end < most && log.oldest().is_some_and(is_older) => {
+                Place::FilesBefore(log.reader(), number, most)
+            }
+            _ => Place::Memory(self.recent.range(end.saturating_sub(most)..end).cloned().collect()),
         }
     }
 }
@@ -222,18 +258,22 @@ impl EventBuffer {
 fn make_durable(inner: &Weak<Inner>, wakes: &Receiver<()>) {
     while wakes.recv().is_ok() {
         let Some(inner) = inner.upgrade() else { return };
-        let known = inner.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let file = known.log.as_ref().map(EventLog::file);
+        let mut known = inner.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let files = known.log.as_mut().map(EventLog::take_unflushed).unwrap_or_default();
         drop(known);
         drop(inner);
         // An error shows at the next write.
-        file.into_iter().for_each(|file| _ = file.sync_data());
+        files.iter().for_each(|file| _ = file.sync_data());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_testkit::process::wait_until;
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     fn open(dir: &Path) -> Events {
         Events::open(dir, &mut |line| panic!("{line}"))
@@ -333,6 +373,43 @@ mod tests {
             let [a, b, ..] = &events.after(first, 2)[..] else { panic!("too few") };
             assert_eq!((a.id.number, b.id.number, events.after(first, 2).len()), (kept, kept + 1, 2));
         }
+    }
+
+    /// A file of events that cannot be read for a while, since its disk is slow, keeps nobody waiting but who asks for its events.
+    /// If it is removed meanwhile, the answer says so.
+    #[test]
+    fn a_slow_disk_delays_only_who_reads_from_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let events = open(dir.path());
+        // Of two files.
+        let text = "x".repeat(300);
+        (0..MOST_AT_ONCE + 100).for_each(|_| events.raise(EventKind::Memory, "host", text.as_str()));
+        let (newest, _) = events.newest(1);
+        let pipe = dir.path().join("pipe");
+        events.known().log.as_ref().unwrap().make_oldest_hang(&pipe);
+        let first = EventId { number: 0, ..newest };
+        let (sender, thread) = std::sync::mpsc::channel();
+        let reader = events.clone();
+        let reader = std::thread::spawn(move || {
+            sender.send(rustix::thread::gettid().as_raw_nonzero()).unwrap();
+            reader.after(first, 10)
+        });
+        let stat = format!("/proc/self/task/{}/stat", thread.recv().unwrap());
+        let sleeps = || std::fs::read_to_string(&stat).unwrap().contains(") S ").then_some(());
+        wait_until(PATIENCE, sleeps).expect("it waits for the pipe");
+        let (sender, raised) = std::sync::mpsc::channel();
+        let raiser = events.clone();
+        std::thread::spawn(move || {
+            raiser.raise(EventKind::Memory, "host", "meanwhile");
+            sender.send(raiser.newest(1).1).unwrap();
+        });
+        let raised = raised.recv_timeout(PATIENCE).expect("nobody else waits");
+        assert_eq!(raised[0].text, "meanwhile");
+        events.known().log.as_mut().unwrap().forget_oldest();
+        assert!(!reader.is_finished());
+        std::fs::File::options().write(true).open(pipe).unwrap();
+        let answer = reader.join().unwrap();
+        assert_eq!((answer[0].kind, answer[0].id.number, answer[1].id.number), (EventKind::Lost, 101, 102));
     }
 
     #[test]

@@ -77,6 +77,11 @@ impl WebSocket {
         self.frame(2, bytes)
     }
 
+    /// Lets messages that cannot be sent in this time fail.
+    pub fn limit_writes(&self, patience: Duration) -> io::Result<()> {
+        self.stream.set_write_timeout(Some(patience))
+    }
+
     /// Begins the closing handshake.
     pub fn close(&mut self, code: u16, reason: &str) -> io::Result<()> {
         self.frame(8, &[&code.to_be_bytes(), reason.as_bytes()].concat())

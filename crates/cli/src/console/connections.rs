@@ -46,6 +46,12 @@ impl Connections {
         Some(ConnectionPlace { connections: self.clone(), id })
     }
 
+    /// Whether there are none.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.table().open.is_empty()
+    }
+
     fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -95,6 +101,6 @@ mod tests {
         all.pop();
         assert!(connect().0.is_some());
         drop(all);
-        assert!(connections.table().open.is_empty());
+        assert!(connections.is_empty());
     }
 }

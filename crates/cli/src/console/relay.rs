@@ -1,10 +1,11 @@
 //! The relay between a browser and the daemon's socket. Owns who is let in; knows nothing of what passes.
 //!
 //! Invariant: a request reaches the daemon only if it names this host, carries the cookie, and was made by the console's own pages. Each
-//! connection carries one request.
+//! connection carries one request. An answer that comes before all of its request was read reaches the browser: closing a connection with
+//! unread data resets it, so what still comes is read for [`LINGER`].
 
 use super::connections::{ConnectionPlace, Connections};
-use super::head::{Head, HeadError};
+use super::head::{Head, HeadError, Source};
 use sha2::{Digest, Sha256};
 use spillway_control::secret;
 use std::io::{self, Read, Write};
@@ -13,11 +14,15 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time until a request's head has come.
 const HEAD: Duration = Duration::from_secs(10);
+/// Longest time, and most data, that is read after an answer.
+const LINGER: Duration = Duration::from_secs(2);
+const MOST_UNREAD_BYTES: u64 = 1 << 20;
 /// Name of the cookie.
 const COOKIE: &str = "spillway-console";
 
@@ -104,7 +109,9 @@ impl Relay {
                 "HTTP/1.1 303 See Other\r\nlocation: /{folder}/console/\r\nset-cookie: {cookie}\r\ncache-control: no-store\r\n\
                  content-length: 0\r\nconnection: close\r\n\r\n"
             );
-            return browser.write_all(answer.as_bytes());
+            browser.write_all(answer.as_bytes())?;
+            linger(&mut browser);
+            return Ok(());
         }
         if let Err(refusal) = self.lets_in(&head, is_below) {
             return refuse(&mut browser, &refusal);
@@ -114,7 +121,8 @@ impl Relay {
             return refuse(&mut browser, &Refusal::new("502 Bad Gateway", why));
         };
         browser.set_read_timeout(None)?;
-        daemon.write_all(&head.onward())?;
+        // A daemon that has closed the connection may have answered before.
+        let _ = daemon.write_all(&head.onward());
         pass(browser, daemon)
     }
 
@@ -160,20 +168,39 @@ fn names_this_host(head: &Head) -> Option<&str> {
     ["127.0.0.1", "localhost", "[::1]"].contains(&name).then_some(host)
 }
 
-/// Passes all that comes, in both directions, until both have ended.
+/// Passes all that comes, in both directions, until the daemon has answered or the browser is gone.
 fn pass(browser: TcpStream, daemon: UnixStream) -> io::Result<()> {
     let (mut from_browser, mut to_daemon) = (browser.try_clone()?, daemon.try_clone()?);
+    let (up_ends, up_ended) = mpsc::channel::<()>();
     let up = thread::Builder::new().name("relay up".into()).spawn(move || {
-        let _ = io::copy(&mut from_browser, &mut to_daemon);
+        let _ends = up_ends;
+        if copy_soon(&mut from_browser, &mut to_daemon).is_err() {
+            // The daemon takes nothing more.
+            let _ = io::copy(&mut from_browser.take(MOST_UNREAD_BYTES), &mut io::sink());
+        }
         // The browser is gone: so is who waits for an answer.
         let _ = to_daemon.shutdown(Shutdown::Both);
     })?;
     let (mut from_daemon, mut to_browser) = (daemon, browser);
     let passed = copy_soon(&mut from_daemon, &mut to_browser);
-    let _ = to_browser.shutdown(Shutdown::Both);
+    let _ = to_browser.shutdown(Shutdown::Write);
     let _ = from_daemon.shutdown(Shutdown::Both);
+    let _ = up_ended.recv_timeout(LINGER);
+    let _ = to_browser.shutdown(Shutdown::Both);
     let _ = up.join();
     passed
+}
+
+/// Ends a connection whose request may not have been read to its end, after the answer.
+fn linger(browser: &mut TcpStream) {
+    let until = Instant::now() + LINGER;
+    let _ = browser.shutdown(Shutdown::Write);
+    let (mut buffer, mut read) = ([0; 4096], 0);
+    while let Ok(n @ 1..) = browser.read_until(&mut buffer, until)
+        && read < MOST_UNREAD_BYTES
+    {
+        read += n as u64;
+    }
 }
 
 /// Passes each piece on as soon as it comes.
@@ -196,10 +223,103 @@ fn refuse(browser: &mut TcpStream, refusal: &Refusal) -> io::Result<()> {
         refusal.status,
         body.len() + 1
     );
-    browser.write_all(answer.as_bytes())
+    browser.write_all(answer.as_bytes())?;
+    linger(browser);
+    Ok(())
 }
 
 /// Compares secrets: the time says nothing of where they differ.
 fn is_same(given: &str, secret: &str) -> bool {
     Sha256::digest(given) == Sha256::digest(secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_testkit::process::wait_until;
+    use std::os::unix::net::UnixListener;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A relay in front of a daemon that answers each connection with this text, and reads nothing.
+    struct World {
+        _dir: tempfile::TempDir,
+        port: u16,
+        folder: String,
+        session: String,
+        connections: Connections,
+    }
+
+    impl World {
+        fn new(answer: String) -> World {
+            let dir = tempfile::tempdir().unwrap();
+            let socket = dir.path().join("sock");
+            let daemon = UnixListener::bind(&socket).unwrap();
+            thread::spawn(move || {
+                for stream in daemon.incoming() {
+                    stream.unwrap().write_all(answer.as_bytes()).unwrap();
+                }
+            });
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let relay = Relay::new(socket, port).unwrap();
+            let (folder, session) = (relay.folder.clone(), relay.session.clone());
+            let connections = relay.connections.clone();
+            thread::spawn(move || relay.serve(&listener));
+            World { _dir: dir, port, folder, session, connections }
+        }
+
+        /// Sends a request with a body of so many bytes, and reads the answer when the relay has closed the connection.
+        fn ask(&self, cookie: &str, body_bytes: usize) -> String {
+            let mut browser = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+            browser.set_read_timeout(Some(PATIENCE)).unwrap();
+            let (port, folder, body) = (self.port, &self.folder, "x".repeat(body_bytes));
+            let request = format!(
+                "POST /{folder}/v1/x HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nSec-Fetch-Site: same-origin\r\nCookie: {COOKIE}={cookie}\r\n\
+                 Content-Length: {body_bytes}\r\n\r\n{body}"
+            );
+            browser.write_all(request.as_bytes()).unwrap();
+            assert_ne!(browser.peek(&mut [0]).unwrap(), 0, "there is an answer");
+            wait_until(PATIENCE, || self.connections.is_empty().then_some(())).expect("it is closed");
+            let mut answer = String::new();
+            browser.read_to_string(&mut answer).unwrap();
+            answer
+        }
+    }
+
+    #[test]
+    fn an_answer_that_comes_before_the_whole_request_was_read_is_not_lost() {
+        // More than the browser's side takes before it reads.
+        let body = "y".repeat(300 << 10);
+        let answer = format!("HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\r\n{body}");
+        let world = World::new(answer.clone());
+        for body_bytes in [1, MOST_UNREAD_BYTES as usize / 2] {
+            assert!(world.ask(&world.session, body_bytes) == answer, "{body_bytes}");
+            let refused = world.ask("another", body_bytes);
+            assert!(
+                refused.contains("401 Unauthorized") && refused.ends_with("}\n"),
+                "{body_bytes}: {refused}"
+            );
+        }
+    }
+
+    #[test]
+    fn who_sends_without_end_is_not_read_for_ever() {
+        let world = World::new("HTTP/1.1 200 OK\r\n\r\n".into());
+        let begun = Instant::now();
+        for (cookie, pause) in
+            [(world.session.as_str(), 0), ("another", 0), (&world.session, 50), ("another", 50)]
+        {
+            let mut browser = TcpStream::connect(("127.0.0.1", world.port)).unwrap();
+            let (port, folder) = (world.port, &world.folder);
+            let head = format!(
+                "GET /{folder}/v1/x HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {COOKIE}={cookie}\r\n\r\n"
+            );
+            browser.write_all(head.as_bytes()).unwrap();
+            while browser.write_all(&[0; 1024]).is_ok() {
+                thread::sleep(Duration::from_millis(pause));
+            }
+        }
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    }
 }

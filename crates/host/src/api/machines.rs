@@ -92,8 +92,9 @@ async fn get_machine_curve(
     State(app): State<ApiState>,
     Path(name): Path<Name>,
     Query(CurveQuery { goal }): Query<CurveQuery>,
-) -> JsonResult<DiskCurve> {
-    ask(move || app.machines.curves.of(&name, goal)).await
+) -> Result<Response, HostError> {
+    let curve = app.machines.curves.of(&name, goal).await?;
+    Ok(Json(&*curve).into_response())
 }
 
 /// Returns how long the requests of a machine's disk took, as histograms whose counts only grow. The difference of two answers

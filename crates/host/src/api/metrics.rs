@@ -344,7 +344,7 @@ fn disks(text: &mut Exposition, figures: &Figures, curves: &CurvesByMachine) {
     families(text, "catalog", &rows);
     chunk_wait_family(text, "catalog", &rows);
     let mut of: BTreeMap<&str, CurveFigures> = BTreeMap::new();
-    curves.values().for_each(|(catalog, curve)| of.entry(catalog.as_str()).or_default().add(curve));
+    curves.values().for_each(|curve| of.entry(curve.catalog.as_str()).or_default().add(&curve.figures));
     let rows = of.into_iter().map(|(catalog, curve)| (vec![("catalog", catalog)], curve));
     curve_families(text, "catalog", &rows.collect::<Vec<_>>());
 }
@@ -363,8 +363,8 @@ fn machines(text: &mut Exposition, figures: &Figures, curves: &CurvesByMachine) 
     let rows = rows.collect::<Vec<_>>();
     families(text, "machine", &rows);
     chunk_wait_family(text, "machine", &rows);
-    let rows = curves.iter().map(|(machine, (catalog, curve))| {
-        (vec![("catalog", catalog.as_str()), ("machine", machine.as_str())], *curve)
+    let rows = curves.iter().map(|(machine, curve)| {
+        (vec![("catalog", curve.catalog.as_str()), ("machine", machine.as_str())], curve.figures)
     });
     curve_families(text, "machine", &rows.collect::<Vec<_>>());
 }

@@ -53,8 +53,17 @@ pub struct EventLog {
     /// Oldest first; the last one is written to.
     segments: VecDeque<Segment>,
     file: Arc<File>,
+    /// Segments that were written to before, and may not be flushed.
+    unflushed: Vec<Arc<File>>,
     /// Offset of the next line.
     at: u64,
+}
+
+/// The segments of the log at one moment, which are read without the log. One of them may be removed meanwhile, or be used again
+/// for new events: what was read is good if [`EventLog::oldest`] is still that of the reader.
+#[derive(Clone, Debug)]
+pub struct LogReader {
+    segments: VecDeque<Segment>,
 }
 
 /// What was found when the log was opened.
@@ -87,7 +96,8 @@ impl EventLog {
         let next =
             events.last().map_or(first, |event| event.id.number + 1) + if may_lack_some { JUMP } else { 0 };
         let state = LogState { history, boot, closed: false };
-        let mut log = EventLog { folder: folder.to_owned(), state, segments, file: Arc::new(file), at };
+        let (folder, file, unflushed) = (folder.to_owned(), Arc::new(file), Vec::new());
+        let mut log = EventLog { folder, state, segments, file, unflushed, at };
         log.write_state()?;
         log.make_spare();
         log.forget_old(Timestamp::now(), MOST_SEGMENTS);
@@ -99,9 +109,11 @@ impl EventLog {
         self.state.history
     }
 
-    /// The file that is written to.
-    pub fn file(&self) -> Arc<File> {
-        Arc::clone(&self.file)
+    /// The files that may not be flushed, oldest first. Who asks flushes them.
+    pub fn take_unflushed(&mut self) -> Vec<Arc<File>> {
+        let mut files = std::mem::take(&mut self.unflushed);
+        files.push(Arc::clone(&self.file));
+        files
     }
 
     /// Number of the oldest event that is kept, or of the first one to come.
@@ -134,46 +146,20 @@ impl EventLog {
         Ok(())
     }
 
-    /// Reads at most `most` events from this number on. Unreadable ones are left out.
-    pub fn read(&self, from: u64, most: usize) -> Vec<Event> {
-        let begin = self.segments.iter().rposition(|segment| segment.first <= from).unwrap_or(0);
-        let mut found = Vec::new();
-        for segment in self.segments.iter().skip(begin) {
-            let Ok((events, _)) = File::open(&segment.path).and_then(|file| lines(&file)) else { continue };
-            found.extend(events.into_iter().filter(|event| event.id.number >= from));
-            if found.len() >= most {
-                found.truncate(most);
-                break;
-            }
-        }
-        found
-    }
-
-    /// Reads the last `most` events before this number, oldest first. Unreadable ones are left out.
-    pub fn read_before(&self, before: u64, most: usize) -> Vec<Event> {
-        let mut found = VecDeque::new();
-        for segment in self.segments.iter().rev().skip_while(|segment| segment.first >= before) {
-            let Ok((events, _)) = File::open(&segment.path).and_then(|file| lines(&file)) else { continue };
-            for event in events.into_iter().rev().filter(|event| event.id.number < before) {
-                if found.len() == most {
-                    return found.into();
-                }
-                found.push_front(event);
-            }
-        }
-        found.into()
+    /// The segments as they are now.
+    pub fn reader(&self) -> LogReader {
+        LogReader { segments: self.segments.clone() }
     }
 
     /// Flushes everything and records that.
     pub fn close(&mut self) -> io::Result<()> {
-        self.file.sync_data()?;
+        self.take_unflushed().iter().try_for_each(|file| file.sync_data())?;
         self.state.closed = true;
         self.write_state()
     }
 
     /// Continues in another file: the spare segment, or the oldest one if there is no space for more.
     fn begin_segment(&mut self, first: u64) -> io::Result<()> {
-        self.file.sync_data()?;
         self.forget_old(Timestamp::now(), MOST_SEGMENTS - 1);
         let spare = self.folder.join(SPARE);
         let old = match spare.exists() {
@@ -186,7 +172,8 @@ impl EventLog {
         };
         let path = path(&self.folder, self.state.history, first);
         fs::rename(&old, &path)?;
-        self.file = Arc::new(make_segment(&path)?);
+        let full = std::mem::replace(&mut self.file, Arc::new(make_segment(&path)?));
+        self.unflushed.push(full);
         self.at = 0;
         self.segments.push_back(Segment { first, path });
         self.make_spare();
@@ -223,6 +210,43 @@ impl EventLog {
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
         file.write_all_at(&text, 0)?;
         file.sync_data()
+    }
+}
+
+impl LogReader {
+    /// Number of the oldest event that was kept.
+    pub fn oldest(&self) -> Option<u64> {
+        self.segments.front().map(|segment| segment.first)
+    }
+
+    /// Reads at most `most` events from this number on. Unreadable ones are left out.
+    pub fn from(&self, number: u64, most: usize) -> Vec<Event> {
+        let begin = self.segments.iter().rposition(|segment| segment.first <= number).unwrap_or(0);
+        let mut found = Vec::new();
+        for segment in self.segments.iter().skip(begin) {
+            let Ok((events, _)) = File::open(&segment.path).and_then(|file| lines(&file)) else { continue };
+            found.extend(events.into_iter().filter(|event| event.id.number >= number));
+            if found.len() >= most {
+                found.truncate(most);
+                break;
+            }
+        }
+        found
+    }
+
+    /// Reads the last `most` events before this number, oldest first. Unreadable ones are left out.
+    pub fn before(&self, number: u64, most: usize) -> Vec<Event> {
+        let mut found = VecDeque::new();
+        for segment in self.segments.iter().rev().skip_while(|segment| segment.first >= number) {
+            let Ok((events, _)) = File::open(&segment.path).and_then(|file| lines(&file)) else { continue };
+            for event in events.into_iter().rev().filter(|event| event.id.number < number) {
+                if found.len() == most {
+                    return found.into();
+                }
+                found.push_front(event);
+            }
+        }
+        found.into()
     }
 }
 
@@ -347,6 +371,19 @@ pub mod tests {
     }
 
     impl EventLog {
+        /// Puts a pipe with this second name in place of the oldest segment: who reads it waits until the pipe is written to.
+        pub fn make_oldest_hang(&self, pipe: &Path) {
+            let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+            rustix::fs::mknodat(rustix::fs::CWD, pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+            fs::remove_file(&self.segments[0].path).unwrap();
+            fs::hard_link(pipe, &self.segments[0].path).unwrap();
+        }
+
+        /// Removes the oldest segment, as if the log were full.
+        pub fn forget_oldest(&mut self) {
+            self.forget_old(Timestamp::now(), self.segments.len() - 1);
+        }
+
         fn open_as_it_is(folder: &Path) -> (PathBuf, LogState) {
             let state: LogState = serde_json::from_slice(&fs::read(folder.join(STATE)).unwrap()).unwrap();
             (segments(folder, state.history).unwrap().back().unwrap().path.clone(), state)
@@ -364,7 +401,7 @@ pub mod tests {
     }
 
     fn numbers(log: &EventLog) -> Vec<u64> {
-        log.read(0, usize::MAX).iter().map(|event| event.id.number).collect()
+        log.reader().from(0, usize::MAX).iter().map(|event| event.id.number).collect()
     }
 
     #[test]
@@ -391,9 +428,9 @@ pub mod tests {
             "{taken} {}",
             kept.len()
         );
-        let older: Vec<u64> = log.read_before(7990, 500).iter().map(|event| event.id.number).collect();
+        let older: Vec<u64> = log.reader().before(7990, 500).iter().map(|event| event.id.number).collect();
         assert!(older == (7490..7990).collect::<Vec<_>>(), "of several segments");
-        assert_eq!(log.read_before(kept[0] + 2, 500).len(), 2);
+        assert_eq!(log.reader().before(kept[0] + 2, 500).len(), 2);
         drop(log);
         let (log, opened) = EventLog::open(dir.path()).unwrap();
         assert!(opened.next == 8001 && numbers(&log) == kept);

@@ -71,7 +71,7 @@ impl MemoryWatch {
     }
 }
 
-/// Last reading of each store, by name.
+/// Last reading of each store, by name; none while it cannot be read.
 type StoreLevels = HashMap<Name, (SpaceHistory, Option<Space>)>;
 
 /// Watches how full the stores are.
@@ -121,10 +121,15 @@ impl SpaceWatch {
 
     fn look(&self) -> Result<(), HostError> {
         for store in self.stores.list()? {
-            // A store that is not mounted raises an event when it is used.
-            let Ok((total, free)) = space::of(&store.path) else { continue };
+            // Of a store that is not mounted, the folder is on another file system.
+            let found = self.stores.check(&store).ok().and_then(|()| space::of(&store.path).ok());
             let mut levels = self.levels();
             let (history, last) = levels.entry(store.name.clone()).or_default();
+            // It raises an event when it is used.
+            let Some((total, free)) = found else {
+                *last = None;
+                continue;
+            };
             let (space, changed) = history.look(Instant::now(), total, free);
             if changed {
                 let object = format!("store/{}", store.name);
@@ -137,5 +142,33 @@ impl SpaceWatch {
 
     fn levels(&self) -> MutexGuard<'_, StoreLevels> {
         self.levels.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Objects, SqliteStore};
+
+    #[test]
+    fn the_space_of_a_store_that_is_not_mounted_is_not_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join("db")).unwrap()));
+        let [folder, elsewhere] = ["store", "elsewhere"].map(|name| dir.path().join(name));
+        let stores = Stores::open(objects, &folder).unwrap();
+        let watch = SpaceWatch { levels: Mutex::default(), stores, events: Events::default() };
+        let is_known = || {
+            watch.look().unwrap();
+            watch.details().unwrap()[0].space.is_some()
+        };
+        assert!(is_known());
+        std::fs::rename(&folder, &elsewhere).unwrap();
+        assert!(!is_known());
+        // As after an unmount.
+        std::fs::create_dir(&folder).unwrap();
+        assert!(!is_known());
+        std::fs::remove_dir(&folder).unwrap();
+        std::fs::rename(&elsewhere, &folder).unwrap();
+        assert!(is_known());
     }
 }

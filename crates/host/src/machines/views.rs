@@ -15,7 +15,7 @@ use crate::paging::{PageBuilder, PageRequest};
 use crate::store::{Object, Objects, Revision};
 use crate::tags::Tag;
 use spillway_api::{
-    ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
+    Catalog, ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -104,6 +104,11 @@ impl MachineReader {
         Ok(all)
     }
 
+    /// Returns a catalog.
+    pub(super) fn catalog(&self, name: &Name) -> Result<Catalog, HostError> {
+        self.catalogs.get(name)
+    }
+
     /// Returns one machine.
     pub fn get(&self, name: &Name) -> Result<MachineDetails, HostError> {
         Ok(self.view(name)?.details())
@@ -129,19 +134,26 @@ impl MachineReader {
         if !selector.names.is_empty() {
             return self.look_at_named(selector, after, is_chosen, look);
         }
-        let mut after = after.to_owned();
-        loop {
+        // The names of a catalog's machines begin alike, and never change: others are not read.
+        let prefix = self.name_prefix(selector)?;
+        let mut next = Some(after.max(&prefix).to_owned());
+        while let Some(after) = next.filter(|after| after.starts_with(&prefix)) {
             let page = self.objects.page::<Machine>(&after, CHUNK)?;
             let machines = page.objects.into_iter().map(|machine| machine.value).filter(is_chosen);
             let views = self.views_of(machines.collect(), &after, page.next.as_deref())?;
             if !views.is_empty() && !look(views)? {
                 return Ok(());
             }
-            match page.next {
-                Some(next) => after = next,
-                None => return Ok(()),
-            }
+            next = page.next;
         }
+        Ok(())
+    }
+
+    /// What the names of all selected machines begin with.
+    fn name_prefix(&self, selector: &Selector) -> Result<String, HostError> {
+        let Some(name) = &selector.catalog else { return Ok(String::new()) };
+        let naming = self.catalogs.get(name)?.spec.naming(name);
+        Ok(naming.split('#').next().unwrap_or_default().to_owned())
     }
 
     /// Does the same for machines that are selected by name.
@@ -267,5 +279,53 @@ impl MachineReader {
             View::of(machine, wanted, &self.registry)
         };
         Ok(machines.into_iter().map(view).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::testing::TestHost;
+    use crate::resources::budget::NO_LIMITS;
+    use crate::store::StoredRecord;
+    use serde::{Deserialize, Serialize};
+    use serde_json::json;
+
+    /// A record that is no machine: who reads it sets it aside.
+    #[derive(Serialize, Deserialize)]
+    struct NoMachine;
+
+    impl StoredRecord for NoMachine {
+        const PREFIX: &'static str = Machine::PREFIX;
+        const WORD: &'static str = Machine::WORD;
+    }
+
+    #[test]
+    fn for_one_catalog_machines_of_others_are_not_read() {
+        let host = TestHost::new(NO_LIMITS);
+        for (catalog, count) in [("desk", 3), ("desk-z", 1), ("a", 1), ("e", CHUNK), ("z", 1)] {
+            host.catalog(catalog, json!({ "count": count, "naming": format!("{catalog}-####") }));
+        }
+        host.put("a-0002", &NoMachine);
+        host.put("z-0002", &NoMachine);
+        let names = |catalog: Option<&str>, after: &str| {
+            let selector =
+                Selector { catalog: catalog.map(|name| name.parse().unwrap()), ..Selector::default() };
+            let mut names = Vec::new();
+            host.reader
+                .look_at(&selector, after, |views| {
+                    names.extend(views.into_iter().map(|view| view.machine.name.to_string()));
+                    Ok(true)
+                })
+                .unwrap();
+            names
+        };
+        assert_eq!(names(Some("desk"), ""), ["desk-0001", "desk-0002", "desk-0003"]);
+        assert_eq!(names(Some("desk"), "desk-0002"), ["desk-0003"]);
+        assert_eq!(names(Some("desk"), "z"), [""; 0]);
+        assert_eq!(names(Some("desk-z"), "a"), ["desk-z-0001"]);
+        assert_eq!(host.objects.unreadable_names::<Machine>(), [""; 0]);
+        assert_eq!((names(Some("e"), "").len(), names(None, "").len()), (CHUNK, CHUNK + 6));
+        assert_eq!(host.objects.unreadable_names::<Machine>(), ["a-0002", "z-0002"]);
     }
 }

@@ -1,7 +1,8 @@
 //! Observers of the disk: recorders, which read the ring buffer that the worker writes its requests to, and questions
 //! that only the worker can answer. Owns the memory of the ring buffer and the queue of questions; reads neither.
 //!
-//! Invariant: the ring buffer exists exactly while a recorder is connected; each worker gets it before it serves.
+//! Invariant: the ring buffer exists exactly while a recorder is connected; each worker gets it before it serves. Of each connection at
+//! most one question waits, and nothing is asked for one that has closed.
 
 use super::event_loop::Supervisor;
 use crate::channel::ToWorker;
@@ -16,13 +17,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     ring: Option<OwnedFd>,
-    /// Control connections that wait for an answer of the worker. It gets one question at a time, the first one's, since a curve
-    /// takes a while.
-    asking: VecDeque<(u64, Question)>,
+    questions: QuestionQueue,
 }
 
+/// Questions of control connections that wait for the worker. It gets one at a time, the first one, since a curve takes a while.
+#[derive(Debug, Default)]
+struct QuestionQueue(VecDeque<(u64, Question)>);
+
 /// What a control connection wants to know of the worker.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Question {
     /// The curve, with its goal (a share of 0 to 1).
     Curve(Option<f64>),
@@ -36,6 +39,28 @@ impl Question {
             Question::Curve(goal) => ToWorker::Curve { goal },
             Question::Touched => ToWorker::Touched,
         }
+    }
+}
+
+impl QuestionQueue {
+    /// Adds a question of a connection. Returns what the worker has to be asked now. `is_open`: whether a connection still is.
+    fn add(&mut self, by: u64, question: Question, is_open: impl Fn(u64) -> bool) -> Option<Question> {
+        let first = self.0.pop_front();
+        self.0.retain(|(by, _)| is_open(*by));
+        self.0.push_back((by, question));
+        match first {
+            // The worker will answer it, whoever hears that.
+            Some(asked) => self.0.push_front(asked),
+            None => return Some(question),
+        }
+        None
+    }
+
+    /// Takes the connection whose question was answered. Returns also what the worker has to be asked next.
+    fn take_answered(&mut self, is_open: impl Fn(u64) -> bool) -> Option<(u64, Option<Question>)> {
+        let (by, _) = self.0.pop_front()?;
+        self.0.retain(|(by, _)| is_open(*by));
+        Some((by, self.0.front().map(|(_, question)| *question)))
     }
 }
 
@@ -122,8 +147,8 @@ impl Supervisor {
         if !self.life.serving {
             return Some(Response::error("busy", "the worker is starting: try again"));
         }
-        self.watchers.asking.push_back((by, question));
-        if self.watchers.asking.len() == 1 {
+        let is_open = |id| self.peers.contains_key(&id);
+        if let Some(question) = self.watchers.questions.add(by, question, is_open) {
             self.tell(question.message(), Vec::new());
         }
         None
@@ -131,9 +156,10 @@ impl Supervisor {
 
     /// Handles the worker's answer.
     pub(super) fn on_worker_answer(&mut self, answer: serde_json::Value) {
+        let is_open = |id| self.peers.contains_key(&id);
         // Nothing was asked: ignore what a broken worker sends.
-        let Some((by, _)) = self.watchers.asking.pop_front() else { return };
-        if let Some(&(_, question)) = self.watchers.asking.front() {
+        let Some((by, next)) = self.watchers.questions.take_answered(is_open) else { return };
+        if let Some(question) = next {
             self.tell(question.message(), Vec::new());
         }
         self.answer(by, &Response::Ok(answer));
@@ -141,7 +167,7 @@ impl Supervisor {
 
     /// Refuses the waiting questions: the worker that collected the data has ended.
     pub(super) fn forget_questions(&mut self) {
-        for (by, _) in std::mem::take(&mut self.watchers.asking) {
+        for (by, _) in std::mem::take(&mut self.watchers.questions).0 {
             self.answer(
                 by,
                 &Response::error("busy", "the worker was replaced, and the new one has only begun to collect data: try again later"),
@@ -154,4 +180,27 @@ impl Supervisor {
 fn read_only(memory: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients that ask and leave before the worker answers.
+    #[test]
+    fn questions_of_closed_connections_are_dropped() {
+        let mut queue = QuestionQueue::default();
+        let [curve, touched] = [Question::Curve(None), Question::Touched];
+        assert_eq!(queue.add(0, curve, |_| true), Some(curve));
+        for by in 1..1000 {
+            // Of those before only the first two are there.
+            assert_eq!(queue.add(by, touched, |by| by == 1), None);
+            assert!(queue.0.len() <= 3, "{queue:?}");
+        }
+        // The first one is being answered, although it has left.
+        assert_eq!(queue.take_answered(|by| by == 999), Some((0, Some(touched))));
+        assert_eq!(queue.take_answered(|_| true), Some((999, None)));
+        assert_eq!(queue.take_answered(|_| true), None);
+        assert_eq!(queue.add(5, touched, |_| true), Some(touched));
+    }
 }

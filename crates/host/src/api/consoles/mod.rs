@@ -107,14 +107,14 @@ impl Opening {
 }
 
 /// Lets a connection become a WebSocket, and relays until that ends.
-fn begin(upgrade: WebSocketUpgrade, shown: Shown, watch: Watch, end: EndLine) -> Response {
+fn begin(upgrade: WebSocketUpgrade, shown: Shown, mut watch: Watch, end: EndLine) -> Response {
     upgrade.on_upgrade(async move |mut socket| {
         let ending = match &shown {
-            Shown::Console(hub) => relay::console(&mut socket, hub, watch).await,
-            Shown::Screen(screen) => relay::screen(&mut socket, screen, watch).await,
+            Shown::Console(hub) => relay::console(&mut socket, hub, &mut watch).await,
+            Shown::Screen(screen) => relay::screen(&mut socket, screen, &mut watch).await,
         };
         drop((shown, end));
-        relay::say_goodbye(socket, ending).await;
+        relay::say_goodbye(socket, ending, watch).await;
     })
 }
 

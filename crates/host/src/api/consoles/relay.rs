@@ -1,8 +1,9 @@
 //! What is passed on between a client's WebSocket and a machine's console or screen, until one of them ends. Owns the
 //! reasons for an end, and the pings.
 //!
-//! Invariant: what waits for a slow side is bounded: no further message is received meanwhile. Each end that the client
-//! does not cause has a code and a reason, and each handshake of closing is ended (RFC 6455, 5.5.1).
+//! Invariant: what waits for a slow side is bounded by [`MAX_WAITING_BYTES`]: no further message is received meanwhile. Each end that the
+//! client does not cause has a code and a reason, and each handshake of closing is ended (RFC 6455, 5.5.1). A client has its place until
+//! its connection is closed.
 
 use crate::access::Peer;
 use crate::access::caller::Role;
@@ -19,6 +20,10 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 /// Longest message of a client.
 pub(super) const MAX_MESSAGE_BYTES: usize = 16 << 10;
+/// Bytes of a client that wait for a guest that takes none. A client that closes is heard as long as fewer wait.
+const MAX_WAITING_BYTES: usize = 64 << 10;
+/// Memory that each message takes beside its bytes.
+const MESSAGE_COST: usize = 64;
 /// Most bytes of a screen in one message.
 const SCREEN_BYTES: usize = 32 << 10;
 /// Interval of pings. A client that answers none until the next one is due has ended.
@@ -101,8 +106,13 @@ async fn send(socket: &mut WebSocket, message: Message) -> Step {
     socket.send(message).await.map_err(|_| None)
 }
 
-/// Ends the closing handshake, which the client has begun if there is no reason, and closes the connection.
-pub(super) async fn say_goodbye(mut socket: WebSocket, ending: Option<Ending>) {
+/// Whether so much waits that nothing more may be received.
+fn is_full<T: AsRef<[u8]>>(waiting: &VecDeque<T>) -> bool {
+    waiting.iter().map(|message| message.as_ref().len() + MESSAGE_COST).sum::<usize>() >= MAX_WAITING_BYTES
+}
+
+/// Ends the closing handshake, which the client has begun if there is no reason, closes the connection, and gives its place back.
+pub(super) async fn say_goodbye(mut socket: WebSocket, ending: Option<Ending>, watch: Watch) {
     let goodbye = async {
         if let Some(Ending { code, reason }) = ending {
             let frame = CloseFrame { code, reason: Utf8Bytes::from_static(reason) };
@@ -112,6 +122,7 @@ pub(super) async fn say_goodbye(mut socket: WebSocket, ending: Option<Ending>) {
         while let Some(Ok(_)) = socket.recv().await {}
     };
     let _ = timeout(GOODBYE, goodbye).await;
+    drop((socket, watch));
 }
 
 /// A message of a client for a console.
@@ -122,7 +133,11 @@ struct ConsoleCommand {
 }
 
 /// Passes a console on until it ends. Returns why it does; `None`: the client has ended.
-pub(super) async fn console(socket: &mut WebSocket, hub: &ConsoleClient, mut watch: Watch) -> Option<Ending> {
+pub(super) async fn console(
+    socket: &mut WebSocket,
+    hub: &ConsoleClient,
+    watch: &mut Watch,
+) -> Option<Ending> {
     // What waits for the hub, which waits for the guest.
     let mut packets: VecDeque<Vec<u8>> = VecDeque::new();
     loop {
@@ -136,12 +151,12 @@ pub(super) async fn console(socket: &mut WebSocket, hub: &ConsoleClient, mut wat
                 packets.pop_front();
                 Ok(())
             }
-            message = socket.recv(), if packets.is_empty() => {
+            message = socket.recv(), if !is_full(&packets) => {
                 watch.is_answered = true;
                 heed(message, &mut packets)
             }
             due = watch.due() => match due {
-                Ok(()) => watch.ping(socket, !packets.is_empty()).await,
+                Ok(()) => watch.ping(socket, is_full(&packets)).await,
                 ending => ending,
             },
         };
@@ -196,10 +211,10 @@ pub(super) fn heed(message: Option<Result<Message, axum::Error>>, packets: &mut 
 }
 
 /// Passes a screen on until it ends. Returns why it does; `None`: the client has ended.
-pub(super) async fn screen(socket: &mut WebSocket, screen: &Screen, mut watch: Watch) -> Option<Ending> {
+pub(super) async fn screen(socket: &mut WebSocket, screen: &Screen, watch: &mut Watch) -> Option<Ending> {
     let mut buffer = vec![0; SCREEN_BYTES];
     // What waits for the VMM.
-    let mut waiting = Bytes::new();
+    let mut waiting: VecDeque<Bytes> = VecDeque::new();
     loop {
         let step = tokio::select! {
             read = screen.read(&mut buffer) => match read {
@@ -208,18 +223,19 @@ pub(super) async fn screen(socket: &mut WebSocket, screen: &Screen, mut watch: W
                 }
                 _ => Err(Some(RUN_ENDED)),
             },
-            sent = screen.write(&waiting), if !waiting.is_empty() => match sent {
+            sent = write_first(screen, &waiting), if !waiting.is_empty() => match sent {
                 Ok(length) => {
-                    waiting = waiting.slice(length.min(waiting.len())..);
+                    take(&mut waiting, length);
                     Ok(())
                 }
                 Err(_) => Err(Some(RUN_ENDED)),
             },
-            message = socket.recv(), if waiting.is_empty() => {
+            message = socket.recv(), if !is_full(&waiting) => {
                 watch.is_answered = true;
                 match message {
                     Some(Ok(Message::Binary(data))) => {
-                        waiting = data;
+                        // Nothing can be written of an empty one.
+                        waiting.extend((!data.is_empty()).then_some(data));
                         Ok(())
                     }
                     Some(Ok(Message::Text(_))) => Err(Some(NOT_UNDERSTOOD)),
@@ -229,12 +245,23 @@ pub(super) async fn screen(socket: &mut WebSocket, screen: &Screen, mut watch: W
                 }
             }
             due = watch.due() => match due {
-                Ok(()) => watch.ping(socket, !waiting.is_empty()).await,
+                Ok(()) => watch.ping(socket, is_full(&waiting)).await,
                 ending => ending,
             },
         };
         if let Err(ending) = step {
             return ending;
         }
+    }
+}
+
+async fn write_first(screen: &Screen, waiting: &VecDeque<Bytes>) -> io::Result<usize> {
+    screen.write(waiting.front().map_or(&[], |data| data)).await
+}
+
+/// Takes bytes of the first message, which were written.
+fn take(waiting: &mut VecDeque<Bytes>, length: usize) {
+    if let Some(data) = waiting.pop_front().filter(|data| length < data.len()) {
+        waiting.push_front(data.slice(length..));
     }
 }

@@ -14,9 +14,11 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, send, socket};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv, send, socket,
+};
 use sha2::{Digest, Sha256};
-use spillway_control::console::FromHub;
+use spillway_control::console::{FromHub, MAX_DATA_BYTES, ToHub};
 use spillway_testkit::process::wait_until;
 use spillway_testkit::websocket::{self, Message as Received, WebSocket};
 use std::collections::VecDeque;
@@ -207,6 +209,51 @@ fn a_client_that_closes_gets_its_answer() {
     assert_eq!(end(&mut socket), (4001, "I have seen enough".into()));
     assert_eq!(socket.receive(PATIENCE).unwrap(), Some(Received::Gone));
     world.has_line();
+}
+
+/// Sends keys to a hub that reads nothing, until it takes no more. Returns how many packets it took.
+fn packets_until_full(world: &World) -> usize {
+    let client = spillway_control::console::connect(&world.dir.path().join(qemu::CONSOLE), true).unwrap();
+    let packet = ToHub::Input(&[b'x'; MAX_DATA_BYTES]).packet();
+    (0..).find(|_| send(&client, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_err()).unwrap()
+}
+
+#[test]
+fn a_client_that_closes_gets_its_answer_although_its_guest_takes_no_keys() {
+    let world = World::new();
+    let taken = packets_until_full(&world);
+    let mut socket = world.open();
+    // Four packets more than the hub takes.
+    (0..taken + 4).for_each(|_| socket.binary(&[b'x'; MAX_DATA_BYTES]).unwrap());
+    let begun = Instant::now();
+    socket.close(4001, "I have seen enough").unwrap();
+    assert_eq!(end(&mut socket), (4001, "I have seen enough".into()));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    world.has_line();
+}
+
+#[test]
+fn no_more_keys_are_received_than_can_wait() {
+    let world = World::new();
+    let mut socket = world.open();
+    socket.limit_writes(PING).unwrap();
+    let most = 4 << 20;
+    let sent = (0..most / MAX_DATA_BYTES).find(|_| socket.binary(&[b'x'; MAX_DATA_BYTES]).is_err());
+    assert!(sent.is_some(), "{most} bytes were received, and no key was taken");
+}
+
+#[test]
+fn a_client_has_its_place_until_its_connection_is_closed() {
+    let world = World::new();
+    let _sockets: Vec<_> = (0..8).map(|_| world.open()).collect();
+    let take = || world.console.clients.take(&name(), View::Console, false);
+    let connection = accept(&world.hub).unwrap();
+    send(&connection, &FromHub::Full.packet(), SendFlags::NOSIGNAL).unwrap();
+    // The relay has left the hub. Its client does not answer the goodbye.
+    let left = recv(&connection, &mut [0; 1][..], RecvFlags::empty()).unwrap();
+    assert_eq!(left.1, 0);
+    assert!(wait_until(PING / 2, || take().ok()).is_none(), "the client is still connected");
+    wait_until(PATIENCE, || take().ok()).expect("its place is free");
 }
 
 #[test]

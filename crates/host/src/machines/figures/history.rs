@@ -402,9 +402,30 @@ mod tests {
             let known = fill.iter().filter(|fill| fill.is_some()).count();
             assert!(fill.len() == rows && known <= 1, "{of:?}: {known} of {}", fill.len());
         }
-        let clock = std::fs::read_to_string("/proc/uptime").unwrap();
-        let uptime: f64 = clock.split(' ').next().unwrap().parse().unwrap();
-        assert!((uptime - since_boot().as_secs_f64()).abs() < 5.0, "it is the clock of {clock}");
+    }
+
+    /// The clock counts the time in which the host is suspended. In a time namespace it has been, for many days.
+    #[test]
+    fn the_clock_goes_on_while_the_host_is_suspended() {
+        const ASLEEP: u64 = 1_000_000;
+        const IN_NAMESPACE: &str = "SPILLWAY_TEST_IN_TIME_NAMESPACE";
+        if std::env::var_os(IN_NAMESPACE).is_some() {
+            println!("since boot: {} s", since_boot().as_secs());
+            return;
+        }
+        let own = "machines::figures::history::tests::the_clock_goes_on_while_the_host_is_suspended";
+        let mut child = std::process::Command::new("unshare");
+        child.args(["--map-root-user", "--time", "--boottime", &ASLEEP.to_string()]);
+        child.arg(std::env::current_exe().unwrap()).args(["--exact", own, "--nocapture"]);
+        let awake = since_boot().as_secs();
+        let output = child.env(IN_NAMESPACE, "1").output();
+        let Some(output) = output.ok().filter(|output| output.status.success()) else {
+            return spillway_testkit::skip("a time namespace cannot be made");
+        };
+        let output = String::from_utf8_lossy(&output.stdout);
+        let clock = output.split_once("since boot: ").and_then(|(_, rest)| rest.split_once(" s"));
+        let clock: u64 = clock.expect("it is printed").0.parse().unwrap();
+        assert!((ASLEEP + awake..ASLEEP + awake + 60).contains(&clock), "{clock} s, and {awake} s without");
     }
 
     #[test]

@@ -3,14 +3,19 @@
 //! Invariant: however many ask the same, it is asked once at a time and at most once in that while; a question that hangs delays
 //! only those who ask the same. What is kept is dropped when it is not reused any more.
 
+use crate::error::HostError;
+use spillway_api::ErrorCode;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The last answer to one question, and its time.
-type Slot<V> = tokio::sync::Mutex<Option<(Instant, Arc<V>)>>;
+/// Longest time for which it is reused that somebody did not answer.
+const UNAVAILABLE_FRESH: Duration = Duration::from_secs(2);
+
+/// The last answer to one question, and until when it is reused.
+type Slot<V> = tokio::sync::Mutex<Option<(Instant, Result<Arc<V>, HostError>)>>;
 
 /// Answers by question, each of which is reused for the same while.
 pub struct RecentAnswers<K, V> {
@@ -19,29 +24,40 @@ pub struct RecentAnswers<K, V> {
 }
 
 impl<K: Eq + Hash, V> RecentAnswers<K, V> {
-    /// Answers are reused for so long.
+    /// Answers are reused for so long, and the error `unavailable` for at most 2 seconds of it. Other errors are not reused: they come
+    /// before anybody is asked.
     pub fn new(fresh: Duration) -> RecentAnswers<K, V> {
         RecentAnswers { fresh, slots: Mutex::default() }
     }
 
-    /// Returns a recent answer to this question, or asks. Errors are not kept.
-    pub async fn get<E>(&self, question: K, ask: impl Future<Output = Result<V, E>>) -> Result<Arc<V>, E> {
+    /// Returns a recent answer to this question, or asks.
+    pub async fn get(
+        &self,
+        question: K,
+        ask: impl Future<Output = Result<V, HostError>>,
+    ) -> Result<Arc<V>, HostError> {
         let slot = self.slot(question);
         let mut last = slot.lock().await;
-        if let Some((at, answer)) = &*last
-            && at.elapsed() < self.fresh
+        if let Some((until, answer)) = &*last
+            && Instant::now() < *until
         {
-            return Ok(Arc::clone(answer));
+            return answer.clone();
         }
-        let answer = Arc::new(ask.await?);
-        *last = Some((Instant::now(), Arc::clone(&answer)));
-        Ok(answer)
+        let answer = ask.await.map(Arc::new);
+        let fresh = match &answer {
+            Ok(_) => self.fresh,
+            Err(e) if e.code == ErrorCode::Unavailable => self.fresh.min(UNAVAILABLE_FRESH),
+            Err(_) => Duration::ZERO,
+        };
+        *last = Some((Instant::now() + fresh, answer.clone()));
+        answer
     }
 
     fn slot(&self, question: K) -> Arc<Slot<V>> {
         let mut slots = self.slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let now = Instant::now();
         let is_fresh = |slot: &Slot<V>| {
-            slot.try_lock().is_ok_and(|last| last.as_ref().is_some_and(|(at, _)| at.elapsed() < self.fresh))
+            slot.try_lock().is_ok_and(|last| last.as_ref().is_some_and(|(until, _)| now < *until))
         };
         // Whoever is waiting for an answer holds its slot.
         slots.retain(|_, slot| Arc::strong_count(slot) > 1 || is_fresh(slot));
@@ -60,7 +76,7 @@ mod tests {
         let ask = |question| {
             answers.get(question, async {
                 tokio::task::yield_now().await;
-                Ok::<_, ()>(asked.fetch_add(1, Ordering::Relaxed))
+                Ok(asked.fetch_add(1, Ordering::Relaxed))
             })
         };
         let (one, again, other) = tokio::join!(ask("a"), ask("a"), ask("b"));
@@ -76,23 +92,40 @@ mod tests {
         // Without a while it is asked each time, and what is not reused any more is dropped.
         let (answers, asked) = (RecentAnswers::new(Duration::ZERO), AtomicU32::new(0));
         assert_eq!((ask(&answers, &asked).await, ask(&answers, &asked).await), (3, 6));
-        assert_eq!(*answers.get("c", async { Ok::<_, ()>(1) }).await.unwrap(), 1);
+        assert_eq!(*answers.get("c", async { Ok(1) }).await.unwrap(), 1);
         assert_eq!(answers.slots.lock().unwrap().len(), 1);
     }
 
     #[tokio::test]
-    async fn what_hangs_or_fails_delays_nobody_else() {
+    async fn what_hangs_delays_nobody_else() {
         let answers = RecentAnswers::<_, u32>::new(Duration::from_secs(3600));
         {
-            let hangs = answers.get("a", pending::<Result<u32, ()>>());
-            let other = answers.get("b", async { Ok::<_, ()>(5) });
+            let hangs = answers.get("a", pending());
+            let other = answers.get("b", async { Ok(5) });
             tokio::select! {
                 biased;
                 _ = hangs => panic!("it does not end"),
-                other = other => assert_eq!(other.as_deref(), Ok(&5)),
+                other = other => assert_eq!(*other.unwrap(), 5),
             }
         }
-        assert_eq!(answers.get("a", async { Err(7) }).await, Err(7));
-        assert_eq!(answers.get("a", async { Ok::<_, u32>(8) }).await.as_deref(), Ok(&8));
+        assert_eq!(*answers.get("a", async { Ok(8) }).await.unwrap(), 8);
+    }
+
+    #[tokio::test]
+    async fn who_does_not_answer_is_asked_again_only_after_a_moment() {
+        let answers = RecentAnswers::<_, u32>::new(Duration::from_secs(3600));
+        let fail = |code| async move { Err(HostError::new(code, "no answer")) };
+        let unavailable = || fail(ErrorCode::Unavailable);
+        assert!(answers.get("a", fail(ErrorCode::Conflict)).await.is_err());
+        assert!(answers.get("a", unavailable()).await.is_err());
+        let again = answers.get("a", async { panic!("it was asked a moment ago") }).await;
+        assert_eq!(again.unwrap_err().code, ErrorCode::Unavailable);
+        let slot = Arc::clone(&answers.slots.lock().unwrap()["a"]);
+        slot.lock().await.as_mut().unwrap().0 -= UNAVAILABLE_FRESH;
+        assert_eq!(*answers.get("a", async { Ok(8) }).await.unwrap(), 8);
+        // Where answers are reused for less, errors are too.
+        let answers = RecentAnswers::<_, u32>::new(Duration::ZERO);
+        assert!(answers.get("a", unavailable()).await.is_err());
+        assert_eq!(*answers.get("a", async { Ok(9) }).await.unwrap(), 9);
     }
 }

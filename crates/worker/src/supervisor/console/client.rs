@@ -1,7 +1,8 @@
 //! A client of the console hub: its connection, and how far it has read. Never blocks.
 //!
 //! Invariant: a client has no queue, only the buffer of its socket. Its position in the history says what is sent to it next;
-//! a client that falls behind the oldest kept byte loses what is between, and is told how much.
+//! a client that falls behind the oldest kept byte loses what is between, and is told how much. What follows *begin* is the beginning of a
+//! line, also if the first output of the VMM is not kept any more.
 
 use super::history::History;
 use rustix::event::PollFlags;
@@ -80,14 +81,19 @@ impl Client {
             Some(FromHub::Keyboard(keyboard))
         } else if self.at < history.start() {
             Some(FromHub::Lost(history.start() - self.at))
-        } else if must_begin && self.at >= beginning.at {
+        } else if must_begin
+            && (self.at == beginning.at || self.at > beginning.at && history.ends_line(self.at))
+        {
             Some(FromHub::Begin)
         } else {
-            let limit = match must_begin {
-                true => (beginning.at - self.at).min(MAX_DATA_BYTES as u64) as usize,
-                false => MAX_DATA_BYTES,
-            };
-            let output = history.from(self.at, limit);
+            let mut output = history.from(self.at, MAX_DATA_BYTES);
+            if must_begin && self.at < beginning.at {
+                output =
+                    &output[..output.len().min((beginning.at - self.at).min(MAX_DATA_BYTES as u64) as usize)];
+            } else if must_begin {
+                // The rest of a line whose beginning is not kept.
+                output = output.split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default();
+            }
             (!output.is_empty()).then_some(FromHub::Output(output))
         }
     }

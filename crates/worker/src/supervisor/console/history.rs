@@ -42,6 +42,12 @@ impl History {
         self.bytes.extend(bytes);
     }
 
+    /// Whether the byte before a position is kept and ends a line.
+    pub fn ends_line(&self, at: u64) -> bool {
+        let before = at.checked_sub(1).and_then(|before| before.checked_sub(self.start));
+        before.and_then(|before| self.bytes.get(before as usize)) == Some(&b'\n')
+    }
+
     /// At most `limit` bytes from a position that is kept: some if there are any.
     pub fn from(&self, at: u64, limit: usize) -> &[u8] {
         let skip = at.saturating_sub(self.start).min(self.bytes.len() as u64) as usize;

@@ -179,6 +179,32 @@ fn a_slow_reader_loses_the_oldest_and_is_told_how_much_and_nobody_waits_for_it()
     assert!(late.output == text[total - KEPT_BYTES..] && late.lost == 0);
 }
 
+/// Whoever looks for a line after *begin* must not take the end of one for a line.
+#[test]
+fn the_output_of_a_vmm_begins_with_a_whole_line_also_if_it_began_long_ago() {
+    let world = World::new();
+    let mut vmm = world.vmm();
+    let mut first = world.client();
+    // The oldest kept byte is in the middle of a line.
+    let lines = KEPT_BYTES / 10 * 2;
+    vmm.write_all("no WORKS!\n".repeat(lines).as_bytes()).unwrap();
+    first.until(|reader| reader.output.len() as u64 + reader.lost == 10 * lines as u64);
+    assert_eq!(first.begun, Some(0));
+    let mut late = world.client();
+    late.until(|reader| reader.output.len() == KEPT_BYTES);
+    let begun = late.begun.expect("the VMM is connected");
+    assert!(begun > 0 && late.output[..begun] == b"no WORKS!\n"[10 - begun..], "{begun}");
+    // Of one long line nothing is the beginning, until it ends.
+    vmm.write_all(&[b'x'; KEPT_BYTES]).unwrap();
+    first.until(|reader| reader.output.len() as u64 + reader.lost == (10 * lines + KEPT_BYTES) as u64);
+    let mut late = world.client();
+    late.until(|reader| reader.output.len() == KEPT_BYTES);
+    assert_eq!(late.begun, None);
+    vmm.write_all(b"\nlogin: ").unwrap();
+    late.until(|reader| reader.output.ends_with(b"login: "));
+    assert_eq!(late.begun, Some(KEPT_BYTES + 1));
+}
+
 #[test]
 fn one_client_has_the_keyboard() {
     let world = World::new();
