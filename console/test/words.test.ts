@@ -12,7 +12,6 @@ import { href, parseHash } from "../src/router.ts";
 import { merge } from "../src/state/events.ts";
 import { Moments } from "../src/state/moments.ts";
 import { boundError, FIELDS, read, shown } from "../src/ui/spec-form.tsx";
-import { sorted } from "../src/ui/table.tsx";
 
 test("the fragment is the state", () => {
   const to = href(["catalogs", "a b"], { tab: "sizing", filter: "x&y", sort: undefined });
@@ -103,25 +102,6 @@ test("fields say what is wrong with the daemon's bounds", () => {
   assert.deepEqual(read(field("network"), "bridge=br0"), { value: { bridge: "br0" } });
   assert.equal("error" in read(field("network"), "br0"), true);
   assert.equal(shown(field("network"), { bridge: "br0" }), "bridge=br0");
-});
-
-test("rows without a value come last in either direction", () => {
-  const column = {
-    key: "n",
-    title: "",
-    cell: () => "",
-    sort: (r: { n: number | null }) => r.n,
-    isFigure: true,
-  };
-  const rows = [{ n: 1 }, { n: null }, { n: 3 }];
-  assert.deepEqual(
-    sorted(rows, column, false).map((r) => r.n),
-    [3, 1, null],
-  );
-  assert.deepEqual(
-    sorted(rows, column, true).map((r) => r.n),
-    [1, 3, null],
-  );
 });
 
 test("what is lost is named, and has to be typed where it was kept", () => {

@@ -5,7 +5,7 @@ import { computed, effect, signal, untracked } from "@preact/signals";
 import { type Answer, ApiError, address, type Figures, raw } from "../api/client.ts";
 import { route } from "../router.ts";
 import { type History, samplesOf } from "./history.ts";
-import { Moments } from "./moments.ts";
+import { type MachineRow, Moments } from "./moments.ts";
 import { isSignedIn } from "./session.ts";
 import { visible } from "./visible.ts";
 
@@ -47,6 +47,9 @@ export const machineRows = computed(() => {
   tick.value;
   return moments.machines();
 });
+const rowsByName = computed(() => new Map(machineRows.value.map((row) => [row.name, row])));
+/** The figures of a machine; undefined if the last set has none of it. */
+export const machineRow = (name: string): MachineRow | undefined => rowsByName.value.get(name);
 export const catalogRows = computed(() => {
   tick.value;
   return moments.catalogs();

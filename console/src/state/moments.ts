@@ -1,7 +1,8 @@
 // What the figures say over time: rates between the last two moments, and when a write cache will be full. The rules are
 // those of `spillway top`, so that both say the same.
 //
-// Invariant: a rate is of the time between two moments of the same daemon, without a break; without two there is none.
+// Invariant: a rate is of the time between two moments of the same daemon, without a break; without two there is none. What a row
+// derives is computed when it is first looked at: of hundreds of machines, few are on the screen.
 import type { Counters, Figures, Levels, Schemas } from "../api/client.ts";
 
 /** How far back growth is looked at to say when a cache is full. */
@@ -166,6 +167,82 @@ export function sumRates(all: (Rates | null)[]): Rates | null {
 
 type Parts = { counters: Counters; levels: Levels };
 
+/** Earlier moments, by the names of their objects. */
+interface Comparison {
+  /** Seconds since `before`, the moment that rates are counted from; null: there is none. */
+  seconds: number;
+  before: Map<string, Parts> | null;
+  /** Seconds since `oldest`, the moment that growth is counted from; null: there is none. */
+  trendSeconds: number;
+  oldest: Map<string, Parts> | null;
+  samples(name: string): Sample[];
+}
+
+function ratesOf(object: Parts & { name: string }, { before, seconds }: Comparison): Rates | null {
+  return before && ratesBetween(object.counters, before.get(object.name)?.counters ?? {}, seconds);
+}
+
+function secondsToFullOf(
+  object: Parts & { name: string },
+  { oldest, trendSeconds }: Comparison,
+): number | null {
+  const was = oldest?.get(object.name);
+  return was ? secondsToFull(object.levels, was.levels, trendSeconds) : null;
+}
+
+/** The row of a machine. */
+class MachineFigures implements MachineRow {
+  private knownLevels: Required<Levels> | undefined;
+  private knownRates: Rates | null | undefined;
+
+  constructor(
+    private readonly machine: Figures["machines"][number],
+    private readonly comparison: Comparison,
+  ) {}
+
+  get name() {
+    return this.machine.name;
+  }
+  get catalog() {
+    return this.machine.catalog;
+  }
+  get phase() {
+    return this.machine.phase;
+  }
+  get ready() {
+    return this.machine.ready;
+  }
+  get claimed() {
+    return this.machine.claimed;
+  }
+  get unresponsive() {
+    return this.machine.unresponsive;
+  }
+  get counters() {
+    return this.machine.counters;
+  }
+  get sparedBytes() {
+    return this.machine.spared_bytes;
+  }
+  get fill() {
+    return fill(this.machine.levels);
+  }
+  get levels() {
+    this.knownLevels ??= { ...NO_LEVELS, ...this.machine.levels };
+    return this.knownLevels;
+  }
+  get rates() {
+    if (this.knownRates === undefined) this.knownRates = ratesOf(this.machine, this.comparison);
+    return this.knownRates;
+  }
+  get secondsToFull() {
+    return secondsToFullOf(this.machine, this.comparison);
+  }
+  get samples() {
+    return this.comparison.samples(this.machine.name);
+  }
+}
+
 /** The moments that rows are made of. */
 export class Moments {
   private moments: Figures[] = [];
@@ -241,7 +318,8 @@ export class Moments {
         const rates = ratesBetween(object.counters, was.get(object.name)?.counters ?? {}, seconds);
         const key = `${kind}/${object.name}`;
         const samples = this.samples.get(key) ?? [];
-        samples.push({
+        // Another list, not a longer one: whoever shows it sees that it has changed.
+        const sample = {
           time,
           guestRead: rates.guest.read,
           guestWritten: rates.guest.written,
@@ -254,9 +332,8 @@ export class Moments {
           ramUsed: object.levels.ram_used_bytes ?? 0,
           overflowUsed: object.levels.overflow_used_bytes ?? 0,
           fill: fill(object.levels),
-        });
-        if (samples.length > SAMPLES) samples.shift();
-        this.samples.set(key, samples);
+        };
+        this.samples.set(key, [...samples.slice(1 - SAMPLES), sample]);
       }
     }
   }
@@ -269,28 +346,18 @@ export class Moments {
     this.samples.set(key, [...earlier.filter((s) => s.time < first), ...samples]);
   }
 
-  private row(
-    object: Parts & { name: string; spared_bytes: number },
-    catalog: string,
-    kind: "catalogs" | "machines",
-  ): Row {
-    const find = (figures: Figures | undefined) => this.indexOf(figures, kind).get(object.name);
+  /** What rows of the last moment are compared with. */
+  private comparison(kind: "catalogs" | "machines"): Comparison {
     const before = this.moments.at(-2);
-    const seconds = this.passed(before);
     const oldest = this.moments[0];
-    const trend = this.passed(oldest);
-    const was = trend > 0 ? find(oldest) : undefined;
+    const seconds = this.passed(before);
+    const trendSeconds = this.passed(oldest);
     return {
-      name: object.name,
-      catalog,
-      fill: fill(object.levels),
-      levels: { ...NO_LEVELS, ...object.levels },
-      counters: object.counters,
-      sparedBytes: object.spared_bytes,
-      rates:
-        before && seconds > 0 ? ratesBetween(object.counters, find(before)?.counters ?? {}, seconds) : null,
-      secondsToFull: was ? secondsToFull(object.levels, was.levels, trend) : null,
-      samples: this.samples.get(`${kind}/${object.name}`) ?? [],
+      seconds,
+      before: before && seconds > 0 ? this.indexOf(before, kind) : null,
+      trendSeconds,
+      oldest: oldest && trendSeconds > 0 ? this.indexOf(oldest, kind) : null,
+      samples: (name) => this.samples.get(`${kind}/${name}`) ?? [],
     };
   }
 
@@ -306,18 +373,22 @@ export class Moments {
   }
 
   machines(): MachineRow[] {
-    return (this.last?.machines ?? []).map((m) => ({
-      ...this.row(m, m.catalog, "machines"),
-      phase: m.phase,
-      ready: m.ready,
-      claimed: m.claimed,
-      unresponsive: m.unresponsive,
-    }));
+    const comparison = this.comparison("machines");
+    return (this.last?.machines ?? []).map((machine) => new MachineFigures(machine, comparison));
   }
 
   catalogs(): CatalogRow[] {
+    const comparison = this.comparison("catalogs");
     return (this.last?.catalogs ?? []).map((c) => ({
-      ...this.row(c, c.name, "catalogs"),
+      name: c.name,
+      catalog: c.name,
+      fill: fill(c.levels),
+      levels: { ...NO_LEVELS, ...c.levels },
+      counters: c.counters,
+      sparedBytes: c.spared_bytes,
+      rates: ratesOf(c, comparison),
+      secondsToFull: secondsToFullOf(c, comparison),
+      samples: comparison.samples(c.name),
       counts: {
         available: 0,
         claimed: 0,

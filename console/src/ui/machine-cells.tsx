@@ -1,21 +1,37 @@
 // Cells that tables of machines and catalogs have in common.
-
+//
+// Invariant: a new set of figures changes texts and bars of cells that are drawn, and draws none anew: with hundreds of machines that
+// write, all that is on the screen changes every two seconds.
+import { effect, untracked } from "@preact/signals";
+import type { VNode } from "preact";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Schemas } from "../api/client.ts";
-import type { CatalogRow, Row } from "../state/moments.ts";
+import type { CatalogRow, Row, Sample } from "../state/moments.ts";
 import { total } from "../state/moments.ts";
 import { bytes, percent, rate, timeToFull } from "./format.ts";
 import { Badge, type Tone } from "./parts.tsx";
-import { levelOf, Spark, TierBars } from "./planes.tsx";
+import { drawTiers, levelOf, Spark, TierBars } from "./planes.tsx";
 import type { Column } from "./table.tsx";
 
-const LEVEL_TONE = { normal: "plain", warning: "warning", critical: "critical", full: "critical" } as const;
+const LEVEL_TONE = {
+  warning: "warning",
+  critical: "critical",
+  full: "critical",
+  degraded: "critical",
+  stalled: "critical",
+} as const;
 
 /** The level of a write cache as a word. Normal needs none. */
+function levelOfRow({ levels }: Row): keyof typeof LEVEL_TONE | null {
+  if (levels.degraded) return "degraded";
+  if (levels.stalled) return "stalled";
+  const level = levelOf(levels);
+  return level === "normal" ? null : level;
+}
+
 export function LevelBadge({ row }: { row: Row }) {
-  const level = levelOf(row.levels);
-  if (row.levels.degraded) return <Badge tone="critical">degraded</Badge>;
-  if (row.levels.stalled) return <Badge tone="critical">stalled</Badge>;
-  return level === "normal" ? null : <Badge tone={LEVEL_TONE[level]}>{level}</Badge>;
+  const level = levelOfRow(row);
+  return level ? <Badge tone={LEVEL_TONE[level]}>{level}</Badge> : null;
 }
 
 const PHASE_TONE: Record<Schemas["Phase"], Tone> = {
@@ -33,19 +49,92 @@ export function PhaseBadge({ phase, isReady }: { phase: Schemas["Phase"]; isRead
   return <Badge tone={PHASE_TONE[phase]}>{phase}</Badge>;
 }
 
-/** A rate. Nothing is less important than something. */
-function Rate({ value }: { value: number | null | undefined }) {
-  return <span class={value ? "number" : "number muted"}>{rate(value)}</span>;
+/** A row of figures of an item. `of` may read it from a signal. */
+interface Source<T> {
+  item: T;
+  of(item: T): Row | undefined;
+}
+
+/** What is derived from figures: its component is drawn anew when it is another value, not with each set of figures. */
+function useDerived<T, V>({ item, of }: Source<T>, derive: (row: Row | undefined) => V): V {
+  const [value, setValue] = useState(() => untracked(() => derive(of(item))));
+  // Runs again with each set of figures
+  useLayoutEffect(
+    () =>
+      effect(() => {
+        const now = derive(of(item));
+        setValue(() => now);
+      }),
+    [item],
+  );
+  return value;
+}
+
+function Level<T>(source: Source<T>) {
+  const badge = useDerived(source, (row) => (row ? levelOfRow(row) : null));
+  return badge ? <Badge tone={LEVEL_TONE[badge]}>{badge}</Badge> : null;
+}
+
+const NO_SAMPLES: Sample[] = [];
+
+function Written<T>(source: Source<T>) {
+  const samples = useDerived(source, (row) => row?.samples ?? NO_SAMPLES);
+  return <Spark samples={samples} label="Written to RAM tier and overflow" />;
 }
 
 const NONE = <span class="muted">-</span>;
+const NUMBER = <span class="number">-</span>;
+
+interface FiguresProps<T> extends Source<T> {
+  /** What is there whatever the figures are. */
+  frame: VNode;
+  /** It has a picture, too. */
+  isPictured?: boolean;
+  /** Writes figures into the frame. */
+  fill(row: Row, frame: Element): void;
+}
+
+/** Figures of a cell. */
+function Figures<T>({ item, of, frame, isPictured, fill }: FiguresProps<T>) {
+  const isKnown = useDerived({ item, of }, (row) => row !== undefined);
+  const box = useRef<HTMLSpanElement>(null);
+  // Before the browser paints: nobody sees a frame without figures
+  useLayoutEffect(
+    () =>
+      effect(() => {
+        const row = of(item);
+        const drawn = box.current?.firstElementChild;
+        if (row && drawn) fill(row, drawn);
+      }),
+    [item, isKnown],
+  );
+  if (!isKnown) return NONE;
+  return (
+    <span class={isPictured ? "figures pictured" : "figures"} ref={box}>
+      {frame}
+    </span>
+  );
+}
+
+/** Changes a text that is drawn, if it is another one. */
+function write(text: string, element: Element | null): void {
+  const node = element?.firstChild;
+  if (node instanceof Text && node.data !== text) node.data = text;
+}
+
+/** Writes a rate. Nothing is less important than something. */
+function writeRate(value: number | null | undefined, element: Element | null): void {
+  write(rate(value), element);
+  element?.classList.toggle("muted", !value);
+}
+
+const overflowRate = ({ rates }: Row) => (rates ? rates.overflow.read + rates.overflow.written : null);
 
 /** Columns of the figures of a disk. */
-export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
-  const withRow = (show: (row: Row) => unknown) => (item: T) => {
-    const row = of(item);
-    return row ? (show(row) as never) : NONE;
-  };
+export function figureColumns<T>(of: Source<T>["of"]): Column<T>[] {
+  const figure = (fill: FiguresProps<T>["fill"]) => (item: T) => (
+    <Figures item={item} of={of} frame={NUMBER} fill={fill} />
+  );
   return [
     {
       key: "fill",
@@ -53,13 +142,25 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
       isFigure: true,
       hint: "Share of RAM tier and overflow together that is used",
       sort: (item) => of(item)?.fill,
-      cell: withRow((row) => (
-        <span class="fill-cell">
-          <LevelBadge row={row} />
-          <TierBars levels={row.levels} />
-          <span class="number">{percent(row.fill)}</span>
-        </span>
-      )),
+      cell: (item) => (
+        <Figures
+          item={item}
+          of={of}
+          isPictured
+          frame={
+            <span class="fill-cell">
+              <Level item={item} of={of} />
+              <TierBars />
+              {NUMBER}
+            </span>
+          }
+          fill={(row, frame) => {
+            const number = frame.lastElementChild;
+            write(percent(row.fill), number);
+            drawTiers(row.levels, number?.previousElementSibling);
+          }}
+        />
+      ),
     },
     {
       key: "full",
@@ -71,7 +172,10 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
         const seconds = of(item)?.secondsToFull;
         return seconds == null ? null : -seconds;
       },
-      cell: withRow((row) => (row.secondsToFull === null ? NONE : timeToFull(row.secondsToFull))),
+      cell: figure((row, element) => {
+        write(timeToFull(row.secondsToFull), element);
+        element.classList.toggle("muted", row.secondsToFull === null);
+      }),
     },
     {
       key: "written",
@@ -79,12 +183,20 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
       isFigure: true,
       hint: "Bytes that guests write in a second. The picture: what was written to RAM tier and overflow in the last ten minutes",
       sort: (item) => of(item)?.rates?.guest.written ?? null,
-      cell: withRow((row) => (
-        <span class="spark-cell">
-          <Spark samples={row.samples} label="Written to RAM tier and overflow" />
-          <Rate value={row.rates?.guest.written} />
-        </span>
-      )),
+      cell: (item) => (
+        <Figures
+          item={item}
+          of={of}
+          isPictured
+          frame={
+            <span class="spark-cell">
+              <Written item={item} of={of} />
+              {NUMBER}
+            </span>
+          }
+          fill={(row, frame) => writeRate(row.rates?.guest.written, frame.lastElementChild)}
+        />
+      ),
     },
     {
       key: "read",
@@ -93,7 +205,7 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
       isExtra: true,
       hint: "Bytes that guests read in a second",
       sort: (item) => of(item)?.rates?.guest.read ?? null,
-      cell: withRow((row) => <Rate value={row.rates?.guest.read} />),
+      cell: figure((row, element) => writeRate(row.rates?.guest.read, element)),
     },
     {
       key: "overflow",
@@ -102,12 +214,10 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
       isExtra: true,
       hint: "Bytes read and written in the overflow in a second",
       sort: (item) => {
-        const r = of(item)?.rates;
-        return r ? r.overflow.read + r.overflow.written : null;
+        const row = of(item);
+        return row && overflowRate(row);
       },
-      cell: withRow((row) => (
-        <Rate value={row.rates ? row.rates.overflow.read + row.rates.overflow.written : null} />
-      )),
+      cell: figure((row, element) => writeRate(overflowRate(row), element)),
     },
     {
       key: "spared",
@@ -116,7 +226,7 @@ export function figureColumns<T>(of: (row: T) => Row | undefined): Column<T>[] {
       isExtra: true,
       hint: "Bytes that guests wrote and that never reached a disk",
       sort: (item) => of(item)?.sparedBytes,
-      cell: withRow((row) => bytes(row.sparedBytes)),
+      cell: figure((row, element) => write(bytes(row.sparedBytes), element)),
     },
   ];
 }

@@ -1,26 +1,15 @@
 // The table of machines, of the host or of one catalog, with its filters and its acts.
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { ask, machineAct, machinesTarget } from "../acts.ts";
 import type { Catalog, Machine, Schemas } from "../api/client.ts";
 import { href, queryValue } from "../router.ts";
-import { machineRows } from "../state/figures.ts";
-import type { MachineRow } from "../state/moments.ts";
+import { machineRow } from "../state/figures.ts";
 import { useList } from "../state/resource.ts";
 import { ActButton } from "./act-button.tsx";
 import { plural } from "./format.ts";
 import { figureColumns, PhaseBadge } from "./machine-cells.tsx";
 import { Badge, Choice, Filter, Pending } from "./parts.tsx";
 import { type Column, SelectionBar, Table } from "./table.tsx";
-
-interface Item {
-  name: string;
-  catalog: string;
-  claimed: boolean;
-  phase: Schemas["Phase"];
-  ready: boolean;
-  machine: Machine;
-  row: MachineRow | undefined;
-}
 
 const ORDER: Schemas["Phase"][] = [
   "failed",
@@ -32,57 +21,59 @@ const ORDER: Schemas["Phase"][] = [
   "stopped",
 ];
 
-function columns(hasCatalog: boolean): Column<Item>[] {
-  return [
-    {
-      key: "name",
-      title: "Machine",
-      sort: (i) => i.name,
-      cell: (i) => <a href={href(["machines", i.name])}>{i.name}</a>,
-    },
-    ...(hasCatalog
-      ? [
-          {
-            key: "catalog",
-            title: "Catalog",
-            sort: (i: Item) => i.catalog,
-            cell: (i: Item) => <a href={href(["catalogs", i.catalog])}>{i.catalog}</a>,
-          },
-        ]
-      : []),
-    {
-      key: "state",
-      title: "State",
-      sort: (i) => ORDER.indexOf(i.phase) + (i.ready ? 0.5 : 0),
-      cell: (i) => (
-        <span class="counts" title={i.machine.status.message ?? undefined}>
-          <PhaseBadge phase={i.phase} isReady={i.ready} />
-          {i.claimed ? <Badge>claimed</Badge> : null}
-          {i.machine.drained ? <Badge>drained</Badge> : null}
-          {i.row?.unresponsive ? <Badge tone="warning">no answer</Badge> : null}
-        </span>
-      ),
-    },
-    {
-      key: "version",
-      title: "Version",
-      isWide: true,
-      sort: (i) => i.machine.status.run?.version ?? 0,
-      cell: (i) => {
-        const run = i.machine.status.run;
-        return run ? (
-          <span class="counts">
-            {run.image}:{run.version}
-            {run.outdated ? <Badge tone="note">outdated</Badge> : null}
-          </span>
-        ) : (
-          "-"
-        );
-      },
-    },
-    ...figureColumns<Item>((i) => i.row),
-  ];
+const phaseOf = (m: Machine) => machineRow(m.name)?.phase ?? m.status.phase;
+const isReady = (m: Machine) => machineRow(m.name)?.ready ?? m.status.ready;
+
+function State({ machine }: { machine: Machine }) {
+  return (
+    <span class="counts" title={machine.status.message ?? undefined}>
+      <PhaseBadge phase={phaseOf(machine)} isReady={isReady(machine)} />
+      {machine.claim ? <Badge>claimed</Badge> : null}
+      {machine.drained ? <Badge>drained</Badge> : null}
+      {machineRow(machine.name)?.unresponsive ? <Badge tone="warning">no answer</Badge> : null}
+    </span>
+  );
 }
+
+const NAME: Column<Machine> = {
+  key: "name",
+  title: "Machine",
+  sort: (m) => m.name,
+  cell: (m) => <a href={href(["machines", m.name])}>{m.name}</a>,
+};
+const CATALOG: Column<Machine> = {
+  key: "catalog",
+  title: "Catalog",
+  sort: (m) => m.catalog,
+  cell: (m) => <a href={href(["catalogs", m.catalog])}>{m.catalog}</a>,
+};
+const OTHERS: Column<Machine>[] = [
+  {
+    key: "state",
+    title: "State",
+    sort: (m) => ORDER.indexOf(phaseOf(m)) + (isReady(m) ? 0.5 : 0),
+    cell: (m) => <State machine={m} />,
+  },
+  {
+    key: "version",
+    title: "Version",
+    isWide: true,
+    sort: (m) => m.status.run?.version ?? 0,
+    cell: ({ status: { run } }) =>
+      run ? (
+        <span class="counts">
+          {run.image}:{run.version}
+          {run.outdated ? <Badge tone="note">outdated</Badge> : null}
+        </span>
+      ) : (
+        "-"
+      ),
+  },
+  ...figureColumns<Machine>((m) => machineRow(m.name)),
+];
+// Made once, so that a row stays the same while its machine does.
+const OF_HOST = [NAME, CATALOG, ...OTHERS];
+const OF_CATALOG = [NAME, ...OTHERS];
 
 const STATES: [string, string][] = [
   ["", "all"],
@@ -97,23 +88,40 @@ const STATES: [string, string][] = [
   ["unresponsive", "without an answer"],
 ];
 
-function matches(i: Item, state: string | undefined): boolean {
+function matches(m: Machine, state: string | undefined): boolean {
   switch (state) {
     case undefined:
       return true;
     case "ready":
-      return i.ready;
+      return isReady(m);
     case "claimed":
-      return i.claimed;
-    case "full":
-      return Boolean(i.row && (i.row.levels.full || i.row.levels.warning));
+      return m.claim !== null;
+    case "full": {
+      const levels = machineRow(m.name)?.levels;
+      return Boolean(levels?.full || levels?.warning);
+    }
     case "outdated":
-      return i.machine.status.run?.outdated ?? false;
+      return m.status.run?.outdated ?? false;
     case "unresponsive":
-      return i.row?.unresponsive ?? false;
+      return machineRow(m.name)?.unresponsive ?? false;
     default:
-      return i.phase === state;
+      return phaseOf(m) === state;
   }
+}
+
+/** The machines of a list that are of a catalog, and have a text in what they are known by. */
+function useFound(list: Machine[] | undefined, of: string | undefined, text: string): Machine[] {
+  return useMemo(
+    () =>
+      (list ?? []).filter(
+        (m) =>
+          (of === undefined || m.catalog === of) &&
+          [m.name, m.catalog, m.claim?.owner ?? "", m.status.address ?? ""].some((t) =>
+            t.toLowerCase().includes(text),
+          ),
+      ),
+    [list, of, text],
+  );
 }
 
 export function MachineTable({ catalog }: { catalog?: Catalog }) {
@@ -121,34 +129,16 @@ export function MachineTable({ catalog }: { catalog?: Catalog }) {
   const list = useList<Machine>(path);
   const catalogs = useList<Catalog>(catalog ? null : "/v1/catalogs");
   const [chosen, setChosen] = useState<Set<string>>(new Set());
-  const rows = new Map(machineRows.value.map((r) => [r.name, r]));
   const text = (queryValue("filter") ?? "").toLowerCase();
+  const found = useFound(list.data, catalog ? undefined : queryValue("catalog"), text);
   const state = queryValue("state");
-  const of = queryValue("catalog");
   if (!list.data) return <Pending error={list.error} what="the machines" />;
-  const items = list.data
-    .map((machine): Item => {
-      const row = rows.get(machine.name);
-      return {
-        name: machine.name,
-        catalog: machine.catalog,
-        claimed: machine.claim !== null,
-        phase: row?.phase ?? machine.status.phase,
-        ready: row?.ready ?? machine.status.ready,
-        machine,
-        row,
-      };
-    })
-    .filter(
-      (i) =>
-        (catalog || !of || i.catalog === of) &&
-        matches(i, state) &&
-        [i.name, i.catalog, i.machine.claim?.owner ?? "", i.machine.status.address ?? ""].some((t) =>
-          t.toLowerCase().includes(text),
-        ),
-    );
-  const names = items.map((i) => i.name).filter((name) => chosen.has(name));
-  const target = machinesTarget(names, items, catalog ? [catalog] : catalogs.data);
+  const machines = state === undefined ? found : found.filter((m) => matches(m, state));
+  const rows = machines
+    .filter((m) => chosen.has(m.name))
+    .map((m) => ({ name: m.name, catalog: m.catalog, claimed: m.claim !== null }));
+  const names = rows.map((row) => row.name);
+  const target = machinesTarget(names, rows, catalog ? [catalog] : catalogs.data);
   const act = (action: Schemas["Action"]) => ask(machineAct(action, target));
   return (
     <>
@@ -162,7 +152,7 @@ export function MachineTable({ catalog }: { catalog?: Catalog }) {
             options={[["", "all"], ...(catalogs.data ?? []).map((c): [string, string] => [c.name, c.name])]}
           />
         )}
-        <span class="muted count">{plural(items.length, "machine")}</span>
+        <span class="muted count">{plural(machines.length, "machine")}</span>
       </div>
       <SelectionBar chosen={chosen} clear={() => setChosen(new Set())} noun="machine">
         {(["start", "stop", "restart", "reset", "drain", "undrain"] as const).map((action) => (
@@ -171,9 +161,9 @@ export function MachineTable({ catalog }: { catalog?: Catalog }) {
       </SelectionBar>
       <Table
         label="Machines"
-        rows={items}
-        columns={columns(!catalog)}
-        id={(i) => i.name}
+        rows={machines}
+        columns={catalog ? OF_CATALOG : OF_HOST}
+        id={(m) => m.name}
         initial="name"
         selection={{ chosen, change: setChosen }}
         empty={list.data.length ? "No machine matches." : "There are no machines."}

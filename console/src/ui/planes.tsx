@@ -18,19 +18,25 @@ export function levelOf(levels: Levels): Level {
 
 const share = (used: number, limit: number) => (limit > 0 ? Math.min(1, used / limit) : 0);
 
-/** Both tiers in a cell of a table: RAM above, overflow below. */
-export function TierBars({ levels }: { levels: Required<Levels> }) {
-  const ram = share(levels.ram_used_bytes, levels.ram_limit_bytes);
-  const overflow = share(levels.overflow_used_bytes, levels.overflow_limit_bytes);
-  const text = `RAM tier ${percent(ram, 0)}, overflow ${percent(overflow, 0)}`;
+/** Both tiers in a cell of a table: RAM above, overflow below. `drawTiers` says how full they are. */
+export function TierBars() {
   return (
-    <svg class="tier-bars" viewBox="0 0 64 14" role="img" aria-label={text}>
+    <svg class="tier-bars" viewBox="0 0 64 14" role="img">
       <rect class="track" x="0" y="0" width="64" height="6" rx="1.5" />
-      <rect class="fill ram" x="0" y="0" width={64 * ram} height="6" rx="1.5" />
+      <rect class="fill ram" x="0" y="0" width="0" height="6" rx="1.5" />
       <rect class="track" x="0" y="8" width="64" height="6" rx="1.5" />
-      <rect class="fill overflow" x="0" y="8" width={64 * overflow} height="6" rx="1.5" />
+      <rect class="fill overflow" x="0" y="8" width="0" height="6" rx="1.5" />
     </svg>
   );
+}
+
+/** Shows levels in bars that are drawn. */
+export function drawTiers(levels: Required<Levels>, bars: Element | null | undefined): void {
+  const ram = share(levels.ram_used_bytes, levels.ram_limit_bytes);
+  const overflow = share(levels.overflow_used_bytes, levels.overflow_limit_bytes);
+  bars?.setAttribute("aria-label", `RAM tier ${percent(ram, 0)}, overflow ${percent(overflow, 0)}`);
+  bars?.querySelector(".ram")?.setAttribute("width", String(64 * ram));
+  bars?.querySelector(".overflow")?.setAttribute("width", String(64 * overflow));
 }
 
 /** One tier as a gauge with its figures. */
