@@ -9,7 +9,7 @@ const TABS = 8;
 const token = process.env.SPILLWAY_CONSOLE_TOKEN;
 /** From an event to its line on the screen. */
 const EVENT_MS = 1000;
-/** From the start to the first paint: the median of cold starts. */
+/** From the start to the first paint. */
 const FIRST_PAINT_MS = 300;
 /** Age of the figures on the screen. */
 const FIGURES_MS = 2500;
@@ -47,7 +47,27 @@ async function arrivals(tabs, time) {
   return took;
 }
 
-try {
+/** A phone, where the menu is folded, says that figures are old before it is known whether the daemon is away. */
+async function onAPhone() {
+  say("the daemon is stopped: what a phone says of its figures");
+  const { context, page } = await open(browser, { viewport: { width: 390, height: 844 } });
+  await go(page, "#/machines");
+  const old = page.getByRole("listitem").filter({ hasText: /^figures: read \d+ s ago/ });
+  assert.equal(await old.count(), 0);
+  const daemon = Number(process.env.SPILLWAY_DAEMON_PID);
+  process.kill(daemon, "SIGSTOP");
+  try {
+    await old.waitFor({ timeout: 15_000 });
+    assert.equal(await page.getByText("The daemon has not answered since").count(), 0);
+  } finally {
+    process.kill(daemon, "SIGCONT");
+  }
+  await old.waitFor({ state: "detached" });
+  await context.close();
+}
+
+/** The first paint after a cold start, in milliseconds: the median of some. */
+async function firstPaint() {
   say("the first paint");
   const paints = [];
   for (let i = 0; i < 5; i++) {
@@ -62,6 +82,13 @@ try {
     await context.close();
   }
   say(`first paint: ${paints.map((ms) => Math.round(ms)).join(", ")} ms`);
+  return median(paints);
+}
+
+try {
+  // Who has to sign in sees less at first.
+  const paint = token ? null : await firstPaint();
+  await onAPhone();
 
   say(`${TABS} tabs`);
   // What is asked while there is no daemon fails.
@@ -134,7 +161,7 @@ try {
   say(`and further ones after ${again.join(", ")} ms`);
   await context.close();
 
-  assert.ok(median(paints) <= FIRST_PAINT_MS, "first paint");
+  if (paint !== null) assert.ok(paint <= FIRST_PAINT_MS, "first paint");
   assert.ok(Math.max(...took, ...again) <= EVENT_MS, "events");
   assert.ok(
     ages.every((age) => age <= FIGURES_MS),

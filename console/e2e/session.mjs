@@ -1,7 +1,20 @@
 // A session ends under open pages, over TLS: the pages are covered, and go on where they were when the same caller signs in again.
 // For anybody else they begin anew.
 import assert from "node:assert/strict";
-import { ask, axe, base, go, isCovered, launch, objects, open, say, settled, signIn, spillway } from "./lib.mjs";
+import {
+  ask,
+  axe,
+  base,
+  go,
+  isCovered,
+  launch,
+  objects,
+  open,
+  say,
+  settled,
+  signIn,
+  spillway,
+} from "./lib.mjs";
 
 const browser = await launch();
 const generation = (machine) => spillway("machine", "stats", machine).generation;
@@ -124,7 +137,8 @@ try {
   await settings.getByRole("textbox", { name: "Duration of claims, s" }).fill("4711");
   await settings.getByText("1 setting changed").waitFor();
   await go(dialog, "#/machines");
-  for (const name of [machine, "desk-003"]) await dialog.getByRole("checkbox", { name: `Select ${name}` }).check();
+  for (const name of [machine, "desk-003"])
+    await dialog.getByRole("checkbox", { name: `Select ${name}` }).check();
   await dialog.getByRole("region", { name: "Selection" }).getByRole("button", { name: "Reset" }).click();
   await dialog.getByRole("dialog").waitFor();
   await form.getByLabel("Image", { exact: true }).selectOption("golden");
