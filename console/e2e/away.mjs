@@ -53,6 +53,7 @@ async function onAPhone() {
   const { context, page } = await open(browser, { viewport: { width: 390, height: 844 } });
   await go(page, "#/machines");
   const old = page.getByRole("listitem").filter({ hasText: /^figures: read \d+ s ago/ });
+  await page.locator(".freshness", { hasText: "Figures are live" }).waitFor({ state: "attached" });
   assert.equal(await old.count(), 0);
   const daemon = Number(process.env.SPILLWAY_DAEMON_PID);
   process.kill(daemon, "SIGSTOP");

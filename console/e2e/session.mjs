@@ -52,6 +52,11 @@ async function daemonAnew(tabs) {
   await signInAgain(form, "wrong");
   await form.getByText("this token is not known").waitFor();
   assert.equal(await isFocused(ended(form).getByLabel("Token")), true);
+  // What had the focus cannot have it any more.
+  const field = settings.getByRole("textbox", { name: "Duration of claims, s" });
+  await field.evaluate((input) => {
+    input.disabled = true;
+  });
   say("somebody signs in again, in one tab");
   await signInAgain(form, "admin");
   for (const page of Object.values(tabs)) {
@@ -63,7 +68,8 @@ async function daemonAnew(tabs) {
   const name = form.getByLabel("Name", { exact: true });
   assert.deepEqual([await name.inputValue(), await isFocused(name)], ["kept", true]);
   await form.getByText(/^The daemon (would make this catalog|accepts these settings)/).waitFor();
-  assert.equal(await settings.getByRole("textbox", { name: "Duration of claims, s" }).inputValue(), "4711");
+  assert.equal(await field.inputValue(), "4711");
+  assert.equal(await isFocused(settings.locator("#page-title")), true, "the focus is not lost");
   await settings.getByRole("button", { name: "Review and apply" }).click({ trial: true });
   assert.equal(await dialog.getByRole("checkbox", { name: /^Select desk-/, checked: true }).count(), 2);
 }

@@ -87,7 +87,8 @@ function EndedDialog() {
       document.removeEventListener("keydown", holdEscape, { capture: true });
       // The browser gives the focus back to where it was. If that cannot have it any more, what is open below gets it.
       dialog?.close();
-      if (document.activeElement !== document.body) return;
+      const { activeElement } = document;
+      if (activeElement !== document.body && !dialog?.contains(activeElement)) return;
       const below = document.querySelector<HTMLElement>("dialog[open] [type=submit]");
       (below ?? document.getElementById("page-title"))?.focus();
     };
