@@ -238,6 +238,19 @@ test("an answer that is lost can be asked for again", async () => {
   await context.close();
 });
 
+test("where the guest has written says how old it is", async () => {
+  const { context, page } = await open(browser);
+  await go(page, "#/");
+  const { machine } = await objects(page);
+  await go(page, `#/machines/${machine}`);
+  const panel = page.getByRole("region", { name: "Written most" });
+  for (const age of [/, read now$/m, /, read [3-9] s ago$/m]) await panel.getByText(age).waitFor();
+  const nothing = panel.getByText("The guest has written nothing");
+  const inside = await nothing.evaluate((text) => Number.parseFloat(getComputedStyle(text).paddingLeft));
+  assert.ok(inside >= 8, `${inside} px`);
+  await context.close();
+});
+
 test("charts that could not be loaded are loaded again by a button", async () => {
   const { context, page } = await open(browser, {}, { expected: /ERR_FAILED .*\/chart\.js$/ });
   await go(page, "#/");

@@ -83,6 +83,23 @@ export async function signIn(page, token) {
   await settled(page);
 }
 
+/** Whether nothing can be seen of a page and its dialogs: then the picture is the same when their colours are others. */
+export async function isCovered(page) {
+  // Chromium may draw the same thing twice with a rounded corner of another shade; what is seen differs each time.
+  for (let i = 0; i < 5; i++) {
+    const before = await page.screenshot();
+    await page.evaluate(() => {
+      const sheet = new CSSStyleSheet();
+      sheet.replaceSync(".shell, dialog.act { filter: invert(1) }");
+      document.adoptedStyleSheets.push(sheet);
+    });
+    const after = await page.screenshot();
+    await page.evaluate(() => document.adoptedStyleSheets.pop());
+    if (before.equals(after)) return true;
+  }
+  return false;
+}
+
 /** Waits until nothing says that it is being loaded. */
 export async function settled(page) {
   await page.waitForFunction(() => !document.querySelector(".loading"), null, { timeout: 20_000 });

@@ -8,7 +8,7 @@ import { EventsPage } from "./pages/events.tsx";
 import { HostPage } from "./pages/host.tsx";
 import { ImagePage } from "./pages/image.tsx";
 import { ImagesPage } from "./pages/images.tsx";
-import { LoginPage } from "./pages/login.tsx";
+import { LoginPage, SignInAgain } from "./pages/login.tsx";
 import { MachinePage } from "./pages/machine.tsx";
 import { MachinesPage } from "./pages/machines.tsx";
 import { NewCatalogPage } from "./pages/new-catalog.tsx";
@@ -18,7 +18,7 @@ import { StoresPage } from "./pages/stores.tsx";
 import { href, pageKey, route } from "./router.ts";
 import { startEvents } from "./state/events.ts";
 import { startFigures } from "./state/figures.ts";
-import { begin, session } from "./state/session.ts";
+import { begin, hasEnded, session } from "./state/session.ts";
 import { Announcer, announce } from "./ui/announce.tsx";
 import { ActDialog } from "./ui/dialog.tsx";
 import { Notice, PageHead } from "./ui/parts.tsx";
@@ -65,12 +65,16 @@ function useRouteFocus() {
   const isFirst = useRef(true);
   const key = pageKey.value;
   const { is } = session.value;
+  const isAsked = is === "out" || hasEnded.value;
+  useEffect(() => {
+    const text = document.getElementById("page-title")?.textContent ?? "";
+    if (is !== "unknown") document.title = `${isAsked ? "Sign in" : text} - Spillway`;
+  }, [key, is, isAsked]);
   // Runs once for each page
   useEffect(() => {
     if (is === "unknown") return;
     const title = document.getElementById("page-title");
     const text = title?.textContent ?? "";
-    document.title = is === "out" ? "Sign in - Spillway" : `${text} - Spillway`;
     if (isFirst.current) {
       isFirst.current = false;
       return;
@@ -87,7 +91,7 @@ function App() {
   if (state.is === "out") {
     return (
       <>
-        <LoginPage why={state.why} />
+        <LoginPage />
         <Announcer />
       </>
     );
@@ -113,6 +117,7 @@ function App() {
         )}
       </Shell>
       <ActDialog />
+      <SignInAgain />
       <Announcer />
     </>
   );

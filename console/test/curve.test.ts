@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Curve } from "../src/api/client.ts";
-import { absorbed, at, ofCatalog, scale, sum } from "../src/state/curve.ts";
+import { absorbed, at, ofCatalog, ofDisk, scale } from "../src/state/curve.ts";
 
 function curve(points: [number, number][], zero: number, written = 1000): Curve {
   return {
@@ -39,7 +39,7 @@ const one = curve(
 );
 
 test("between two points the curve is a line, as the daemon reads it", () => {
-  const points = sum([one])?.points ?? [];
+  const { points } = ofDisk(one);
   for (const [ram, written] of [
     [0, 1000],
     [100, 1000],
@@ -55,67 +55,23 @@ test("between two points the curve is a line, as the daemon reads it", () => {
   assert.deepEqual(at([], 5), { written: 0, read: 0 });
 });
 
-test("several curves: sums, and the size at which none overflows", () => {
-  const large = curve(
-    [
-      [100, 900],
-      [1000, 100],
-    ],
-    2000,
-  );
-  const both = sum([one, large]);
-  assert.equal(both?.machines, 2);
-  assert.equal(both?.zeroBytes, 2000);
-  assert.equal(both?.writtenBytes, 2000);
-  assert.equal(at(both?.points ?? [], 100).written, 1900);
-  assert.equal(at(both?.points ?? [], 1000).written, 100);
-  assert.equal(sum([]), null);
-});
-
-test("many points are thinned, and the ends stay", () => {
-  const many = sum([
-    curve(
-      Array.from({ length: 500 }, (_, i) => [i + 1, 500 - i]),
-      500,
-    ),
-  ]);
-  assert.ok((many?.points.length ?? 0) <= 96);
-  assert.equal(many?.points[0]?.ram, 1);
-  assert.equal(many?.points.at(-1)?.ram, 500);
-});
-
 test("what RAM absorbs", () => {
-  const sizing = sum([one]);
-  assert.ok(sizing);
+  const sizing = ofDisk(one);
   assert.equal(absorbed(sizing, 200), 0.5);
   assert.equal(absorbed(sizing, 300), 1);
   assert.equal(absorbed({ ...sizing, writtenBytes: 0 }, 300), null);
 });
 
 test("the slider reaches beyond all that matters", () => {
-  const sizing = sum([curve([[2 ** 20, 10]], 2 ** 30)]);
-  assert.ok(sizing);
+  const sizing = ofDisk(curve([[2 ** 20, 10]], 2 ** 30));
   const { step, max } = scale(sizing, 2 ** 28);
   assert.ok(max >= 2 ** 30 * 1.2 && max % step === 0 && max / step <= 256);
 });
 
-test("the curve of a catalog is read as a sum of curves", () => {
-  const both = sum([one, one]);
-  const curve = {
-    machines: 5,
-    disks: 2,
-    seconds: 10,
-    sampled_one_in: 1,
-    curve: one.curve.map((p) => ({
-      ...p,
-      overflow_write_bytes: 2 * p.overflow_write_bytes,
-      overflow_read_bytes: 2 * p.overflow_read_bytes,
-    })),
-    zero_overflow_bytes: 300,
-    recommended_bytes: 300,
-    goal: 0.95,
-    written_bytes: 2000,
-  };
-  assert.deepEqual(ofCatalog(curve), both);
-  assert.equal(ofCatalog({ ...curve, knee_bytes: 200 }).kneeBytes, 200);
+test("the curve of a catalog is the sum of those of its disks, and says how many", () => {
+  const { totals: _, memory_bytes: __, fill: ___, ...shared } = one;
+  const both = { ...shared, machines: 5, disks: 2, written_bytes: 2000 };
+  assert.deepEqual(ofCatalog(both), { ...ofDisk(one), machines: 2, writtenBytes: 2000 });
+  assert.deepEqual([ofDisk(one).machines, ofDisk(one).writtenBytes, ofDisk(one).kneeBytes], [1, 1000, null]);
+  assert.equal(ofCatalog({ ...both, knee_bytes: 200 }).kneeBytes, 200);
 });

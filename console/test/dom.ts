@@ -1,8 +1,9 @@
 // As much of a browser as the modules look at when they are loaded. To be imported before them.
 const target = { addEventListener() {} };
 const repeated: (() => void)[] = [];
-/** What has become of the page: loaded anew, and what the browser's history says of it. */
-export const browser = { reloads: 0, state: null as unknown };
+/** What has become of the page, and what it has told the other tabs of the browser. */
+export const browser = { reloads: 0, told: [] as unknown[] };
+const heard: ((message: { data: unknown }) => void)[] = [];
 
 Object.assign(globalThis, {
   ...target,
@@ -19,13 +20,13 @@ Object.assign(globalThis, {
       browser.reloads++;
     },
   },
-  history: {
-    get state() {
-      return browser.state;
-    },
-    replaceState: (state: unknown) => {
-      browser.state = state;
-    },
+  BroadcastChannel: class {
+    postMessage(data: unknown) {
+      browser.told.push(data);
+    }
+    addEventListener(_: string, hear: (message: { data: unknown }) => void) {
+      heard.push(hear);
+    }
   },
   matchMedia: () => ({ ...target, matches: false }),
   ...target,
@@ -36,4 +37,9 @@ Object.assign(globalThis, {
 /** Does once what the page does repeatedly. */
 export function repeat(): void {
   for (const what of repeated) what();
+}
+
+/** Another tab of the browser tells something. */
+export function hear(data: unknown): void {
+  for (const one of heard) one({ data });
 }

@@ -1,10 +1,13 @@
 import "./dom.ts";
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
-import { Unreachable } from "../src/api/client.ts";
+import { ApiError, Unreachable } from "../src/api/client.ts";
 import about from "../src/api/spec-fields.json";
 import { DryRun } from "../src/state/dry-run.ts";
+import { hasEnded, session } from "../src/state/session.ts";
 import { visible } from "../src/state/visible.ts";
+
+session.value = { is: "in", session: { caller: "a", role: "admin", by: "session", seconds_left: 9 } };
 
 /** Lets what has been answered be taken. */
 const settle = async () => {
@@ -93,6 +96,37 @@ test(
     mock.timers.tick(10_000);
     await settle();
     assert.deepEqual([asked, dryRun.of("b")], [2, null], "what was ended asks no more");
+  }),
+);
+
+test(
+  "what was asked without a session is asked again when there is one",
+  timers(async () => {
+    const dryRun = new DryRun<string>();
+    const refusal = {
+      type: "",
+      title: "",
+      status: 401,
+      detail: "who is it?",
+      code: "unauthenticated" as const,
+    };
+    let asked = 0;
+    dryRun.ask("a", () => {
+      asked++;
+      return asked === 1 ? Promise.reject(new ApiError(refusal)) : Promise.resolve("of a");
+    });
+    mock.timers.tick(250);
+    await settle();
+    assert.deepEqual(dryRun.of("a"), { error: "who is it?" });
+    hasEnded.value = true;
+    mock.timers.tick(3000);
+    mock.timers.tick(3000);
+    await settle();
+    assert.equal(asked, 1);
+    hasEnded.value = false;
+    mock.timers.tick(3000);
+    await settle();
+    assert.deepEqual(dryRun.of("a"), { answer: "of a" });
   }),
 );
 

@@ -14,7 +14,7 @@ import {
   startEvents,
 } from "../src/state/events.ts";
 import { togetherAfter } from "../src/state/figures.ts";
-import { awaySince, session } from "../src/state/session.ts";
+import { awaySince, hasEnded, session } from "../src/state/session.ts";
 import { visible } from "../src/state/visible.ts";
 import { type Reply, type StreamCallbacks, transport } from "../src/transport.ts";
 
@@ -119,6 +119,11 @@ test("the stream, a break, polling, and the stream again: no gap, and none twice
   assert.deepEqual([following.value, streams.at(-1)?.isClosed], ["connecting", true]);
   awaySince.value = null;
   assert.deepEqual([streams.length, streams.at(-1)?.path], [3, "/v1/event-stream?after=h-18"]);
+  // The session ends, and somebody signs in again: it goes on behind the last event.
+  hasEnded.value = true;
+  assert.deepEqual([following.value, streams.at(-1)?.isClosed], ["paused", true]);
+  hasEnded.value = false;
+  assert.deepEqual([streams.length, streams.at(-1)?.path], [4, "/v1/event-stream?after=h-18"]);
   // What the daemon has lost is an event, and every list shows it.
   send(event(20, "h", "lost"));
   assert.equal(events.value[0]?.kind, "lost");

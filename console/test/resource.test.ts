@@ -5,13 +5,17 @@ import { afterEach, beforeEach, mock, test } from "node:test";
 import { raw, Unreachable } from "../src/api/client.ts";
 import { newEvents } from "../src/state/events.ts";
 import { copyOf, oldParts, refresh, watch } from "../src/state/resource.ts";
-import { awaySince, session } from "../src/state/session.ts";
+import { awaySince, hasEnded, session } from "../src/state/session.ts";
 import { visible } from "../src/state/visible.ts";
 import { type Reply, transport } from "../src/transport.ts";
 
 const settled = () => new Promise((done) => setImmediate(done));
-let asked: { path: string; signal: AbortSignal | undefined; answer(body: unknown, status?: number): void }[] =
-  [];
+let asked: {
+  path: string;
+  signal: AbortSignal | undefined;
+  answer(body: unknown, status?: number): void;
+  fail(why: unknown): void;
+}[] = [];
 let release: () => void = () => {};
 
 beforeEach(() => {
@@ -23,7 +27,8 @@ beforeEach(() => {
     new Promise<Reply>((done, fail) => {
       signal?.addEventListener("abort", () => fail(signal.reason));
       if (path !== "/v1/session") {
-        asked.push({ path, signal, answer: (body, status = 200) => done({ status, etag: '"1"', body }) });
+        const answer = (body: unknown, status = 200) => done({ status, etag: '"1"', body });
+        asked.push({ path, signal, answer, fail });
       }
     });
 });
@@ -134,6 +139,50 @@ test("a hidden page asks for nothing, and for all when it is seen again", () => 
   assert.equal(asked.length, 0);
   visible.value = true;
   assert.equal(asked.length, 1);
+});
+
+test("after the end of a session nothing is asked for, what is shown stays, and all is read when it goes on", async () => {
+  begin("/v1/host?session");
+  await answer({ is: "before" });
+  pass(5000);
+  await answer({ detail: "who is it?", code: "unauthenticated" }, 401);
+  hasEnded.value = true;
+  refresh();
+  pass(60_000);
+  assert.equal(asked.length, 0);
+  hasEnded.value = false;
+  pass(100);
+  // Somebody was quick: it failed a moment ago.
+  await answer({ detail: "who is it?", code: "unauthenticated" }, 401);
+  hasEnded.value = true;
+  pass(500);
+  assert.equal(asked.length, 0);
+  assert.deepEqual(shown("/v1/host?session").data, { is: "before" });
+  hasEnded.value = false;
+  pass(100);
+  await answer({ is: "after" });
+  assert.deepEqual(shown("/v1/host?session").data, { is: "after" });
+});
+
+test("a daemon that is slow with one request, and answers others, is not away", async () => {
+  const slow = raw("GET", "/v1/machines/a/curve");
+  const others = async (path: string) => {
+    const other = raw("GET", path);
+    await new Promise((done) => setImmediate(done));
+    asked.pop()?.answer({});
+    await other;
+  };
+  const late = asked.pop();
+  await others("/v1/host?other");
+  late?.fail(new DOMException("late", "TimeoutError"));
+  await assert.rejects(slow, /has not answered in time/);
+  assert.equal(awaySince.value, null);
+  // What was answered before says nothing of now.
+  const last = raw("GET", "/v1/machines/a/curve");
+  asked.pop()?.fail(new DOMException("late", "TimeoutError"));
+  await assert.rejects(last, Unreachable);
+  assert.equal(awaySince.value, Date.now());
+  awaySince.value = null;
 });
 
 test("each GET ends, and what does not come from spillwayd is no answer", async () => {

@@ -1,11 +1,21 @@
 // A session: what is known of it, when it is asked for again, and that nothing outlives it.
-import { browser } from "./dom.ts";
+import { browser, hear } from "./dom.ts";
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, test } from "node:test";
 import { raw } from "../src/api/client.ts";
-import { begin, can, isOver, logout, type Session, session } from "../src/state/session.ts";
+import {
+  begin,
+  can,
+  hasEnded,
+  isOver,
+  isSignedIn,
+  login,
+  logout,
+  type Session,
+  session,
+} from "../src/state/session.ts";
 import { visible } from "../src/state/visible.ts";
-import { transport } from "../src/transport.ts";
+import { type Reply, transport } from "../src/transport.ts";
 
 const settled = () => new Promise((done) => setImmediate(done));
 const SESSION: Session = { caller: "ci", role: "operate", by: "session", seconds_left: 40_000 };
@@ -18,7 +28,7 @@ mock.timers.enable({ apis: ["setTimeout", "Date"], now: 1_000_000 });
 beforeEach(() => {
   asked = [];
   browser.reloads = 0;
-  browser.state = null;
+  browser.told = [];
   isOver.value = false;
   mock.timers.tick(60_000);
   transport.request = async ({ method, path }) => {
@@ -64,34 +74,109 @@ test("a refused request asks who the caller is; another caller begins anew", asy
   assert.equal(browser.reloads, 1, "with another role, what was read under the first is dropped");
 });
 
-test("at the end of a session the page is loaded anew, and knows why", async () => {
-  answers = { "GET /v1/session": { status: 200, body: SESSION }, "GET /v1/host": problem(401, "unknown") };
+/** Another minute has passed, and a request is refused. */
+async function isRefused(): Promise<void> {
+  mock.timers.tick(60_000);
+  await assert.rejects(raw("GET", "/v1/host"));
+  await settled();
+}
+/** A session begins, and ends under its page. */
+async function endsFor(of: Session): Promise<void> {
+  answers = { "GET /v1/session": { status: 200, body: of }, "GET /v1/host": problem(401, "unknown") };
+  session.value = { is: "unknown", why: null };
+  hasEnded.value = false;
   await begin();
-  mock.timers.tick(60_000);
-  await assert.rejects(raw("GET", "/v1/host"));
-  await settled();
-  assert.equal(browser.reloads, 0, "the session goes on");
+  await isRefused();
+  assert.deepEqual([hasEnded.value, isSignedIn.value], [false, true], "the session goes on");
   answers["GET /v1/session"] = problem(503, "busy");
-  mock.timers.tick(60_000);
-  await assert.rejects(raw("GET", "/v1/host"));
-  await settled();
-  assert.equal(browser.reloads, 0, "an error says nothing about the session");
+  await isRefused();
+  assert.equal(hasEnded.value, false, "an error says nothing about the session");
   answers["GET /v1/session"] = problem(401, "unknown");
-  mock.timers.tick(60_000);
-  await assert.rejects(raw("GET", "/v1/host"));
+  await isRefused();
+}
+
+test("a session that ends leaves its page as it is, for the same caller", async () => {
+  await endsFor(SESSION);
+  assert.deepEqual([hasEnded.value, isSignedIn.value, browser.reloads], [true, false, 0]);
+  assert.deepEqual([session.value, can("operate")], [{ is: "in", session: SESSION }, true], "the page stays");
+  const before = asked.length;
+  await isRefused();
+  answers["POST /v1/session"] = problem(401, "this token is not known");
+  await assert.rejects(login("wrong"), /not known/);
+  await settled();
+  assert.deepEqual(asked.slice(before), ["GET /v1/host", "POST /v1/session"], "it is not asked for again");
+  assert.deepEqual([hasEnded.value, browser.told], [true, []]);
+  answers["POST /v1/session"] = { status: 200, body: SESSION };
+  await login("right");
+  assert.deepEqual([hasEnded.value, isSignedIn.value, browser.reloads], [false, true, 0]);
+  assert.deepEqual(browser.told, ["in"], "the other tabs have the same cookie");
+});
+
+test("another caller, or another role, begins anew", async () => {
+  for (const change of [{ caller: "eve" }, { role: "read" }, { role: "admin" }, { by: "token" }]) {
+    await endsFor(SESSION);
+    browser.reloads = 0;
+    answers["POST /v1/session"] = { status: 200, body: { ...SESSION, ...change } };
+    await login("another");
+    assert.deepEqual([browser.reloads, hasEnded.value], [1, true], "and what was there is never seen again");
+  }
+});
+
+test("who came in without a token has to come in again", async () => {
+  await endsFor({ ...SESSION, by: "socket" });
+  assert.deepEqual([browser.reloads, hasEnded.value], [1, false]);
+});
+
+test("tabs go on when somebody has signed in in another one", async () => {
+  await endsFor(SESSION);
+  answers["GET /v1/session"] = { status: 200, body: SESSION };
+  visible.value = false;
+  const before = asked.length;
+  hear("in");
+  await settled();
+  assert.deepEqual([asked.length, hasEnded.value], [before, true], "one that nobody sees asks nothing");
+  visible.value = true;
+  await settled();
+  assert.deepEqual([hasEnded.value, browser.reloads], [false, 0]);
+  // At once, also when it has just been asked for.
+  await endsFor(SESSION);
+  answers["GET /v1/session"] = { status: 200, body: SESSION };
+  hear("in");
+  await settled();
+  assert.equal(hasEnded.value, false);
+  // The login page, too.
+  session.value = { is: "out" };
+  hear("in");
+  await settled();
+  assert.deepEqual(session.value, { is: "in", session: SESSION });
+  await endsFor(SESSION);
+  answers["GET /v1/session"] = { status: 200, body: { ...SESSION, caller: "eve" } };
+  hear("in");
   await settled();
   assert.equal(browser.reloads, 1);
-  await begin();
-  assert.deepEqual(session.value, { is: "out", why: "ended" });
-  browser.state = null;
-  await begin();
-  assert.deepEqual(session.value, { is: "out", why: "never" });
+  browser.reloads = 0;
+  hear("out");
+  assert.equal(browser.reloads, 1, "who signs out leaves nothing behind in any tab");
+});
+
+test("an answer that was asked for before somebody signed in does not end the session", async () => {
+  await endsFor(SESSION);
+  const late: ((reply: Reply) => void)[] = [];
+  const { request } = transport;
+  transport.request = (sent) =>
+    sent.method === "GET" ? new Promise((done) => late.push(done)) : request(sent);
+  hear("in");
+  answers["POST /v1/session"] = { status: 200, body: SESSION };
+  await login("right");
+  late.pop()?.({ etag: null, ...problem(401, "unknown") });
+  await settled();
+  assert.equal(hasEnded.value, false);
 });
 
 test("who signs out leaves nothing behind, and is told if it was not possible", async () => {
   answers = { "DELETE /v1/session": { status: 200, body: {} } };
   await logout();
-  assert.equal(browser.reloads, 1);
+  assert.deepEqual([browser.reloads, browser.told], [1, ["out"]]);
   answers = { "DELETE /v1/session": problem(409, "the request belongs to no session") };
   await logout();
   assert.equal(browser.reloads, 2, "the session had ended before");

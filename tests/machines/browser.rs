@@ -260,8 +260,7 @@ fn every_page_is_clean_and_behaves() {
     let Some((mut world, url)) = over_tls() else { return };
     let [file, registries] = ["image.raw", "registries"].map(|name| world.path(name).display().to_string());
     let files = [("SPILLWAY_IMAGE_FILE", file.as_str()), ("SPILLWAY_REGISTRY_FOLDER", &registries)];
-    let door = [("SPILLWAY_CONSOLE_URL", url.as_str()), ("SPILLWAY_CONSOLE_TOKEN", "admin")];
-    run(&mut world, "run.mjs", &[door, files].concat());
+    run(&mut world, "run.mjs", &[with_token(&url), files].concat());
 }
 
 #[test]
@@ -286,4 +285,28 @@ fn a_daemon_that_dies_under_open_pages_is_missed_by_none() {
     }
     let Some((mut world, _)) = over_tls() else { return };
     browse(&mut world, "away.mjs");
+}
+
+/// What a page over TLS needs to sign in.
+fn with_token(url: &str) -> [(&str, &str); 2] {
+    [("SPILLWAY_CONSOLE_URL", url), ("SPILLWAY_CONSOLE_TOKEN", "admin")]
+}
+
+/// Events come by streams there, and the daemon knows no session after its death.
+#[test]
+fn a_daemon_that_dies_over_tls_is_missed_by_none() {
+    if !can_be_had() {
+        return;
+    }
+    let Some((mut world, url)) = over_tls() else { return };
+    run(&mut world, "away.mjs", &with_token(&url));
+}
+
+#[test]
+fn who_signs_in_again_goes_on_where_they_were() {
+    if !can_be_had() {
+        return;
+    }
+    let Some((mut world, url)) = over_tls() else { return };
+    run(&mut world, "session.mjs", &with_token(&url));
 }

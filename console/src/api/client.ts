@@ -96,10 +96,19 @@ export interface Answer<T> {
 }
 
 const NO_ANSWER = "The daemon does not answer.";
+const LATE = "The daemon has not answered in time.";
+/** When the daemon answered a request last, in milliseconds of `performance.now()`. */
+let answeredAt = Number.NEGATIVE_INFINITY;
 
 function noAnswer(why: string, advice: string | null = null): Unreachable {
   hooks.unreachable(advice);
   return new Unreachable(advice ?? why);
+}
+
+/** A request was late. If the daemon has answered another one meanwhile, it is there, and only slow with this one. */
+function late(began: number): Unreachable {
+  if (answeredAt <= began) hooks.unreachable(null);
+  return new Unreachable(LATE);
 }
 
 /** Sends a request whose path is known only at run time, so that the description cannot say its types. */
@@ -109,17 +118,19 @@ export async function raw<T>(
   options: { body?: unknown; headers?: Record<string, string>; signal?: AbortSignal | undefined } = {},
 ): Promise<Answer<T>> {
   let reply: Awaited<ReturnType<typeof transport.request>>;
+  const began = performance.now();
   try {
     const signal = limited(method, path, options.signal);
     reply = await transport.request({ method, path, ...options, signal });
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    const isLate = error instanceof DOMException && error.name === "TimeoutError";
-    throw noAnswer(isLate ? "The daemon has not answered in time." : NO_ANSWER, adviceOf(error));
+    if (error instanceof DOMException && error.name === "TimeoutError") throw late(began);
+    throw noAnswer(NO_ANSWER, adviceOf(error));
   }
   // A relay in front of the daemon says so by these.
   if (reply.status === 502 || reply.status === 504) throw noAnswer(NO_ANSWER);
   if (reply.status === 200 && reply.body === undefined) throw noAnswer("The answer is not of spillwayd.");
+  answeredAt = performance.now();
   hooks.answered();
   if (reply.status === 401 || reply.status === 403) hooks.refused();
   if (reply.status >= 400) {

@@ -1,5 +1,6 @@
 // The page of a machine's screen: noVNC on the machine's RFB stream, scaled to the page.
 import RFB from "@novnc/novnc";
+import { onTold } from "../state/tabs.ts";
 import { transport } from "../transport.ts";
 import { Link, linkWords } from "./link.ts";
 import { element, enlargeable, isLeaving, isOwnWindow, machineOf, show } from "./page.ts";
@@ -47,6 +48,9 @@ function start(machine: string): void {
   keys.addEventListener("click", () => rfb?.sendCtrlAltDel());
   enter.addEventListener("click", () => rfb?.focus());
   again.addEventListener("click", () => void link.connect());
+  onTold((what) => {
+    if (what === "in") void link.connect();
+  });
   target.addEventListener(
     "keydown",
     (event) => {

@@ -2,6 +2,7 @@
 // and none of its sequences can name the page, open a link, or reach the clipboard.
 import { FitAddon } from "@xterm/addon-fit";
 import { Terminal } from "@xterm/xterm";
+import { onTold } from "../state/tabs.ts";
 import { transport } from "../transport.ts";
 import { Link, type LinkState, linkWords } from "./link.ts";
 import { element, enlargeable, isLeaving, isOwnWindow, machineOf, show } from "./page.ts";
@@ -114,6 +115,9 @@ function start(machine: string): void {
   });
   enter.addEventListener("click", () => terminal.focus());
   again.addEventListener("click", () => void link.connect());
+  onTold((what) => {
+    if (what === "in") void link.connect();
+  });
   if (isOwnWindow()) terminal.focus();
   tell();
 }

@@ -7,7 +7,7 @@ import { machineRows } from "../state/figures.ts";
 import { useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { bytes, percent } from "../ui/format.ts";
-import { Empty, Panel } from "../ui/parts.tsx";
+import { Empty, Panel, Pending } from "../ui/parts.tsx";
 import { SizingPanel, useCatalogCurve } from "../ui/sizing.tsx";
 
 export function CatalogSizing({ catalog }: { catalog: Catalog }) {
@@ -15,7 +15,7 @@ export function CatalogSizing({ catalog }: { catalog: Catalog }) {
   const with_ = machineRows.value.filter(
     (m) => m.catalog === catalog.name && m.levels.ram_limit_bytes > 0 && m.phase !== "stopped",
   );
-  const { sizing, isLoading } = useCatalogCurve(with_.length ? catalog.name : null);
+  const { sizing, error } = useCatalogCurve(with_.length ? catalog.name : null);
   const limits = with_.map((m) => m.levels.ram_limit_bytes);
   const limit = catalog.spec.ram_bytes ?? (limits.length ? Math.max(...limits) : null);
   if (with_.length === 0) {
@@ -27,8 +27,7 @@ export function CatalogSizing({ catalog }: { catalog: Catalog }) {
       </Panel>
     );
   }
-  if (!sizing)
-    return <Empty>{isLoading ? "Reading the curves of the disks" : "No disk has a curve to show."}</Empty>;
+  if (!sizing) return <Pending error={error} what="the curves" />;
   const running = with_.length;
   return (
     <Panel

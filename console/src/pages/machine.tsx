@@ -15,7 +15,7 @@ import { LevelBadge, PhaseBadge } from "../ui/machine-cells.tsx";
 import { Badge, Command, Facts, Notice, PageHead, Panel, Pending, Tabs } from "../ui/parts.tsx";
 import { Gauge, overflowName, PlaneDiagram } from "../ui/planes.tsx";
 import { RangesPanel } from "../ui/ranges.tsx";
-import { SizingPanel, useCurves } from "../ui/sizing.tsx";
+import { SizingPanel, useMachineCurve } from "../ui/sizing.tsx";
 import { EventList } from "./events-list.tsx";
 import { ConsoleTab } from "./machine-consoles.tsx";
 import { HeldNotice } from "./machine-off.tsx";
@@ -320,10 +320,10 @@ function ClaimPanel({ claim }: { claim: Schemas["Claim"] }) {
 
 function MachineSizing({ name, machine }: { name: string; machine: Machine }) {
   const limit = machine.status.run?.ram_bytes ?? null;
-  const { sizing, isLoading } = useCurves(limit === null ? [] : [name]);
+  const { sizing, error } = useMachineCurve(limit === null ? null : name);
   if (limit === null)
     return <Notice>The machine has no RAM tier now. A curve is counted while its disk is served.</Notice>;
-  if (!sizing) return <Notice>{isLoading ? "Reading the curve" : "The disk has no curve to show."}</Notice>;
+  if (!sizing) return <Pending error={error} what="the curve" />;
   return (
     <Panel
       title="How much RAM is enough"

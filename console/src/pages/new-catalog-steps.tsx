@@ -1,7 +1,15 @@
 // The steps of the wizard in which something is filled in.
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import type { Catalog, Host, Image, ImageCheck, ImageDetails, Store } from "../api/client.ts";
+import {
+  type Catalog,
+  type Host,
+  type Image,
+  type ImageCheck,
+  type ImageDetails,
+  type Store,
+  words,
+} from "../api/client.ts";
 import { machineNames } from "../commands.ts";
 import { changeDraft, type Draft, draft, name, wrong } from "../state/edits.ts";
 import { machineRows } from "../state/figures.ts";
@@ -238,11 +246,16 @@ function Suggestion() {
 
 function SuggestedLimits({ from }: { from: string }) {
   const isCounted = machineRows.value.some((m) => m.catalog === from && m.levels.ram_limit_bytes > 0);
-  const { sizing, isLoading } = useCatalogCurve(isCounted ? from : null);
+  const { sizing, error } = useCatalogCurve(isCounted ? from : null);
   if (!isCounted)
     return <span class="muted">No machine of {from} with a RAM tier runs, so there is no curve.</span>;
-  if (!sizing && isLoading) return <span class="muted">Reading the curve of {from}</span>;
-  if (!sizing || sizing.writtenBytes === 0)
+  if (!sizing)
+    return (
+      <span class="muted">
+        {error ? `The curve cannot be read: ${words(error)}` : `Reading the curve of ${from}`}
+      </span>
+    );
+  if (sizing.writtenBytes === 0)
     return <span class="muted">No machine of {from} has written anything that could be counted.</span>;
   const choice = (limit: number, what: string) => (
     <button type="button" onClick={() => changeDraft("ram_bytes", roundUp(limit))}>

@@ -29,8 +29,8 @@ export interface Sizing {
   sampledOneIn: number;
 }
 
-/** Points that a sum keeps at most. */
-const POINTS = 96;
+/** The unit of a disk's counts. */
+const BLOCK_BYTES = 4096;
 
 export function at(points: SizePoint[], ram: number): { written: number; read: number } {
   const after = points.findIndex((p) => p.ram >= ram);
@@ -54,12 +54,14 @@ function pointsOf(curve: Curve["curve"]): SizePoint[] {
   }));
 }
 
-/** The sum of a catalog's curves, as the daemon adds them. */
-export function ofCatalog(curve: Schemas["CatalogCurve"]): Sizing {
+/** What a curve of one disk and the sum of a catalog's curves have in common. */
+function sizingOf(
+  curve: Curve | Schemas["CatalogCurve"],
+  of: Pick<Sizing, "machines" | "writtenBytes">,
+): Sizing {
   return {
-    machines: curve.disks,
+    ...of,
     points: pointsOf(curve.curve),
-    writtenBytes: curve.written_bytes,
     zeroBytes: curve.zero_overflow_bytes,
     goalBytes: curve.recommended_bytes,
     kneeBytes: curve.knee_bytes ?? null,
@@ -68,36 +70,14 @@ export function ofCatalog(curve: Schemas["CatalogCurve"]): Sizing {
   };
 }
 
-/** Adds curves; null without any. */
-export function sum(curves: Curve[]): Sizing | null {
-  if (curves.length === 0) return null;
-  const each = curves.map((c) => pointsOf(c.curve));
-  let grid = [...new Set(each.flatMap((points) => points.map((p) => p.ram)))].sort((a, b) => a - b);
-  if (grid.length > POINTS) {
-    const step = (grid.length - 1) / (POINTS - 1);
-    const all = grid;
-    grid = [...new Set(Array.from({ length: POINTS }, (_, i) => all[Math.round(i * step)] as number))];
-  }
-  const points = grid.map((ram) => {
-    const point: SizePoint = { ram, written: 0, read: 0 };
-    for (const one of each) {
-      const there = at(one, ram);
-      point.written += there.written;
-      point.read += there.read;
-    }
-    return point;
-  });
-  const knees = curves.map((c) => c.knee_bytes).filter((k): k is number => typeof k === "number");
-  return {
-    machines: curves.length,
-    points,
-    writtenBytes: curves.reduce((n, c) => n + c.totals.written_blocks * 4096, 0),
-    zeroBytes: Math.max(...curves.map((c) => c.zero_overflow_bytes)),
-    goalBytes: Math.max(...curves.map((c) => c.recommended_bytes)),
-    kneeBytes: knees.length ? Math.max(...knees) : null,
-    seconds: Math.min(...curves.map((c) => c.seconds)),
-    sampledOneIn: Math.max(...curves.map((c) => c.sampled_one_in)),
-  };
+/** The curve of one disk. */
+export function ofDisk(curve: Curve): Sizing {
+  return sizingOf(curve, { machines: 1, writtenBytes: curve.totals.written_blocks * BLOCK_BYTES });
+}
+
+/** The sum of a catalog's curves, as the daemon adds them. */
+export function ofCatalog(curve: Schemas["CatalogCurve"]): Sizing {
+  return sizingOf(curve, { machines: curve.disks, writtenBytes: curve.written_bytes });
 }
 
 /** Share of the written bytes that a limit absorbs, from 0 to 1; null before anything was written. */

@@ -1,16 +1,18 @@
 // What the daemon says of a change that is not made yet.
 //
-// Invariant: a verdict is shown only beside the very change that it is about. While nobody sees the page, nothing is asked.
+// Invariant: a verdict is shown only beside the very change that it is about. While nobody sees the page, or its session has ended,
+// nothing is asked.
 import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { Unreachable, words } from "../api/client.ts";
+import { isSignedIn, isUnauthenticated } from "./session.ts";
 import { visible } from "./visible.ts";
 
 export type Verdict<T> = { answer: T } | { error: string };
 
 /** Pause after a change, so that not each letter that is typed is a request. */
 const SETTLE_MS = 250;
-/** Pause before a daemon that did not answer is asked again. */
+/** Pause before a daemon is asked again that did not answer, or did not know who asks. */
 const AGAIN_MS = 3000;
 
 export class DryRun<T> {
@@ -31,14 +33,14 @@ export class DryRun<T> {
     const abort = new AbortController();
     this.#abort = abort;
     const run = async () => {
-      if (!visible.peek()) return this.#later(run);
+      if (!visible.peek() || !isSignedIn.peek()) return this.#later(run);
       try {
         const answer = await send(abort.signal);
         if (!abort.signal.aborted) this.#last.value = { key, verdict: { answer } };
       } catch (error) {
         if (abort.signal.aborted) return;
         this.#last.value = { key, verdict: { error: words(error) } };
-        if (error instanceof Unreachable) this.#later(run);
+        if (error instanceof Unreachable || isUnauthenticated(error)) this.#later(run);
       }
     };
     this.#timer = setTimeout(() => void run(), SETTLE_MS);

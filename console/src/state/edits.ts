@@ -1,7 +1,7 @@
 // What people have filled in and not applied yet: the draft of a new catalog, and changes of settings. Kept while the page lives,
 // so that going elsewhere in the console loses nothing. Before the page itself is left, the browser asks.
 //
-// Invariant: nothing of it is there in another session, as a draft may contain secrets: between two, the page is loaded anew, and
+// Invariant: nothing of it is there for another caller, as a draft may contain secrets: between two, the page is loaded anew, and
 // nothing holds it back.
 import { type Signal, signal } from "@preact/signals";
 import { type CatalogSpec, newKey } from "../api/client.ts";
@@ -75,7 +75,7 @@ export function differing(changes: Draft, spec: CatalogSpec): Draft {
   );
 }
 
-/** Whether something would be lost with the page, and its session goes on. */
+/** Whether something would be lost with the page, which is not about to be loaded anew. */
 export function isUnsaved(): boolean {
   const isFilled = (of: object) => Object.keys(of).length > 0;
   const isEdited = [...edits.values()].some((of) => isFilled(of.changes.peek()) || isFilled(of.wrong.peek()));

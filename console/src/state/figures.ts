@@ -26,8 +26,21 @@ const moments = new Moments();
 export const tick = signal(0);
 /** When the last figures came, in milliseconds. */
 export const figuresAt = signal<number | null>(null);
+/** Figures that are older than this are stale. */
+export const STALE_MS = 8000;
 /** Why they could not be read the last time; null if they could. */
 export const figuresError = signal<Error | null>(null);
+/** When they were asked for first after a time in which the page asked for nothing, in milliseconds. */
+let askedSince = Number.POSITIVE_INFINITY;
+
+/** When the stale figures that are shown came, and why there are no others if that is known; null if they are not stale. */
+export function staleFigures(now: number): { at: number; error: Error | null } | null {
+  const error = figuresError.value;
+  const at = figuresAt.value;
+  // After such a time they are old, and others will be there at once.
+  if (at === null || now - Math.max(at, askedSince) <= STALE_MS) return null;
+  return { at, error };
+}
 
 /** What a page needs: an object's page its object, what shows or compares machines all of them, others only the sums. */
 const scope = computed<Scope>(() => {
@@ -158,7 +171,11 @@ export function startFigures(): void {
         seeded = new Set();
         tick.value++;
       }
-      if (isOn) return void poll();
+      if (isOn) {
+        askedSince = Math.min(askedSince, Date.now());
+        return void poll();
+      }
+      askedSince = Number.POSITIVE_INFINITY;
       clearTimeout(timer);
       running?.abort();
       restart();

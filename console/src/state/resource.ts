@@ -121,6 +121,9 @@ function loadWhatIsDue(): void {
 
 setInterval(loadWhatIsDue, 500);
 visible.subscribe(loadWhatIsDue);
+isSignedIn.subscribe((isIn) => {
+  if (isIn) refresh();
+});
 
 newEvents.subscribe(() => {
   for (const of of entries.values()) {

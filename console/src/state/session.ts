@@ -1,9 +1,11 @@
 // Who is signed in, and what their role permits. Owns the session; never sees a token longer than it takes to send it.
 //
-// Invariant: the role only decides what the page offers. What is permitted is decided by the daemon. Nothing that was read in
-// one session is there in another: between two, the page is loaded anew.
+// Invariant: the role only decides what the page offers. What is permitted is decided by the daemon. Nothing that one caller has read
+// or filled in is there for another caller or role: between two, the page is loaded anew. At the end of a session the page is covered
+// and asks for nothing, until the same caller signs in with the same role.
 import { computed, signal } from "@preact/signals";
 import { ApiError, hooks, raw, words } from "../api/client.ts";
+import { onTold, tell } from "./tabs.ts";
 import { visible } from "./visible.ts";
 
 export type Role = "read" | "operate" | "admin";
@@ -16,19 +18,17 @@ export interface Session {
 
 export type SessionState =
   /** Not known yet; `why`: the daemon has answered, and did not say it. */
-  | { is: "unknown"; why: string | null }
-  | { is: "in"; session: Session }
-  | { is: "out"; why: "never" | "ended" };
+  { is: "unknown"; why: string | null } | { is: "in"; session: Session } | { is: "out" };
 
 export const session = signal<SessionState>({ is: "unknown", why: null });
-export const isSignedIn = computed(() => session.value.is === "in");
+/** Whether the session of a page has ended under it. The page stays as it was, for whoever signs in again. */
+export const hasEnded = signal(false);
+export const isSignedIn = computed(() => session.value.is === "in" && !hasEnded.value);
 /** Since when the daemon does not answer, in milliseconds; null while it does. */
 export const awaySince = signal<number | null>(null);
 /** What to do about that, if it is known. */
 export const awayAdvice = signal<string | null>(null);
 
-/** What the history of the browser keeps over a new load of the page: that a session has ended. */
-const ENDED = { spillway: "ended" };
 /** The session is not asked for more often, however many requests are refused. */
 const ASK_MS = 3000;
 
@@ -39,7 +39,9 @@ hooks.unreachable = (advice) => {
 hooks.answered = () => {
   awaySince.value = null;
 };
-hooks.refused = () => void renew();
+hooks.refused = () => {
+  if (isSignedIn.peek() && Date.now() - asked >= ASK_MS) void renew();
+};
 
 /** When the session was asked for last, in milliseconds since the epoch. */
 let asked = 0;
@@ -50,7 +52,8 @@ async function ask(): Promise<Session> {
   return body;
 }
 
-const isUnauthenticated = (error: unknown) => error instanceof ApiError && error.problem.status === 401;
+export const isUnauthenticated = (error: unknown) =>
+  error instanceof ApiError && error.problem.status === 401;
 
 /** Asks who the caller is, until the daemon says it. */
 export async function begin(): Promise<void> {
@@ -60,8 +63,7 @@ export async function begin(): Promise<void> {
       return;
     } catch (error) {
       if (isUnauthenticated(error)) {
-        const isEnded = history.state?.spillway === ENDED.spillway;
-        session.value = { is: "out", why: isEnded ? "ended" : "never" };
+        session.value = { is: "out" };
         return;
       }
       if (error instanceof ApiError) session.value = { is: "unknown", why: words(error) };
@@ -70,26 +72,32 @@ export async function begin(): Promise<void> {
   }
 }
 
+/** Grows with each question and each login: an answer to an earlier question says nothing any more. */
+let turn = 0;
+
 /** Asks again who the caller is: the session may have ended, or be that of somebody else by now. */
-export async function renew(): Promise<void> {
-  const before = session.value;
-  if (before.is !== "in" || Date.now() - asked < ASK_MS) return;
+async function renew(): Promise<void> {
+  if (session.value.is === "unknown") return;
+  const mine = ++turn;
   try {
     const now = await ask();
-    const { caller, role, by } = before.session;
-    if (now.caller !== caller || now.role !== role || now.by !== by) loadAnew();
-    else session.value = { is: "in", session: now };
+    if (mine === turn) enter(now);
   } catch (error) {
     // Anything else says nothing about the session.
-    if (isUnauthenticated(error)) end();
+    if (mine === turn && isUnauthenticated(error)) end();
   }
 }
 
 visible.subscribe((isVisible) => {
   if (isVisible) void renew();
 });
+onTold((what) => {
+  if (what === "out" && session.value.is === "in") loadAnew();
+  // A tab that nobody sees asks when it is seen.
+  if (what === "in" && visible.value) void renew();
+});
 
-/** Whether the session is over: then the page is loaded anew, and nobody is asked whether something would be lost. */
+/** Whether the page is about to be loaded anew: then nobody is asked whether something would be lost. */
 export const isOver = signal(false);
 
 function loadAnew(): void {
@@ -97,18 +105,37 @@ function loadAnew(): void {
   location.reload();
 }
 
-function end(): void {
-  history.replaceState(ENDED, "");
-  loadAnew();
+/** Begins the session, or goes on with it. */
+function enter(now: Session): void {
+  const before = session.value;
+  if (before.is === "in") {
+    const { caller, role, by } = before.session;
+    if (now.caller !== caller || now.role !== role || now.by !== by) {
+      loadAnew();
+      return;
+    }
+  }
+  session.value = { is: "in", session: now };
+  hasEnded.value = false;
 }
 
+function end(): void {
+  const before = session.value;
+  if (before.is !== "in") return;
+  // Only a token begins another session here. Who came in otherwise has to come in again.
+  if (before.session.by === "session") hasEnded.value = true;
+  else loadAnew();
+}
+
+/** Begins a session with a token, in all tabs of the browser. */
 export async function login(token: string): Promise<void> {
   const { body } = await raw<Session>("POST", "/v1/session", { body: { token } });
-  history.replaceState(null, "");
-  session.value = { is: "in", session: body };
+  turn++;
+  tell("in");
+  enter(body);
 }
 
-/** Ends the session, and everything that the page knows. */
+/** Ends the session in all tabs of the browser, and everything that they know. */
 export async function logout(): Promise<void> {
   try {
     await raw("DELETE", "/v1/session");
@@ -116,6 +143,7 @@ export async function logout(): Promise<void> {
     // Whom the daemon refuses has no session any more.
     if (!(error instanceof ApiError)) throw error;
   }
+  tell("out");
   loadAnew();
 }
 

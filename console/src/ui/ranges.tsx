@@ -3,14 +3,15 @@
 // Invariant: an offset is also there as a whole number of bytes, so that it can be copied into a calculation.
 import type { Schemas } from "../api/client.ts";
 import { useObject } from "../state/resource.ts";
-import { bytes, plural } from "./format.ts";
+import { now } from "../state/visible.ts";
+import { bytes, duration, plural } from "./format.ts";
 import { Badge, Command, Empty, Panel, Pending } from "./parts.tsx";
 
 const EVERY_MS = 10_000;
 const SHOWN = 8;
 
 export function RangesPanel({ machine }: { machine: string }) {
-  const { data, error } = useObject<Schemas["DirtyRanges"]>(
+  const { data, at, error } = useObject<Schemas["DirtyRanges"]>(
     `/v1/machines/${encodeURIComponent(machine)}/dirty-ranges?limit=${SHOWN}`,
     EVERY_MS,
   );
@@ -18,10 +19,11 @@ export function RangesPanel({ machine }: { machine: string }) {
     <Panel
       title="Written most"
       aside={
-        data && error ? (
-          <Badge tone="warning">last known figures</Badge>
-        ) : data ? (
-          `${bytes(data.written_bytes)} since the reset`
+        data && at !== null ? (
+          <>
+            {error ? <Badge tone="warning">last known figures</Badge> : null} {bytes(data.written_bytes)}{" "}
+            since the reset, {age(at, now.value)}
+          </>
         ) : null
       }
       flush
@@ -35,6 +37,12 @@ export function RangesPanel({ machine }: { machine: string }) {
       )}
     </Panel>
   );
+}
+
+/** How old ranges are: other figures of the page are newer. */
+export function age(at: number, now: number): string {
+  const seconds = (now - at) / 1000;
+  return seconds < 1 ? "read now" : `read ${duration(seconds)} ago`;
 }
 
 function times({ length_bytes, written_bytes }: Schemas["DirtyRange"]): string {

@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { words } from "../api/client.ts";
 import { href, pageKey, route } from "../router.ts";
 import { following } from "../state/events.ts";
-import { figuresAt } from "../state/figures.ts";
+import { figuresAt, STALE_MS } from "../state/figures.ts";
 import { awayAdvice, awaySince, logout, session } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { toast } from "./announce.tsx";
@@ -23,16 +23,15 @@ const PLACES: [string, string][] = [
   ["reports", "Reports"],
   ["about", "About"],
 ];
-/** Figures that are older than this are said to be, and are stale. */
+/** Figures that are older than this are said to be. */
 const LIVE_SECONDS = 2.5;
-const STALE_SECONDS = 8;
 
 function Freshness() {
   const at = figuresAt.value;
   // Looked at each second.
   const age = at === null ? null : Math.max(0, (Math.max(now.value, Date.now()) - at) / 1000);
   const away = awaySince.value;
-  const isStale = age !== null && age > STALE_SECONDS;
+  const isStale = age !== null && age * 1000 > STALE_MS;
   const text =
     away !== null
       ? "No answer"

@@ -2,11 +2,10 @@
 //
 // Invariant: both figures of a size are from the same curve, and the page says how old it is and that it is a sample.
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { type Curve, raw, type Schemas } from "../api/client.ts";
-import { absorbed, at, ofCatalog, type Sizing, scale, sum } from "../state/curve.ts";
+import { useState } from "preact/hooks";
+import type { Curve, Schemas } from "../api/client.ts";
+import { absorbed, at, ofCatalog, ofDisk, type Sizing, scale } from "../state/curve.ts";
 import { useObject } from "../state/resource.ts";
-import { visible } from "../state/visible.ts";
 import { bytes, duration, parseSize, percent, sizeText } from "./format.ts";
 import { Empty, useWidth } from "./parts.tsx";
 
@@ -19,41 +18,24 @@ export function roundUp(bytes: number): number {
   return Math.ceil(bytes / step) * step;
 }
 
-/** The curves of machines, read again now and then. */
-export function useCurves(names: string[]): { sizing: Sizing | null; isLoading: boolean } {
-  const key = names.join();
-  const [state, setState] = useState<{ sizing: Sizing | null; isLoading: boolean }>({
-    sizing: null,
-    isLoading: true,
-  });
-  // The key stands for the names
-  useEffect(() => {
-    let isOver = false;
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    const load = async () => {
-      if (visible.peek()) {
-        const answers = await Promise.allSettled(
-          names.map((name) => raw<Curve>("GET", `/v1/machines/${encodeURIComponent(name)}/curve?goal=0.95`)),
-        );
-        const curves = answers.flatMap((a) => (a.status === "fulfilled" ? [a.value.body] : []));
-        if (!isOver) setState({ sizing: sum(curves), isLoading: false });
-      }
-      if (!isOver) timer = setTimeout(() => void load(), EVERY_MS);
-    };
-    void load();
-    return () => {
-      isOver = true;
-      clearTimeout(timer);
-    };
-  }, [key]);
-  return state;
+/** A curve that is read again now and then, and why that failed the last time. A curve that was read stays. */
+interface CurveRead {
+  sizing: Sizing | null;
+  error: Error | null;
+}
+
+/** The curve of a machine's disk; null: none is asked for. */
+export function useMachineCurve(machine: string | null): CurveRead {
+  const path = machine === null ? null : `/v1/machines/${encodeURIComponent(machine)}/curve?goal=0.95`;
+  const { data, error } = useObject<Curve>(path, EVERY_MS);
+  return { sizing: data ? ofDisk(data) : null, error };
 }
 
 /** The sum of the curves of a catalog's machines; null: none is asked for. */
-export function useCatalogCurve(catalog: string | null): { sizing: Sizing | null; isLoading: boolean } {
+export function useCatalogCurve(catalog: string | null): CurveRead {
   const path = catalog === null ? null : `/v1/catalogs/${encodeURIComponent(catalog)}/curve`;
-  const { data, loading } = useObject<Schemas["CatalogCurve"]>(path, EVERY_MS);
-  return { sizing: data ? ofCatalog(data) : null, isLoading: loading };
+  const { data, error } = useObject<Schemas["CatalogCurve"]>(path, EVERY_MS);
+  return { sizing: data ? ofCatalog(data) : null, error };
 }
 
 const H = 250;
