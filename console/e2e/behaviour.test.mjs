@@ -92,7 +92,7 @@ test("a catalog is made and deleted with the keyboard alone", async () => {
   await press(page.getByRole("link", { name: "New catalog" }));
   await type(page.getByLabel("Name", { exact: true }), "by-hand");
   await type(page.getByLabel("Image", { exact: true }), "golden");
-  await page.getByText("The daemon would make this catalog.").waitFor();
+  await page.getByText("The daemon accepts these settings.").waitFor();
   await press(page.getByRole("link", { name: "Continue" }));
   await type(page.getByRole("textbox", { name: "Machines", exact: true }), "2");
   await press(page.getByRole("link", { name: "Continue" }));

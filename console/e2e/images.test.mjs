@@ -179,9 +179,9 @@ test("a registry in a folder: added, pushed to, looked into, streamed from, remo
   await page.getByRole("heading", { name: `${image}-s`, level: 1 }).waitFor();
   await versionRow(page, 2).getByText("streamed (lazy)").waitFor({ timeout: DONE_MS });
   await page.getByText("It is streamed: only a version that was copied").first().waitFor();
-  await button(page, "Bring it whole").click();
-  dialog = await dialogOf(page, `Bring ${image}-s:2 whole?`);
-  await carryOut(dialog, "Bring it");
+  await button(page, "Fetch all").click();
+  dialog = await dialogOf(page, `Fetch all of ${image}-s:2?`);
+  await carryOut(dialog, "Fetch");
   await versionRow(page, 2).getByText("streamed (full), complete").waitFor({ timeout: DONE_MS });
 
   await go(page, "#/stores");
@@ -361,11 +361,11 @@ test("a store that cannot be read is said to be so, until it can be", needs, asy
   renameSync(path, `${path}-away`);
   await go(page, "#/images");
   await go(page, "#/stores");
-  await page.getByText("not readable").waitFor({ timeout: DONE_MS });
+  await page.getByText("not measured").waitFor({ timeout: DONE_MS });
   await page.getByText("is its file system mounted?").waitFor();
   assert.deepEqual(await axe(page), []);
   renameSync(`${path}-away`, path);
-  await page.getByText("not readable").waitFor({ state: "detached", timeout: DONE_MS });
+  await page.getByText("not measured").waitFor({ state: "detached", timeout: DONE_MS });
   await context.close();
 });
 

@@ -42,8 +42,8 @@ export function LoginPage({ why }: { why: "never" | "ended" }) {
           />
         </label>
         <p class="hint" id="token-about">
-          An administrator of the host makes one with <code>spillway token new --role operate NAME</code>. It
-          is sent once.
+          Ask an administrator of the host for one, who makes it with <code>spillway token new</code>. This
+          page does not store it.
         </p>
         {error ? (
           <div class="notice critical" role="alert">
