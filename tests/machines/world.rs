@@ -50,6 +50,8 @@ while read -r word tag; do
         mkdir -p /etc
         echo "ann:$(mkpasswd sesame):1000:1000::/:/bin/sh" >/etc/passwd
         setsid getty -L 115200 ttyS0 vt100
+        # The end of her session has hung up the line.
+        exec </dev/ttyS0 >/dev/ttyS0
         stty -F /dev/ttyS0 -echo
         answer LEFT ;;
     reboot | poweroff) answer BYE; sleep 1; $word -f ;;
