@@ -1,7 +1,7 @@
 // How pages behave: with the keyboard, in the URL, while the daemon is away, and without a session.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { assertClean, axe, base, go, launch, objects, open } from "./lib.mjs";
+import { assertClean, axe, axeInThemes, base, go, launch, objects, open } from "./lib.mjs";
 
 let browser;
 before(async () => {
@@ -56,7 +56,7 @@ test("an act names its consequences and its command, and Escape changes nothing"
   await dialog.waitFor();
   assert.match(await dialog.innerText(), /is gone/);
   assert.match(await dialog.locator("pre").innerText(), new RegExp(`spillway machine reset ${machine}`));
-  assert.deepEqual(await axe(page), []);
+  assert.deepEqual(await axeInThemes(page), []);
   await page.keyboard.press("Escape");
   await dialog.waitFor({ state: "detached" });
   assert.equal(
@@ -92,7 +92,7 @@ test("a catalog is made and deleted with the keyboard alone", async () => {
   await press(page.getByRole("link", { name: "New catalog" }));
   await type(page.getByLabel("Name", { exact: true }), "by-hand");
   await type(page.getByLabel("Image", { exact: true }), "golden");
-  await page.getByText("The daemon would make this catalog.").waitFor();
+  await page.getByText("The daemon accepts these settings.").waitFor();
   await press(page.getByRole("link", { name: "Continue" }));
   await type(page.getByRole("textbox", { name: "Machines", exact: true }), "2");
   await press(page.getByRole("link", { name: "Continue" }));
@@ -204,6 +204,29 @@ test("changes of settings stay when somebody goes elsewhere, and the browser ask
   await page.getByRole("button", { name: "Discard" }).click();
   assert.equal(await field.inputValue(), before);
   assert.equal(await page.evaluate(() => document.activeElement?.id), "page-title", "the focus is not lost");
+  await context.close();
+});
+
+test("the number of a batch can be emptied while it is typed, and is no number then", async () => {
+  const { context, page } = await open(browser);
+  await go(page, "#/");
+  const { catalog } = await objects(page);
+  await go(page, `#/catalogs/${catalog}?tab=versions`);
+  await page.getByRole("combobox", { name: "When machines take it" }).selectOption("batch");
+  const update = page.getByRole("button", { name: "Update", exact: true });
+  const field = page.getByRole("textbox", { name: "Restarted at the same time" });
+  await update.and(page.locator(":enabled")).waitFor();
+  await field.press("End");
+  await page.keyboard.press("Backspace");
+  assert.equal(await field.inputValue(), "");
+  await page.getByText("It is a whole number.").waitFor();
+  await update.and(page.locator(":disabled")).waitFor();
+  assert.deepEqual(await axeInThemes(page), []);
+  await page.keyboard.type("5");
+  assert.equal(await field.inputValue(), "5");
+  await update.and(page.locator(":enabled")).click();
+  assert.match(await page.getByRole("dialog").locator("pre").innerText(), /--rollout batch=5$/);
+  await page.keyboard.press("Escape");
   await context.close();
 });
 

@@ -26,7 +26,7 @@ try {
   await page.getByText("is no name").waitFor();
   await page.getByLabel("Name", { exact: true }).fill("desk");
   await page.getByLabel("Version", { exact: true }).selectOption("1");
-  await page.getByText("The daemon would make this catalog.").waitFor();
+  await page.getByText("The daemon accepts these settings.").waitFor();
   await shot(page, "wizard-image");
   await page.getByRole("link", { name: "Continue" }).click();
   await page.getByRole("textbox", { name: "Machines", exact: true }).fill("2");

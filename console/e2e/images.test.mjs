@@ -2,16 +2,27 @@
 //
 // SPILLWAY_IMAGE_FILE        a raw disk image on the daemon's host, which it may read
 // SPILLWAY_REGISTRY_FOLDER   a folder there in which the test may make a registry
+// SPILLWAY_DOWNLOAD_PORT     a free port: the daemon may download from http://127.0.0.1:PORT
 // SPILLWAY_CONSOLE_TOKEN     if the address needs one: then a token with the name and value "read" exists too
 import assert from "node:assert/strict";
-import { mkdirSync, renameSync } from "node:fs";
+import { once } from "node:events";
+import { copyFileSync, mkdirSync, renameSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { axe, base, go, launch, open, settled, signIn } from "./lib.mjs";
+import { axe, axeInThemes, base, excess, go, launch, open, settled, signIn } from "./lib.mjs";
 
-const { SPILLWAY_IMAGE_FILE: file, SPILLWAY_REGISTRY_FOLDER: folder, SPILLWAY_SHOTS: shots } = process.env;
+const {
+  SPILLWAY_IMAGE_FILE: file,
+  SPILLWAY_REGISTRY_FOLDER: folder,
+  SPILLWAY_DOWNLOAD_PORT: port,
+  SPILLWAY_SHOTS: shots,
+} = process.env;
 const needs = {
-  skip: file && folder ? false : "SPILLWAY_IMAGE_FILE and SPILLWAY_REGISTRY_FOLDER are not set",
+  skip:
+    file && folder && port
+      ? false
+      : "SPILLWAY_IMAGE_FILE, SPILLWAY_REGISTRY_FOLDER and SPILLWAY_DOWNLOAD_PORT are not set",
 };
 /** The host may have been used for this test before. */
 const unique = Date.now().toString(36);
@@ -33,7 +44,7 @@ after(() => browser?.close());
 async function dialogOf(page, name) {
   const dialog = page.getByRole("dialog", { name });
   await dialog.waitFor();
-  assert.deepEqual(await axe(page), [], `the dialog '${name}'`);
+  assert.deepEqual(await axeInThemes(page), [], `the dialog '${name}'`);
   if (shots) await page.screenshot({ path: `${shots}/${String(name).replace(/[^a-z]+/gi, "-")}.png` });
   return dialog;
 }
@@ -179,9 +190,9 @@ test("a registry in a folder: added, pushed to, looked into, streamed from, remo
   await page.getByRole("heading", { name: `${image}-s`, level: 1 }).waitFor();
   await versionRow(page, 2).getByText("streamed (lazy)").waitFor({ timeout: DONE_MS });
   await page.getByText("It is streamed: only a version that was copied").first().waitFor();
-  await button(page, "Bring it whole").click();
-  dialog = await dialogOf(page, `Bring ${image}-s:2 whole?`);
-  await carryOut(dialog, "Bring it");
+  await button(page, "Fetch all").click();
+  dialog = await dialogOf(page, `Fetch all of ${image}-s:2?`);
+  await carryOut(dialog, "Fetch");
   await versionRow(page, 2).getByText("streamed (full), complete").waitFor({ timeout: DONE_MS });
 
   await go(page, "#/stores");
@@ -315,40 +326,43 @@ test("forms of stores and downloads say what is wrong, and change nothing", asyn
   await context.close();
 });
 
-const running = {
-  id: 2,
-  what: "import big:1 from /srv/big.img",
-  image: "big:1",
-  state: { phase: "running" },
-  done_bytes: 3e9,
-  total_bytes: 4e9,
-  outcome: null,
-};
-
-test("an operation that runs is first, with its progress, and can be cancelled", async () => {
-  const { context, page } = await open(browser);
-  const failed = {
-    ...running,
-    id: 3,
-    what: "pull x:1 from hub/x:1",
-    state: { phase: "failed", error: { code: "unavailable", detail: "the registry does not answer" } },
-  };
-  let cancelled = "";
-  await page.route("**/v1/operations?*", (route) => route.fulfill({ json: { items: [running, failed] } }));
-  await page.route("**/v1/operations/2", (route) => {
-    cancelled = route.request().method();
-    return route.fulfill({ json: {} });
+/**
+ * Begins a download that does not end: three quarters of a disk come, and then nothing, until the server is closed.
+ */
+async function beginDownload(page, name) {
+  const server = createServer((_, answer) => {
+    answer.writeHead(200, { "Content-Length": 64 << 20 });
+    answer.write(Buffer.alloc(48 << 20));
   });
+  server.listen(Number(port), "127.0.0.1");
+  await once(server, "listening");
+  const url = `http://127.0.0.1:${port}/disk.raw`;
+  await ask(page, "POST", `/v1/images/${name}/downloads`, { url, format: "raw" });
+  return {
+    what: `import ${name}:1 from ${url}`,
+    end: () => {
+      server.closeAllConnections();
+      server.close();
+    },
+  };
+}
+
+test("an operation that runs is first, with its progress, and can be cancelled", needs, async () => {
+  const { context, page } = await open(browser);
   await go(page, "#/operations");
+  const download = await beginDownload(page, `${image}-d`);
   const rows = page.getByRole("table", { name: "Operations" }).locator("tbody tr");
-  await rows.nth(1).waitFor();
-  assert.match(await rows.nth(0).innerText(), /import big:1[\s\S]*75%/);
-  assert.match(await rows.nth(1).innerText(), /failed[\s\S]*the registry does not answer/);
-  await rows.nth(0).getByRole("button", { name: "Cancel" }).click();
+  const row = rows.filter({ hasText: download.what });
+  await row.getByText(/^[1-9]\d?%$/).waitFor({ timeout: DONE_MS });
+  assert.ok((await rows.nth(0).innerText()).startsWith(download.what), "what runs is first");
+  assert.deepEqual(await axeInThemes(page), []);
+  await row.getByRole("button", { name: "Cancel" }).click();
   const dialog = await dialogOf(page, "Cancel this operation?");
-  assert.equal(await command(dialog), "spillway operation cancel 2");
+  assert.match(await command(dialog), /^spillway operation cancel \d+$/);
   await carryOut(dialog, "Cancel it");
-  assert.equal(cancelled, "DELETE");
+  await row.getByText("cancelled").waitFor({ timeout: DONE_MS });
+  assert.equal(await row.getByRole("button").count(), 0);
+  download.end();
   await context.close();
 });
 
@@ -361,52 +375,89 @@ test("a store that cannot be read is said to be so, until it can be", needs, asy
   renameSync(path, `${path}-away`);
   await go(page, "#/images");
   await go(page, "#/stores");
-  await page.getByText("not readable").waitFor({ timeout: DONE_MS });
+  await page.getByText("not measured").waitFor({ timeout: DONE_MS });
   await page.getByText("is its file system mounted?").waitFor();
   assert.deepEqual(await axe(page), []);
   renameSync(`${path}-away`, path);
-  await page.getByText("not readable").waitFor({ state: "detached", timeout: DONE_MS });
+  await page.getByText("not measured").waitFor({ state: "detached", timeout: DONE_MS });
   await context.close();
 });
 
 test("who may only look has no act on these pages, and is told why", {
-  skip: process.env.SPILLWAY_CONSOLE_TOKEN ? false : "the address needs no token",
+  skip: process.env.SPILLWAY_CONSOLE_TOKEN ? needs.skip : "the address needs no token",
 }, async () => {
+  const admin = await open(browser);
+  await go(admin.page, "#/operations");
+  const download = await beginDownload(admin.page, `${image}-r`);
   const { context, page } = await open(browser, {}, { fresh: true });
   await page.goto(base);
   await signIn(page, "read");
-  await page.route("**/v1/operations?*", (route) => route.fulfill({ json: { items: [running] } }));
   for (const hash of ["#/images", "#/images/golden", "#/stores", "#/operations"]) {
     await go(page, hash);
     await page.getByText("Your role is read.").waitFor();
     const names = await page.locator("main button:not(.sort)").allInnerTexts();
     assert.deepEqual(names, [], hash);
   }
+  const row = page.getByRole("row").filter({ hasText: download.what });
+  await row.getByText("running").waitFor();
   await context.close();
+  const own = admin.page.getByRole("row").filter({ hasText: download.what });
+  await own.getByRole("button", { name: "Cancel" }).click();
+  await carryOut(admin.page.getByRole("dialog"), "Cancel it");
+  await own.getByText("cancelled").waitFor({ timeout: DONE_MS });
+  download.end();
+  await admin.context.close();
 });
 
-test("long names and paths do not widen a narrow screen", async () => {
+/** A qcow2 image whose only cluster is compressed, and damaged. */
+function damagedImage() {
+  const cluster = 1 << 16;
+  const disk = Buffer.alloc(6 * cluster);
+  disk.write("QFI\xfb", "latin1");
+  // Version, bits of a cluster, entries of the L1 table, clusters of the refcount table, bits of a refcount, length of the header.
+  const small = { 4: 3, 20: 16, 36: 1, 56: 1, 96: 4, 100: 104 };
+  for (const [at, n] of Object.entries(small)) disk.writeUInt32BE(n, Number(at));
+  const place = (n) => BigInt(n * cluster);
+  // Size of the disk, L1 table, refcount table; then what is in the tables.
+  const large = [
+    [24, 1n << 20n],
+    [40, place(1)],
+    [48, place(4)],
+    [cluster, (1n << 63n) | place(2)],
+    [2 * cluster, (1n << 62n) | (127n << 54n) | place(3)],
+    [4 * cluster, place(5)],
+  ];
+  for (const [at, n] of large) disk.writeBigUInt64BE(n, at);
+  disk.fill(0x5a, 3 * cluster, 4 * cluster);
+  for (let i = 0; i < 6; i++) disk.writeUInt16BE(1, 5 * cluster + 2 * i);
+  return disk;
+}
+
+test("long names and paths do not widen a narrow screen", needs, async () => {
   const { context, page } = await open(browser, { viewport: { width: 390, height: 844 } });
-  const name = "n".repeat(63);
-  const path = `/srv/${"folder".repeat(30)}.raw`;
-  const error = { code: "damaged", detail: `${path}: it is cut off` };
-  const failed = { ...running, what: `import ${name}:1 from ${path}`, image: `golden:1` };
-  await page.route("**/v1/operations?*", (route) =>
-    route.fulfill({ json: { items: [{ ...failed, state: { phase: "failed", error } }] } }),
-  );
-  await page.route("**/v1/images/golden", async (route) => {
-    const response = await route.fetch();
-    const body = await response.json();
-    for (const version of body.versions) {
-      version.notes = [path];
-      version.origin = { kind: "import", format: "raw", path };
-    }
-    return route.fulfill({ response, json: { ...body, image: { ...body.image, tags: { [name]: 1 } } } });
+  await go(page, "#/operations");
+  const name = `${image}-`.padEnd(63, "n");
+  const path = join(folder, `${"folder".repeat(30)}${unique}`);
+  copyFileSync(file, path);
+  await ask(page, "POST", `/v1/images/${name}/versions?wait=30`, { path, format: "raw" });
+  await ask(page, "PUT", `/v1/images/${name}/tags/${"t".repeat(63)}`, { version: 1 });
+  writeFileSync(path, damagedImage());
+  await ask(page, "POST", `/v1/images/${name}/versions`, { path, format: "qcow2" });
+  const catalog = "c".repeat(63);
+  await ask(page, "POST", "/v1/catalogs", {
+    name: catalog,
+    spec: { image: name, count: 1, naming: "long-#" },
   });
-  for (const hash of ["#/images/golden", "#/operations"]) {
+  const pages = ["#/operations", `#/images/${name}`, "#/images", "#/stores", "#/machines/long-1"];
+  const tabs = ["", "?tab=versions", "?tab=settings"].map((tab) => `#/catalogs/${catalog}${tab}`);
+  for (const hash of [...pages, ...tabs, "#/machines", "#/catalogs"]) {
     await go(page, hash);
-    await page.getByText(`${path}: it is cut off`).waitFor();
-    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, hash);
+    if (hash === "#/operations" || hash.endsWith(`/${name}`))
+      await page.getByText(`${path}: not imported as qcow2: it is cut off or damaged`).waitFor();
+    if (hash.endsWith(`/${name}`)) await page.getByText("t".repeat(63)).first().waitFor();
+    assert.ok((await excess(page)) <= 0, hash);
+    assert.deepEqual(await axeInThemes(page), [], hash);
   }
+  await ask(page, "DELETE", `/v1/catalogs/${catalog}`);
   await context.close();
 });

@@ -122,6 +122,19 @@ export async function axe(page) {
   );
 }
 
+/** What axe finds in both themes, on a page or in a frame of it. */
+export async function axeInThemes(page, place = page) {
+  const wrong = [];
+  for (const colorScheme of ["dark", "light"]) {
+    await page.emulateMedia({ colorScheme });
+    wrong.push(...(await axe(place)).map((violation) => `${colorScheme}: ${violation}`));
+  }
+  return wrong;
+}
+
+/** By how many pixels a page or a frame is wider than its place. */
+export const excess = (place) => place.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+
 /** Requests to others than the console's own server. */
 export function foreign(seen, at = base) {
   const { origin } = new URL(at);

@@ -3,7 +3,7 @@
 //
 // Catalogs "desk", of guests that answer on their consoles, and "screen", whose machine shows each key that is pressed, are there.
 import assert from "node:assert/strict";
-import { axe, go, launch, open, say, spillway } from "./lib.mjs";
+import { axeInThemes, excess, go, launch, open, say, spillway } from "./lib.mjs";
 
 const BOOT_MS = 400_000;
 
@@ -20,6 +20,24 @@ async function enlarge(frame) {
   await frame.getByRole("button", { name: "Make smaller" }).click();
   await frame.getByRole("button", { name: "Enlarge" }).waitFor();
   assert.equal(sockets.length, before, "the connection stays");
+}
+
+/** The tab with a console, and the document in it, are accessible in both themes, and as wide as a screen, also a narrow one. */
+async function assertAccessible(name) {
+  const { width, height } = page.viewportSize();
+  const frame = page.frames().find((frame) => frame.url().includes(name));
+  for (const wide of [width, 390]) {
+    await page.setViewportSize({ width: wide, height });
+    for (const place of [page, frame]) {
+      assert.deepEqual(await axeInThemes(page, place), [], `${name}, ${wide} pixels`);
+      assert.ok((await excess(place)) <= 0, `${name}, ${wide} pixels`);
+    }
+    if (process.env.SPILLWAY_SHOTS) {
+      await page.emulateMedia({ colorScheme: "dark" });
+      await page.screenshot({ path: `${process.env.SPILLWAY_SHOTS}/${name}-dark-${wide}.png` });
+    }
+  }
+  await page.setViewportSize({ width, height });
 }
 
 async function typed(serial, line, answer) {
@@ -48,7 +66,7 @@ async function claimAndRelease() {
   await page.getByRole("row", { name: /desk-001.*ready/ }).waitFor({ timeout: BOOT_MS });
   await page.getByRole("button", { name: "Claim one" }).click();
   const dialog = page.getByRole("dialog");
-  assert.deepEqual(await axe(page), []);
+  assert.deepEqual(await axeInThemes(page), []);
   await dialog.getByLabel("Owner").fill("<b>ann</b>");
   await dialog.getByRole("button", { name: "Claim", exact: true }).click();
   await dialog.waitFor({ state: "detached" });
@@ -60,6 +78,19 @@ async function claimAndRelease() {
   await serial.getByText("WORKS").first().waitFor();
   await typed(serial, "marksecret a", "MARKED #a");
   await typed(serial, "state b", /mark=secret .*#b/);
+
+  say("its user logs in at a prompt, with a password");
+  const prompt = (text, number) => serial.getByText(text).nth(number).waitFor({ timeout: 60_000 });
+  await typed(serial, "login e", /login:/);
+  await typed(serial, "ann", /^Password:/);
+  await typed(serial, "wrong", "Login incorrect");
+  await prompt(/login:/, 1);
+  await serial.locator("textarea").pressSequentially("ann\n");
+  await prompt(/^Password:/, 1);
+  await typed(serial, "sesame", /^\S+ \$/);
+  await typed(serial, "echo I am $(id -u)", "I am 1000");
+  assert.equal(await serial.getByText("sesame").count(), 0, "a password is not shown");
+  await typed(serial, "exit", "LEFT #e");
 
   say("bytes of a guest that are made to do harm");
   const hostile = "\u001b]0;owned\u0007\u001b[6n\u001b]52;c;b3duZWQ=\u0007<img src=x onerror=alert(1)>";
@@ -94,8 +125,7 @@ async function claimAndRelease() {
   await page.getByRole("link", { name: "Serial" }).click();
   await serial.locator("textarea").waitFor();
   await typed(serial, "state e", /mark= .*#e/);
-  const frame = page.frames().find((frame) => frame.url().includes("serial.html"));
-  assert.deepEqual(await axe(frame), []);
+  await assertAccessible("serial.html");
 }
 
 /** What the screen shows, as bytes of a picture; once it is the same for a second. */
@@ -133,7 +163,7 @@ async function screen() {
   }
   await leave(frame, frame.locator("canvas"), /^Go to the screen/);
   await enlarge(frame);
-  assert.deepEqual(await axe(page.frames().find((frame) => frame.url().includes("screen.html"))), []);
+  await assertAccessible("screen.html");
 }
 
 try {

@@ -3,3 +3,4 @@ import "./behaviour.test.mjs";
 import "./budget.test.mjs";
 import "./images.test.mjs";
 import "./pages.test.mjs";
+import "./wrong.test.mjs";

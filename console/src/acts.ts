@@ -8,7 +8,7 @@ import { inTurn, type Piece } from "./pieces.ts";
 import { navigate } from "./router.ts";
 import { announce } from "./ui/announce.tsx";
 import { type Act, ask } from "./ui/dialog.tsx";
-import { count, plural } from "./ui/format.ts";
+import { bytes, count, plural } from "./ui/format.ts";
 
 type Action = Schemas["Action"];
 
@@ -109,7 +109,7 @@ function consequences(action: Action, target: Target): string[] {
         lost,
         target.isKeeping === false
           ? "They start again with the version that their catalog has now."
-          : "Machines that keep their disks start again with the version of these, others with that of their catalog.",
+          : "A machine that keeps its disk keeps its version. The others start with the current version of their catalog.",
         ...used,
       ];
     case "reset":
@@ -432,6 +432,24 @@ export function changeAct(
     run: () => putCatalog(catalog, changes),
     done: `${catalog.name} is changed.`,
   };
+}
+
+/** Doubles the limit that decides when the write caches of a catalog are full; null if it is not known. */
+export function enlargeAct(catalog: Catalog | undefined): Act | null {
+  if (!catalog) return null;
+  const { name, spec } = catalog;
+  const isRam = spec.mode === "ram";
+  const [key, what] = isRam
+    ? (["ram_bytes", "RAM tier"] as const)
+    : (["overflow_bytes", "overflow"] as const);
+  const now = spec[key];
+  if (now == null) return null;
+  const then = 2 * now;
+  return changeAct(catalog, { [key]: then }, `Double the ${what} of each machine of ${name}?`, [
+    `The limit changes from ${bytes(now)} to ${bytes(then)}, for running machines at once.`,
+    "Writes that wait for space go on.",
+    `If all ${what}s were full, they would take ${bytes(then * (spec.count ?? 0))} ${isRam ? "of the host's memory" : "in their store"}: ${plural(spec.count ?? 0, "machine")} of ${bytes(then)}.`,
+  ]);
 }
 
 export { ask };

@@ -40,47 +40,64 @@ function newVersionLine(details: ImageDetails | undefined): string {
     : "The first version of an image is published. A later one is not, before somebody does that.";
 }
 
-/** Imports a file of the host. */
-export function importFile(stores: string[], details?: ImageDetails): Act {
+/** What differs between an import and a download. */
+interface Way {
+  verb: string;
+  consequences: string[];
+  /** Where the file is. */
+  from: ActField;
+  /** What else is asked for. */
+  more?: ActField[];
+  /** The file and its options, as words of the command. */
+  words(v: Values): string[];
+  send(
+    v: Values,
+    request: { path: { name: string }; key: string },
+    common: Common,
+  ): Promise<{ body: unknown }>;
+}
+type Common = { format: Format; store?: string };
+
+/** An act that makes a version of a file, whose name, format and store are asked for. */
+function importAct(stores: string[], details: ImageDetails | undefined, way: Way): Act {
   const key = newKey();
   const name = (v: Values) => details?.image.name ?? v.name ?? "";
   return {
-    title: details ? `Import a version of ${details.image.name}` : "Import an image",
-    consequences: [
-      newVersionLine(details),
-      "The file is copied into a store of the host, and can be removed afterwards.",
-    ],
-    verb: "Import",
-    fields: [
-      ...(details ? [] : [nameField]),
-      {
-        key: "from",
-        label: "File",
-        isRequired: true,
-        placeholder: "/path/to/disk.img",
-        hint: "On the host of the daemon.",
-        check: (from) => (from.startsWith("/") ? null : "It is an absolute path."),
-      },
-      formatField,
-      storeField(stores),
-    ],
-    command: (v) =>
-      line(
-        "spillway",
-        "image",
-        "import",
-        or(name(v), "NAME"),
-        or(v.from, "FILE"),
-        "--format",
-        or(v.format, "FORMAT"),
-        ...(v.store ? ["--store", v.store] : []),
-      ),
+    title: details ? `${way.verb} a version of ${details.image.name}` : `${way.verb} an image`,
+    consequences: [newVersionLine(details), ...way.consequences],
+    verb: way.verb,
+    fields: [...(details ? [] : [nameField]), way.from, formatField, ...(way.more ?? []), storeField(stores)],
+    command: (v) => {
+      const [file = "", ...options] = way.words(v);
+      const format = ["--format", or(v.format, "FORMAT")];
+      const store = v.store ? ["--store", v.store] : [];
+      return line("spillway", "image", "import", or(name(v), "NAME"), file, ...format, ...options, ...store);
+    },
     run: async (v) => {
-      const body = { path: v.from ?? "", format: v.format as Format, ...(v.store ? { store: v.store } : {}) };
-      return (await api.post("/v1/images/{name}/versions", { path: { name: name(v) }, key, body })).body;
+      const common = { format: v.format as Format, ...(v.store ? { store: v.store } : {}) };
+      return (await way.send(v, { path: { name: name(v) }, key }, common)).body;
     },
     ...begins,
   };
+}
+
+/** Imports a file of the host. */
+export function importFile(stores: string[], details?: ImageDetails): Act {
+  return importAct(stores, details, {
+    verb: "Import",
+    consequences: ["The file is copied into a store of the host, and can be removed afterwards."],
+    from: {
+      key: "from",
+      label: "File",
+      isRequired: true,
+      placeholder: "/path/to/disk.img",
+      hint: "On the host of the daemon.",
+      check: (from) => (from.startsWith("/") ? null : "It is an absolute path."),
+    },
+    words: (v) => [or(v.from, "FILE")],
+    send: (v, request, common) =>
+      api.post("/v1/images/{name}/versions", { ...request, body: { path: v.from ?? "", ...common } }),
+  });
 }
 
 /** Whether an address may stand in a command: one with a password, or with a key behind a `?`, is not repeated. */
@@ -98,58 +115,37 @@ export function downloadReason(url: string): string | null {
 
 /** Downloads an image, and imports it. */
 export function downloadImage(stores: string[], details?: ImageDetails): Act {
-  const key = newKey();
-  const name = (v: Values) => details?.image.name ?? v.name ?? "";
-  return {
-    title: details ? `Download a version of ${details.image.name}` : "Download an image",
+  return importAct(stores, details, {
+    verb: "Download",
     consequences: [
-      newVersionLine(details),
       "The daemon downloads it, and only from hosts that its option --import-from names.",
       "Meanwhile the store needs space for the file and for the disk.",
     ],
-    verb: "Download",
-    fields: [
-      ...(details ? [] : [nameField]),
-      {
-        key: "url",
-        label: "Address",
-        isRequired: true,
-        placeholder: "https://, http:// or oci://",
-        hint: "A file that ends in .gz or .zst is unpacked.",
-        check: downloadReason,
-      },
-      formatField,
+    from: {
+      key: "url",
+      label: "Address",
+      isRequired: true,
+      placeholder: "https://, http:// or oci://",
+      hint: "A file that ends in .gz or .zst is unpacked.",
+      check: downloadReason,
+    },
+    more: [
       {
         key: "sha256",
         label: "SHA-256 of the file",
         hint: "Compared while it is downloaded. For oci://, put @sha256: into the address.",
         check: (text) => (/^[0-9a-fA-F]{64}$/.test(text) ? null : "It has 64 hexadecimal digits."),
       },
-      storeField(stores),
     ],
-    command: (v) =>
-      line(
-        "spillway",
-        "image",
-        "import",
-        or(name(v), "NAME"),
-        shownAddress(v.url),
-        "--format",
-        or(v.format, "FORMAT"),
-        ...(v.sha256 ? ["--sha256", v.sha256] : []),
-        ...(v.store ? ["--store", v.store] : []),
-      ),
-    run: async (v) => {
-      const body = {
-        url: v.url ?? "",
-        format: v.format as Format,
-        ...(v.sha256 ? { sha256: v.sha256 } : {}),
-        ...(v.store ? { store: v.store } : {}),
-      };
-      return (await api.post("/v1/images/{name}/downloads", { path: { name: name(v) }, key, body })).body;
+    words: (v) => [shownAddress(v.url), ...(v.sha256 ? ["--sha256", v.sha256] : [])],
+    send: (v, request, common) => {
+      const digest = v.sha256 ? { sha256: v.sha256 } : {};
+      return api.post("/v1/images/{name}/downloads", {
+        ...request,
+        body: { url: v.url ?? "", ...digest, ...common },
+      });
     },
-    ...begins,
-  };
+  });
 }
 
 /** Machines whose disks are kept as files, with why one cannot be committed now. */

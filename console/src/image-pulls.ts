@@ -116,13 +116,13 @@ export function changeResidency(
     full: "All chunks come in the background, and stay in the cache. When the version is complete, it does not need the registry any more.",
   };
   return {
-    title: to === "full" ? `Bring ${ref(version)} whole?` : `Stream ${ref(version)} with residency ${to}?`,
+    title: to === "full" ? `Fetch all of ${ref(version)}?` : `Stream ${ref(version)} with residency ${to}?`,
     consequences: [
       words[to],
       "A catalog that asks for more still gets it.",
       "The daemon refuses this if the cache is too small.",
     ],
-    verb: to === "full" ? "Bring it" : "Change",
+    verb: to === "full" ? "Fetch" : "Change",
     command: line(
       "spillway",
       "image",

@@ -196,7 +196,7 @@ export function marks(totalBytes: number): { warning: number; critical: number }
 /** Why the space of a store is not shown. */
 export function spaceText(store: Store): string {
   if (!store.space)
-    return "Its folder could not be read: is its file system mounted? A store that was just added is measured within seconds.";
+    return "Its space has not been measured, or its folder could not be read: is its file system mounted? A store that was just added is measured within seconds.";
   const { warning, critical } = marks(store.space.total_bytes);
   return `warning below ${bytes(warning)} free, critical below ${bytes(critical)}`;
 }

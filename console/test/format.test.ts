@@ -7,6 +7,7 @@ import {
   duration,
   nanoseconds,
   parseSize,
+  parseWhole,
   percent,
   plural,
   rate,
@@ -75,4 +76,15 @@ test("small texts", () => {
   assert.equal(plural(2, "batch", "batches"), "2 batches");
   assert.deepEqual([850, 12_500, 3.2e6, 1.4e9].map(nanoseconds), ["850 ns", "12.5 us", "3.2 ms", "1.4 s"]);
   assert.equal(ago("2026-01-01T00:00:00Z", Date.parse("2026-01-01T00:00:12Z")), "12 s ago");
+});
+
+test("a whole number is within its bounds, or it is said what is wrong", () => {
+  assert.deepEqual(
+    ["1", " 15 ", "100"].map((text) => parseWhole(text, 1, 100)),
+    [1, 15, 100],
+  );
+  for (const text of ["", "x", "-1", "1.5", "1e2"])
+    assert.deepEqual(parseWhole(text, 1, 100), { error: "It is a whole number." }, text);
+  assert.deepEqual(parseWhole("0", 1, 100), { error: "The least is 1." });
+  assert.deepEqual(parseWhole("101", 1, 100), { error: "The most is 100." });
 });

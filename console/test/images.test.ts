@@ -163,7 +163,7 @@ test("acts on a version are possible or have their reason", () => {
   const of = reasons(streamed, [hub]);
   assert.match(String(of.Push), /streamed/);
   assert.match(String(of.Verify), /streamed/);
-  assert.equal(of["Bring it whole"], null);
+  assert.equal(of["Fetch all"], null);
   assert.equal(of["Stream on demand"], undefined, "it is what it has");
   assert.equal(of.Publish, "It is published.");
   assert.equal(of["Remove the tag last-good"], null);

@@ -18,7 +18,7 @@ test("a machine that is off says what is kept of it, and never that it is empty"
       words(kept),
       /is kept in a file on the host.*How much that is can be seen while the machine runs\./,
     );
-  assert.match(words({ reset: "never" }), /has not been started since its last reset/);
+  assert.match(words({ reset: "never" }), /has no data: it has not run since its last reset, or since the host booted/);
   assert.match(words({ reset: "never" }, {}), /keeps what was written until a reset\./);
   assert.match(
     words({ data_disk_bytes: 2 ** 30 }),

@@ -1,16 +1,18 @@
 import "./dom.ts";
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { changeAct, deleteCatalog, keepsData, machineAct } from "../src/acts.ts";
+import { changeAct, deleteCatalog, enlargeAct, keepsData, machineAct } from "../src/acts.ts";
 import type { Catalog, Event, Machine } from "../src/api/client.ts";
 import { address } from "../src/api/client.ts";
 import about from "../src/api/spec-fields.json";
 import { createCommand, curl, machineNames, quote, toml, ttlText } from "../src/commands.ts";
 import { outlook } from "../src/pages/catalog-versions.tsx";
-import { troubles } from "../src/pages/host.tsx";
+import { troubles } from "../src/pages/host-troubles.tsx";
 import { href, parseHash } from "../src/router.ts";
 import { merge } from "../src/state/events.ts";
 import { Moments } from "../src/state/moments.ts";
+import { session } from "../src/state/session.ts";
+import { refusalOf } from "../src/ui/act-button.tsx";
 import { boundError, FIELDS, read, shown } from "../src/ui/spec-form.tsx";
 
 test("the fragment is the state", () => {
@@ -111,7 +113,7 @@ test("what is lost is named, and has to be typed where it was kept", () => {
   assert.match(String(lost.consequences[0]), /is gone/);
   const restart = (isKeeping: boolean) =>
     machineAct("restart", { names: ["a"], size: 1, claimed: 0, isKeeping }).consequences.join(" ");
-  assert.match(restart(true), /with the version of these/);
+  assert.match(restart(true), /A machine that keeps its disk keeps its version\./);
   assert.match(restart(false), /with the version that their catalog has now/);
   const stop = machineAct("stop", { catalog: "desk", size: 3, claimed: 0, isKeeping: false });
   assert.equal(stop.typed, undefined);
@@ -128,7 +130,7 @@ test("an update says in numbers what it will do", () => {
   assert.deepEqual(outlook(all, update), [
     "3 running machines have another version; 1 of 4 have debian:2 already.",
     "2 machines are restarted, 2 at a time: 1 batch.",
-    "1 machine is claimed and spared until released.",
+    "1 machine is claimed, and not restarted until released.",
   ]);
   const claimed = outlook(all, { ...update, claimGraceSeconds: 30 }).at(-1);
   assert.equal(claimed, "1 machine is claimed, and restarted after 30 s also if somebody uses them.");
@@ -170,6 +172,32 @@ test("what deletes machines says so, and has to be confirmed", () => {
   );
 });
 
+test("a full cache gets twice its limit: that which decides when it is full", () => {
+  const of = (spec: object) =>
+    enlargeAct({ name: "desk", spec: { image: "a", count: 3, ...spec } } as unknown as Catalog);
+  const limits = { ram_bytes: 2 ** 22, overflow_bytes: 2 ** 26 };
+  const both = of({ mode: "ram+overflow", ...limits });
+  assert.match(String(both?.consequences[0]), /^The limit changes from 64\.0 MiB to 128\.0 MiB/);
+  assert.match(String(both?.consequences.at(-1)), /384\.0 MiB in their store: 3 machines of 128\.0 MiB\.$/);
+  assert.match(String(both?.command), /overflow_bytes = "128M"/);
+  assert.match(String(of({ mode: "ram", ...limits })?.command), /ram_bytes = "8M"/);
+  for (const none of [of({ mode: "direct", overflow_bytes: null }), of({}), enlargeAct(undefined)])
+    assert.equal(none, null);
+});
+
+test("who may not discard kept data resets nothing before it is known whether there is any", () => {
+  const reasons = (role: "operate" | "admin") => {
+    session.value = { is: "in", session: { caller: "ann", role, by: "session", seconds_left: null } };
+    return [false, null, true, "some" as const].map((kept) => refusalOf("reset", kept));
+  };
+  const [free, unknown, ...kept] = reasons("operate");
+  assert.equal(free, null);
+  assert.match(unknown ?? "", /is not known yet/);
+  for (const reason of kept) assert.match(reason ?? "", /keep their data/);
+  assert.equal(refusalOf("restart", null), null);
+  assert.deepEqual(reasons("admin"), [null, null, null, null]);
+});
+
 test("what is wrong comes first, and nothing wrong is nothing", () => {
   const moments = new Moments();
   const catalog = (levels: object, machines: object) => ({
@@ -194,6 +222,13 @@ test("what is wrong comes first, and nothing wrong is nothing", () => {
     troubles(undefined, [], moments.catalogs(), []).map((t) => t.key),
     ["full/desk", "failed/desk", "warning/desk"],
   );
+  const desk = { name: "desk", spec: { image: "a", overflow_bytes: 2 ** 26 } } as unknown as Catalog;
+  assert.deepEqual(
+    troubles(undefined, [], moments.catalogs(), [desk]).map((t) => t.mend?.verb),
+    ["Double the limit", "Start them again", undefined],
+    "what mends it is offered beside it",
+  );
+  assert.equal(troubles(undefined, [], moments.catalogs(), [])[0]?.mend, undefined, "of a known catalog");
   moments.clear();
   moments.add(figures({}, { running: 3 }));
   assert.deepEqual(troubles(undefined, [], moments.catalogs(), []), []);

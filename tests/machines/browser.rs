@@ -227,9 +227,19 @@ fn write_tokens(world: &World, roles: &[&str]) {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
 }
 
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 /// A daemon with an image, three machines of a catalog, and a listener over TLS, and the console's address there. `None`: that
 /// cannot be had here, which is said.
 fn over_tls() -> Option<(World, String)> {
+    over_tls_with(&[])
+}
+
+/// The same, with more options of the daemon.
+fn over_tls_with(more: &[&str]) -> Option<(World, String)> {
     let mut world = World::new("none")?;
     let [cert, key, tokens] = ["cert", "key", "tokens"].map(|name| world.path(name).display().to_string());
     if let Err(e) = certificate::make("localhost", false, Path::new(&cert), Path::new(&key)) {
@@ -237,11 +247,10 @@ fn over_tls() -> Option<(World, String)> {
         return None;
     }
     write_tokens(&world, &["read", "operate", "admin"]);
-    // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let listen = format!("127.0.0.1:{port}");
     let options = ["--listen", &listen, "--tls-cert", &cert, "--tls-key", &key, "--tokens", &tokens];
-    world.options.extend(options.map(str::to_owned));
+    world.options.extend(options.iter().chain(more).map(|&option| option.to_owned()));
     world.kill_daemon();
     world.start_daemon();
     world.import("golden", "version-1");
@@ -257,10 +266,20 @@ fn every_page_is_clean_and_behaves() {
     if !can_be_had() {
         return;
     }
-    let Some((mut world, url)) = over_tls() else { return };
+    let port = free_port().to_string();
+    let rule = format!("http://127.0.0.1:{port},local");
+    let Some((mut world, url)) = over_tls_with(&["--import-from", &rule]) else { return };
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/studies/seed-003");
+    let reports = world.path("state/reports/seed-003");
+    world.ok(&["lab", "report", results.to_str().unwrap(), "--out", reports.to_str().unwrap()]);
     let [file, registries] = ["image.raw", "registries"].map(|name| world.path(name).display().to_string());
-    let files = [("SPILLWAY_IMAGE_FILE", file.as_str()), ("SPILLWAY_REGISTRY_FOLDER", &registries)];
-    run(&mut world, "run.mjs", &[with_token(&url), files].concat());
+    let given = [
+        ("SPILLWAY_IMAGE_FILE", file.as_str()),
+        ("SPILLWAY_REGISTRY_FOLDER", &registries),
+        ("SPILLWAY_DOWNLOAD_PORT", &port),
+        ("SPILLWAY_REPORT", "seed-003"),
+    ];
+    run(&mut world, "run.mjs", &[&with_token(&url)[..], &given].concat());
 }
 
 #[test]

@@ -45,6 +45,15 @@ while read -r word tag; do
     all) answer "READ $(cat /dev/vda | wc -c)" ;;
     size*) answer "SIZE $(cat "/sys/block/${word#size}/size")" ;;
     seed*) answer "SEED $(grep -ao 'iid-[0-9a-f-]*' "/dev/${word#seed}") $(grep -ao 'ssh-ed25519 [^"]*' "/dev/${word#seed}")" ;;
+    login)
+        # As on any other machine: of the user ann, with a password. It is over when she leaves.
+        mkdir -p /etc
+        echo "ann:$(mkpasswd sesame):1000:1000::/:/bin/sh" >/etc/passwd
+        setsid getty -L 115200 ttyS0 vt100
+        # The end of her session has hung up the line.
+        exec </dev/ttyS0 >/dev/ttyS0
+        stty -F /dev/ttyS0 -echo
+        answer LEFT ;;
     reboot | poweroff) answer BYE; sleep 1; $word -f ;;
     esac
 done

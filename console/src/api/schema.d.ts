@@ -186,7 +186,7 @@ export interface paths {
         };
         /**
          * Returns what machines' disks hold and have done, by machine and by catalog, at most half a second old. The ETag changes with any of
-         *     the figures, but not with their time.
+         *     the figures that are asked for, but not with their time.
          */
         get: operations["getFigures"];
         put?: never;
@@ -4098,6 +4098,11 @@ export interface operations {
                 machine?: components["schemas"]["Name"];
                 /** @description With `false` the figures of machines are left out. */
                 machines?: boolean;
+                /**
+                 * @description Which levels and counters catalogs and machines have, separated by commas: `levels,counters.guest,counters.overflow.written_bytes`.
+                 *     Without it, all.
+                 */
+                fields?: string;
             };
             header?: never;
             path?: never;

@@ -30,7 +30,7 @@ export function AboutPage() {
             items={[
               ["Caller", state.session.caller],
               ["Role", state.session.role],
-              ["Known by", state.session.by],
+              ["Signed in with", state.session.by],
               [
                 "Session ends in",
                 state.session.seconds_left === null ? "never" : duration(state.session.seconds_left),

@@ -10,7 +10,7 @@ import { useDryRun } from "../state/dry-run.ts";
 import { useList, useObject } from "../state/resource.ts";
 import { can } from "../state/session.ts";
 import { now } from "../state/visible.ts";
-import { ago, clock, duration, plural } from "../ui/format.ts";
+import { ago, clock, duration, parseWhole, plural } from "../ui/format.ts";
 import { Badge, Facts, Labelled, Notice, Panel, Pending } from "../ui/parts.tsx";
 import { StackedBar } from "../ui/planes.tsx";
 
@@ -39,7 +39,7 @@ export function CatalogVersions({ catalog }: { catalog: Catalog }) {
                   Machines have it
                 </th>
                 <th scope="col">
-                  <span class="sr-only">Acts</span>
+                  <span class="sr-only">Actions</span>
                 </th>
               </tr>
             </thead>
@@ -154,7 +154,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
           segments={[
             { name: "done", value: p.done, kind: "good", text: String(p.done) },
             { name: "restarting", value: p.restarting, kind: "note", text: String(p.restarting) },
-            { name: "claimed, spared", value: p.waiting, kind: "note-soft", text: String(p.waiting) },
+            { name: "claimed, not restarted", value: p.waiting, kind: "note-soft", text: String(p.waiting) },
             { name: "failed", value: p.failed, kind: "critical", text: String(p.failed) },
             { name: "to do", value: left, kind: "none", text: String(left) },
           ].filter((segment) => segment.value > 0)}
@@ -174,7 +174,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
         items={[
           ["Requested", ago(rollout.since, now.value)],
           ["Last progress", p ? ago(p.progressed, now.value) : "-"],
-          ["Stalled without progress for", duration(rollout.deadline_seconds)],
+          ["Counts as stalled after", `${duration(rollout.deadline_seconds)} without progress`],
         ]}
       />
       <div class="acts">
@@ -265,11 +265,51 @@ export function outlook(
     if (claimed.length)
       lines.push(
         claimGraceSeconds === undefined
-          ? `${plural(claimed.length, "machine is", "machines are")} claimed and spared until released.`
+          ? `${plural(claimed.length, "machine is", "machines are")} claimed, and not restarted until released.`
           : `${plural(claimed.length, "machine is", "machines are")} claimed, and restarted after ${claimGraceSeconds} s also if somebody uses them.`,
       );
   }
   return lines;
+}
+
+const MOST_BATCH = 100_000;
+const MOST_GRACE_SECONDS = 30 * 86_400;
+
+type Parsed = ReturnType<typeof parseWhole> | undefined;
+const isError = (parsed: Parsed): parsed is { error: string } => typeof parsed === "object";
+
+/** A field for a whole number. What is typed stays as it is, also while it is no number. */
+function NumberField({
+  label,
+  placeholder,
+  text,
+  change,
+  parsed,
+}: {
+  label: string;
+  placeholder?: string;
+  text: string;
+  change(text: string): void;
+  parsed: Parsed;
+}) {
+  const error = isError(parsed) ? parsed.error : undefined;
+  return (
+    <Labelled label={label} {...(error ? { hint: error } : {})}>
+      {(id) => (
+        <input
+          id={id}
+          type="text"
+          inputMode="numeric"
+          autocomplete="off"
+          placeholder={placeholder}
+          aria-invalid={error !== undefined}
+          aria-describedby={error ? `${id}-hint` : undefined}
+          value={text}
+          onInput={(e) => change(e.currentTarget.value)}
+        />
+      )}
+    </Labelled>
+  );
 }
 
 function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machine[] }) {
@@ -278,18 +318,22 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
   const [image, setImage] = useState(current);
   const [version, setVersion] = useState("");
   const [how, setHow] = useState("next-start");
-  const [batch, setBatch] = useState(1);
-  const [grace, setGrace] = useState("");
+  const [batchText, setBatchText] = useState("1");
+  const [graceText, setGraceText] = useState("");
   const details = useObject<ImageDetails>(image ? `/v1/images/${encodeURIComponent(image)}` : null);
   const reference = version ? `${image}:${version}` : image;
-  const strategy: Strategy = how === "batch" ? { batch } : (how as "next-start" | "now");
+  const batch = parseWhole(batchText, 1, MOST_BATCH);
+  const grace = graceText === "" ? undefined : parseWhole(graceText, 0, MOST_GRACE_SECONDS);
+  const isWrong = (how === "batch" && isError(batch)) || (how !== "next-start" && isError(grace));
+  const strategy: Strategy =
+    how === "batch" && typeof batch === "number" ? { batch } : how === "now" ? "now" : "next-start";
   const body: Schemas["CatalogUpdate"] = {
     image: reference,
     ...(how === "next-start" ? {} : { rollout: strategy }),
-    ...(grace && how !== "next-start" ? { claim_grace_seconds: Number(grace) } : {}),
+    ...(typeof grace === "number" && how !== "next-start" ? { claim_grace_seconds: grace } : {}),
   };
   const verdict = useDryRun(
-    can("admin") ? JSON.stringify([catalog.name, catalog.revision, body]) : null,
+    can("admin") && !isWrong ? JSON.stringify([catalog.name, catalog.revision, body]) : null,
     async (signal) => {
       const answer = await api.post("/v1/catalogs/{name}/update", {
         path: { name: catalog.name },
@@ -360,37 +404,25 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
           )}
         </Labelled>
         {how === "batch" ? (
-          <Labelled label="Restarted at the same time">
-            {(id) => (
-              <input
-                id={id}
-                type="number"
-                min={1}
-                max={100000}
-                value={batch}
-                onInput={(e) => setBatch(Math.max(1, Number(e.currentTarget.value)))}
-              />
-            )}
-          </Labelled>
+          <NumberField
+            label="Restarted at the same time"
+            text={batchText}
+            change={setBatchText}
+            parsed={batch}
+          />
         ) : null}
         {how !== "next-start" ? (
-          <Labelled label="Restart claimed machines after, in seconds">
-            {(id) => (
-              <input
-                id={id}
-                type="number"
-                min={0}
-                max={2592000}
-                placeholder="when released"
-                value={grace}
-                onInput={(e) => setGrace(e.currentTarget.value)}
-              />
-            )}
-          </Labelled>
+          <NumberField
+            label="Restart claimed machines after, in seconds"
+            placeholder="when released"
+            text={graceText}
+            change={setGraceText}
+            parsed={grace}
+          />
         ) : null}
       </div>
       <div class="outlook" aria-live="polite">
-        {verdict === null && can("admin") ? <p class="muted">The daemon checks it.</p> : null}
+        {verdict === null && can("admin") && !isWrong ? <p class="muted">The daemon checks it.</p> : null}
         {verdict && "error" in verdict ? <Notice tone="warning">{verdict.error}</Notice> : null}
         {lines.length ? (
           <ul class="consequences">
@@ -421,7 +453,9 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
               catalog.name,
               "--image",
               reference,
-              ...(how === "next-start" ? [] : ["--rollout", how === "batch" ? `batch=${batch}` : "now"]),
+              ...(how === "next-start"
+                ? []
+                : ["--rollout", typeof strategy === "object" ? `batch=${strategy.batch}` : "now"]),
               ...(body.claim_grace_seconds !== undefined
                 ? ["--claim-grace", String(body.claim_grace_seconds)]
                 : []),

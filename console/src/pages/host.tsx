@@ -1,7 +1,6 @@
 // The host: what is wrong first, then its memory, its stores, its machines, and what happened last.
 //
 // Invariant: what is not wrong takes no space.
-import type { ComponentChildren } from "preact";
 import { ask } from "../acts.ts";
 import { api, type Catalog, type Figures, type Host, type Store, words } from "../api/client.ts";
 import { href } from "../router.ts";
@@ -14,168 +13,7 @@ import { bytes, count, duration, percent, plural, rate } from "../ui/format.ts";
 import { Badge, Facts, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { Spark, StackedBar } from "../ui/planes.tsx";
 import { EventList } from "./events-list.tsx";
-
-export interface Trouble {
-  key: string;
-  tone: "critical" | "warning";
-  what: string;
-  /** What mends it. */
-  remedy: ComponentChildren;
-}
-
-const SOON_SECONDS = 86_400;
-
-/** The stores of a list that are not among those of the figures, which have answered in time. */
-function silent(stores: Store[] | undefined, answered: Figures["stores"] | undefined): Store[] {
-  if (!stores || !answered) return [];
-  const names = new Set(answered.map((s) => s.name));
-  return stores.filter((s) => !names.has(s.name));
-}
-
-/** What is wrong with the host as far as it is known, the worst first. */
-export function troubles(
-  host: Host | undefined,
-  stores: Store[] | undefined,
-  rows: CatalogRow[],
-  catalogs: Catalog[] | undefined,
-  answered?: Figures["stores"],
-): Trouble[] {
-  const found: Trouble[] = [];
-  const add = (tone: Trouble["tone"], key: string, what: string, remedy: ComponentChildren) =>
-    found.push({ key, tone, what, remedy });
-  for (const row of rows) {
-    const machines = (text: string, state: string) => (
-      <>
-        {text} <a href={href(["machines"], { catalog: row.name, state })}>Show the machines</a>
-      </>
-    );
-    const settings = (text: string) => (
-      <>
-        {text} <a href={href(["catalogs", row.name], { tab: "settings" })}>Change the limit</a>
-      </>
-    );
-    const { levels, counts } = row;
-    if (levels.full) {
-      add(
-        "critical",
-        `full/${row.name}`,
-        `${plural(levels.full, "write cache is", "write caches are")} full in ${row.name}: writes wait or fail`,
-        settings("A larger overflow lets them go on at once."),
-      );
-    }
-    if (levels.degraded) {
-      add(
-        "critical",
-        `degraded/${row.name}`,
-        `Overflow writes fail repeatedly in ${row.name} (${plural(levels.degraded, "disk")})`,
-        "Give the catalog an overflow store on another device, and restart its machines.",
-      );
-    }
-    if (counts.failed) {
-      add(
-        "critical",
-        `failed/${row.name}`,
-        `${plural(counts.failed, "machine has", "machines have")} failed in ${row.name}`,
-        machines("Each says why, and what to do.", "failed"),
-      );
-    }
-    if (levels.stalled) {
-      add(
-        "critical",
-        `stalled/${row.name}`,
-        `${plural(levels.stalled, "disk waits", "disks wait")} for chunks of a streamed image in ${row.name}`,
-        <a href={href(["stores"])}>Check the registry</a>,
-      );
-    }
-    if (levels.critical > levels.full) {
-      add(
-        "critical",
-        `critical/${row.name}`,
-        `${plural(levels.critical - levels.full, "write cache is", "write caches are")} at the critical level in ${row.name}`,
-        settings("Raise the overflow before writes wait."),
-      );
-    }
-    if (levels.warning > levels.critical) {
-      add(
-        "warning",
-        `warning/${row.name}`,
-        `${plural(levels.warning - levels.critical, "write cache is", "write caches are")} above the warning threshold in ${row.name}`,
-        <a href={href(["catalogs", row.name], { tab: "sizing" })}>See how much RAM is enough</a>,
-      );
-    }
-    if (row.unresponsiveDisks) {
-      add(
-        "warning",
-        `unresponsive/${row.name}`,
-        `${plural(row.unresponsiveDisks, "disk has", "disks have")} not reported in time in ${row.name}`,
-        machines("Their figures are the last known.", "unresponsive"),
-      );
-    }
-    const rollout = catalogs?.find((c) => c.name === row.name)?.rollout;
-    if (rollout?.progress?.state === "stalled") {
-      add(
-        "warning",
-        `rollout/${row.name}`,
-        `The rollout of ${row.name} is stalled: ${rollout.progress.reason ?? "machines are in its way"}`,
-        <a href={href(["catalogs", row.name], { tab: "versions" })}>See what is in the way</a>,
-      );
-    }
-  }
-  const unanswered = new Set(silent(stores, answered).map((s) => s.name));
-  for (const { name, space } of stores ?? []) {
-    if (unanswered.has(name) && space) {
-      add(
-        "critical",
-        `store/${name}`,
-        `The store ${name} has not answered in time`,
-        "See that its file system is mounted. One that hangs also delays the answers of the others.",
-      );
-      continue;
-    }
-    if (!space) {
-      add(
-        "warning",
-        `store/${name}`,
-        `The space of the store ${name} is not known: it has not been measured`,
-        "If it does not answer soon, see that its file system is mounted.",
-      );
-      continue;
-    }
-    const soon = space.seconds_to_full;
-    if (space.level !== "normal") {
-      add(
-        space.level,
-        `store/${name}`,
-        `The store ${name} has ${bytes(space.free_bytes)} free`,
-        <a href={href(["stores"])}>Free space</a>,
-      );
-    } else if (typeof soon === "number" && soon < SOON_SECONDS) {
-      add(
-        "warning",
-        `store/${name}`,
-        `The store ${name} is full in ${duration(soon)} if it goes on so`,
-        <a href={href(["stores"])}>See what uses it</a>,
-      );
-    }
-  }
-  if (host?.budget.waiting) {
-    add(
-      "warning",
-      "waiting",
-      `${plural(host.budget.waiting, "machine waits", "machines wait")} because the budget of the host is used up`,
-      "Stop machines, lower limits, or raise --ram-budget of spillwayd.",
-    );
-  }
-  for (const record of host?.unreadable ?? []) {
-    add(
-      "critical",
-      `record/${record.key}`,
-      `The record ${record.key} cannot be read: ${record.why}`,
-      record.advice,
-    );
-  }
-  return found.sort((a, b) => Number(a.tone !== "critical") - Number(b.tone !== "critical"));
-}
+import { SOON_SECONDS, silent, Troubles, troubles } from "./host-troubles.tsx";
 
 export function HostPage() {
   const host = useObject<Host>("/v1/host");
@@ -198,32 +36,21 @@ export function HostPage() {
         title="Host"
         about={host.data ? <HostLine host={host.data} figures={figures.value} /> : null}
         acts={
-          host.data && can("admin") ? <CloseButton host={host.data} etag={host.etag} rows={rows} /> : null
+          host.data && !host.data.closed && can("admin") ? (
+            <CloseButton host={host.data} etag={host.etag} rows={rows} />
+          ) : null
         }
       />
       {host.data?.closed ? (
         <div class="notice warning">
-          <strong>The host is closed.</strong> No machine is started or claimed until it is opened.
+          <strong>The host is closed.</strong> No machine is started or claimed until it is opened.{" "}
+          {can("admin") ? <CloseButton host={host.data} etag={host.etag} rows={rows} /> : null}
         </div>
       ) : null}
       {unknown.length ? (
         <p class="empty loading">Not all is known yet: waiting for {unknown.join(", ")}.</p>
       ) : null}
-      {found.length ? (
-        <section class="troubles" aria-label="What is wrong">
-          <ul>
-            {found.map((t) => (
-              <li key={t.key} class={t.tone}>
-                <Badge tone={t.tone}>{t.tone}</Badge>
-                <div>
-                  <strong>{t.what}</strong>
-                  <div class="remedy">{t.remedy}</div>
-                </div>
-              </li>
-            ))}
-          </ul>
-        </section>
-      ) : null}
+      <Troubles found={found} />
       <div class="grid">
         <div class="column main">
           {host.data ? (

@@ -27,7 +27,7 @@ import {
   type Uses,
   type Version,
 } from "../image-words.ts";
-import { bytes, clock, count, percent } from "../ui/format.ts";
+import { bytes, clock, count, percent, plural } from "../ui/format.ts";
 import { Findings } from "../ui/findings.tsx";
 import { type Offer, Offers } from "../ui/offers.tsx";
 import { Facts, Notice, Panel, Pending } from "../ui/parts.tsx";
@@ -57,7 +57,7 @@ export function VersionPanel({ children, ...props }: Props & { children: Compone
           {asked ? <p class="hint">{asked}</p> : null}
           <Facts
             items={[
-              ["Made", clock(version.created)],
+              ["Created", clock(version.created)],
               ["From", originText(version.origin)],
               ["Store", version.store],
               ["Stored", bytes(version.stored_bytes)],
@@ -71,7 +71,7 @@ export function VersionPanel({ children, ...props }: Props & { children: Compone
       <div class="column">
         {isOffered ? (
           <Panel title={`What can be done with ${ref(version)}`}>
-            <Offers label={`Acts on ${ref(version)}`} offers={offersOf(props)} />
+            <Offers label={`Actions on ${ref(version)}`} offers={offersOf(props)} />
           </Panel>
         ) : null}
         {children}
@@ -100,8 +100,11 @@ function Streamed({ cached: c }: { cached: Cached }) {
       </p>
       {c.boot_sets?.map((set) => (
         <p key={set.catalog} class="hint">
-          Machines of {set.catalog} read {count(set.chunks)} chunks ({bytes(set.bytes)}) until they are ready
-          {set.boots ? `, by ${count(set.boots)} starts on this host.` : ", by the registry."}
+          Machines of {set.catalog} read {plural(set.chunks, "chunk")} ({bytes(set.bytes)}) before they are
+          ready
+          {set.boots
+            ? ` (counted in ${plural(set.boots, "start")} on this host).`
+            : " (according to the registry)."}
         </p>
       ))}
     </div>
@@ -109,7 +112,7 @@ function Streamed({ cached: c }: { cached: Cached }) {
 }
 
 const RESIDENCY: ["lazy" | "boot" | "full", string, string][] = [
-  ["full", "Bring it whole", "All of its chunks come in the background, and stay: residency full."],
+  ["full", "Fetch all", "All of its chunks come in the background, and stay: residency full."],
   ["boot", "Stream the start first", "What machines read until they are ready comes before: residency boot."],
   ["lazy", "Stream on demand", "Chunks come when a disk reads them: residency lazy."],
 ];

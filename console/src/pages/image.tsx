@@ -103,7 +103,7 @@ export function ImagePage({ name }: { name: string }) {
                   />
                 </Panel>
                 <Panel title="The whole image">
-                  <Offers label={`Acts on the image ${name}`} offers={[imageOffer(tagged, uses)]} />
+                  <Offers label={`Actions on the image ${name}`} offers={[imageOffer(tagged, uses)]} />
                 </Panel>
               </>
             ) : null}
@@ -196,7 +196,7 @@ function columns(
     },
     {
       key: "created",
-      title: "Made",
+      title: "Created",
       isFigure: true,
       sort: (v) => Date.parse(v.created),
       cell: (v) => (

@@ -49,7 +49,7 @@ const COLUMNS: Column<Leftover>[] = [
   },
   {
     key: "acts",
-    title: "Acts",
+    title: "Actions",
     cell: (l) =>
       can("admin") ? (
         <button type="button" class="danger-plain" onClick={() => ask(deleteLeftover(l))}>

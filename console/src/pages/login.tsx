@@ -40,7 +40,8 @@ function TokenForm({ children }: { children: ComponentChildren }) {
         />
       </label>
       <p class="hint" id="token-about">
-        Ask an administrator of the host for one. The browser does not store it.
+        Ask an administrator of the host for one, who makes it with <code>spillway token new</code>. This page
+        does not store it.
       </p>
       {error ? (
         <div class="notice critical" role="alert">

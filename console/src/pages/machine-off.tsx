@@ -37,7 +37,7 @@ export function heldWords(status: Machine["status"], spec: CatalogSpec | undefin
       "What it has written is kept in a file on the host, and is there again after the next start. How much that is can be seen while the machine runs.",
     );
   } else if (keepsData(spec)) {
-    lines.push("Nothing is kept of it: it has not been started since its last reset or since the host was.");
+    lines.push("The machine has no data: it has not run since its last reset, or since the host booted.");
   } else if (phase === "stopped") {
     lines.push("What it wrote was discarded when it stopped. Each start begins with the image.");
   }

@@ -275,7 +275,7 @@ function PendingChanges({ pending }: { pending: Schemas["Difference"][] }) {
   const text = (v: unknown) =>
     v === null || v === undefined ? "not set" : typeof v === "string" ? v : JSON.stringify(v);
   return (
-    <Panel title="Waits for the next start" flush>
+    <Panel title="Changed settings" flush>
       <table>
         <thead>
           <tr>
@@ -288,7 +288,7 @@ function PendingChanges({ pending }: { pending: Schemas["Difference"][] }) {
           {pending.map((d) => (
             <tr key={d.setting}>
               <th scope="row">
-                {d.setting} {d.live ? <Badge>at once</Badge> : null}
+                {d.setting} <Badge>{d.live ? "applied now" : "at the next start"}</Badge>
               </th>
               <td>{text(d.now)}</td>
               <td>{text((d as { then: unknown }).then)}</td>
@@ -346,7 +346,7 @@ function Details({ machine }: { machine: Machine }) {
             ["Number", String(machine.number)],
             ["MAC address", <code key="mac">{machine.identity.mac}</code>],
             ["UUID", <code key="uuid">{machine.identity.uuid}</code>],
-            ["Made", clock(machine.created)],
+            ["Created", clock(machine.created)],
           ]}
         />
       </Panel>

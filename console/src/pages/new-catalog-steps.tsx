@@ -11,6 +11,7 @@ import {
   words,
 } from "../api/client.ts";
 import { machineNames } from "../commands.ts";
+import { href } from "../router.ts";
 import { changeDraft, type Draft, draft, name, wrong } from "../state/edits.ts";
 import { machineRows } from "../state/figures.ts";
 import { useList, useObject } from "../state/resource.ts";
@@ -34,9 +35,12 @@ export function ImageStep() {
   if (images.data.length === 0) {
     return (
       <Panel title="Image">
-        <p>A catalog needs an image, and there is none yet.</p>
+        <p>
+          A catalog needs an image, and there is none yet: import or download one on the page{" "}
+          <a href={href(["images"])}>Images</a>. The draft stays.
+        </p>
         <Command
-          label="Import one on the host"
+          label="Or import one on the host"
           text="spillway image import debian /path/to/debian.qcow2 --format qcow2"
         />
       </Panel>
@@ -259,13 +263,13 @@ function SuggestedLimits({ from }: { from: string }) {
     return <span class="muted">No machine of {from} has written anything that could be counted.</span>;
   const choice = (limit: number, what: string) => (
     <button type="button" onClick={() => changeDraft("ram_bytes", roundUp(limit))}>
-      {bytes(roundUp(limit))} {what}
+      {bytes(roundUp(limit))}: {what}
     </button>
   );
   return (
     <>
-      {choice(sizing.goalBytes, "absorbs 95%")}
-      {choice(sizing.zeroBytes, "never overflows")}
+      {choice(sizing.goalBytes, "95% would have been absorbed")}
+      {choice(sizing.zeroBytes, "nothing would have overflowed")}
     </>
   );
 }

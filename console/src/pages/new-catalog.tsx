@@ -103,7 +103,7 @@ export function NewCatalogPage() {
           <Notice tone="critical">{checked.error}</Notice>
         ) : (
           <>
-            <Notice tone="good">The daemon would make this catalog.</Notice>
+            <Notice tone="good">The daemon accepts these settings.</Notice>
             {checked.answer.warnings.map((w) => (
               <Notice key={w} tone="warning">
                 {w}

@@ -41,7 +41,7 @@ const COLUMNS: Column<Operation>[] = [
     cell: (o) => <OperationProgress operation={o} />,
   },
   { key: "id", title: "Number", isFigure: true, isWide: true, sort: place, cell: (o) => o.id },
-  { key: "acts", title: "Acts", cell: (o) => <CancelButton operation={o} /> },
+  { key: "acts", title: "Actions", cell: (o) => <CancelButton operation={o} /> },
 ];
 
 export function OperationsPage() {

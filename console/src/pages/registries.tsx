@@ -173,7 +173,7 @@ function Found({
               <tr>
                 <th scope="col">Version</th>
                 <th scope="col">On this host</th>
-                <th scope="col">Acts</th>
+                <th scope="col">Actions</th>
               </tr>
             </thead>
             <tbody>

@@ -11,6 +11,7 @@ import { bytes, count, duration, percent } from "../ui/format.ts";
 import { NeedsAdmin } from "../ui/offers.tsx";
 import { Badge, Facts, Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
 import { Gauge } from "../ui/planes.tsx";
+import { silent } from "./host-troubles.tsx";
 import { Leftovers } from "./leftovers.tsx";
 import { Registries } from "./registries.tsx";
 import { contents, useAllVersions } from "./store-contents.ts";
@@ -24,6 +25,7 @@ export function StoresPage() {
   const images = useAllVersions(useList<Image>("/v1/images").data);
   const catalogs = useList<Catalog>("/v1/catalogs").data;
   const stream = figures.value?.stream;
+  const unanswered = silent(stores.data, figures.value?.stores);
   const isKnown = images && catalogs && stores.data && leftovers.data;
   return (
     <>
@@ -44,6 +46,7 @@ export function StoresPage() {
               <StoreItem
                 key={s.name}
                 store={s}
+                isSilent={unanswered.includes(s)}
                 has={isKnown ? contents(s, stores.data ?? [], images, catalogs, leftovers.data ?? []) : null}
               />
             ))}
@@ -57,11 +60,11 @@ export function StoresPage() {
           <Gauge name="Cache" plane="base" used={stream.used_bytes} limit={stream.limit_bytes} />
           <Facts
             items={[
-              ["Being brought", `${count(stream.inflight)} chunks`],
+              ["In flight", `${count(stream.inflight)} chunks`],
               ["From registries", bytes(stream.counters.store_bytes ?? 0)],
               ["From other hosts", bytes(stream.counters.peer_bytes ?? 0)],
-              ["Passed and not kept", `${count(stream.counters.passed_chunks ?? 0)} chunks`],
-              ["Wrong", `${count(stream.counters.wrong_chunks ?? 0)} chunks`],
+              ["Served without caching", `${count(stream.counters.passed_chunks ?? 0)} chunks`],
+              ["Missing or damaged", `${count(stream.counters.wrong_chunks ?? 0)} chunks`],
             ]}
           />
         </Panel>
@@ -72,7 +75,7 @@ export function StoresPage() {
   );
 }
 
-function StoreItem({ store, has }: { store: Store; has: string[] | null }) {
+function StoreItem({ store, isSilent, has }: { store: Store; isSilent: boolean; has: string[] | null }) {
   const { space } = store;
   const used = space ? space.total_bytes - space.free_bytes : 0;
   return (
@@ -81,7 +84,8 @@ function StoreItem({ store, has }: { store: Store; has: string[] | null }) {
         <strong>{store.name}</strong>
         <Badge>{store.class}</Badge>
         {space && space.level !== "normal" ? <Badge tone={space.level}>{space.level}</Badge> : null}
-        {space ? null : <Badge tone="critical">not readable</Badge>}
+        {space ? null : <Badge tone="warning">not measured</Badge>}
+        {space && isSilent ? <Badge tone="critical">no answer</Badge> : null}
         <code class="path">{store.path}</code>
       </div>
       {space ? (
@@ -93,6 +97,7 @@ function StoreItem({ store, has }: { store: Store; has: string[] | null }) {
               value={used}
             />
             <span>
+              {isSilent ? "last known: " : ""}
               <strong>{bytes(space.free_bytes)}</strong> free of {bytes(space.total_bytes)},{" "}
               {percent(used / Math.max(1, space.total_bytes), 0)} used
               {space.seconds_to_full == null
@@ -103,14 +108,14 @@ function StoreItem({ store, has }: { store: Store; has: string[] | null }) {
           <p class="hint">{spaceText(store)}</p>
         </>
       ) : (
-        <Notice tone="critical">{spaceText(store)}</Notice>
+        <Notice tone="warning">{spaceText(store)}</Notice>
       )}
       {has === null ? (
         <p class="hint loading">Loading what is on it</p>
       ) : has.length ? (
         has.map((text) => <p key={text}>{text}</p>)
       ) : (
-        <p class="hint">Nothing that is known here is on it.</p>
+        <p class="hint">Holds no images or machine files.</p>
       )}
     </li>
   );

@@ -19,7 +19,17 @@ const MS_FOR_A_MB = 1500;
 const BREAK_MS = 30_000;
 
 /** What the figures are limited to. */
-type Scope = { catalog?: string; machine?: string; machines?: false };
+type Scope = { catalog?: string; machine?: string; machines?: false; fields?: string };
+
+const numbers = (group: string, ...names: string[]) => names.map((name) => `${group}.${name}`);
+/** What lists of machines show of each. */
+const LISTED = [
+  ...numbers("levels", "ram_used_bytes", "ram_limit_bytes", "overflow_used_bytes", "overflow_limit_bytes"),
+  ...numbers("levels", "warning", "critical", "full", "degraded", "stalled"),
+  ...numbers("counters.guest", "read_bytes", "written_bytes"),
+  ...numbers("counters.ram", "read_bytes", "written_bytes"),
+  ...numbers("counters.overflow", "read_bytes", "written_bytes"),
+].join(",");
 
 const moments = new Moments();
 /** Changes with each new moment; what derives from the figures reads it. */
@@ -47,7 +57,7 @@ const scope = computed<Scope>(() => {
   const [page, name] = route.value.parts;
   if (page === "catalogs" && name && name !== "new") return { catalog: name };
   if (page === "machines" && name) return { machine: name };
-  if (page === "machines" || (page === "catalogs" && name === "new")) return {};
+  if (page === "machines" || (page === "catalogs" && name === "new")) return { fields: LISTED };
   return { machines: false };
 });
 const path = computed(() => address("/v1/figures", undefined, scope.value));

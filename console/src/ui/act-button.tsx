@@ -6,12 +6,12 @@ import { can } from "../state/session.ts";
 type Action = Schemas["Action"];
 
 /** Why somebody may not do this, in words; null if the role is enough. */
-function refusalOf(action: Action, isKeeping: Keeping): string | null {
+export function refusalOf(action: Action, isKeeping: Keeping): string | null {
   if (!can("operate")) return "This needs the role operate.";
-  const isLosing = action === "reset" && (isKeeping === true || isKeeping === "some");
-  return isLosing && !can("admin")
-    ? "The machines keep their data: to discard it needs the role admin."
-    : null;
+  if (action !== "reset" || isKeeping === false || can("admin")) return null;
+  return isKeeping === null
+    ? "Whether the machines keep data is not known yet. To discard kept data needs the role admin."
+    : "The machines keep their data: to discard it needs the role admin.";
 }
 
 export function ActButton({

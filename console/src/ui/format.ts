@@ -85,6 +85,14 @@ export function parseSize(text: string): number | { error: string } {
   return n <= Number.MAX_SAFE_INTEGER ? n : { error: "The size is too large." };
 }
 
+/** Reads a whole number within bounds; an error is a sentence for people. */
+export function parseWhole(text: string, least: number, most: number): number | { error: string } {
+  if (!/^\d+$/.test(text.trim())) return { error: "It is a whole number." };
+  const n = Number(text);
+  if (n < least) return { error: `The least is ${least}.` };
+  return n <= most ? n : { error: `The most is ${most}.` };
+}
+
 /** How long ago a time was, as `12 s ago`. */
 export function ago(time: string, now: number): string {
   const seconds = Math.max(0, (now - Date.parse(time)) / 1000);

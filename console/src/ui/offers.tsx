@@ -1,6 +1,7 @@
 // Acts that a page offers, each with what it is for. One that would be refused is not offered: its reason stands in its place.
 import { ask } from "../acts.ts";
 import { words } from "../api/client.ts";
+import { pageKey } from "../router.ts";
 import { can, session } from "../state/session.ts";
 import { toast } from "./announce.tsx";
 import type { Act } from "./dialog.tsx";
@@ -15,10 +16,12 @@ export interface Offer {
   act?(): Act | Promise<Act>;
 }
 
-async function open(act: Offer["act"]): Promise<void> {
+/** Asks for an act, which may have to be found out first: not if the page was left meanwhile. Why that fails is told in a toast. */
+export async function askFor(act: () => Act | Promise<Act>): Promise<void> {
+  const page = pageKey.peek();
   try {
-    const found = await act?.();
-    if (found) ask(found);
+    const found = await act();
+    if (pageKey.peek() === page) ask(found);
   } catch (error) {
     toast(words(error), "error");
   }
@@ -33,7 +36,7 @@ export function Offers({ offers, label }: { offers: Offer[]; label: string }) {
             <button
               type="button"
               class={o.isDestructive ? "danger-plain" : undefined}
-              onClick={() => void open(o.act)}
+              onClick={() => o.act && void askFor(o.act)}
             >
               {o.verb}
             </button>

@@ -73,7 +73,7 @@ function Picture({
   const marks = [
     { value: limit, name: "limit now", kind: "now" },
     { value: sizing.goalBytes, name: "95%", kind: "mark" },
-    { value: sizing.kneeBytes, name: "knee", kind: "mark" },
+    { value: sizing.kneeBytes, name: "more helps little", kind: "mark" },
     { value: sizing.zeroBytes, name: "no overflow", kind: "mark" },
   ]
     .filter((m): m is { value: number; name: string; kind: string } => m.value !== null && m.value <= max)
@@ -243,7 +243,7 @@ export function SizingPanel({ sizing, limit, machines, children }: SizingProps) 
           [
             ["Limit now", limit],
             ["95% absorbed", roundUp(sizing.goalBytes)],
-            ["Knee", sizing.kneeBytes === null ? null : roundUp(sizing.kneeBytes)],
+            ["More helps little above", sizing.kneeBytes === null ? null : roundUp(sizing.kneeBytes)],
             ["No overflow", roundUp(sizing.zeroBytes)],
           ] as [string, number | null][]
         ).map(([name, value]) =>

@@ -31,6 +31,8 @@ export interface FieldInfo {
   isAdvanced?: boolean;
   /** What may be typed, where it is no plain text. */
   form?: string;
+  /** What the words of a choice mean, where they do not say it. */
+  means?: Record<string, string>;
 }
 
 const MODES = ["ram+overflow", "ram", "overflow", "direct", "ephemeral", "persistent"] as const;
@@ -155,8 +157,9 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
     },
     {
       key: "base_cache",
-      title: "Base image is read",
+      title: "Cache for the base image",
       kind: ["host", "none"],
+      means: { host: "the host's page cache", none: "read past it" },
       isAdvanced: true,
     },
     {
@@ -339,7 +342,7 @@ export function SpecField({
           <option value="">not set</option>
           {options.map((o) => (
             <option key={o} value={o}>
-              {o}
+              {field.means?.[o] ? `${o}: ${field.means[o]}` : o}
             </option>
           ))}
         </select>

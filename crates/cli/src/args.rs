@@ -211,7 +211,7 @@ pub enum Command {
         command: StoreCommand,
     },
     /// Print an address at which one browser can use the web console of spillwayd, until Ctrl-C
-    #[command(after_help = CONSOLE_EXAMPLES)]
+    #[command(after_help = CONSOLE_EXAMPLES, mut_args(host::only_local))]
     Console {
         /// Where it is.
         #[command(flatten)]
@@ -252,7 +252,7 @@ pub enum Command {
         command: StorageModelCommand,
     },
     /// Check that this host meets the requirements of machines and disks, and say how to fix what is missing
-    #[command(after_help = DOCTOR_EXAMPLES)]
+    #[command(after_help = DOCTOR_EXAMPLES, mut_args(host::only_local))]
     Doctor {
         /// Where it is.
         #[command(flatten)]

@@ -193,6 +193,18 @@ fn help_teaches() {
         let example = format!("  spillway catalog {command} ");
         assert!(code == 0 && help.contains("Example") && help.contains(&example), "{command}: {help}");
     }
+    // What works on the daemon's own host only offers nothing for other hosts, and refuses them.
+    for command in ["console", "doctor"] {
+        let (_, help, _) = finishes(spillway().args([command, "--help"]));
+        assert!(
+            help.contains("--socket")
+                && !help.contains("--token-file")
+                && !help.contains("https://HOST:PORT ["),
+            "{help}"
+        );
+        refuses(spillway().args([command, "--socket", "https://host:1"]), 2, &["own host"]);
+        refuses(spillway().args([command, "--token-file", "t"]), 2, &["--token-file"]);
+    }
     assert!(!out.contains("__worker"), "{out}");
     let (code, out, _) = finishes(spillway().arg("--version"));
     assert_eq!((code, out.as_str()), (0, concat!("spillway ", env!("CARGO_PKG_VERSION"), "\n")));

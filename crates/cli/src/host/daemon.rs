@@ -6,8 +6,8 @@
 use super::table;
 use crate::error::{Exit, Failure};
 use crate::output;
-use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Arg, Args};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use spillway_api::client::{Address, AddressError, Client, HostPort, Pages, Token};
@@ -67,6 +67,17 @@ impl GlobalDaemonOptions {
                 "{option} says where spillwayd is, and this command does not ask it: leave it out"
             ))),
         }
+    }
+}
+
+/// Shows an option of a command that works on the daemon's own host only, which refuses those for other hosts: they are not shown.
+pub fn only_local(option: Arg) -> Arg {
+    match option.get_id().as_str() {
+        "socket" => option.help(format!(
+            "Socket that spillwayd listens on [default: {SOCKET_VARIABLE}, else {DEFAULT_SOCKET}]"
+        )),
+        "token_file" | "ca" => option.hide(true),
+        _ => option,
     }
 }
 

@@ -21,7 +21,7 @@ pub mod words;
 pub use words::word;
 
 pub use catalog::{CatalogCommand, catalog};
-pub use daemon::{Daemon, GlobalDaemonOptions};
+pub use daemon::{Daemon, GlobalDaemonOptions, only_local};
 pub use event::{Events, event};
 pub use image::{ImageCommand, image};
 pub use itself::{HostCommand, host};

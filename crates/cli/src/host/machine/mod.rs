@@ -145,13 +145,16 @@ pub enum MachineCommand {
         vmm: crate::args::Vmm,
     },
     /// Show where a machine's I/O went
+    ///
+    /// The figures are read from the machine's disk itself, so this works only on the host that the machine runs on. With
+    /// --dirty, spillwayd is asked, which works from other hosts, too.
     Stats {
         /// The machine
         name: Name,
         /// Show how much would have overflowed at every size of the RAM tier since the disk's worker started, from a sample
         #[arg(long)]
         curve: bool,
-        /// Show the ranges that the guest wrote most since the last reset; works on other hosts, too
+        /// Show the ranges that the guest wrote most since the last reset
         #[arg(long, conflicts_with = "curve")]
         dirty: bool,
         #[arg(
