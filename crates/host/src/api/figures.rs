@@ -348,7 +348,7 @@ mod tests {
     fn a_tag_is_of_what_was_asked_for() {
         let (before, mut after) = (figures(), figures());
         let tag = |of: &Figures, fields| answer(of, fields, None).1;
-        after.time = after.time + std::time::Duration::from_secs(1);
+        after.time += std::time::Duration::from_secs(1);
         assert_eq!(tag(&before, None), tag(&after, None), "their time is nothing that has changed");
         after.machines[1].counters.stalls += 1;
         assert_ne!(tag(&before, None), tag(&after, None));

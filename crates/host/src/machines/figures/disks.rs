@@ -75,7 +75,7 @@ async fn ask(lines: &mut JsonLines) -> io::Result<Stats> {
 /// What a disk has said.
 enum Answer {
     /// For the first time.
-    First(DiskReader, DiskReport),
+    First(DiskReader, Box<DiskReport>),
     /// Again, over the same connection.
     Again(JsonLines, Box<Stats>),
 }
@@ -102,7 +102,7 @@ impl DiskReaders {
             let asking = async move {
                 let Some(mut lines) = lines else {
                     let (reader, report) = DiskReader::connect(folder).await?;
-                    return Ok(Answer::First(reader, report));
+                    return Ok(Answer::First(reader, Box::new(report)));
                 };
                 let stats = ask(&mut lines).await?;
                 Ok(Answer::Again(lines, Box::new(stats)))
@@ -139,7 +139,7 @@ impl DiskReaders {
             Answer::First(reader, report) => {
                 let is_seen = reader.window.is_some();
                 table.insert(machine.clone(), reader);
-                (!is_seen).then_some(report)
+                (!is_seen).then_some(*report)
             }
             Answer::Again(lines, stats) => {
                 let reader = table.get_mut(machine)?;
