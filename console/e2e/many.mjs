@@ -8,6 +8,7 @@ import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { readFileSync } from "node:fs";
+import { createInterface } from "node:readline";
 import { go, launch, median, open, say, spillway } from "./lib.mjs";
 import { costOfFigures } from "./thread.mjs";
 
@@ -43,8 +44,14 @@ async function traffic(numbers) {
   const script = new URL("traffic.py", import.meta.url).pathname;
   // Debian's own: libnbd is a package of it.
   const child = spawn("/usr/bin/python3", [script, ...sockets], { stdio: ["ignore", "pipe", "inherit"] });
-  const [line] = await once(child.stdout, "data");
-  assert.equal(String(line), "writing\n");
+  try {
+    // A line may come in two pieces.
+    const [line] = await once(createInterface({ input: child.stdout }), "line");
+    assert.equal(line, "writing");
+  } catch (error) {
+    child.kill();
+    throw error;
+  }
   return child;
 }
 

@@ -3,6 +3,7 @@
 //! Invariant: what a browser does here goes to this daemon alone; a script that ends with an error fails its test with all it has said.
 
 use crate::world::World;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use spillway_testkit::certificate;
@@ -17,7 +18,7 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../console")
 }
 
-/// Whether browser and scripts can be had here. If not, it is said.
+/// Whether browser and scripts can be had here. If not, it is said. What this thread starts then is alone on its network.
 pub fn can_be_had() -> bool {
     static INSTALLED: OnceLock<Option<i32>> = OnceLock::new();
     if !Path::new("/usr/bin/chromium").exists() {
@@ -27,12 +28,30 @@ pub fn can_be_had() -> bool {
     let install =
         || Command::new(sources().join("../scripts/console")).arg("--install").status().unwrap().code();
     match INSTALLED.get_or_init(install) {
-        Some(0) => true,
+        Some(0) => {
+            leave_the_hosts_network();
+            true
+        }
         Some(77) => {
             spillway_testkit::skip("npm is not installed: run 'make install-deps'");
             false
         }
         failed => panic!("scripts/console --install: {failed:?}"),
+    }
+}
+
+/// From here on this thread, and what it starts, has a network of its own, in which nobody else is. A browser gives up its requests when
+/// an interface of the host comes or goes, as many do in other tests.
+fn leave_the_hosts_network() {
+    // SAFETY: no other thread depends on which network this one has.
+    #[expect(unsafe_code, reason = "rustix marks it so for what else can be left")]
+    let left = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+    match left {
+        Ok(()) => {
+            let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
+            assert!(up.success(), "ip link set lo up: {up}");
+        }
+        Err(e) => println!("the browser shares the host's network, whose changes disturb it: {e}"),
     }
 }
 

@@ -1158,7 +1158,7 @@ export interface components {
             counters: components["schemas"]["DiskCounters"];
             /**
              * Format: int64
-             * @description Number of disks that have reported their figures.
+             * @description Number of disks whose figures are read.
              */
             disks: number;
             first_full?: null | components["schemas"]["MachineForecast"];
@@ -1176,7 +1176,7 @@ export interface components {
             spared_bytes: number;
             /**
              * Format: int64
-             * @description Number of disks that have not reported in time; the sums contain their last known figures.
+             * @description Number of disks that did not answer when they were asked last, which is every 5 seconds; the sums contain their last known figures.
              */
             unresponsive_disks: number;
             /**
@@ -2563,7 +2563,7 @@ export interface components {
              * @description Bytes written by its guest that never reached a disk.
              */
             spared_bytes: number;
-            /** @description Whether the machine's disk is served and has not reported in time; its figures are the last known. */
+            /** @description Whether the machine's disk is served and did not answer when it was asked last, which is every 5 seconds; its figures may be older. */
             unresponsive: boolean;
         };
         /** @description How full the write cache of a machine is. */

@@ -335,9 +335,9 @@ pub struct CatalogFigures {
     pub machines: MachineCounts,
     /// Number of machines that the catalog keeps ready to be claimed.
     pub warm: u32,
-    /// Number of disks that have reported their figures.
+    /// Number of disks whose figures are read.
     pub disks: u64,
-    /// Number of disks that have not reported in time; the sums contain their last known figures.
+    /// Number of disks that did not answer when they were asked last, which is every 5 seconds; the sums contain their last known figures.
     pub unresponsive_disks: u64,
     /// Bytes that the disks of the catalog's machines hold now.
     pub levels: DiskLevels,
@@ -386,7 +386,7 @@ pub struct MachineFigures {
     pub ready: bool,
     /// True while a client has claimed the machine.
     pub claimed: bool,
-    /// Whether the machine's disk is served and has not reported in time; its figures are the last known.
+    /// Whether the machine's disk is served and did not answer when it was asked last, which is every 5 seconds; its figures may be older.
     pub unresponsive: bool,
     /// Bytes that the disk of the machine holds now.
     pub levels: DiskLevels,

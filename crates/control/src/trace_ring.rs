@@ -58,12 +58,13 @@ unsafe impl Send for Mapped {}
 
 impl Mapped {
     fn map(fd: BorrowedFd<'_>, prot: ProtFlags) -> Result<Mapped, RingError> {
+        // Sealed first, measured then: it could be shortened in between.
+        if !rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK) {
+            return Err(RingError::NotSealed);
+        }
         let found = rustix::fs::fstat(fd)?.st_size as u64;
         if found < LEN as u64 {
             return Err(RingError::TooShort { found });
-        }
-        if !rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK) {
-            return Err(RingError::NotSealed);
         }
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), LEN, prot, MapFlags::SHARED, fd, 0) }?;

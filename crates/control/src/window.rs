@@ -49,12 +49,13 @@ impl Window {
     /// # Errors
     /// The memory is too short, could be shortened while it is mapped, or cannot be mapped.
     pub fn open(meta: impl AsFd) -> Result<Window, WindowError> {
+        // Sealed first, measured then: it could be shortened in between. And what has no seals at all may be on a file system that hangs.
+        if !rustix::fs::fcntl_get_seals(&meta)?.contains(SealFlags::SHRINK) {
+            return Err(WindowError::NotSealed);
+        }
         let found = rustix::fs::fstat(&meta)?.st_size as u64;
         if found < LEN as u64 {
             return Err(WindowError::TooShort { found });
-        }
-        if !rustix::fs::fcntl_get_seals(&meta)?.contains(SealFlags::SHRINK) {
-            return Err(WindowError::NotSealed);
         }
         let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice.

@@ -147,10 +147,12 @@ const MACHINES: [FigureColumn<MachineCounts>; 3] = [
 
 const CATALOG: [FigureColumn<CatalogFigures>; 4] = [
     ("machines_warm", "Machines that are to be kept ready.", |c| c.warm.into()),
-    ("disks", "Disks that have said their figures.", |c| c.disks),
-    ("disks_unresponsive", "Disks that have not: their last known figures are in the sums.", |c| {
-        c.unresponsive_disks
-    }),
+    ("disks", "Disks whose figures are read.", |c| c.disks),
+    (
+        "disks_unresponsive",
+        "Disks that are served and did not answer when they were asked last: their last known figures are in the sums.",
+        |c| c.unresponsive_disks,
+    ),
     ("spared_bytes", "Bytes written by guests that never reached a disk.", |c| c.spared_bytes),
 ];
 

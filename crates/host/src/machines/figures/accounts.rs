@@ -21,6 +21,8 @@ pub struct DiskId {
 #[derive(Clone, Copy, Debug)]
 pub struct DiskReport {
     pub disk: DiskId,
+    /// It was said by the disk, and may come late; otherwise it is what the disk counts at this moment.
+    pub is_said: bool,
     pub counters: DiskCounters,
     pub levels: DiskLevels,
 }
@@ -94,7 +96,7 @@ impl Accounts {
             *of = new();
         }
         let same = of.disk == Some(report.disk);
-        if same && report.counters.is_behind(&of.said) {
+        if same && report.is_said && report.counters.is_behind(&of.said) {
             // It was asked before, and answered later, than when it was noted last.
             return;
         }
@@ -146,7 +148,7 @@ mod tests {
         let mut counters = DiskCounters::default();
         (counters.guest.written_bytes, counters.overflow.written_bytes) = (written, evicted);
         let levels = DiskLevels { ram_used_bytes: ram, ..DiskLevels::default() };
-        DiskReport { disk: DiskId { pid, begun }, counters, levels }
+        DiskReport { disk: DiskId { pid, begun }, is_said: true, counters, levels }
     }
 
     /// Bytes written and bytes spared, of the catalog.
@@ -183,6 +185,19 @@ mod tests {
         assert_eq!((sums(&accounts), accounts.machines.len()), ((78, 63), 1));
         accounts.keep(&HashSet::new(), &HashSet::new());
         assert!(accounts.catalogs.is_empty());
+    }
+
+    #[test]
+    fn a_counter_that_was_wrong_for_a_moment_stops_no_other() {
+        let mut accounts = Accounts::new(100);
+        let seen =
+            |written, evicted, ram| DiskReport { is_said: false, ..report(1, 200, written, evicted, ram) };
+        for of in [seen(50, 0, 5), seen(60, 1 << 63, 6), seen(70, 10, 7), seen(80, 11, 8)] {
+            accounts.note(&name("a"), &name("desk"), &of);
+        }
+        let of = &accounts.machines[&name("a")];
+        assert_eq!((of.account.counters.guest.written_bytes, of.levels.ram_used_bytes), (80, 8));
+        assert_eq!(of.account.counters.overflow.written_bytes, (1 << 63) + 1);
     }
 
     #[test]

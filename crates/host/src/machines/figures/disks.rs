@@ -30,7 +30,7 @@ pub struct DiskReaders(Mutex<HashMap<Name, DiskReader>>);
 /// A disk that has answered.
 struct DiskReader {
     id: DiskId,
-    /// `None`: of another version, which only answers.
+    /// `None`: its memory was not passed, and it is asked for it again.
     window: Option<Window>,
     /// `None`: it is being asked, or has not answered.
     lines: Option<JsonLines>,
@@ -46,26 +46,34 @@ impl DiskReader {
         let pid = lines.peer_pid().and_then(Pid::from_raw).ok_or_else(|| strange("nobody is there"))?;
         let begun = processes::begins(pid)?.ok_or_else(|| strange("it has ended"))?;
         let id = DiskId { pid: pid.as_raw_nonzero().get(), begun };
-        lines.send(&serde_json::to_value(Request::Counters)?).await?;
-        let (_, memory) = lines.next_with_fd::<Response>().await?;
-        let window = memory.and_then(|memory| Window::open(memory).ok());
+        let window = window(&mut lines).await?;
         let stats = ask(&mut lines).await?;
-        // Looked at last: the first worker may have made the disk only now.
-        let window = window.filter(Window::is_of_this_version);
         let (answered, file_bytes) = (Instant::now(), stats.overflow.file_bytes);
         Ok((DiskReader { id, window, lines: Some(lines), answered, file_bytes }, report(id, &stats)))
     }
 
+    /// The window, if the disk counts where this version looks. Before its first worker has made it, it counts nowhere.
+    fn window(&self) -> Option<&Window> {
+        self.window.as_ref().filter(|window| window.is_of_this_version())
+    }
+
     /// What it counts now, without asking it.
     fn look(&self) -> Option<DiskReport> {
-        let mut stats = self.window.as_ref()?.read_sums();
+        let mut stats = self.window()?.read_sums();
         stats.overflow.file_bytes = self.file_bytes;
-        Some(report(self.id, &stats))
+        Some(DiskReport { is_said: false, ..report(self.id, &stats) })
     }
 
     fn is_due(&self) -> bool {
-        self.window.is_none() || self.lines.is_none() || self.answered.elapsed() >= ASK
+        self.window().is_none() || self.lines.is_none() || self.answered.elapsed() >= ASK
     }
+}
+
+/// The memory of a disk's counters; `None` if it is not passed, as by earlier versions.
+async fn window(lines: &mut JsonLines) -> io::Result<Option<Window>> {
+    lines.send(&serde_json::to_value(Request::Counters)?).await?;
+    let (_, memory) = lines.next_with_fd::<Response>().await?;
+    Ok(memory.and_then(|memory| Window::open(memory).ok()))
 }
 
 async fn ask(lines: &mut JsonLines) -> io::Result<Stats> {
@@ -77,7 +85,7 @@ enum Answer {
     /// For the first time.
     First(DiskReader, Box<DiskReport>),
     /// Again, over the same connection.
-    Again(JsonLines, Box<Stats>),
+    Again(JsonLines, Box<Stats>, Option<Window>),
 }
 
 impl DiskReaders {
@@ -99,13 +107,16 @@ impl DiskReaders {
         let mut silent: HashSet<Name> = there.map(|(view, _)| view.machine.name.clone()).collect();
         let asked = due.into_iter().map(|(view, lines)| {
             let folder = folders.of(&view.machine.name).path().to_owned();
+            let has_window =
+                self.table().get(&view.machine.name).is_some_and(|reader| reader.window.is_some());
             let asking = async move {
                 let Some(mut lines) = lines else {
                     let (reader, report) = DiskReader::connect(folder).await?;
                     return Ok(Answer::First(reader, Box::new(report)));
                 };
+                let window = if has_window { None } else { window(&mut lines).await? };
                 let stats = ask(&mut lines).await?;
-                Ok(Answer::Again(lines, Box::new(stats)))
+                Ok(Answer::Again(lines, Box::new(stats), window))
             };
             (view, asking)
         });
@@ -137,15 +148,16 @@ impl DiskReaders {
         let mut table = self.table();
         match answer {
             Answer::First(reader, report) => {
-                let is_seen = reader.window.is_some();
+                let is_seen = reader.window().is_some();
                 table.insert(machine.clone(), reader);
                 (!is_seen).then_some(*report)
             }
-            Answer::Again(lines, stats) => {
+            Answer::Again(lines, stats, window) => {
                 let reader = table.get_mut(machine)?;
                 reader.lines = Some(lines);
+                reader.window = reader.window.take().or(window);
                 (reader.answered, reader.file_bytes) = (Instant::now(), stats.overflow.file_bytes);
-                reader.window.is_none().then(|| report(reader.id, &stats))
+                reader.window().is_none().then(|| report(reader.id, &stats))
             }
         }
     }
@@ -153,6 +165,13 @@ impl DiskReaders {
     /// What the disk of a machine counts now, without asking it, if it can be seen so.
     pub fn look(&self, machine: &Name) -> Option<DiskReport> {
         self.table().get(machine)?.look()
+    }
+
+    /// The same of the disk with this process id, which is about to end: it is forgotten.
+    pub fn look_last(&self, machine: &Name, pid: u32) -> Option<DiskReport> {
+        // What the table has of another disk of the machine is of no use either.
+        let reader = self.table().remove(machine)?;
+        reader.look().filter(|report| report.disk.pid as u32 == pid)
     }
 }
 
@@ -166,7 +185,7 @@ pub async fn ask_once(folder: PathBuf) -> io::Result<DiskReport> {
 }
 
 fn report(disk: DiskId, stats: &Stats) -> DiskReport {
-    DiskReport { disk, counters: counters(stats), levels: levels(stats) }
+    DiskReport { disk, is_said: true, counters: counters(stats), levels: levels(stats) }
 }
 
 fn counters(s: &Stats) -> DiskCounters {

@@ -23,7 +23,7 @@ use crate::processes;
 use crate::short_path::ShortPath;
 use crate::store::Objects;
 use crate::stores::Stores;
-use accounts::{Accounts, MachineAccount};
+use accounts::{Accounts, DiskReport, MachineAccount};
 use disks::DiskReaders;
 use jiff::Timestamp;
 use late::LateQuery;
@@ -116,12 +116,12 @@ impl FigureCollector {
         Ok(figures)
     }
 
-    /// Reads a disk's counters for the last time before it ends.
-    pub async fn note_last(&self, name: &Name) {
+    /// Reads the counters of a machine's disk, which has this process id, for the last time before it ends.
+    pub async fn note_last(&self, name: &Name, pid: u32) {
         let recorded = self.objects.get::<Machine>(name.as_str()).ok().flatten();
         let catalog = recorded.map(|machine| machine.value.catalog);
         let Some(catalog) = catalog.or_else(|| self.accounts().catalog(name)) else { return };
-        if self.look(name, &catalog) {
+        if self.look(name, &catalog, || self.disks.look_last(name, pid)) {
             return;
         }
         let folder = self.folders.of(name).path().to_owned();
@@ -135,10 +135,10 @@ impl FigureCollector {
     }
 
     /// Notes what a disk counts now. False: it would have to be asked.
-    fn look(&self, name: &Name, catalog: &Name) -> bool {
+    fn look(&self, name: &Name, catalog: &Name, look: impl FnOnce() -> Option<DiskReport>) -> bool {
         // Under the lock, so that nobody notes later what was counted earlier.
         let mut accounts = self.accounts();
-        let Some(report) = self.disks.look(name) else { return false };
+        let Some(report) = look() else { return false };
         accounts.note(name, catalog, &report);
         true
     }
@@ -152,7 +152,8 @@ impl FigureCollector {
             self.accounts().note(&view.machine.name, &view.machine.catalog, &report);
         }
         for view in views.iter().filter(|view| view.status.run.is_some()) {
-            self.look(&view.machine.name, &view.machine.catalog);
+            let name = &view.machine.name;
+            self.look(name, &view.machine.catalog, || self.disks.look(name));
         }
         unresponsive
     }
@@ -162,6 +163,8 @@ impl FigureCollector {
         let stores = self.stores.clone();
         let ask = move || {
             let space = |store: spillway_api::StoreFolder| {
+                // Where it is not mounted, the space is somebody else's.
+                stores.check(&store).ok()?;
                 let found = rustix::fs::statvfs(&store.path).ok()?;
                 Some(StoreFigures {
                     name: store.name,

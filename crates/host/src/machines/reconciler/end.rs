@@ -62,7 +62,7 @@ impl MachineReconciler {
                 if is_resting {
                     return self.stay_without_vmm(run, &disk).await;
                 }
-                self.shared.figures.note_last(&self.name).await;
+                self.shared.figures.note_last(&self.name, disk.pid()).await;
                 blocking(move || disk::end(&disk)).await?;
             }
             self.check_final_flush(&run).await?;
@@ -264,7 +264,7 @@ impl MachineReconciler {
         // A private copy cannot be reset. A kept disk is served again, or discarded at the start of the next run.
         let is_remade = run.copy.is_some() || run.kept.is_some() && (forgets || run.is_outdated(catalog));
         if is_remade || forgets && run.is_outdated_after_reset(catalog) {
-            self.shared.figures.note_last(&self.name).await;
+            self.shared.figures.note_last(&self.name, disk.pid()).await;
             blocking(move || disk::end(&disk)).await?;
             self.check_final_flush(&run).await?;
             self.forget(run).await?;
