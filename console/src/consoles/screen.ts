@@ -48,9 +48,8 @@ function start(machine: string): void {
   keys.addEventListener("click", () => rfb?.sendCtrlAltDel());
   enter.addEventListener("click", () => rfb?.focus());
   again.addEventListener("click", () => void link.connect());
-  onTold((what) => {
-    if (what === "in") void link.connect();
-  });
+  // Whoever has signed in may be another, and who has signed out leaves nothing to be seen: begun anew, it shows what is theirs now.
+  onTold(() => location.reload());
   target.addEventListener(
     "keydown",
     (event) => {

@@ -9,6 +9,8 @@ import type { Counters, Figures, Levels, Schemas } from "../api/client.ts";
 const TREND_SECONDS = 30;
 /** Samples of the small charts in lists: ten minutes at one in two seconds. */
 const SAMPLES = 300;
+/** The same list each time: what shows it is not drawn anew. */
+const NO_SAMPLES: Sample[] = [];
 /** With more objects than this, none has samples: they would cost more than they show. */
 const SAMPLED_OBJECTS = 200;
 
@@ -357,7 +359,7 @@ export class Moments {
       before: before && seconds > 0 ? this.indexOf(before, kind) : null,
       trendSeconds,
       oldest: oldest && trendSeconds > 0 ? this.indexOf(oldest, kind) : null,
-      samples: (name) => this.samples.get(`${kind}/${name}`) ?? [],
+      samples: (name) => this.samples.get(`${kind}/${name}`) ?? NO_SAMPLES,
     };
   }
 
