@@ -128,8 +128,8 @@ impl DiskReaders {
         (silent, reports)
     }
 
-    /// Takes the connections of the disks that are to be asked; `None`: it has to be connected to. Forgets the disks that are no
-    /// machine's any more.
+    /// Returns the machines whose disks are due to be asked, with the connection to each disk; `None` where there is no connection yet.
+    /// Forgets the disks of machines that have none, or another one, now.
     fn take_due<'a>(&self, views: &'a [View]) -> Vec<(&'a View, Option<JsonLines>)> {
         let mut table = self.table();
         let pids: HashMap<&Name, Option<u32>> =

@@ -47,7 +47,7 @@ use tokio::time::Instant;
 const PATIENCE: Duration = Duration::from_millis(700);
 /// How long an answer is reused.
 const FRESH: Duration = Duration::from_millis(400);
-/// Number of disks that are asked at the same time. Each costs two descriptors.
+/// Number of disks that are asked at the same time. To connect takes two descriptors, of which one stays open for figures.
 const AT_A_TIME: usize = 128;
 /// Longest answer of a disk.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
