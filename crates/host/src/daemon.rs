@@ -4,7 +4,7 @@
 
 use crate::access::audit::{self, Audit};
 use crate::access::tls::{Remote, RemoteListener};
-use crate::api::{self, ApiState, FigureAnswers, MOST_STREAM_READS, ResponseCounters};
+use crate::api::{self, ApiParts, ApiState, FigureAnswers, MOST_STREAM_READS, ResponseCounters};
 use crate::backup::StateStore;
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
@@ -227,7 +227,7 @@ impl Records {
         let idempotency = Idempotency::new(objects.clone());
         let machines =
             Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
-        Ok(ApiState {
+        Ok(Arc::new(ApiParts {
             audit,
             answered: ResponseCounters::default(),
             figure_answers: FigureAnswers::default(),
@@ -243,7 +243,7 @@ impl Records {
             state: StateStore { folder: state.to_owned(), store },
             stores,
             stream_reads: BoundedWork::new(MOST_STREAM_READS),
-        })
+        }))
     }
 }
 

@@ -37,7 +37,7 @@ struct Inner {
     known: Mutex<EventBuffer>,
     /// Number of events since the daemon started, in the order of [`EventKind::ALL`].
     counts: [AtomicU64; EventKind::ALL.len()],
-    last: watch::Sender<u64>,
+    last: watch::Sender<EventId>,
     /// Wakes the thread that flushes the files.
     written: SyncSender<()>,
 }
@@ -84,7 +84,8 @@ impl Events {
 
     fn with(known: EventBuffer) -> Events {
         let (written, wakes) = sync_channel(1);
-        let last = watch::Sender::new(known.next.saturating_sub(1));
+        let last = EventId { history: known.history, number: known.next.saturating_sub(1) };
+        let last = watch::Sender::new(last);
         let inner = Inner { known: Mutex::new(known), counts: Default::default(), last, written };
         let inner = Arc::new(inner);
         let known = Arc::downgrade(&inner);
@@ -111,7 +112,7 @@ impl Events {
         }
         known.recent.push_back(event);
         self.counted(kind).fetch_add(1, Ordering::Relaxed);
-        self.0.last.send_replace(number);
+        self.0.last.send_replace(id);
         drop(known);
         // A wakeup that is pending already covers this event.
         let _ = self.0.written.try_send(());
@@ -188,8 +189,13 @@ impl Events {
         }
     }
 
-    /// Subscribes to the number of the last event.
-    pub fn last(&self) -> watch::Receiver<u64> {
+    /// Whether there is no event after this one, and none was lost.
+    pub fn is_last(&self, id: EventId) -> bool {
+        *self.0.last.borrow() == id
+    }
+
+    /// Subscribes to the id of the last event.
+    pub fn last(&self) -> watch::Receiver<EventId> {
         self.0.last.subscribe()
     }
 

@@ -14,10 +14,15 @@ use crate::api;
 use crate::failure::Failure;
 use crate::state_folder::TAKEOVER_DEADLINE;
 use anyhow::{Context, Result, bail};
-use axum::{Extension, Router, middleware};
+use axum::response::Response;
+use axum::{Router, middleware};
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
+use std::convert::Infallible;
 use std::fs;
 use std::future::pending;
 use std::os::unix::fs::PermissionsExt;
@@ -60,6 +65,7 @@ pub async fn accept(listener: UnixListener, router: Router) {
 /// Accepts connections over TCP, if there is a listener.
 pub async fn accept_remote(door: Option<Arc<RemoteListener>>, router: Router) {
     let Some(door) = door else { return pending().await };
+    let router = router.layer(middleware::from_fn(track)).layer(middleware::from_fn(api::complete));
     let connections = Connections::new(ConnectionLimits::REMOTE);
     loop {
         let Some(stranger) = door.next().await else {
@@ -88,19 +94,40 @@ async fn until_closed(place: Arc<ConnectionSlot>, answering: impl Future<Output 
     }
 }
 
+/// What answers the requests of a connection. They have the same router: to give each connection one with layers of its own would copy
+/// all routes each time, which costs more than most requests do.
+struct Answers {
+    router: TowerToHyperService<Router>,
+    peer: Peer,
+    /// What is under way, with HTTP/2.
+    flow: Option<Flow>,
+}
+
+impl Service<Request<Incoming>> for Answers {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.peer.clone());
+        if let Some(flow) = &self.flow {
+            request.extensions_mut().insert(flow.clone());
+        }
+        self.router.call(request)
+    }
+}
+
 /// Serves a connection with HTTP/2 until it ends. Browsers have many requests at a time, and few connections.
 async fn serve_http_2(stream: TlsStream<TcpStream>, router: Router, peer: Peer) {
     let flow = Flow::begun();
-    let track = middleware::from_fn_with_state(flow.clone(), track);
-    let router = router.layer(track).layer(middleware::from_fn(api::complete)).layer(Extension(peer));
-    let service = TowerToHyperService::new(router);
+    let answers = Answers { router: TowerToHyperService::new(router), peer, flow: Some(flow.clone()) };
     let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(MOST_STREAMS)
         .max_header_list_size(MOST_HEAD_BYTES)
         .keep_alive_interval(HEAD)
         .keep_alive_timeout(HEAD)
-        .serve_connection(TokioIo::new(PacedStream::new(stream, PACE)), service);
+        .serve_connection(TokioIo::new(PacedStream::new(stream, PACE)), answers);
     tokio::select! {
         _ = connection => {}
         () = flow.is_over() => {}
@@ -109,12 +136,12 @@ async fn serve_http_2(stream: TlsStream<TcpStream>, router: Router, peer: Peer) 
 
 /// Serves a connection with HTTP/1.1 until it ends, or until it has become a WebSocket, which is served by its own task.
 async fn serve(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router, peer: Peer) {
-    let service = TowerToHyperService::new(router.layer(Extension(peer)));
+    let answers = Answers { router: TowerToHyperService::new(router), peer, flow: None };
     let stream = LingeringStream::new(PacedStream::new(stream, PACE));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), answers);
     let _ = connection.with_upgrades().await;
 }
 

@@ -6,7 +6,7 @@
 
 use crate::error::HostError;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -83,8 +83,9 @@ impl Flow {
     }
 }
 
-/// Counts a request and its response.
-pub async fn track(State(flow): State<Flow>, request: Request, next: Next) -> Response {
+/// Counts a request of a connection with HTTP/2, and its response.
+pub async fn track(request: Request, next: Next) -> Response {
+    let Some(flow) = request.extensions().get::<Flow>().cloned() else { return next.run(request).await };
     let place = Place::new(&flow);
     let unread = || {
         let message = "the responses before this one have not been read: read them before you ask again";

@@ -45,7 +45,7 @@ impl ToSchema for DatabaseFile {}
     (status = 200, content_type = "application/vnd.sqlite3", body = inline(DatabaseFile)), ProblemResponse
 ))]
 async fn create_backup(State(app): State<ApiState>) -> Result<Response, HostError> {
-    let state = app.state;
+    let state = app.state.clone();
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.sqlite3")),
         (HeaderName::from_static(STATE_HEADER), state.header()),

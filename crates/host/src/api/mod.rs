@@ -52,6 +52,7 @@ use axum::{Json, Router};
 use document::Security;
 use serde::Serialize;
 use spillway_api::{ErrorCode, PROBLEM_TYPES, Problem};
+use std::sync::Arc;
 use utoipa::{IntoResponses, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -61,9 +62,11 @@ const MAX_REQUEST_BYTES: usize = 256 << 10;
 /// Reads from disks, at a time, for responses that are under way.
 pub const MOST_STREAM_READS: usize = 16;
 
+/// Parts of the daemon that routes use. A clone is the same: each request has one.
+pub type ApiState = Arc<ApiParts>;
+
 /// Parts of the daemon that routes use.
-#[derive(Clone)]
-pub struct ApiState {
+pub struct ApiParts {
     /// The audit log.
     pub audit: Audit,
     /// Counters of responses.

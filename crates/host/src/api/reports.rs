@@ -47,7 +47,7 @@ async fn list_reports(
 /// Returns the page of a report. It is sandboxed: it runs no scripts, and loads nothing.
 #[utoipa::path(get, path = "/{name}/report.html", params(("name" = Name, Path)), responses((status = 200, content_type = "text/html", body = String), ProblemResponse))]
 async fn get_report(State(app): State<ApiState>, Path(name): Path<Name>) -> Result<Response, HostError> {
-    let (reports, reads) = (app.reports, app.stream_reads);
+    let (reports, reads) = (app.reports.clone(), app.stream_reads.clone());
     let (report, file) = ask_for(move || reports.html(&name)).await?;
     // In pieces, each when the client has taken the last.
     let pieces = stream::unfold(Some((file, report.bytes)), move |state| {

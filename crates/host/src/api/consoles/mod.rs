@@ -91,7 +91,8 @@ impl Opening {
     /// Takes a place among the machine's clients, and begins.
     async fn open(self, app: ApiState, name: Name, view: View) -> Result<Response, HostError> {
         let Opening { upgrade, caller, peer, headers } = self;
-        let (consoles, of, is_admin) = (app.machines.consoles, name.clone(), caller.role == Role::Admin);
+        let (consoles, of, is_admin) =
+            (app.machines.consoles.clone(), name.clone(), caller.role == Role::Admin);
         let (folder, place) = ask_for(move || consoles.admit(&of, view, is_admin)).await?;
         let (shown, upgrade) = match view {
             View::Console => (ConsoleClient::connect(&folder).map(Shown::Console), upgrade),
@@ -101,7 +102,7 @@ impl Opening {
             let message = format!("the {} of {name} cannot be reached: {e}", view.word());
             HostError::new(ErrorCode::Unavailable, message)
         })?;
-        let end = EndLine::new(app.audit, caller, &name, view);
+        let end = EndLine::new(app.audit.clone(), caller, &name, view);
         Ok(begin(upgrade, shown, Watch::new(peer, headers, place), end))
     }
 }
