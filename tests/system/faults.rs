@@ -161,6 +161,9 @@ fn is_an_error_after_three_tries(engine: &str) {
     let write = Ask::Write { offset: MIB, len: content.len() };
     let write = s.driver.start(write, |to| to[..content.len()].copy_from_slice(&content)).unwrap();
     until("it is degraded", &s.disk, || s.figure("degraded") == 1);
+    // The figure shows it before the disk tells of it. What the disk has told of is in its log.
+    assert_eq!([s.events.next(), s.events.next()], ["overflow-write-failed", "degraded"]);
+    assert!(fault.struck() >= 3);
     assert!(!s.driver.is_finished(write));
     let log = s.disk.log();
     assert!(
