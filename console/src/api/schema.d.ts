@@ -4100,7 +4100,7 @@ export interface operations {
                 machines?: boolean;
                 /**
                  * @description Which levels and counters catalogs and machines have, separated by commas: `levels,counters.guest,counters.overflow.written_bytes`.
-                 *     Without it, all.
+                 *     Without it, all. A number that is named is absent while it is 0.
                  */
                 fields?: string;
             };

@@ -50,13 +50,13 @@ export function PhaseBadge({ phase, isReady }: { phase: Schemas["Phase"]; isRead
 }
 
 /** A row of figures of an item. `of` may read it from a signal. */
-interface Source<T> {
+interface Source<T, R extends Row = Row> {
   item: T;
-  of(item: T): Row | undefined;
+  of(item: T): R | undefined;
 }
 
 /** What is derived from figures: its component is drawn anew when it is another value, not with each set of figures. */
-function useDerived<T, V>({ item, of }: Source<T>, derive: (row: Row | undefined) => V): V {
+export function useDerived<T, V, R extends Row>({ item, of }: Source<T, R>, derive: (row: R | undefined) => V): V {
   const [value, setValue] = useState(() => untracked(() => derive(of(item))));
   // Runs again with each set of figures
   useLayoutEffect(

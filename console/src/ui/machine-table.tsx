@@ -7,7 +7,7 @@ import { machineRow } from "../state/figures.ts";
 import { useList } from "../state/resource.ts";
 import { ActButton } from "./act-button.tsx";
 import { plural } from "./format.ts";
-import { figureColumns, PhaseBadge } from "./machine-cells.tsx";
+import { figureColumns, PhaseBadge, useDerived } from "./machine-cells.tsx";
 import { Badge, Choice, Filter, Pending } from "./parts.tsx";
 import { type Column, SelectionBar, Table } from "./table.tsx";
 
@@ -25,12 +25,16 @@ const phaseOf = (m: Machine) => machineRow(m.name)?.phase ?? m.status.phase;
 const isReady = (m: Machine) => machineRow(m.name)?.ready ?? m.status.ready;
 
 function State({ machine }: { machine: Machine }) {
+  const source = { item: machine, of: (m: Machine) => machineRow(m.name) };
+  const phase = useDerived(source, () => phaseOf(machine));
+  const ready = useDerived(source, () => isReady(machine));
+  const isSilent = useDerived(source, (row) => row?.unresponsive ?? false);
   return (
     <span class="counts" title={machine.status.message ?? undefined}>
-      <PhaseBadge phase={phaseOf(machine)} isReady={isReady(machine)} />
+      <PhaseBadge phase={phase} isReady={ready} />
       {machine.claim ? <Badge>claimed</Badge> : null}
       {machine.drained ? <Badge>drained</Badge> : null}
-      {machineRow(machine.name)?.unresponsive ? <Badge tone="warning">no answer</Badge> : null}
+      {isSilent ? <Badge tone="warning">no answer</Badge> : null}
     </span>
   );
 }

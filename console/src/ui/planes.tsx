@@ -30,13 +30,19 @@ export function TierBars() {
   );
 }
 
+/** Changes an attribute, if it is another one: to set one costs a look at all that depends on it. */
+function set(element: Element | null | undefined, name: string, value: string): void {
+  if (element?.getAttribute(name) !== value) element?.setAttribute(name, value);
+}
+
 /** Shows levels in bars that are drawn. */
 export function drawTiers(levels: Required<Levels>, bars: Element | null | undefined): void {
   const ram = share(levels.ram_used_bytes, levels.ram_limit_bytes);
   const overflow = share(levels.overflow_used_bytes, levels.overflow_limit_bytes);
-  bars?.setAttribute("aria-label", `RAM tier ${percent(ram, 0)}, overflow ${percent(overflow, 0)}`);
-  bars?.querySelector(".ram")?.setAttribute("width", String(64 * ram));
-  bars?.querySelector(".overflow")?.setAttribute("width", String(64 * overflow));
+  set(bars, "aria-label", `RAM tier ${percent(ram, 0)}, overflow ${percent(overflow, 0)}`);
+  // To a tenth of a pixel.
+  set(bars?.querySelector(".ram"), "width", (64 * ram).toFixed(1));
+  set(bars?.querySelector(".overflow"), "width", (64 * overflow).toFixed(1));
 }
 
 /** One tier as a gauge with its figures. */

@@ -104,7 +104,7 @@ function classOf(c: { isFigure?: boolean; isWide?: boolean; isExtra?: boolean })
 const VIRTUAL_FROM = 120;
 const ROW_PX = 36;
 /** Rows that are drawn above and below those that can be seen. */
-const MARGIN_ROWS = 10;
+const MARGIN_ROWS = 5;
 
 /** A part of a table's body: a row, by its place, or the space of so many rows that are not drawn. */
 export type Part = { place: number } | { space: number };

@@ -1,6 +1,7 @@
 //! Which parts of figures an answer has: by their names, with dots between a group and its part.
 //!
-//! Invariant: what is not chosen is absent, and no group is: it may be empty.
+//! Invariant: what is not chosen is absent, and so is a number that was chosen by its name while it is 0: of hundreds of machines, most are.
+//! No group is absent: it may be empty.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -44,6 +45,11 @@ pub trait Choosable: Serialize {
     /// Chooses the part at this path of names, or all. False: there is no such part.
     fn choose(choice: &mut Choice, path: &[&str]) -> bool;
 
+    /// Whether it is a number, and 0.
+    fn is_zero(&self) -> bool {
+        false
+    }
+
     /// Serialises the parts of a group that are chosen.
     fn serialize_parts<M: SerializeMap>(&self, parts: &[Choice], map: &mut M) -> Result<(), M::Error>;
 }
@@ -74,6 +80,7 @@ pub(crate) fn serialize_part<M: SerializeMap, P: Choosable>(
 ) -> Result<(), M::Error> {
     match choice {
         None | Some(Choice::Nothing) => Ok(()),
+        Some(_) if part.is_zero() => Ok(()),
         Some(choice) => map.serialize_entry(name, &Chosen(part, choice)),
     }
 }
@@ -85,6 +92,10 @@ macro_rules! numbers {
             fn choose(choice: &mut Choice, path: &[&str]) -> bool {
                 *choice = Choice::All;
                 path.is_empty()
+            }
+
+            fn is_zero(&self) -> bool {
+                *self == Self::default()
             }
 
             fn serialize_parts<M: SerializeMap>(&self, _: &[Choice], _: &mut M) -> Result<(), M::Error> {
@@ -119,6 +130,8 @@ mod tests {
             chosen(&["stalls", "guest.writes", "guest.reads"]),
             json!({ "stalls": 5, "guest": { "reads": 1, "writes": 2 } })
         );
+        assert_eq!(chosen(&["throttled_ns", "overflow.reads"]), json!({ "overflow": {} }), "they are 0");
+        assert_eq!(chosen(&["overflow"])["overflow"]["reads"], 0, "a group has all of its parts");
         for paths in [&["ram.reads", "ram"], &["ram", "ram.reads"]] {
             assert_eq!(chosen(paths), json!({ "ram": guest }), "a group has its parts");
         }

@@ -46,7 +46,7 @@ struct FigureSelect {
     #[serde(default = "is_so")]
     machines: bool,
     /// Which levels and counters catalogs and machines have, separated by commas: `levels,counters.guest,counters.overflow.written_bytes`.
-    /// Without it, all.
+    /// Without it, all. A number that is named is absent while it is 0.
     fields: Option<String>,
 }
 
