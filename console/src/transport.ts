@@ -25,7 +25,7 @@ export interface Stream {
 
 export interface StreamCallbacks {
   opened(): void;
-  message(data: string, id: string): void;
+  message(data: string): void;
   /** The stream is interrupted, and is opened again by itself behind the last message. */
   interrupted(): void;
   /** The stream has ended, and does not come back by itself. */
@@ -45,8 +45,6 @@ export function adviceOf(error: unknown): string | null {
 
 export interface Transport {
   request(request: Request): Promise<Reply>;
-  /** Whether a stream may be open for as long as the page is. */
-  readonly hasStreams: boolean;
   stream(path: string, callbacks: StreamCallbacks): Stream;
   /** Opens a WebSocket at a path of the API. */
   socket(path: string, protocols?: string[]): WebSocket;
@@ -64,9 +62,6 @@ function addressOf(path: string): string {
 
 /** The page was loaded from the daemon, or from `spillway console`. */
 export class HttpTransport implements Transport {
-  // Without TLS browsers speak HTTP/1.1, with six connections to a host for all of their tabs: a seventh tab would wait for ever.
-  readonly hasStreams = location.protocol === "https:";
-
   async request({ method, path, body, headers, signal }: Request): Promise<Reply> {
     const init: RequestInit = {
       method,
@@ -87,15 +82,31 @@ export class HttpTransport implements Transport {
   }
 
   stream(path: string, callbacks: StreamCallbacks): Stream {
+    // Without TLS browsers speak HTTP/1.1, with six connections to a host for all of their tabs: a seventh tab would wait for ever.
+    // WebSockets are none of these.
+    if (location.protocol !== "https:") return this.#socketStream(path, callbacks);
     const source = new EventSource(addressOf(path));
     source.onopen = () => callbacks.opened();
-    source.onmessage = (event) => callbacks.message(String(event.data), event.lastEventId);
+    source.onmessage = (event) => callbacks.message(String(event.data));
     source.onerror = () => {
       // An EventSource that was closed by the browser never tries again; any other does.
       if (source.readyState === EventSource.CLOSED) callbacks.failed();
       else callbacks.interrupted();
     };
     return { close: () => source.close() };
+  }
+
+  #socketStream(path: string, callbacks: StreamCallbacks): Stream {
+    const socket = this.socket(path);
+    socket.onopen = () => callbacks.opened();
+    socket.onmessage = ({ data }) => callbacks.message(String(data));
+    socket.onclose = () => callbacks.failed();
+    return {
+      close: () => {
+        socket.onclose = null;
+        socket.close();
+      },
+    };
   }
 
   socket(path: string, protocols?: string[]): WebSocket {

@@ -58,7 +58,7 @@ beforeEach(() => {
 afterEach(() => mock.timers.reset());
 
 const send = (...sent: Event[]) => {
-  for (const one of sent) streams.at(-1)?.callbacks.message(JSON.stringify(one), one.id);
+  for (const one of sent) streams.at(-1)?.callbacks.message(JSON.stringify(one));
   mock.timers.tick(100);
 };
 
@@ -86,11 +86,17 @@ test("the stream, a break, polling, and the stream again: no gap, and none twice
   streams.at(-1)?.callbacks.opened();
   send(event(14));
   assert.equal(following.value, "stream");
-  // The daemon is killed, and a relay says so: the browser gives up.
+  // A stream that was there ends: another one follows as soon as the daemon answers.
   streams.at(-1)?.callbacks.failed();
   assert.deepEqual([following.value, streams.length], ["polling", 1]);
   assert.equal(asked.at(-1)?.path, "/v1/events?after=h-14");
-  asked.at(-1)?.answer([event(15), event(16)]);
+  asked.at(-1)?.answer([event(15)]);
+  await settled();
+  assert.equal(streams.at(-1)?.path, "/v1/event-stream?after=h-15");
+  // That one never begins: the next one follows later.
+  streams.at(-1)?.callbacks.failed();
+  assert.deepEqual([following.value, streams.length], ["polling", 2]);
+  asked.at(-1)?.answer([event(16)]);
   await settled();
   mock.timers.tick(5000);
   assert.equal(asked.at(-1)?.path, "/v1/events?after=h-16");
@@ -113,17 +119,17 @@ test("the stream, a break, polling, and the stream again: no gap, and none twice
   );
   mock.timers.tick(60_000);
   await settled();
-  assert.deepEqual([following.value, asked.length, streams.length], ["stream", 2, 2], "one source, not two");
+  assert.deepEqual([following.value, asked.length, streams.length], ["stream", 3, 3], "one source, not two");
   // The daemon does not answer, and its stream hangs without an end.
   awaySince.value = 1;
   assert.deepEqual([following.value, streams.at(-1)?.isClosed], ["connecting", true]);
   awaySince.value = null;
-  assert.deepEqual([streams.length, streams.at(-1)?.path], [3, "/v1/event-stream?after=h-18"]);
+  assert.deepEqual([streams.length, streams.at(-1)?.path], [4, "/v1/event-stream?after=h-18"]);
   // The session ends, and somebody signs in again: it goes on behind the last event.
   hasEnded.value = true;
   assert.deepEqual([following.value, streams.at(-1)?.isClosed], ["paused", true]);
   hasEnded.value = false;
-  assert.deepEqual([streams.length, streams.at(-1)?.path], [4, "/v1/event-stream?after=h-18"]);
+  assert.deepEqual([streams.length, streams.at(-1)?.path], [5, "/v1/event-stream?after=h-18"]);
   // What the daemon has lost is an event, and every list shows it.
   send(event(20, "h", "lost"));
   assert.equal(events.value[0]?.kind, "lost");

@@ -144,7 +144,8 @@ export interface paths {
         /**
          * Streams past and new events as server-sent events: `id` is an event's id, `data` the event. A client that reconnects
          *     gives the last id (`Last-Event-ID`, or `after`) and gets all later events, also those from before a restart of the
-         *     daemon. If some of these were removed, the first event is of kind `lost`.
+         *     daemon. If some of these were removed, the first event is of kind `lost`. A request for a WebSocket gets one, with the
+         *     same events as text messages; the client sends nothing.
          */
         get: operations["streamEvents"];
         put?: never;
@@ -4033,6 +4034,13 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
+            /** @description The connection is a WebSocket. */
+            101: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
             /** @description The request succeeded; the media type says what the body is. */
             200: {
                 headers: {

@@ -103,8 +103,6 @@ export class CockpitTransport implements Transport {
     });
   }
 
-  readonly hasStreams = true;
-
   stream(path: string, callbacks: StreamCallbacks): Stream {
     let id = "";
     let isClosed = false;
@@ -140,7 +138,7 @@ export class CockpitTransport implements Transport {
         try {
           for (const event of reader.take(data)) {
             id = event.id;
-            callbacks.message(event.data, event.id);
+            callbacks.message(event.data);
           }
         } catch {
           close();

@@ -1,4 +1,4 @@
-// The events of the host, newest first, as they happen: by a stream while the page can be seen; if there can be none, by asking.
+// The events of the host, newest first, as they happen: by a stream while the page can be seen; while there is none, by asking.
 //
 // Invariant: events are in the order of their ids, and none is there twice. At most one source is open. After a break it goes on
 // behind the last event that came, also over a restart of the daemon; what the daemon has lost meanwhile is an event itself.
@@ -12,10 +12,9 @@ import { visible } from "./visible.ts";
 const KEPT = 5000;
 /** Events of before the page that are read at a time. */
 const OLDER = 1000;
-/** How often events are asked for: while there may be a stream but is none, and where there may be none. */
+/** How often events are asked for while there is no stream. */
 const POLL_MS = 5000;
-const QUICK_POLL_MS = 500;
-/** How long after a failed stream another one is tried. */
+/** How long after a stream that never began another one is tried. */
 const RETRY_MS = 15_000;
 /** Events that come within this time are shown together: the first answer may be thousands. */
 const BATCH_MS = 100;
@@ -88,8 +87,10 @@ function came(event: Event): void {
 function openStream(): void {
   close?.();
   following.value = "connecting";
+  let hasOpened = false;
   const stream = transport.stream(address("/v1/event-stream", undefined, { after: last() }), {
     opened: () => {
+      hasOpened = true;
       following.value = "stream";
       setTimeout(() => {
         hasBegun.value = true;
@@ -107,30 +108,20 @@ function openStream(): void {
     },
     failed: () => {
       close?.();
-      const until = Date.now() + RETRY_MS;
+      const until = hasOpened ? 0 : Date.now() + RETRY_MS;
       following.value = "polling";
       poll(() => {
-        if (Date.now() < until) return POLL_MS;
+        if (Date.now() < until) return true;
         openStream();
-        return undefined;
+        return false;
       });
     },
   });
   close = () => stream.close();
 }
 
-/** Asks for events where there is no stream, as soon as they have happened. */
-function askOften(): void {
-  close?.();
-  following.value = "connecting";
-  poll((isAnswered) => {
-    following.value = isAnswered ? "stream" : "connecting";
-    return isAnswered ? QUICK_POLL_MS : POLL_MS;
-  });
-}
-
-/** Asks for events again and again. `next` is told whether there was an answer, and says after how long; or it opens another source. */
-function poll(next: (isAnswered: boolean) => number | undefined): void {
+/** Asks for events again and again, until `goesOn` has opened another source. */
+function poll(goesOn: () => boolean): void {
   const abort = new AbortController();
   let timer: ReturnType<typeof setTimeout> | undefined;
   close = () => {
@@ -139,19 +130,16 @@ function poll(next: (isAnswered: boolean) => number | undefined): void {
   };
   const ask = async () => {
     const path = address("/v1/events", undefined, { after: last() });
-    let isAnswered = false;
     try {
       const { body } = await raw<{ items: Event[] }>("GET", path, { signal: abort.signal });
       if (abort.signal.aborted) return;
       body.items.forEach(came);
       if (body.items.length === 0) hasBegun.value = true;
-      isAnswered = true;
     } catch {
       // The next attempt follows.
     }
     if (abort.signal.aborted) return;
-    const after = next(isAnswered);
-    if (after !== undefined) timer = setTimeout(() => void ask(), after);
+    if (goesOn()) timer = setTimeout(() => void ask(), POLL_MS);
   };
   void ask();
 }
@@ -176,7 +164,7 @@ export function startEvents(): void {
     // A stream may hang when the daemon has gone: when it answers again, another one is opened.
     const isAway = awaySince.value !== null;
     untracked(() => {
-      if (isOn && !isAway) return transport.hasStreams ? openStream() : askOften();
+      if (isOn && !isAway) return openStream();
       close?.();
       close = undefined;
       following.value = isOn ? "connecting" : "paused";

@@ -9,6 +9,7 @@ use spillway_api::{
     Catalog, CatalogSpec, ErrorCode, Event, EventId, Figures, HISTORY_SERIES, History, List, MachineDetails,
     Operation, OperationState, Page, Power, Problem, ProblemType,
 };
+use spillway_testkit::websocket::{self, Message, WebSocket};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -565,6 +566,62 @@ fn events_are_listed_from_both_ends() {
     let action = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });
     let _: Page<MachineDetails> = client.post("/v1/machine-actions", &action).unwrap();
     read_until(2);
+}
+
+/// As the pages of `spillway console` have them.
+#[test]
+fn events_come_over_a_websocket_too() {
+    let world = World::new();
+    import(&world, "debian", 1);
+    let client = world.client();
+    let make = |name| create(&client, name, r#"{"image": "debian", "count": 1}"#).unwrap();
+    make("desk");
+    let start = |name: &str| {
+        let action = serde_json::json!({ "action": "start", "select": { "names": [name] } });
+        let _: Page<MachineDetails> = client.post("/v1/machine-actions", &action).unwrap();
+    };
+    start("desk-001");
+    let past = until("an event", || {
+        Some(client.get::<List<Event>>("/v1/events").unwrap().items).filter(|events| !events.is_empty())
+    });
+    let open = |query: &str, headers: &[(&str, &str)]| {
+        websocket::open(&world.socket(), &format!("/v1/event-stream{query}"), headers).unwrap()
+    };
+    let mut socket = open("?limit=1", &[]).unwrap();
+    let next = |socket: &mut WebSocket| match socket.receive(Duration::from_secs(20)).unwrap() {
+        Some(Message::Text(text)) => serde_json::from_str::<Event>(&text).unwrap(),
+        other => panic!("{other:?}"),
+    };
+    let first = next(&mut socket);
+    assert!(first.id.number >= past.last().unwrap().id.number, "{first:?}");
+    make("pool");
+    start("pool-001");
+    let later = next(&mut socket);
+    assert_eq!(later.id.number, first.id.number + 1, "{later:?}");
+    // Another one goes on behind an event.
+    let mut again = open(&format!("?after={}", first.id), &[]).unwrap();
+    assert_eq!(next(&mut again).id, later.id);
+    again.close(4001, "enough").unwrap();
+    socket.binary(b"x").unwrap();
+    for (socket, code) in [(&mut again, 4001), (&mut socket, 1003)] {
+        let end = loop {
+            match socket.receive(Duration::from_secs(20)).unwrap() {
+                Some(Message::Text(_)) => {}
+                other => break other,
+            }
+        };
+        assert!(matches!(&end, Some(Message::Close(of, _)) if *of == code), "{end:?}");
+    }
+    // A page of another origin may not listen, and who asks for another protocol gets the stream.
+    let Err(foreign) = open("", &[("Origin", "https://evil.example")]) else { panic!("it opens") };
+    assert!(foreign.starts_with("HTTP/1.1 403 "), "{foreign}");
+    let mut stream = UnixStream::connect(world.socket()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let asked = b"GET /v1/event-stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
+    stream.write_all(asked).unwrap();
+    let mut head = [0; 15];
+    stream.read_exact(&mut head).unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200 OK");
 }
 
 #[test]

@@ -1,21 +1,29 @@
 //! Routes of events.
 
 use super::extract::Query;
+use super::websocket::{Ending, NOT_UNDERSTOOD, Opening, TOO_LONG, Watch, say_goodbye, send};
 use super::{ApiState, ask};
+use crate::access::caller::Role;
 use crate::error::HostError;
 use crate::events::MOST_AT_ONCE;
 use axum::Json;
 use axum::extract::State;
+use axum::extract::ws::{Message, WebSocket, close_code};
 use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
 use spillway_api::{Event, EventId, List, bounds};
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::pin::{Pin, pin};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+
+const NO_MORE: Ending = Ending { code: close_code::ERROR, reason: "the events cannot be read" };
 
 pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(list_events))
@@ -86,21 +94,40 @@ async fn list_events(
 
 /// Streams past and new events as server-sent events: `id` is an event's id, `data` the event. A client that reconnects
 /// gives the last id (`Last-Event-ID`, or `after`) and gets all later events, also those from before a restart of the
-/// daemon. If some of these were removed, the first event is of kind `lost`.
-#[utoipa::path(get, path = "", params(StreamQuery), responses((status = 200, content_type = "text/event-stream", body = String), super::ProblemResponse))]
+/// daemon. If some of these were removed, the first event is of kind `lost`. A request for a WebSocket gets one, with the
+/// same events as text messages; the client sends nothing.
+#[utoipa::path(get, path = "", params(StreamQuery), responses((status = 200, content_type = "text/event-stream", body = String), (status = 101, description = "The connection is a WebSocket."), super::ProblemResponse))]
 async fn stream_events(
     State(app): State<ApiState>,
     Query(StreamQuery { after, limit }): Query<StreamQuery>,
     headers: HeaderMap,
-) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, HostError> {
+    asked: Option<Opening>,
+) -> Result<Response, HostError> {
     let most = checked(limit)?;
     let resumed = headers.get("last-event-id").map(|id| {
         // An id that is not ours matches no known event.
         id.to_str().ok().and_then(|id| id.parse().ok()).unwrap_or(EventId { history: 0, number: 0 })
     });
-    let after = resumed.or(after);
+    let events = follow(&app, resumed.or(after), most);
+    Ok(match asked {
+        Some(asked) => tell(asked, events),
+        None => {
+            let said = |(id, text): (EventId, String)| {
+                Ok::<_, Infallible>(sse::Event::default().id(id.to_string()).data(text))
+            };
+            Sse::new(events.map(said)).keep_alive(KeepAlive::default()).into_response()
+        }
+    })
+}
+
+/// The events after this one, or the last ones, and those that happen from now on, as JSON.
+fn follow(
+    app: &ApiState,
+    after: Option<EventId>,
+    most: usize,
+) -> impl Stream<Item = (EventId, String)> + use<> {
     let state = (app.events.last(), app.events.clone(), app.stream_reads.clone(), after, VecDeque::new());
-    let events = stream::unfold(state, move |(mut last, events, reads, mut after, mut waiting)| async move {
+    stream::unfold(state, move |(mut last, events, reads, mut after, mut waiting)| async move {
         while waiting.is_empty() {
             // Mark the value as seen before the list is read: an event in between wakes us again.
             last.borrow_and_update();
@@ -120,8 +147,48 @@ async fn stream_events(
         let event: Event = waiting.pop_front()?;
         after = Some(event.id);
         let text = serde_json::to_string(&event).ok()?;
-        let said = sse::Event::default().id(event.id.to_string()).data(text);
-        Some((Ok(said), (last, events, reads, after, waiting)))
-    });
-    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
+        Some(((event.id, text), (last, events, reads, after, waiting)))
+    })
+}
+
+/// Lets a connection become a WebSocket that tells of events.
+fn tell(asked: Opening, events: impl Stream<Item = (EventId, String)> + Send + 'static) -> Response {
+    let Opening { upgrade, peer, headers, .. } = asked;
+    upgrade.on_upgrade(async move |mut socket| {
+        let mut watch = Watch::new(peer, headers, Role::Read, None);
+        let ending = relay(&mut socket, pin!(events), &mut watch).await;
+        say_goodbye(socket, ending, watch).await;
+    })
+}
+
+/// Sends events until the WebSocket ends. Returns why it does; `None`: the client has ended.
+async fn relay(
+    socket: &mut WebSocket,
+    mut events: Pin<&mut impl Stream<Item = (EventId, String)>>,
+    watch: &mut Watch,
+) -> Option<Ending> {
+    loop {
+        let step = tokio::select! {
+            event = events.next() => match event {
+                Some((_, text)) => send(socket, Message::Text(text.into())).await,
+                None => Err(Some(NO_MORE)),
+            },
+            message = socket.recv() => {
+                watch.is_answered = true;
+                match message {
+                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
+                    Some(Ok(Message::Text(_) | Message::Binary(_))) => Err(Some(NOT_UNDERSTOOD)),
+                    Some(Err(_)) => Err(Some(TOO_LONG)),
+                    Some(Ok(Message::Close(_))) | None => Err(None),
+                }
+            }
+            due = watch.due() => match due {
+                Ok(()) => watch.ping(socket, false).await,
+                ending => ending,
+            },
+        };
+        if let Err(ending) = step {
+            return ending;
+        }
+    }
 }

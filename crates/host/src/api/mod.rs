@@ -26,6 +26,7 @@ mod registries;
 mod reports;
 mod session;
 mod stores;
+mod websocket;
 
 pub use figures::FigureAnswers;
 pub use metrics::ResponseCounters;

@@ -7,20 +7,18 @@
 mod relay;
 
 use super::extract::Path;
+use super::websocket::{Opening, Watch, say_goodbye};
 use super::{ApiState, ProblemResponse, ask_for};
-use crate::access::Peer;
 use crate::access::act::RequestAction;
 use crate::access::audit::{Audit, RequestOutcome};
 use crate::access::caller::{Caller, Role};
 use crate::access::note::AuditNotes;
 use crate::error::HostError;
 use crate::machines::console::{ConsoleClient, Screen, View};
+use axum::extract::State;
 use axum::extract::ws::WebSocketUpgrade;
-use axum::extract::{FromRequestParts, State};
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{Method, StatusCode};
 use axum::response::Response;
-use relay::Watch;
 use spillway_api::{ErrorCode, Name};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -58,35 +56,6 @@ async fn open_machine_screen(
     asked.open(app, name, View::Screen).await
 }
 
-/// A request for a WebSocket, of a program or of a page of the daemon's own. A browser lets any page ask for one, with the
-/// cookies of this daemon's.
-struct Opening {
-    upgrade: WebSocketUpgrade,
-    caller: Caller,
-    peer: Peer,
-    headers: HeaderMap,
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for Opening {
-    type Rejection = HostError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Opening, HostError> {
-        if !is_same_origin(&parts.headers) {
-            let message = "a page of another origin may not open this: open it from the daemon's own console";
-            return Err(HostError::new(ErrorCode::Forbidden, message));
-        }
-        let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
-        let upgrade =
-            upgrade.map_err(|e| HostError::invalid(format!("this is a WebSocket: {}", e.body_text())))?;
-        let upgrade =
-            upgrade.max_message_size(relay::MAX_MESSAGE_BYTES).max_frame_size(relay::MAX_MESSAGE_BYTES);
-        let nobody = || HostError::new(ErrorCode::Unauthenticated, "the caller cannot be identified");
-        let caller = parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)?;
-        let peer = parts.extensions.get::<Peer>().cloned().ok_or_else(nobody)?;
-        Ok(Opening { upgrade, caller, peer, headers: parts.headers.clone() })
-    }
-}
-
 impl Opening {
     /// Takes a place among the machine's clients, and begins.
     async fn open(self, app: ApiState, name: Name, view: View) -> Result<Response, HostError> {
@@ -103,7 +72,7 @@ impl Opening {
             HostError::new(ErrorCode::Unavailable, message)
         })?;
         let end = EndLine::new(app.audit.clone(), caller, &name, view);
-        Ok(begin(upgrade, shown, Watch::new(peer, headers, place), end))
+        Ok(begin(upgrade, shown, Watch::new(peer, headers, Role::Operate, Some(place)), end))
     }
 }
 
@@ -115,7 +84,7 @@ fn begin(upgrade: WebSocketUpgrade, shown: Shown, mut watch: Watch, end: EndLine
             Shown::Screen(screen) => relay::screen(&mut socket, screen, &mut watch).await,
         };
         drop((shown, end));
-        relay::say_goodbye(socket, ending, watch).await;
+        say_goodbye(socket, ending, watch).await;
     })
 }
 
@@ -123,18 +92,6 @@ fn begin(upgrade: WebSocketUpgrade, shown: Shown, mut watch: Watch, end: EndLine
 enum Shown {
     Console(ConsoleClient),
     Screen(Screen),
-}
-
-/// Whether the header `Origin` is absent, or has the host and port of the header `Host`.
-fn is_same_origin(headers: &HeaderMap) -> bool {
-    let mut origins = headers.get_all(header::ORIGIN).iter();
-    let Some(origin) = origins.next() else { return true };
-    let (Ok(origin), Some(Ok(host))) = (origin.to_str(), headers.get(header::HOST).map(|host| host.to_str()))
-    else {
-        return false;
-    };
-    let authority = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
-    origins.next().is_none() && authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
 }
 
 /// The line of a WebSocket's end in the audit log, which is written when this is dropped: whatever has ended it, and also

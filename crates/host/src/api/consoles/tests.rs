@@ -1,12 +1,13 @@
 //! Who may open a WebSocket of a console, and how it ends: with a hub, tokens and clients of the test's own.
 
 use super::*;
-use crate::access::Known;
 use crate::access::audit::AuditSettings;
 use crate::access::caller::{PeerAddress, Proof};
 use crate::access::connections::{ConnectionLimits, ConnectionSlot, Connections};
 use crate::access::sessions::Sessions;
 use crate::access::tokens::Tokens;
+use crate::access::{Known, Peer};
+use crate::api::websocket::MAX_MESSAGE_BYTES;
 use crate::hypervisor::qemu;
 use crate::machines::console::Clients;
 use axum::extract::ws::{Message, close_code};
@@ -33,43 +34,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PING: Duration = Duration::from_secs(1);
 
 #[test]
-fn a_page_of_another_origin_is_told_by_its_header() {
-    let case = |host: Option<&'static str>, origins: &[&'static str]| {
-        let mut headers = HeaderMap::new();
-        host.map(|host| headers.insert(header::HOST, host.parse().unwrap()));
-        for origin in origins {
-            headers.append(header::ORIGIN, origin.parse().unwrap());
-        }
-        is_same_origin(&headers)
-    };
-    let host = Some("host.example:9443");
-    assert!(case(host, &[]) && case(None, &[]), "no browser");
-    assert!(case(host, &["https://host.example:9443"]) && case(host, &["https://HOST.example:9443"]));
-    assert!(case(Some("127.0.0.1:4000"), &["http://127.0.0.1:4000"]));
-    for foreign in [
-        "https://host.example",
-        "https://host.example:9444",
-        "https://evil.example",
-        "https://host.example:9443.evil.example",
-        "https://evil.example/host.example:9443",
-        "host.example:9443",
-        "null",
-        "",
-    ] {
-        assert!(!case(host, &[foreign]), "{foreign}");
-    }
-    let own = "https://host.example:9443";
-    assert!(!case(host, &[own, "https://evil.example"]) && !case(None, &[own]));
-}
-
-#[test]
 fn keys_are_cut_and_anything_else_ends_it() {
     let heeded = |message| {
         let mut packets = VecDeque::new();
         relay::heed(Some(Ok(message)), &mut packets).map(|()| packets.into_iter().map(|p| p.len()).collect())
     };
     let lengths = |message| heeded(message).map_err(drop);
-    assert_eq!(lengths(Message::Binary(vec![1; relay::MAX_MESSAGE_BYTES].into())), Ok(vec![8193, 8193]));
+    assert_eq!(lengths(Message::Binary(vec![1; MAX_MESSAGE_BYTES].into())), Ok(vec![8193, 8193]));
     assert_eq!(lengths(Message::Binary(vec![].into())), Ok(vec![]));
     assert_eq!(lengths(Message::Text(r#"{"take": true}"#.into())), Ok(vec![1]));
     assert_eq!(lengths(Message::Text(r#"{"take": false}"#.into())), Ok(vec![]));
@@ -120,7 +91,7 @@ fn operator() -> Caller {
 async fn answer(Extension(console): Extension<Arc<TestConsole>>, asked: Opening) -> Response {
     let place = console.clients.take(&name(), View::Console, false).unwrap();
     let hub = Shown::Console(ConsoleClient::connect(&console.folder).unwrap());
-    let watch = Watch::with_pings(asked.peer, asked.headers, place, PING);
+    let watch = Watch::with_pings(asked.peer, asked.headers, Role::Operate, Some(place), PING);
     let end = EndLine::new(console.audit.clone(), asked.caller, &name(), View::Console);
     begin(asked.upgrade, hub, watch, end)
 }
