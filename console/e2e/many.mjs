@@ -3,7 +3,7 @@
 //
 // SPILLWAY_DAEMON_PID  the daemon, whose processor time is read
 // SPILLWAY_MACHINES    the folder that machines run in
-// SPILLWAY_BUDGETS     "1": the programs are optimised, and the budgets of processor time hold
+// SPILLWAY_BUDGETS     "1": the programs are optimised, and the budgets hold as they are; otherwise several times as much is allowed
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -59,12 +59,18 @@ async function start(from, to) {
   spillway("machine", "start", ...range(from, to).map(name), "--wait");
 }
 
-/** What is over its budget. It fails where the programs are optimised. */
+/**
+ * How many times as much is allowed where programs are not optimised, and the host may be any. A page's processor time is the same
+ * there, and the time between two frames is that of everything on the host.
+ */
+const ROOM = SPILLWAY_BUDGETS === "1" ? { daemon: 1, page: 1, frame: 1 } : { daemon: 4, page: 1.5, frame: 4 };
+
+/** What is over its budget. */
 const over = [];
-function budget(isKept, text) {
-  if (isKept) return;
+function budget(used, most, text) {
+  if (used <= most) return;
   over.push(text);
-  say(`over its budget: ${text}`);
+  say(`over its budget: ${text}: ${used.toFixed(2)} of ${most.toFixed(2)}`);
 }
 
 const browser = await launch();
@@ -93,8 +99,8 @@ try {
   say(
     `daemon: ${percent(none)} of a core without a console, ${percent(one)} with one, ${percent(ten)} with ten`,
   );
-  budget(one - none <= 1, "one console takes at most 1% of a core");
-  budget(ten - none <= 1.2, "ten consoles take at most 1.2% of a core: 1.2 times what one may take");
+  budget(one - none, 1 * ROOM.daemon, "percent of a core that one console takes");
+  budget(ten - none, 1.2 * ROOM.daemon, "percent of a core that ten consoles take, 1.2 times what one may take");
 
   say("500 machines that write");
   writer.kill();
@@ -112,7 +118,7 @@ try {
   for (const kind of Object.keys(sets[0].kinds))
     say(`  ${kind} ${ms(median(sets.map((set) => set.kinds[kind])))}`);
   say(`what the main thread does at other times: ${ms(rest / sets.length)} for each set`);
-  budget(busy <= TICK_MS, `a set of figures: at most ${TICK_MS} ms of the main thread`);
+  budget(busy, TICK_MS * ROOM.page, "ms of the main thread for a set of figures");
 
   say("two thousand machines, 500 of them write: the list scrolls");
   spillway("catalog", "scale", "many", String(MACHINES));
@@ -133,7 +139,7 @@ try {
     return gaps;
   });
   say(`frames: median ${median(gaps).toFixed(0)} ms, longest ${Math.max(...gaps).toFixed(0)} ms`);
-  budget(Math.max(...gaps) <= FRAME_MS, `no frame takes more than ${FRAME_MS} ms`);
+  budget(Math.max(...gaps), FRAME_MS * ROOM.frame, "ms between two frames");
   say("a row that has the focus keeps it, and its place");
   await list.evaluate((element) => element.scrollTo(0, 0));
   const link = page.locator("tbody tr th a").nth(3);
@@ -160,7 +166,7 @@ try {
     MACHINES + 1,
   );
   await context.close();
-  if (SPILLWAY_BUDGETS === "1") assert.deepEqual(over, []);
+  assert.deepEqual(over, []);
   say("done");
 } finally {
   writer?.kill();

@@ -224,7 +224,8 @@ fn a_released_machine_has_forgotten_and_a_key_changes_its_screen() {
     browse(&mut world, "machine.mjs");
 }
 
-/// What consoles cost the daemon, and many machines the browser. The budgets hold for optimised programs: `SPILLWAY_PROGRAM`.
+/// What consoles cost the daemon, and many machines the browser. The budgets hold as they are for optimised programs (`SPILLWAY_PROGRAM`);
+/// for others several times as much is allowed.
 #[test]
 fn consoles_cost_little_with_many_machines() {
     if !can_be_had() {

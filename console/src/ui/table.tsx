@@ -2,8 +2,9 @@
 //
 // Invariant: a selection only contains rows that are shown. While there is one, or a row has the focus, rows keep their places,
 // so that none jumps away from the pointer or the keyboard. A row that has the focus is drawn wherever it is.
+import { signal } from "@preact/signals";
 import type { ComponentChildren, RefObject, VNode } from "preact";
-import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { queryValue, setQuery } from "../router.ts";
 import { plural } from "./format.ts";
 
@@ -96,8 +97,20 @@ export function hold(was: Held | null, order: string, places: string[]): Held {
   return was?.order === order ? was : { order, places };
 }
 
-function classOf(c: { isFigure?: boolean; isWide?: boolean; isExtra?: boolean }): string {
-  return `${c.isFigure ? "figure" : ""}${c.isWide ? " wide" : ""}${c.isExtra ? " extra" : ""}`;
+function classOf(c: { isFigure?: boolean; isWide?: boolean }): string {
+  return `${c.isFigure ? "figure" : ""}${c.isWide ? " wide" : ""}`;
+}
+
+const tight = matchMedia("(max-width: 1450px)");
+const isTight = signal(tight.matches);
+tight.addEventListener("change", () => {
+  isTight.value = tight.matches;
+});
+
+/** The columns that there is width for. Others are not drawn at all: each set of figures would change them, too. */
+function useFitting<T>(columns: Column<T>[]): Column<T>[] {
+  const isAll = !isTight.value;
+  return useMemo(() => (isAll ? columns : columns.filter((c) => !c.isExtra)), [columns, isAll]);
 }
 
 /** Beyond this many rows, only those that can be seen are drawn. */
@@ -294,10 +307,11 @@ function Head<T>({ columns, by, isReverse, initial, sortName, pick }: HeadProps<
 }
 
 export function Table<T>(props: TableProps<T>) {
-  const { label, columns, id, selection, initial, sortName = "sort" } = props;
+  const { label, id, selection, initial, sortName = "sort" } = props;
+  const columns = useFitting(props.columns);
   const order = queryValue(sortName) ?? initial;
   const isReverse = order.startsWith("-");
-  const by = columns.find((c) => c.key === order.replace(/^-/, ""));
+  const by = props.columns.find((c) => c.key === order.replace(/^-/, ""));
   const inOrder = useSorted(props.rows, by, isReverse);
   const [focused, setFocused] = useFocusedRow((name) => props.rows.some((row) => id(row) === name));
   const isHeld = focused !== null || (selection?.chosen.size ?? 0) > 0;
