@@ -118,6 +118,27 @@ fn images_and_catalogs_from_the_command_line() {
     assert_eq!(world.json(&["image", "list"])["items"], serde_json::json!([]));
 }
 
+/// Who asks for JSON gets JSON, also where success is all there is to say.
+#[test]
+fn every_answer_is_json_for_who_asks_for_it() {
+    let world = World::new();
+    let file = world.path("a.raw").display().to_string();
+    std::fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
+    let import = world.json(&["image", "import", "debian", &file, "--format", "raw", "--no-wait"]);
+    let id = import["id"].to_string();
+    let nothing = serde_json::json!({});
+    assert_eq!(world.json(&["operation", "wait", &id])["state"]["phase"], "done");
+    assert_eq!(world.json(&["operation", "cancel", &id]), nothing);
+    assert_eq!(world.json(&["image", "verify", "debian"])["state"]["phase"], "done");
+    let create = ["catalog", "create", "desk", "--image", "debian"];
+    assert_eq!(world.json(&[&create[..], &["--dry-run"]].concat())["name"], "desk");
+    world.ok(&create);
+    let exported = world.json(&["catalog", "export"]);
+    assert_eq!(exported["catalogs"]["desk"]["image"], "debian");
+    assert_eq!(world.json(&["catalog", "delete", "desk"]), nothing);
+    assert_eq!(world.json(&["image", "delete", "debian"]), nothing);
+}
+
 /// Warnings are shown and are no failure, unless they were asked to be.
 #[test]
 fn an_image_is_checked_for_what_breaks_clones() {

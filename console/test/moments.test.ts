@@ -104,6 +104,23 @@ test("samples are kept, and what the daemon knows of before stands in front", ()
   );
 });
 
+test("of what is gone no samples are kept, and of too many none", () => {
+  const moments = new Moments();
+  const lengths = () => moments.machines().map((row) => [row.name, row.samples.length]);
+  for (let second = 0; second < 4; second++) moments.add(moment(second, [["a", 0, 0], ["b", 0, 0]]));
+  assert.deepEqual(lengths(), [["a", 3], ["b", 3]]);
+  moments.add(moment(4, [["a", 0, 0]]));
+  moments.add(moment(5, [["a", 0, 0], ["b", 0, 0]]));
+  assert.deepEqual(lengths(), [["a", 5], ["b", 1]], "another one has the name");
+  const many = Array.from({ length: 201 }, (_, i): [string, number, number] => [i ? `m${i}` : "a", 0, 0]);
+  moments.add(moment(6, many));
+  assert.deepEqual(lengths()[0], ["a", 0]);
+  const { catalogs } = moment(7, []);
+  const alike = many.map(([name]) => ({ ...(catalogs[0] as Figures["catalogs"][number]), name }));
+  for (const second of [7, 8]) moments.add({ ...moment(second, []), catalogs: alike });
+  assert.deepEqual(moments.lastingCatalogs(), [], "and none is seeded");
+});
+
 test("when nothing has changed, rates fall to nothing", () => {
   const moments = new Moments();
   moments.add(moment(0, [["a", 0, 0]]));

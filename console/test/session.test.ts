@@ -1,5 +1,5 @@
 // A session: what is known of it, when it is asked for again, and that nothing outlives it.
-import { browser, hear } from "./dom.ts";
+import { browser, hear, repeat } from "./dom.ts";
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, test } from "node:test";
 import { raw } from "../src/api/client.ts";
@@ -56,6 +56,7 @@ test("a refused request asks who the caller is; another caller begins anew", asy
     "GET /v1/session": { status: 200, body: SESSION },
     "POST /v1/host": problem(403, "needs admin"),
   };
+  session.value = { is: "unknown", why: null };
   await begin();
   assert.deepEqual([can("operate"), can("admin")], [true, false]);
   mock.timers.tick(60_000);
@@ -157,6 +158,83 @@ test("tabs go on when somebody has signed in in another one", async () => {
   browser.reloads = 0;
   hear("out");
   assert.equal(browser.reloads, 1, "who signs out leaves nothing behind in any tab");
+});
+
+/** Answers come when a test gives them: these are the questions that wait for one, by method. */
+function holdAnswers(): { method: string; give(reply: Omit<Reply, "etag">): Promise<unknown> }[] {
+  const held: ReturnType<typeof holdAnswers> = [];
+  transport.request = ({ method }) =>
+    new Promise((done) => {
+      const give = (reply: Omit<Reply, "etag">) => {
+        done({ etag: null, ...reply });
+        return settled();
+      };
+      held.push({ method, give });
+    });
+  return held;
+}
+
+test("a page is covered when its session is over by the clock, before the daemon answers", async () => {
+  const lasting = (seconds_left: number) => ({ status: 200, body: { ...SESSION, seconds_left } });
+  answers = { "GET /v1/session": lasting(100) };
+  session.value = { is: "unknown", why: null };
+  hasEnded.value = false;
+  await begin();
+  const held = holdAnswers();
+  const covers: boolean[] = [];
+  const stop = hasEnded.subscribe((isCovered) => covers.push(isCovered));
+  mock.timers.tick(100_999);
+  repeat();
+  visible.value = false;
+  visible.value = true;
+  assert.deepEqual([covers, held.length], [[false], 1], "whoever only comes back sees no cover");
+  await held.pop()?.give(lasting(0));
+  assert.deepEqual(covers, [false]);
+  mock.timers.tick(1000);
+  repeat();
+  assert.deepEqual([covers, held.length, isSignedIn.value], [[false, true], 1, false]);
+  repeat();
+  assert.equal(held.length, 1, "it is asked for once");
+  await held.pop()?.give(problem(401, "unknown"));
+  assert.deepEqual([session.value.is, browser.reloads, hasEnded.value], ["in", 0, true], "the page is kept");
+  hear("in");
+  await held.pop()?.give(lasting(50));
+  assert.equal(hasEnded.value, false, "somebody has signed in in another tab");
+  // Nobody sees the page, and nothing of it runs meanwhile.
+  visible.value = false;
+  mock.timers.tick(51_000);
+  assert.equal(hasEnded.value, false);
+  visible.value = true;
+  assert.deepEqual([hasEnded.value, held.length], [true, 1]);
+  await held.pop()?.give(lasting(50));
+  assert.equal(hasEnded.value, false);
+  // Nobody sees the page, which runs.
+  visible.value = false;
+  mock.timers.tick(51_000);
+  repeat();
+  assert.deepEqual([hasEnded.value, held.length], [true, 0], "nobody is asked for it");
+  visible.value = true;
+  assert.equal(held.length, 1);
+  await held.pop()?.give(lasting(50));
+  assert.equal(hasEnded.value, false);
+  stop();
+});
+
+test("a page that is just opened hears that somebody has signed in, or out", async () => {
+  session.value = { is: "unknown", why: null };
+  hasEnded.value = false;
+  const held = holdAnswers();
+  const begun = begin();
+  hear("in");
+  await held.pop()?.give(problem(401, "unknown"));
+  assert.deepEqual([session.value.is, held.length], ["unknown", 1], "it is asked for again");
+  hear("out");
+  await held.pop()?.give({ status: 200, body: SESSION });
+  assert.deepEqual([session.value.is, held.length], ["unknown", 1]);
+  await held.pop()?.give({ status: 200, body: { ...SESSION, caller: "eve" } });
+  await begun;
+  assert.deepEqual([session.value, held.length], [{ is: "in", session: { ...SESSION, caller: "eve" } }, 0]);
+  assert.equal(browser.reloads, 0);
 });
 
 test("an answer that was asked for before somebody signed in does not end the session", async () => {

@@ -2,7 +2,7 @@
 //! they keep or without.
 
 use crate::world::World;
-use serde_json::Value;
+use serde_json::{Value, json};
 use spillway_testkit::process::wait_until;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -63,6 +63,8 @@ fn a_version_is_the_image_with_what_a_machine_has_written_over_it() {
     world.ok(&["catalog", "create", "own", "--image", "golden", "--count", "1", "--type", "dedicated"]);
     world.ok(&["catalog", "create", "desk", "--image", "golden", "--count", "1"]);
     world.ok(&["machine", "start", "own-001", "--wait"]);
+    let attach = world.json(&["machine", "attach", "own-001", "--for", "qemu"]);
+    assert!(attach["instructions"].as_str().unwrap().contains("vhost-user-blk-pci"), "{attach}");
     write(
         &world,
         "own-001",
@@ -339,7 +341,8 @@ fn what_is_left(mut world: World) {
     // Their file system is not there for a while.
     std::fs::rename(world.path("big"), world.path("away")).unwrap();
     let uuids: Vec<&str> = all.iter().map(|entry| entry["uuid"].as_str().unwrap()).collect();
-    world.ok(&[&["leftover", "delete"][..], &uuids].concat());
+    let deleted = world.json(&[&["leftover", "delete"][..], &uuids].concat());
+    assert_eq!(deleted["items"], uuids.iter().map(|uuid| json!({ "uuid": uuid })).collect::<Value>());
     assert_eq!(left(&world), [Value::Null; 0]);
     let event_raised = || (world.events("is its file system mounted?") >= 4).then_some(());
     wait_until(Duration::from_secs(20), event_raised).expect("nobody misses it");

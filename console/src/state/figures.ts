@@ -22,8 +22,8 @@ const BREAK_MS = 30_000;
 type Scope = { catalog?: string; machine?: string; machines?: false; fields?: string };
 
 const numbers = (group: string, ...names: string[]) => names.map((name) => `${group}.${name}`);
-/** What lists of machines show of each. */
-const LISTED = [
+/** What lists of machines show of each: columns need no other. */
+export const LISTED = [
   ...numbers("levels", "ram_used_bytes", "ram_limit_bytes", "overflow_used_bytes", "overflow_limit_bytes"),
   ...numbers("levels", "warning", "critical", "full", "degraded", "stalled"),
   ...numbers("counters.guest", "read_bytes", "written_bytes"),

@@ -297,9 +297,10 @@ export class Moments {
     return this.moments.at(-1);
   }
 
-  /** Catalogs that are in the last two moments: one of a single moment may have been deleted since. */
+  /** Catalogs that have samples and are in the last two moments: one of a single moment may have been deleted since. */
   lastingCatalogs(): string[] {
     const was = this.indexOf(this.moments.at(-2), "catalogs");
+    if (was.size > SAMPLED_OBJECTS) return [];
     return (this.last?.catalogs ?? []).map((c) => c.name).filter((name) => was.has(name));
   }
 
@@ -312,6 +313,9 @@ export class Moments {
     const seconds = this.passed(before);
     if (!before || !this.last || seconds <= 0) return;
     const time = Date.parse(this.last.time) / 1000;
+    // Of what is gone, nothing is kept.
+    const kept = this.samples;
+    this.samples = new Map();
     for (const kind of ["catalogs", "machines"] as const) {
       const now: (Parts & { name: string })[] = this.last[kind];
       if (now.length > SAMPLED_OBJECTS) continue;
@@ -319,7 +323,7 @@ export class Moments {
       for (const object of now) {
         const rates = ratesBetween(object.counters, was.get(object.name)?.counters ?? {}, seconds);
         const key = `${kind}/${object.name}`;
-        const samples = this.samples.get(key) ?? [];
+        const samples = kept.get(key) ?? [];
         // Another list, not a longer one: whoever shows it sees that it has changed.
         const sample = {
           time,

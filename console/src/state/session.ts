@@ -1,8 +1,8 @@
 // Who is signed in, and what their role permits. Owns the session; never sees a token longer than it takes to send it.
 //
 // Invariant: the role only decides what the page offers. What is permitted is decided by the daemon. Nothing that one caller has read
-// or filled in is there for another caller or role: between two, the page is loaded anew. At the end of a session the page is covered
-// and asks for nothing, until the same caller signs in with the same role.
+// or filled in is there for another caller or role: between two, the page is loaded anew. At the end of a session, also by the clock of
+// the browser alone, the page is covered and asks for nothing, until the same caller signs in with the same role.
 import { computed, signal } from "@preact/signals";
 import { ApiError, hooks, raw, words } from "../api/client.ts";
 import { onTold, tell } from "./tabs.ts";
@@ -45,6 +45,10 @@ hooks.refused = () => {
 
 /** When the session was asked for last, in milliseconds since the epoch. */
 let asked = 0;
+/** When the session ends by the clock of the browser, in milliseconds since the epoch. */
+let endsAt = Number.POSITIVE_INFINITY;
+/** How often the clock is looked at: after a suspend, a timer would be late. */
+const LOOK_MS = 1000;
 
 async function ask(): Promise<Session> {
   asked = Date.now();
@@ -58,10 +62,14 @@ export const isUnauthenticated = (error: unknown) =>
 /** Asks who the caller is, until the daemon says it. */
 export async function begin(): Promise<void> {
   for (let wait = 1000; ; wait = Math.min(wait * 2, 10_000)) {
+    const mine = turn;
     try {
-      session.value = { is: "in", session: await ask() };
+      const now = await ask();
+      if (mine !== turn) continue;
+      enter(now);
       return;
     } catch (error) {
+      if (mine !== turn) continue;
       if (isUnauthenticated(error)) {
         session.value = { is: "out" };
         return;
@@ -72,11 +80,12 @@ export async function begin(): Promise<void> {
   }
 }
 
-/** Grows with each question and each login: an answer to an earlier question says nothing any more. */
+/** Grows with each question, login and message of another tab: an answer to an earlier question says nothing any more. */
 let turn = 0;
 
 /** Asks again who the caller is: the session may have ended, or be that of somebody else by now. */
 async function renew(): Promise<void> {
+  // It is asked for already.
   if (session.value.is === "unknown") return;
   const mine = ++turn;
   try {
@@ -88,10 +97,23 @@ async function renew(): Promise<void> {
   }
 }
 
+/** Covers the page when the time of its session is over, before the daemon is asked: its answer may take long. */
+function endByClock(): boolean {
+  if (!isSignedIn.peek() || Date.now() < endsAt) return false;
+  end();
+  return true;
+}
+
+setInterval(() => {
+  if (endByClock() && visible.peek()) void renew();
+}, LOOK_MS);
 visible.subscribe((isVisible) => {
-  if (isVisible) void renew();
+  if (!isVisible) return;
+  endByClock();
+  void renew();
 });
 onTold((what) => {
+  turn++;
   if (what === "out" && session.value.is === "in") loadAnew();
   // A tab that nobody sees asks when it is seen.
   if (what === "in" && visible.value) void renew();
@@ -115,6 +137,8 @@ function enter(now: Session): void {
       return;
     }
   }
+  // The daemon rounds down: until one second later it may go on.
+  endsAt = now.seconds_left === null ? Number.POSITIVE_INFINITY : Date.now() + (now.seconds_left + 1) * 1000;
   session.value = { is: "in", session: now };
   hasEnded.value = false;
 }

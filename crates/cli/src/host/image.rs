@@ -5,7 +5,6 @@ use super::sign::sign;
 use super::words::{RESIDENCIES, words};
 use super::{Daemon, Limit, progress, table};
 use crate::error::{Exit, Failure};
-use crate::output;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use spillway_api::client::Client;
@@ -236,8 +235,8 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
             let version = chosen(&client, &image)?;
             let path = format!("/v1/images/{}/versions/{version}/verify", image.name);
             let begun: Operation = client.post(&path, &())?;
-            progress::wait(&client, &begun)?;
-            output::print(&format!("{}:{version} is as it was imported\n", image.name)).map(drop)
+            let done = progress::wait(&client, &begun)?;
+            daemon.show(&done, |_| format!("{}:{version} is as it was imported\n", image.name))
         }
         ImageCommand::Check { image, strict } => check(daemon, &client, &image, strict),
         ImageCommand::Delete { image } => {
@@ -245,8 +244,8 @@ pub fn image(daemon: &Daemon, command: ImageCommand) -> Result<(), Failure> {
                 Some(version) => format!("/v1/images/{}/versions/{version}", image.name),
                 None => format!("/v1/images/{}", image.name),
             };
-            client.delete::<Empty>(&path)?;
-            output::print(&format!("{image} is deleted\n")).map(drop)
+            let deleted: Empty = client.delete(&path)?;
+            daemon.show(&deleted, |_| format!("{image} is deleted\n"))
         }
     }
 }

@@ -4,8 +4,9 @@ use super::{Daemon, Limit};
 use crate::error::Failure;
 use crate::output;
 use clap::Subcommand;
+use serde::Serialize;
 use spillway_api::client::Client;
-use spillway_api::{Empty, Leftover};
+use spillway_api::{Empty, Leftover, List};
 use spillway_control::bytes;
 
 const DELETE_EXAMPLE: &str = "\
@@ -40,13 +41,29 @@ pub fn leftover(daemon: &Daemon, command: LeftoverCommand) -> Result<(), Failure
             ["MACHINE", "UUID", "DELETED", "OF", "SIZE", "FILE"],
             rows,
         ),
-        LeftoverCommand::Delete { uuids } => uuids.iter().try_for_each(|uuid| {
-            let uuid = uuid.to_lowercase();
-            client.delete::<Empty>(&format!("/v1/leftovers/{uuid}"))?;
-            output::print(&format!("{uuid} is deleted\n"))?;
-            Ok(())
-        }),
+        LeftoverCommand::Delete { uuids } => delete(daemon, &client, &uuids),
     }
+}
+
+/// Deletion report.
+#[derive(Serialize)]
+struct DeletionReport {
+    uuid: String,
+}
+
+/// Deletes the files of machines, and shows those that are deleted. The first refusal ends it.
+fn delete(daemon: &Daemon, client: &Client, uuids: &[String]) -> Result<(), Failure> {
+    let mut items = Vec::new();
+    let outcome = uuids.iter().try_for_each(|uuid| {
+        let uuid = uuid.to_lowercase();
+        client.delete::<Empty>(&format!("/v1/leftovers/{uuid}"))?;
+        items.push(DeletionReport { uuid });
+        Ok(())
+    });
+    daemon.show(&List { items }, |deleted| {
+        deleted.items.iter().map(|DeletionReport { uuid }| format!("{uuid} is deleted\n")).collect()
+    })?;
+    outcome
 }
 
 /// Prints a notice about files that the deleted machines have left.

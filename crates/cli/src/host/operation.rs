@@ -2,7 +2,6 @@
 
 use super::{Daemon, Limit, progress};
 use crate::error::Failure;
-use crate::output;
 use clap::Subcommand;
 use spillway_api::{Empty, Operation, OperationState};
 
@@ -47,12 +46,12 @@ pub fn operation(daemon: &Daemon, command: OperationCommand) -> Result<(), Failu
         }
         OperationCommand::Wait { id } => {
             let begun: Operation = client.get(&format!("/v1/operations/{id}"))?;
-            progress::wait(&client, &begun)?;
-            output::print(&format!("{} is done\n", begun.what)).map(drop)
+            let done = progress::wait(&client, &begun)?;
+            daemon.show(&done, |done| format!("{} is done\n", done.what))
         }
         OperationCommand::Cancel { id } => {
-            client.delete::<Empty>(&format!("/v1/operations/{id}"))?;
-            output::print(&format!("operation {id} is told to stop\n")).map(drop)
+            let told: Empty = client.delete(&format!("/v1/operations/{id}"))?;
+            daemon.show(&told, |_| format!("operation {id} is told to stop\n"))
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use super::{Daemon, progress, table};
 use crate::error::Failure;
-use crate::output;
 use clap::{Args, Subcommand};
 use spillway_api::{
     CollectionOutcome, Empty, ImageRef, List, Name, Operation, OperationOutcome, Registry, RegistryCheck,
@@ -147,8 +146,9 @@ pub fn registry(daemon: &Daemon, command: RegistryCommand) -> Result<(), Failure
             let version = image.version.ok_or_else(|| {
                 Failure::usage(format!("{registry}/{image}: which version? Such as {registry}/{image}:2"))
             })?;
-            client.delete::<Empty>(&format!("/v1/registries/{registry}/images/{}/{version}", image.name))?;
-            output::print(&format!("{registry}/{image} is deleted\n")).map(drop)
+            let deleted: Empty =
+                client.delete(&format!("/v1/registries/{registry}/images/{}/{version}", image.name))?;
+            daemon.show(&deleted, |_| format!("{registry}/{image} is deleted\n"))
         }
         RegistryCommand::Gc { name, delete, grace, gap } => {
             let order = RegistryCollection { delete, grace_seconds: Some(grace), gap_seconds: Some(gap) };
@@ -161,8 +161,8 @@ pub fn registry(daemon: &Daemon, command: RegistryCommand) -> Result<(), Failure
             }
         }
         RegistryCommand::Remove { name } => {
-            client.delete::<Empty>(&format!("/v1/registries/{name}"))?;
-            output::print(&format!("{name} is removed; what is in it stays\n")).map(drop)
+            let removed: Empty = client.delete(&format!("/v1/registries/{name}"))?;
+            daemon.show(&removed, |_| format!("{name} is removed; what is in it stays\n"))
         }
     }
 }

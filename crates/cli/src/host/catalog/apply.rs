@@ -49,9 +49,9 @@ struct CatalogFile {
 pub struct Export {
     /// The catalogs [default: all]
     names: Vec<Name>,
-    /// Format of the file
-    #[arg(long, value_enum, default_value = "toml")]
-    format: Format,
+    /// Format of the file [default: toml, with --json json]
+    #[arg(long, value_enum)]
+    format: Option<Format>,
 }
 
 /// Outcome of applying a catalog.
@@ -97,7 +97,8 @@ impl Diff {
 
 impl Export {
     /// Prints the file.
-    pub fn run(self, client: &Client) -> Result<(), Failure> {
+    pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
+        let default = if daemon.json { Format::Json } else { Format::Toml };
         let catalogs = if self.names.is_empty() {
             client.list::<Catalog>("/v1/catalogs")?.items
         } else {
@@ -112,7 +113,7 @@ impl Export {
             output::complain("warning", &text);
         }
         let catalogs = catalogs.iter().map(|catalog| (&catalog.name, &catalog.spec));
-        output::print(&file::write(catalogs, self.format)).map(drop)
+        output::print(&file::write(catalogs, self.format.unwrap_or(default))).map(drop)
     }
 }
 

@@ -101,7 +101,7 @@ pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Fai
         CatalogCommand::Create(create) => create.run(daemon, &client)?,
         CatalogCommand::Apply(apply) => apply.run(daemon, &client)?,
         CatalogCommand::Diff(diff) => return diff.run(daemon, &client),
-        CatalogCommand::Export(export) => export.run(&client)?,
+        CatalogCommand::Export(export) => export.run(daemon, &client)?,
         CatalogCommand::List { labels, limit } => list(daemon, &client, &labels, limit)?,
         CatalogCommand::Show { name } => show(daemon, &client.get(&path(&name))?)?,
         CatalogCommand::Scale { name, count, with_data, force, dry_run } => {
@@ -113,8 +113,9 @@ pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Fai
         CatalogCommand::Rollback(rollback) => rollback.run(daemon, &client)?,
         CatalogCommand::Rollout(command) => rollout::rollout(daemon, &client, command)?,
         CatalogCommand::Delete { name, with_data, force } => {
-            client.delete::<Empty>(&format!("{}?with_data={with_data}&force={force}", path(&name)))?;
-            output::print(&format!("{name} is deleted\n"))?;
+            let deleted: Empty =
+                client.delete(&format!("{}?with_data={with_data}&force={force}", path(&name)))?;
+            daemon.show(&deleted, |_| format!("{name} is deleted\n"))?;
             leftover::tell(&client, |left| left.catalog == name)?;
         }
     }

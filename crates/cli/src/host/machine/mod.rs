@@ -10,9 +10,10 @@ use super::console::console;
 use super::words::{number, word};
 use super::{Daemon, Labels, Limit};
 use crate::error::{Exit, Failure};
-use crate::{attach, dirty, output};
+use crate::{attach, dirty};
 use action::{EndOptions, MachineSelection, OnceOption, SelectorOptions, act, delete, drain};
 use clap::Subcommand;
+use serde_json::json;
 use spillway_api::client::Client;
 use spillway_api::{Action, DirtyRanges, MachineDetails, MachineRun, Name, bounds};
 use table::{COLUMNS, page, row};
@@ -201,7 +202,8 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
         }
         MachineCommand::Attach { name, vmm } => {
             let vhost_user = run(&client, &name)?.disk_socket;
-            output::print(&attach::instructions(&crate::args::Attach { vhost_user, vmm })?).map(drop)
+            let text = attach::instructions(&crate::args::Attach { vhost_user, vmm })?;
+            daemon.show(&json!({ "instructions": text }), |_| text.clone())
         }
         MachineCommand::Stats { name, dirty: true, top, .. } => {
             let limit = top.map(|top| format!("?limit={top}")).unwrap_or_default();
