@@ -3,7 +3,7 @@
 //
 // SPILLWAY_CONSOLE_TOKEN     over TLS: the token
 import assert from "node:assert/strict";
-import { ask, base, go, launch, lines, median, open, say, settled, spillway } from "./lib.mjs";
+import { ask, base, go, launch, lines, median, open, say, sayPages, settled, spillway } from "./lib.mjs";
 
 const TABS = 8;
 const token = process.env.SPILLWAY_CONSOLE_TOKEN;
@@ -49,9 +49,24 @@ async function arrivals(tabs, time) {
 
 /** A phone, where the menu is folded, says that figures are old before it is known whether the daemon is away. */
 async function onAPhone() {
-  say("the daemon is stopped: what a phone says of its figures");
+  say("what a phone says of figures that do not come");
   const { context, page } = await open(browser, { viewport: { width: 390, height: 844 } });
+  let letGo;
+  const held = new Promise((done) => {
+    letGo = done;
+  });
+  await page.route("**/v1/figures*", async (route) => {
+    await held;
+    await route.continue();
+  });
   await go(page, "#/machines");
+  const none = page.getByRole("listitem").filter({ hasText: "figures: not read yet" });
+  await none.waitFor({ timeout: 15_000 });
+  assert.equal(await page.getByText("The daemon has not answered since").count(), 0);
+  letGo();
+  await none.waitFor({ state: "detached" });
+
+  say("the daemon is stopped: what it says then");
   const old = page.getByRole("listitem").filter({ hasText: /^figures: read \d+ s ago/ });
   await page.locator(".freshness", { hasText: "Figures are live" }).waitFor({ state: "attached" });
   assert.equal(await old.count(), 0);
@@ -170,8 +185,7 @@ try {
   );
   say("done");
 } catch (error) {
-  for (const context of browser.contexts())
-    for (const tab of context.pages()) console.error(await tab.locator("body").innerText());
+  await sayPages(browser);
   throw error;
 } finally {
   await browser.close();

@@ -1,7 +1,7 @@
 // How pages behave: with the keyboard, in the URL, while the daemon is away, and without a session.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { assertClean, axe, axeInThemes, base, go, launch, objects, open } from "./lib.mjs";
+import { assertClean, axe, axeInThemes, base, go, launch, objects, open, spillway } from "./lib.mjs";
 
 let browser;
 before(async () => {
@@ -65,6 +65,54 @@ test("an act names its consequences and its command, and Escape changes nothing"
     "the focus returns",
   );
   assert.deepEqual(changes, []);
+  await context.close();
+});
+
+test("the focus is not lost when a browser closes a dialog by itself, and what it would go back to is gone", async () => {
+  const { context, page } = await open(browser);
+  await go(page, "#/stores");
+  const add = page.getByRole("button", { name: "Add a store" });
+  await add.focus();
+  await page.keyboard.press("Enter");
+  const dialog = page.getByRole("dialog");
+  await dialog.waitFor();
+  await add.evaluate((button) => {
+    button.disabled = true;
+  });
+  // Chromium asks the page before (cancel), also when it does not heed the answer. Other browsers may not.
+  await dialog.evaluate((element) => element.close());
+  await dialog.waitFor({ state: "detached" });
+  await page.waitForFunction(() => document.activeElement?.id === "page-title");
+  await context.close();
+});
+
+test("a row that has the focus keeps its place while another window is used", async () => {
+  const { context, page } = await open(browser);
+  await go(page, "#/machines?filter=desk-&sort=state");
+  const names = () => page.locator("tbody th").allInnerTexts();
+  const [first, ...others] = await names();
+  assert.ok(others.length, first);
+  const row = page.getByRole("row", { name: first });
+  await row.getByRole("link", { name: first }).focus();
+  // Playwright lets each page believe that its window has the focus.
+  const cdp = await context.newCDPSession(page);
+  await cdp.send("Emulation.setFocusEmulationEnabled", { enabled: false });
+  const other = await context.newPage();
+  await other.bringToFront();
+  await page.waitForFunction(() => !document.hasFocus());
+  spillway("machine", "stop", first, "--wait");
+  try {
+    await row.getByText("stopped").waitFor();
+    assert.deepEqual(await names(), [first, ...others]);
+    await page.bringToFront();
+    await page.waitForFunction(() => document.hasFocus());
+    assert.deepEqual(await names(), [first, ...others]);
+    await page.getByRole("searchbox").focus();
+    await page.waitForFunction((first) => document.querySelector("tbody th").innerText !== first, first);
+    assert.deepEqual(await names(), [...others, first], "and lets it go with the focus");
+  } finally {
+    spillway("machine", "start", first, "--wait");
+  }
   await context.close();
 });
 

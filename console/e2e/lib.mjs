@@ -222,6 +222,12 @@ export const say = (text) => console.log(`[${((Date.now() - begun) / 1000).toFix
 
 export const median = (numbers) => [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
 
+/** Says what is on each page of a browser, for whoever reads why a script has failed. */
+export async function sayPages(browser) {
+  for (const context of browser.contexts())
+    for (const page of context.pages()) console.error(await page.locator("body").innerText());
+}
+
 /** Takes a picture of a page, wide and narrow, for the book: if SPILLWAY_SHOTS names a folder. */
 export async function shot(page, name) {
   if (!process.env.SPILLWAY_SHOTS) return;

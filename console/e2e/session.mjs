@@ -11,6 +11,7 @@ import {
   objects,
   open,
   say,
+  sayPages,
   settled,
   signIn,
   spillway,
@@ -26,6 +27,11 @@ const mark = (page) =>
     globalThis.notLoadedAgain = true;
   });
 const isMarked = (page) => page.evaluate(() => globalThis.notLoadedAgain === true);
+/** Waits until something has come about in this script. */
+async function waitUntil(is, what) {
+  for (const until = Date.now() + 10_000; !is(); await new Promise((done) => setTimeout(done, 50)))
+    assert.ok(Date.now() < until, what);
+}
 const gone = (page) => ended(page).waitFor({ state: "detached" });
 
 /** Signs in again over a page. */
@@ -33,6 +39,93 @@ async function signInAgain(page, token) {
   await ended(page).waitFor({ timeout: 20_000 });
   await ended(page).getByLabel("Token").fill(token);
   await page.keyboard.press("Enter");
+}
+
+/** The time of a session is over by the clock of the browser: nobody waits for an answer until the page is covered. */
+async function byTheClock(context) {
+  say("a page whose session is over by the clock is covered before the daemon answers");
+  const page = await context.newPage();
+  let held;
+  let count = 0;
+  await page.route("**/v1/session", async (route) => {
+    const response = await route.fetch();
+    count++;
+    if (count > 1) held = () => route.fulfill({ response });
+    else await route.fulfill({ response, json: { ...(await response.json()), seconds_left: 1 } });
+  });
+  await go(page, "#/machines");
+  await mark(page);
+  await ended(page).waitFor();
+  assert.equal(await isCovered(page), true, "nothing is seen of the page");
+  await waitUntil(() => held, "it asks");
+  await held();
+  await gone(page);
+  assert.deepEqual([await isMarked(page), count], [true, 2], "the page was not loaded again");
+  await page.close();
+}
+
+/** An act is found out while a session ends: its dialog is not opened over the cover, and not under it. */
+async function noActOverTheCover(context) {
+  say("an act that is found out when its session has ended is not asked for");
+  spillway("catalog", "create", "keep", "--image", "golden", "--type", "dedicated", "--mode", "persistent");
+  const page = await context.newPage();
+  await go(page, "#/images/golden");
+  const commit = page.getByRole("button", { name: "Commit a machine's disk" });
+  const act = page.getByRole("dialog", { name: /^Make a version of golden/ });
+  // Opened before anything else can happen: what comes later comes above it.
+  await page.getByRole("button", { name: "Import a file" }).evaluate(async (button) => {
+    button.click();
+    for (let i = 0; i < 10; i++) await null;
+    if (!document.querySelector("dialog.act").open) throw new Error("the dialog is not open yet");
+  });
+  await page.keyboard.press("Escape");
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+  let held;
+  await page.route("**/v1/machines?catalog=keep*", async (route) => {
+    const response = await route.fetch();
+    held = () => route.fulfill({ response });
+  });
+  await commit.click();
+  await waitUntil(() => held, "the machines are asked for");
+  await context.clearCookies();
+  await ended(page).waitFor({ timeout: 20_000 });
+  const answered = page.waitForResponse(/catalog=keep/);
+  await held();
+  await (await answered).finished();
+  // The page has taken it when it has taken another answer.
+  await page.evaluate(() => fetch(new URL("../v1/session", document.baseURI)));
+  await page.evaluate(() => new Promise(requestAnimationFrame));
+  assert.equal(await act.count(), 0);
+  assert.equal(await page.locator("dialog").count(), 1, "only the cover is there");
+  await signInAgain(page, "admin");
+  await gone(page);
+  await page.unroute("**/v1/machines?catalog=keep*");
+  await commit.click();
+  await act.waitFor();
+  await page.close();
+  spillway("catalog", "delete", "keep");
+}
+
+/** Windows of consoles begin anew when somebody has signed in. */
+async function consolesAnew(context, { form }, machine) {
+  say("windows of consoles try again when somebody has signed in");
+  const windows = [];
+  for (const kind of ["serial", "screen"]) {
+    const page = await context.newPage();
+    await page.goto(`${base}${kind}.html#/machines/${machine}`);
+    await page.getByText(/the machine has no/).waitFor();
+    windows.push(page);
+  }
+  await context.clearCookies();
+  for (const page of windows) {
+    await page.getByRole("button", { name: "Connect again" }).click();
+    await page.getByText("you are not logged in").waitFor();
+  }
+  await signInAgain(form, "admin");
+  for (const page of windows) {
+    await page.getByText(/the machine has no/).waitFor();
+    await page.close();
+  }
 }
 
 /** The daemon dies and comes back, and knows no session any more. */
@@ -43,7 +136,7 @@ async function daemonAnew(tabs) {
   await ask("start the daemon");
   for (const page of Object.values(tabs)) {
     await ended(page).waitFor({ timeout: 20_000 });
-    assert.equal(await page.title(), "Sign in - Spillway");
+    await page.waitForFunction(() => document.title === "Sign in - Spillway");
     assert.equal(await isCovered(page), true, "nothing is seen of the page");
     assert.deepEqual(await axe(page), []);
     for (let i = 0; i < 3; i++) await page.keyboard.press("Escape");
@@ -153,16 +246,18 @@ try {
     await mark(page);
     assert.equal(await isCovered(page), false);
   }
+  await byTheClock(context);
   await daemonAnew(tabs);
   await actAgain(tabs, machine);
+  await noActOverTheCover(context);
+  await consolesAnew(context, tabs, machine);
   await anotherRole(tabs);
   await signOut(tabs);
   assert.ok(base.startsWith("https:"));
   await context.close();
   say("done");
 } catch (error) {
-  for (const context of browser.contexts())
-    for (const tab of context.pages()) console.error(await tab.locator("body").innerText());
+  await sayPages(browser);
   throw error;
 } finally {
   await browser.close();

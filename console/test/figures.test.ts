@@ -25,8 +25,10 @@ test("figures that do not come are stale, and old ones that are just asked for a
   const stale = () => staleFigures(Date.now());
   startFigures();
   session.value = { is: "in", session: { caller: "a", role: "read", by: "session", seconds_left: 9 } };
-  mock.timers.tick(60_000);
-  assert.equal(stale(), null, "there are none");
+  mock.timers.tick(8000);
+  assert.equal(stale(), null);
+  mock.timers.tick(1);
+  assert.deepEqual(stale(), { at: null, error: null }, "there are none, and that is said");
   await come({});
   const at = figuresAt.value;
   assert.equal(at, Date.now());

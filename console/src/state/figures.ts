@@ -43,12 +43,15 @@ export const figuresError = signal<Error | null>(null);
 /** When they were asked for first after a time in which the page asked for nothing, in milliseconds. */
 let askedSince = Number.POSITIVE_INFINITY;
 
-/** When the stale figures that are shown came, and why there are no others if that is known; null if they are not stale. */
-export function staleFigures(now: number): { at: number; error: Error | null } | null {
+/**
+ * When the stale figures that are shown came, null if none did, and why there are no others if that is known; null if they are not
+ * stale.
+ */
+export function staleFigures(now: number): { at: number | null; error: Error | null } | null {
   const error = figuresError.value;
   const at = figuresAt.value;
   // After such a time they are old, and others will be there at once.
-  if (at === null || now - Math.max(at, askedSince) <= STALE_MS) return null;
+  if (now - Math.max(at ?? 0, askedSince) <= STALE_MS) return null;
   return { at, error };
 }
 

@@ -1,7 +1,7 @@
 // The dialog of an act: it names what will happen and what is lost, shows the equal command, and carries the act out.
 //
-// Invariant: at most one dialog is open. Whoever closes it has changed nothing. Where data that is kept would be lost, the
-// name has to be typed first.
+// Invariant: at most one dialog is open, and none is opened over the cover of an ended session. Whoever closes it has changed nothing.
+// Where data that is kept would be lost, the name has to be typed first.
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
@@ -9,6 +9,7 @@ import { ApiError, words } from "../api/client.ts";
 import { PartlyDone } from "../pieces.ts";
 import { pageKey } from "../router.ts";
 import { refresh } from "../state/resource.ts";
+import { isSignedIn } from "../state/session.ts";
 import { toast } from "./announce.tsx";
 import { Command, Labelled } from "./parts.tsx";
 
@@ -57,9 +58,9 @@ export function headingOf(error: unknown): string {
   return error instanceof PartlyDone ? "" : "Not known whether it was done.";
 }
 
-/** Asks before an act. */
+/** Asks before an act, unless the session has ended while it was found out. */
 export function ask(act: Act): void {
-  open.value = act;
+  if (isSignedIn.peek()) open.value = act;
 }
 
 export function ActDialog() {
@@ -77,7 +78,8 @@ export function ActDialog() {
     // Another page, another matter.
     open.value = null;
   }, [key]);
-  useEffect(() => {
+  // At once: a session that ends from now on covers what is open.
+  useLayoutEffect(() => {
     setState({ busy: false, error: null, typed: "", values: initial(act) });
     if (act && ref.current && !ref.current.open) ref.current.showModal();
   }, [act]);
@@ -86,11 +88,16 @@ export function ActDialog() {
     if (state.error !== null) submit.current?.focus();
   }, [state.error]);
   if (!act) return null;
-  const close = () => {
-    // The browser gives the focus back to where it was. If that is gone, the title gets it.
-    ref.current?.close();
+  /** The dialog is closed. The browser has given the focus back to where it was. If that cannot have it any more, the title gets it. */
+  const closed = () => {
     open.value = null;
-    if (document.activeElement === document.body) document.getElementById("page-title")?.focus();
+    const { activeElement, body } = document;
+    if (activeElement === body || ref.current?.contains(activeElement))
+      document.getElementById("page-title")?.focus();
+  };
+  const close = () => {
+    ref.current?.close();
+    closed();
   };
   const run = async () => {
     setState((s) => ({ ...s, busy: true, error: null }));
@@ -136,7 +143,7 @@ export function ActDialog() {
       }}
       // A browser may also close it by itself. What is under way then tells its result in a toast.
       onClose={() => {
-        if (open.peek() === act) open.value = null;
+        if (open.peek() === act) closed();
       }}
     >
       <form

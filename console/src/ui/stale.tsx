@@ -14,11 +14,12 @@ export function StaleNotice() {
   if (old.length === 0 || awaySince.value !== null) return null;
   return (
     <Notice tone="warning">
-      <strong>A part of this page is old.</strong> The page tries again by itself.
+      <strong>A part of this page is old or not there.</strong> The page tries again by itself.
       <ul>
         {old.map(({ parts, at, error }) => (
           <li key={parts.join("/")}>
-            <code>{parts.join("/")}</code>: read {duration((now.value - at) / 1000)} ago.{" "}
+            <code>{parts.join("/")}</code>:{" "}
+            {at === null ? "not read yet" : `read ${duration((now.value - at) / 1000)} ago`}.{" "}
             {error ? `Reading it again failed: ${words(error)}` : "The daemon is slow to answer."}
           </li>
         ))}

@@ -391,8 +391,10 @@ export function Table<T>(props: TableProps<T>) {
           }
         />
         <tbody
-          onFocusOut={(e) => {
-            if (!e.currentTarget.contains(e.relatedTarget as Node | null)) setFocused(null);
+          onFocusOut={({ currentTarget: body, relatedTarget }) => {
+            // A window that loses the focus gives it back to where it was.
+            const isIn = (place: EventTarget | null) => body.contains(place as Node | null);
+            if (!isIn(relatedTarget) && !isIn(document.activeElement)) setFocused(null);
           }}
         >
           {rows.length === 0 ? (
