@@ -14,7 +14,7 @@ const KEPT = 5000;
 const OLDER = 1000;
 /** How often events are asked for while there is no stream. */
 const POLL_MS = 5000;
-/** How long after a stream that never began another one is tried. */
+/** How long after a stream that did not last so long another one is tried. */
 const RETRY_MS = 15_000;
 /** Events that come within this time are shown together: the first answer may be thousands. */
 const BATCH_MS = 100;
@@ -87,10 +87,10 @@ function came(event: Event): void {
 function openStream(): void {
   close?.();
   following.value = "connecting";
-  let hasOpened = false;
+  let openedAt = Number.POSITIVE_INFINITY;
   const stream = transport.stream(address("/v1/event-stream", undefined, { after: last() }), {
     opened: () => {
-      hasOpened = true;
+      openedAt = Date.now();
       following.value = "stream";
       setTimeout(() => {
         hasBegun.value = true;
@@ -108,7 +108,8 @@ function openStream(): void {
     },
     failed: () => {
       close?.();
-      const until = hasOpened ? 0 : Date.now() + RETRY_MS;
+      const isSteady = Date.now() - openedAt >= RETRY_MS;
+      const until = isSteady ? 0 : Date.now() + RETRY_MS;
       following.value = "polling";
       poll(() => {
         if (Date.now() < until) return true;

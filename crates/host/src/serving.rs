@@ -94,8 +94,8 @@ async fn until_closed(place: Arc<ConnectionSlot>, answering: impl Future<Output 
     }
 }
 
-/// What answers the requests of a connection. They have the same router: to give each connection one with layers of its own would copy
-/// all routes each time, which costs more than most requests do.
+/// What answers the requests of a connection. All connections share one router: to give each of them layers of its own would copy all
+/// routes each time, which costs more than most requests do.
 struct Answers {
     router: TowerToHyperService<Router>,
     peer: Peer,

@@ -19,6 +19,8 @@ pub struct WebSocket {
     pub head: String,
     /// Whether pings are answered. They are at first.
     pub answers_pings: bool,
+    /// Answers to own pings that were received.
+    pub pongs: usize,
 }
 
 /// What a server has sent.
@@ -55,7 +57,7 @@ pub fn open(socket: &Path, path: &str, headers: &[(&str, &str)]) -> io::Result<R
         if !head.contains(ANSWER) {
             return Err(io::Error::other(format!("a wrong answer to the key: {head}")));
         }
-        return Ok(Ok(WebSocket { stream, head, answers_pings: true }));
+        return Ok(Ok(WebSocket { stream, head, answers_pings: true, pongs: 0 }));
     }
     let length = head.to_ascii_lowercase();
     let length =
@@ -75,6 +77,11 @@ impl WebSocket {
     /// Sends bytes.
     pub fn binary(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.frame(2, bytes)
+    }
+
+    /// Sends a ping.
+    pub fn ping(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.frame(9, payload)
     }
 
     /// Lets messages that cannot be sent in this time fail.
@@ -154,6 +161,10 @@ impl WebSocket {
                 },
                 9 if self.answers_pings => {
                     self.frame(10, &payload)?;
+                    continue;
+                }
+                10 => {
+                    self.pongs += 1;
                     continue;
                 }
                 _ => continue,

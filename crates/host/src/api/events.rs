@@ -156,13 +156,13 @@ fn tell(asked: Opening, events: impl Stream<Item = (EventId, String)> + Send + '
     let Opening { upgrade, peer, headers, .. } = asked;
     upgrade.on_upgrade(async move |mut socket| {
         let mut watch = Watch::new(peer, headers, Role::Read, None);
-        let ending = relay(&mut socket, pin!(events), &mut watch).await;
+        let ending = send_events(&mut socket, pin!(events), &mut watch).await;
         say_goodbye(socket, ending, watch).await;
     })
 }
 
 /// Sends events until the WebSocket ends. Returns why it does; `None`: the client has ended.
-async fn relay(
+async fn send_events(
     socket: &mut WebSocket,
     mut events: Pin<&mut impl Stream<Item = (EventId, String)>>,
     watch: &mut Watch,

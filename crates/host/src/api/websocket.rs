@@ -19,6 +19,9 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 /// Longest message of a client.
 pub(super) const MAX_MESSAGE_BYTES: usize = 16 << 10;
+/// Most bytes that wait for a client. Answers to pings wait there too, and a client may send pings and read nothing. Larger than what is
+/// flushed at a time, and one message more.
+const MAX_UNSENT_BYTES: usize = 512 << 10;
 /// Interval of pings. A client that answers none until the next one is due has ended.
 const PING: Duration = Duration::from_secs(30);
 /// Longest time of the closing handshake.
@@ -63,9 +66,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Opening {
             return Err(HostError::new(ErrorCode::Forbidden, message));
         }
         let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
-        let upgrade =
-            upgrade.map_err(|e| HostError::invalid(format!("this is a WebSocket: {}", e.body_text())))?;
+        let upgrade = upgrade.map_err(|e| {
+            HostError::invalid(format!("no valid request for a WebSocket: {}", e.body_text()))
+        })?;
         let upgrade = upgrade.max_message_size(MAX_MESSAGE_BYTES).max_frame_size(MAX_MESSAGE_BYTES);
+        let upgrade = upgrade.max_write_buffer_size(MAX_UNSENT_BYTES);
         let nobody = || HostError::new(ErrorCode::Unauthenticated, "the caller cannot be identified");
         let caller = parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)?;
         let peer = parts.extensions.get::<Peer>().cloned().ok_or_else(nobody)?;
@@ -109,7 +114,7 @@ pub(super) struct Watch {
     headers: HeaderMap,
     /// The role that it needs.
     role: Role,
-    /// Its place among the clients of a machine, if it is one.
+    /// Its place among the clients of a machine's console or screen; `None` for events.
     place: Option<ClientPlace>,
     pings: Interval,
     /// Whether something has come since the last ping.

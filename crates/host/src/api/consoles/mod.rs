@@ -23,6 +23,8 @@ use spillway_api::{ErrorCode, Name};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+/// The role that whoever looks at a machine, and types, needs all the time.
+const ROLE: Role = Role::Operate;
 /// The subprotocol of a screen, as noVNC and websockify name it.
 const BINARY: &str = "binary";
 
@@ -72,7 +74,7 @@ impl Opening {
             HostError::new(ErrorCode::Unavailable, message)
         })?;
         let end = EndLine::new(app.audit.clone(), caller, &name, view);
-        Ok(begin(upgrade, shown, Watch::new(peer, headers, Role::Operate, Some(place)), end))
+        Ok(begin(upgrade, shown, Watch::new(peer, headers, ROLE, Some(place)), end))
     }
 }
 

@@ -71,10 +71,14 @@ struct TestConsole {
 
 /// Writes a file with this token of the role `operate`.
 fn tokens(dir: &Path, secret: &str) -> Tokens {
+    tokens_of(dir, secret, "operate")
+}
+
+fn tokens_of(dir: &Path, secret: &str, role: &str) -> Tokens {
     let path = dir.join("tokens");
     let mut options = std::fs::File::options();
     let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(&path).unwrap();
-    let line = format!("operate {secret}er {:x}\n", Sha256::digest(secret));
+    let line = format!("{role} {secret}er {:x}\n", Sha256::digest(secret));
     std::io::Write::write_all(&mut file, line.as_bytes()).unwrap();
     Tokens::load(&path).unwrap()
 }
@@ -91,7 +95,7 @@ fn operator() -> Caller {
 async fn answer(Extension(console): Extension<Arc<TestConsole>>, asked: Opening) -> Response {
     let place = console.clients.take(&name(), View::Console, false).unwrap();
     let hub = Shown::Console(ConsoleClient::connect(&console.folder).unwrap());
-    let watch = Watch::with_pings(asked.peer, asked.headers, Role::Operate, Some(place), PING);
+    let watch = Watch::with_pings(asked.peer, asked.headers, ROLE, Some(place), PING);
     let end = EndLine::new(console.audit.clone(), asked.caller, &name(), View::Console);
     begin(asked.upgrade, hub, watch, end)
 }
@@ -233,6 +237,29 @@ fn what_never_came_to_be_a_websocket_has_its_line_too() {
     let mut socket = world.open();
     assert_eq!(socket.receive(PATIENCE).unwrap(), Some(Received::Gone));
     world.has_line();
+}
+
+/// Each ping of a client is answered, and who reads no answer must not fill the daemon's memory with them.
+#[test]
+fn answers_that_a_client_does_not_read_are_few() {
+    let world = World::new();
+    let mut socket = world.open();
+    socket.limit_writes(PING).unwrap();
+    // Until the daemon's own ping waits for the client.
+    let sent = (0..1_000_000).take_while(|_| socket.ping(&[b'x'; 125]).is_ok()).count();
+    assert!(sent > 20_000, "{sent} pings were received");
+    while let Ok(Some(Received::Text(_) | Received::Binary(_))) = socket.receive(PING) {}
+    assert!(socket.pongs < sent / 2, "{} answers to {sent} pings were kept", socket.pongs);
+}
+
+/// An operator that has become a reader may look at nothing any more.
+#[test]
+fn a_client_that_may_not_operate_any_more_is_closed_at_the_next_ping() {
+    let world = World::new();
+    let mut socket = world.open();
+    assert_eq!(socket.receive(PING * 2).unwrap(), None, "it may operate");
+    world.console.known.tokens.become_those(tokens_of(world.dir.path(), "ann", "read"));
+    assert_eq!(end(&mut socket), (1008, "the session has ended, or its token".into()));
 }
 
 #[test]
