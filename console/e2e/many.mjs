@@ -73,6 +73,19 @@ function budget(used, most, text) {
   say(`over its budget: ${text}: ${used.toFixed(2)} of ${most.toFixed(2)}`);
 }
 
+/** What sets of figures cost a page. */
+async function setsOfFigures(page) {
+  const { sets, others } = await costOfFigures(page, COUNT_MS);
+  assert.ok(sets.length >= 3, `${sets.length} sets of figures`);
+  const busy = median(sets.map((set) => set.busy));
+  const ms = (n) => `${n.toFixed(1)} ms`;
+  say(`${sets.length} sets of figures, each ${ms(busy)} of the main thread (median)`);
+  for (const kind of Object.keys(sets[0].kinds))
+    say(`  ${kind} ${ms(median(sets.map((set) => set.kinds[kind])))}`);
+  say(`what the main thread does at other times: ${ms(others / sets.length)} for each set`);
+  budget(busy, TICK_MS * ROOM.page, "ms of the main thread for a set of figures");
+}
+
 const browser = await launch();
 let writer;
 try {
@@ -99,8 +112,11 @@ try {
   say(
     `daemon: ${percent(none)} of a core without a console, ${percent(one)} with one, ${percent(ten)} with ten`,
   );
-  budget(one - none, 1 * ROOM.daemon, "percent of a core that one console takes");
-  budget(ten - none, 1.2 * ROOM.daemon, "percent of a core that ten consoles take, 1.2 times what one may take");
+  budget(one - none, ROOM.daemon, "percent of a core that one console takes");
+  budget(ten - none, 1.2 * ROOM.daemon, "percent of a core that ten consoles take");
+  // A run is exact to 0.2% of a core: the ratio is that of the medians of several. Each console costs an unoptimised program more.
+  if (SPILLWAY_BUDGETS === "1")
+    budget(ten - none, 1.2 * (one - none), "percent of a core that ten consoles take, 1.2 times what one does");
 
   say("500 machines that write");
   writer.kill();
@@ -110,20 +126,14 @@ try {
   await go(page, "#/machines?sort=fill");
   await page.getByText(/^500 machines$/).waitFor();
   await page.waitForTimeout(4000);
-  const { sets, others: rest } = await costOfFigures(page, COUNT_MS);
-  assert.ok(sets.length >= 3, `${sets.length} sets of figures`);
-  const busy = median(sets.map((set) => set.busy));
-  const ms = (n) => `${n.toFixed(1)} ms`;
-  say(`${sets.length} sets of figures, each ${ms(busy)} of the main thread (median)`);
-  for (const kind of Object.keys(sets[0].kinds))
-    say(`  ${kind} ${ms(median(sets.map((set) => set.kinds[kind])))}`);
-  say(`what the main thread does at other times: ${ms(rest / sets.length)} for each set`);
-  budget(busy, TICK_MS * ROOM.page, "ms of the main thread for a set of figures");
+  await setsOfFigures(page);
 
-  say("two thousand machines, 500 of them write: the list scrolls");
+  say("two thousand machines, 500 of them write");
   spillway("catalog", "scale", "many", String(MACHINES));
   await page.getByText(/^2.000 machines$/).waitFor();
   await page.waitForTimeout(4000);
+  await setsOfFigures(page);
+  say("the list scrolls");
   assert.ok((await page.locator("tbody tr").count()) < 80, "only rows that can be seen exist");
   const list = page.getByRole("region", { name: "Machines" });
   const gaps = await list.evaluate(async (element) => {
