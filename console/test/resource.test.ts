@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, test } from "node:test";
 import { raw, Unreachable } from "../src/api/client.ts";
 import { newEvents } from "../src/state/events.ts";
-import { copyOf, oldParts, refresh, watch } from "../src/state/resource.ts";
+import { copyOf, oldParts, readSoon, refresh, watch } from "../src/state/resource.ts";
 import { awaySince, hasEnded, session } from "../src/state/session.ts";
 import { visible } from "../src/state/visible.ts";
 import { type Reply, transport } from "../src/transport.ts";
@@ -74,6 +74,33 @@ test("what was asked for while an object is read is read once more", async () =>
   await answer({ is: "new" });
   pass(4999);
   assert.equal(asked.length, 0);
+});
+
+test("who watches says how often, and what is known to have changed is read before", async () => {
+  release = watch("/v1/host?often", false, 30_000);
+  await answer({ is: "first" });
+  pass(29_999);
+  assert.equal(asked.length, 0);
+  pass(1);
+  await answer({ is: "second" });
+  pass(5000);
+  readSoon("/v1/host?often");
+  readSoon("/v1/host?nobody");
+  pass(399);
+  assert.equal(asked.length, 0);
+  pass(1);
+  await answer({ is: "third" });
+  // Events do not come any more: it is read more often, from now on.
+  release();
+  release = watch("/v1/host?often", false, 10_000);
+  pass(9999);
+  assert.equal(asked.length, 0);
+  pass(1);
+  await answer({ is: "fourth" });
+  pass(9999);
+  assert.equal(asked.length, 0);
+  pass(1);
+  await answer({ is: "fifth" });
 });
 
 test("what was deleted is not asked for while the page changes", async () => {

@@ -5,7 +5,7 @@ import { computed, effect, signal, untracked } from "@preact/signals";
 import { type Answer, ApiError, address, type Figures, raw } from "../api/client.ts";
 import { route } from "../router.ts";
 import { type History, samplesOf } from "./history.ts";
-import { type MachineRow, Moments } from "./moments.ts";
+import { type MachineRow, Moments, total } from "./moments.ts";
 import { isSignedIn } from "./session.ts";
 import { visible } from "./visible.ts";
 
@@ -80,6 +80,12 @@ export const catalogRows = computed(() => {
   tick.value;
   return moments.catalogs();
 });
+/** How many catalogs the figures are of; null without figures. */
+export const catalogCount = computed(() => figures.value?.catalogs.length ?? null);
+/** How many machines exist, of the catalogs that the figures are of; null without figures. */
+export const machineCount = computed(() =>
+  figures.value ? catalogRows.value.reduce((sum, { counts }) => sum + total(counts), 0) : null,
+);
 
 /** Catalogs whose history has been asked for since the last break. */
 let seeded = new Set<string>();

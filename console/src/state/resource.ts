@@ -132,10 +132,12 @@ newEvents.subscribe(() => {
   }
 });
 
-/** Reads what is at a path, again and again, until the function that it returns is called. */
+/** Reads what is at a path, again and again, until the function that it returns is called. Who comes last says how often. */
 export function watch(path: string, isList: boolean, everyMs: number): () => void {
   const of = entry(path, isList, everyMs);
   of.users++;
+  of.everyMs = everyMs;
+  if (!of.inFlight) of.next = Math.min(of.next, Date.now() + everyMs);
   loadIfDue(path, of);
   return () => {
     of.users--;
@@ -161,6 +163,12 @@ export function useObject<T>(path: string | null, everyMs = 5000): Loaded<T> {
 /** All objects of a collection. */
 export function useList<T>(path: string | null, everyMs = 10_000): Loaded<T[]> {
   return use<T[]>(path, true, everyMs);
+}
+
+/** Reads what is at a path again soon, if it is shown: it is known to have changed. */
+export function readSoon(path: string): void {
+  const of = entries.get(path);
+  if (of) of.next = Math.min(of.next, Date.now() + Math.max(AFTER_EVENTS_MS, of.pauseMs));
 }
 
 /** Reads everything that is shown again, because something was changed. */

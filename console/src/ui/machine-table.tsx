@@ -1,10 +1,11 @@
 // The table of machines, of the host or of one catalog, with its filters and its acts.
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { ask, machineAct, machinesTarget } from "../acts.ts";
 import type { Catalog, Machine, Schemas } from "../api/client.ts";
 import { href, queryValue } from "../router.ts";
-import { machineRow } from "../state/figures.ts";
-import { useList } from "../state/resource.ts";
+import { following } from "../state/events.ts";
+import { catalogCount, machineCount, machineRow } from "../state/figures.ts";
+import { type Loaded, readSoon, useList } from "../state/resource.ts";
 import { ActButton } from "./act-button.tsx";
 import { plural } from "./format.ts";
 import { figureColumns, PhaseBadge, useDerived } from "./machine-cells.tsx";
@@ -113,6 +114,21 @@ function matches(m: Machine, state: string | undefined): boolean {
   }
 }
 
+/** How often these lists are read while events come: they and the figures tell of nearly all that happens to machines. */
+const FOLLOWED_MS = 30_000;
+const OTHERWISE_MS = 10_000;
+
+/** All that is at a path. So many there are, by the figures. */
+function useFollowed<T>(path: string | null, counted: number | null): Loaded<T[]> {
+  const list = useList<T>(path, following.value === "stream" ? FOLLOWED_MS : OTHERWISE_MS);
+  const listed = list.data?.length;
+  // No event tells of what is made or deleted.
+  useEffect(() => {
+    if (path !== null && listed !== undefined && counted !== null && listed !== counted) readSoon(path);
+  }, [path, counted]);
+  return list;
+}
+
 /** The machines of a list that are of a catalog, and have a text in what they are known by. */
 function useFound(list: Machine[] | undefined, of: string | undefined, text: string): Machine[] {
   return useMemo(
@@ -130,8 +146,8 @@ function useFound(list: Machine[] | undefined, of: string | undefined, text: str
 
 export function MachineTable({ catalog }: { catalog?: Catalog }) {
   const path = catalog ? `/v1/machines?catalog=${catalog.name}` : "/v1/machines";
-  const list = useList<Machine>(path);
-  const catalogs = useList<Catalog>(catalog ? null : "/v1/catalogs");
+  const list = useFollowed<Machine>(path, machineCount.value);
+  const catalogs = useFollowed<Catalog>(catalog ? null : "/v1/catalogs", catalogCount.value);
   const [chosen, setChosen] = useState<Set<string>>(new Set());
   const text = (queryValue("filter") ?? "").toLowerCase();
   const found = useFound(list.data, catalog ? undefined : queryValue("catalog"), text);

@@ -41,6 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinSet;
 
 /// Interval at which the audit log writes its counts.
 const AUDIT_EACH: Duration = Duration::from_secs(5);
@@ -317,16 +318,20 @@ pub async fn run(
     ready(door.as_ref().and_then(|door| door.address()));
     service_manager.say("READY=1");
     let router = api::router(app);
+    // As tasks of the runtime's threads, one of which then also serves the connection: this thread would have to wake another for each.
+    let mut listeners = JoinSet::new();
+    listeners.spawn(serving::accept(listener, router.clone()));
+    listeners.spawn(serving::accept_remote(door.clone(), router));
     tokio::select! {
         () = service_manager.attend(async || machines.reader.summary().await) => {}
-        () = serving::accept(listener, router.clone()) => {}
-        () = serving::accept_remote(door.clone(), router) => {}
+        _ = listeners.join_next() => {}
         () = reload(hangup, door, events.clone()) => {}
         () = look_after(audit.clone()) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     service_manager.say("STOPPING=1");
+    listeners.shutdown().await;
     events.close();
     audit.end();
     if !is_kept {
