@@ -316,7 +316,7 @@ test("where the guest has written says how old it is", async () => {
   await go(page, `#/machines/${machine}`);
   const panel = page.getByRole("region", { name: "Written most" });
   for (const age of [/, read (now|[1-9] s ago)$/m, /, read ([3-9]|1[0-9]) s ago$/m]) await panel.getByText(age).waitFor();
-  const nothing = panel.getByText("The guest has written nothing");
+  const nothing = panel.getByText("nothing had been written since the last reset");
   const inside = await nothing.evaluate((text) => Number.parseFloat(getComputedStyle(text).paddingLeft));
   assert.ok(inside >= 8, `${inside} px`);
   await context.close();

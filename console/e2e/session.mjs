@@ -119,7 +119,7 @@ async function consolesAnew(context, { form }, machine) {
   await context.clearCookies();
   for (const page of windows) {
     await page.getByRole("button", { name: "Connect again" }).click();
-    await page.getByText("you are not logged in").waitFor();
+    await page.getByText("you are not signed in").waitFor();
   }
   await signInAgain(form, "admin");
   for (const page of windows) {

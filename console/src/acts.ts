@@ -138,6 +138,16 @@ const VERB: Record<Action, string> = {
   undrain: "Undrain",
 };
 
+/** What the daemon does as soon as an act is recorded. */
+const DONE: Record<Action, string> = {
+  start: "Starting",
+  stop: "Stopping",
+  restart: "Restarting",
+  reset: "Resetting",
+  drain: "Draining",
+  undrain: "No longer draining",
+};
+
 /** Whether data that machines keep is lost: then a name has to be typed, or a number. */
 function isLosing(action: Action, { isKeeping }: Target): boolean {
   return action === "reset" && (isKeeping === true || isKeeping === "some");
@@ -197,7 +207,7 @@ function actOn(
     ...(isLosing(action, all) ? { typed: words.typed } : {}),
     command: words.command,
     run: () => inTurn(pieces, tell),
-    done: `${VERB[action]}: recorded for ${who}.`,
+    done: `${DONE[action]} ${who}.`,
   };
 }
 
@@ -207,8 +217,8 @@ const byNumber = (size: number) => `To confirm, type how many machines these are
 export function machineAct(action: Action, target: Target): Act & { command: string } {
   const { catalog, names, size } = target;
   const isOne = catalog === undefined && size === 1;
-  const who =
-    catalog !== undefined ? `all ${plural(size, "machine")} of ${catalog}` : plural(size, "machine");
+  const machines = plural(size, "machine");
+  const who = catalog === undefined ? machines : `${size === 1 ? "the" : "all"} ${machines} of ${catalog}`;
   const needsNumber = isLosing(action, target) && catalog === undefined && !isOne;
   return actOn(action, isOne ? (names?.[0] ?? "") : who, target, requests(action, target), {
     typed: catalog ?? (isOne ? (names?.[0] ?? "") : String(size)),
@@ -242,29 +252,36 @@ export function catalogsAct(action: Action, targets: Target[]): Act & { command:
   );
 }
 
-/** Whether files of machines of a catalog outlive the machines. */
+/** Whether files with data of machines of a catalog outlive the machines. Without them, data that is kept is in memory. */
 function keepsFiles({ spec }: Catalog): boolean {
-  return keepsData(spec) || spec.data_disk_bytes != null;
+  const isPersistent = spec.mode ? spec.mode === "persistent" : spec.type === "dedicated";
+  return isPersistent || spec.data_disk_bytes != null;
+}
+
+/** Why machines of a catalog cannot be claimed, in words; null if they can. */
+export function unclaimable(spec: Schemas["CatalogSpec"]): string | null {
+  if (!keepsData(spec) && spec.data_disk_bytes == null) return null;
+  return "Machines that keep data cannot be claimed, since a claim ends with a reset: start one by its name.";
 }
 
 /** Deletes a machine, if nobody has changed it since it was read with this tag. */
 export function deleteMachine(machine: Machine, catalog: Catalog | undefined, etag: string | null): Act {
-  const isKeeping = catalog ? keepsFiles(catalog) : null;
+  const isLeaving = catalog ? keepsFiles(catalog) : null;
   const kept = "The files of its data stay on the host as leftovers, until they are deleted there.";
   return {
     title: `Delete ${machine.name}?`,
     consequences: [
       "The machine and its identity are gone. A later machine of this name has another MAC address and UUID.",
       `The number of machines of ${machine.catalog} falls by one.`,
-      isKeeping === null
-        ? `Whether it keeps data is not known: its catalog has not been read. ${kept}`
-        : isKeeping
+      isLeaving === null
+        ? `Whether files of its data stay on the host is not known: its catalog has not been read.`
+        : isLeaving
           ? kept
-          : "It keeps no data.",
+          : "What its guest wrote is gone: nothing of it stays on the host.",
     ],
     verb: "Delete",
     isDestructive: true,
-    ...(isKeeping === false ? {} : { typed: machine.name }),
+    ...(isLeaving === false && catalog && !keepsData(catalog.spec) ? {} : { typed: machine.name }),
     command: line("spillway", "machine", "delete", machine.name),
     run: () =>
       api.delete("/v1/machines/{name}", { path: { name: machine.name }, ifMatch: etag ?? undefined }),
@@ -278,7 +295,7 @@ export function releaseClaim(machine: Machine): Act {
     title: `Release ${machine.name}?`,
     consequences: [
       `The claim of ${machine.claim?.owner ?? "its owner"} ends: somebody may be using the machine.`,
-      "The machine is reset: what was written is gone. Then it can be claimed again.",
+      "The machine is reset, or stopped: what was written is gone. Somebody else can claim it then.",
     ],
     verb: "Release",
     isDestructive: true,
@@ -349,17 +366,17 @@ export function claimMachine(catalog: Catalog): Act {
 }
 
 export function deleteCatalog(catalog: Catalog, running: number): Act {
-  const isKeeping = keepsFiles(catalog);
+  const isLeaving = keepsFiles(catalog);
   return {
     title: `Delete the catalog ${catalog.name}?`,
     consequences: [
       `The catalog and its ${plural(catalog.spec.count ?? 0, "machine")} are gone, with their identities.`,
-      isKeeping
+      isLeaving
         ? "The files of kept data stay on the host as leftovers, until they are deleted there."
-        : "What the machines wrote is gone. They keep no data.",
+        : "What the machines wrote is gone: nothing of it stays on the host.",
       ...(running
         ? [
-            `${plural(running, "machine that is on is", "machines that are on are")} ended${isKeeping ? ", after the grace period" : " at once"}.`,
+            `${plural(running, "machine that is on is", "machines that are on are")} ended${isLeaving ? ", after the grace period" : " at once"}.`,
           ]
         : []),
       "The daemon refuses this while a machine is claimed.",
@@ -411,11 +428,11 @@ export function changeAct(
   const after = effective ?? requestSpec(catalog.spec, changes);
   // Fewer machines: those with the highest numbers are deleted.
   const gone = Math.max(0, (catalog.spec.count ?? 0) - (after.count ?? 0));
-  const isKeeping = keepsFiles(catalog);
+  const isLeaving = keepsFiles(catalog);
   const isForgetting = keepsData(catalog.spec) === true && keepsData(after) === false;
   const deleted = [
     `${plural(gone, "machine is", "machines are")} deleted, with ${gone === 1 ? "its identity: the one" : "their identities: those"} with the highest ${gone === 1 ? "number" : "numbers"}. Those that run are ended.`,
-    isKeeping
+    isLeaving
       ? "The files of the data that they kept stay on the host as leftovers."
       : "What they wrote is gone.",
   ];
@@ -434,16 +451,22 @@ export function changeAct(
   };
 }
 
-/** Doubles the limit that decides when the write caches of a catalog are full; null if it is not known. */
-export function enlargeAct(catalog: Catalog | undefined): Act | null {
-  if (!catalog) return null;
+/** Whether the write caches of a catalog have a limit that can be raised. */
+export function canEnlarge({ spec }: Catalog): boolean {
+  const mode = spec.mode ?? (spec.type === "dedicated" ? "persistent" : "ram+overflow");
+  return ["ram", "overflow", "ram+overflow"].includes(mode);
+}
+
+/** Doubles the limit that decides when the write caches of a catalog are full. */
+export async function enlargeAct(catalog: Catalog): Promise<Act> {
   const { name, spec } = catalog;
   const isRam = spec.mode === "ram";
   const [key, what] = isRam
     ? (["ram_bytes", "RAM tier"] as const)
     : (["overflow_bytes", "overflow"] as const);
-  const now = spec[key];
-  if (now == null) return null;
+  // What is not set has the default of the daemon, which says what that is.
+  const now = spec[key] ?? (await putCatalog(catalog, {}, true)).body.effective?.[key];
+  if (now == null) throw new Error(`The daemon does not say how large the ${what} of ${name} may be.`);
   const then = 2 * now;
   return changeAct(catalog, { [key]: then }, `Double the ${what} of each machine of ${name}?`, [
     `The limit changes from ${bytes(now)} to ${bytes(then)}, for running machines at once.`,

@@ -76,7 +76,13 @@ export class HttpTransport implements Transport {
       ...(body === undefined ? {} : { body: JSON.stringify(body) }),
       ...(signal ? { signal } : {}),
     };
-    const response = await fetch(addressOf(path), init);
+    const response = await fetch(addressOf(path), init).catch((error) => {
+      // Only `spillway console` is without TLS: a new one has another address.
+      if (signal?.aborted || location.protocol === "https:") throw error;
+      throw new NoConnection(
+        "'spillway console' has ended, or cannot be reached: run it again, and open its new address.",
+      );
+    });
     const text = response.status === 304 ? "" : await response.text();
     return { status: response.status, etag: response.headers.get("ETag"), body: parse(text) };
   }

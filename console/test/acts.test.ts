@@ -180,5 +180,5 @@ test("a machine is deleted as it was seen", async () => {
   assert.deepEqual([sent[0]?.method, sent[0]?.headers?.["If-Match"]], ["DELETE", '"12"']);
   const of = (c: Catalog | undefined) => deleteMachine(machine, c, null);
   assert.deepEqual([of(KEPT).typed, of(POOLED).typed, of(undefined).typed], ["a", undefined, "a"]);
-  assert.match(text(of(undefined).consequences), /Whether it keeps data is not known/);
+  assert.match(text(of(undefined).consequences), /Whether files of its data stay on the host is not known/);
 });

@@ -184,7 +184,7 @@ test("it says why a console cannot be opened", async () => {
   };
   const operate: [number, unknown] = [200, { role: "operate" }];
   const running = (run: object | null): [number, unknown] => [200, { status: { run } }];
-  assert.match((await of("console", [401, null], [200, null])) ?? "", /^you are not logged in/);
+  assert.match((await of("console", [401, null], [200, null])) ?? "", /^you are not signed in/);
   assert.match((await of("screen", [200, { role: "read" }], [200, null])) ?? "", /needs the role operate/);
   assert.equal(await of("console", [500, null], [200, null]), "spillwayd does not answer, again");
   assert.equal(await of("console", operate, [404, null]), "there is no machine a");

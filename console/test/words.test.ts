@@ -1,7 +1,16 @@
 import "./dom.ts";
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { changeAct, deleteCatalog, enlargeAct, keepsData, machineAct } from "../src/acts.ts";
+import {
+  canEnlarge,
+  changeAct,
+  deleteCatalog,
+  deleteMachine,
+  enlargeAct,
+  keepsData,
+  machineAct,
+  unclaimable,
+} from "../src/acts.ts";
 import type { Catalog, Event, Machine } from "../src/api/client.ts";
 import { address } from "../src/api/client.ts";
 import about from "../src/api/spec-fields.json";
@@ -12,6 +21,7 @@ import { href, parseHash } from "../src/router.ts";
 import { merge } from "../src/state/events.ts";
 import { Moments } from "../src/state/moments.ts";
 import { session } from "../src/state/session.ts";
+import { transport } from "../src/transport.ts";
 import { refusalOf } from "../src/ui/act-button.tsx";
 import { boundError, FIELDS, read, shown } from "../src/ui/spec-form.tsx";
 
@@ -172,17 +182,67 @@ test("what deletes machines says so, and has to be confirmed", () => {
   );
 });
 
-test("a full cache gets twice its limit: that which decides when it is full", () => {
-  const of = (spec: object) =>
-    enlargeAct({ name: "desk", spec: { image: "a", count: 3, ...spec } } as unknown as Catalog);
+test("where the data of deleted machines is, is said as it is", () => {
+  const catalogOf = (spec: object) =>
+    ({ name: "desk", spec: { image: "debian", count: 1, ...spec } }) as unknown as Catalog;
+  const machine = { name: "desk-1", catalog: "desk" } as unknown as Machine;
+  const ways: [object, boolean, boolean][] = [
+    // The settings, whether the machine keeps data, and whether files of it stay.
+    [{}, false, false],
+    [{ reset: "never" }, true, false],
+    [{ type: "dedicated" }, true, true],
+    [{ type: "dedicated", mode: "ram+overflow" }, true, false],
+    [{ reset: "never", mode: "persistent" }, true, true],
+    [{ data_disk_bytes: 5 }, false, true],
+  ];
+  for (const [spec, isKeeping, isLeaving] of ways) {
+    const catalog = catalogOf(spec);
+    const one = deleteMachine(machine, catalog, null);
+    const all = deleteCatalog(catalog, 1);
+    for (const { consequences } of [one, all]) {
+      const said = consequences.join(" ");
+      assert.equal(
+        said.includes("stay on the host as leftovers"),
+        isLeaving,
+        `${JSON.stringify(spec)}: ${said}`,
+      );
+      assert.equal(said.includes("nothing of it stays on the host"), !isLeaving, said);
+    }
+    assert.equal(all.consequences.join(" ").includes("after the grace period"), isLeaving);
+    assert.equal(one.typed !== undefined, isKeeping || isLeaving, JSON.stringify(spec));
+    assert.equal(unclaimable(catalog.spec) === null, !isKeeping && !isLeaving);
+  }
+  const unknown = deleteMachine(machine, undefined, null);
+  assert.match(unknown.consequences.join(" "), /is not known/);
+  assert.equal(unknown.typed, "desk-1");
+});
+
+test("a full cache gets twice its limit: that which decides when it is full", async () => {
+  const catalogOf = (spec: object) =>
+    ({ name: "desk", spec: { image: "a", count: 3, ...spec } }) as unknown as Catalog;
+  const of = (spec: object) => enlargeAct(catalogOf(spec));
   const limits = { ram_bytes: 2 ** 22, overflow_bytes: 2 ** 26 };
-  const both = of({ mode: "ram+overflow", ...limits });
-  assert.match(String(both?.consequences[0]), /^The limit changes from 64\.0 MiB to 128\.0 MiB/);
-  assert.match(String(both?.consequences.at(-1)), /384\.0 MiB in their store: 3 machines of 128\.0 MiB\.$/);
-  assert.match(String(both?.command), /overflow_bytes = "128M"/);
-  assert.match(String(of({ mode: "ram", ...limits })?.command), /ram_bytes = "8M"/);
-  for (const none of [of({ mode: "direct", overflow_bytes: null }), of({}), enlargeAct(undefined)])
-    assert.equal(none, null);
+  const both = await of({ mode: "ram+overflow", ...limits });
+  assert.match(String(both.consequences[0]), /^The limit changes from 64\.0 MiB to 128\.0 MiB/);
+  assert.match(String(both.consequences.at(-1)), /384\.0 MiB in their store: 3 machines of 128\.0 MiB\.$/);
+  assert.match(String(both.command), /overflow_bytes = "128M"/);
+  assert.match(String((await of({ mode: "ram", ...limits })).command), /ram_bytes = "8M"/);
+  // The daemon says what its default is.
+  let asked = "";
+  const { request } = transport;
+  transport.request = async ({ method, path }) => {
+    asked = `${method} ${path}`;
+    return { status: 200, etag: null, body: { effective: { overflow_bytes: 2 ** 30 } } };
+  };
+  const unset = await of({});
+  transport.request = request;
+  assert.equal(asked, "PUT /v1/catalogs/desk?dry_run=true");
+  assert.match(String(unset.command), /overflow_bytes = "2G"/);
+  const can = [{}, { mode: "ram" }, { mode: "direct" }, { mode: "persistent" }, { type: "dedicated" }];
+  assert.deepEqual(
+    can.map((spec) => canEnlarge(catalogOf(spec))),
+    [true, true, false, false, false],
+  );
 });
 
 test("who may not discard kept data resets nothing before it is known whether there is any", () => {

@@ -1271,7 +1271,7 @@ export interface components {
              */
             data_disk_bytes?: number | null;
             data_disk_store?: null | components["schemas"]["Name"];
-            /** @description Screen of each machine: none, or one that the API shows as a WebSocket. */
+            /** @description Screen of each machine: none, or one that the console shows on the tab Screen, and the API as a WebSocket. */
             display?: components["schemas"]["DisplayKind"];
             /**
              * @description What happens to a write when the cache is full. By default `pause`.

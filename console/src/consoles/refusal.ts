@@ -36,7 +36,7 @@ export function path(name: string, what?: "console" | "screen"): string {
 }
 
 function ofSession(what: string, { status, body }: Reply): Refusal | null {
-  if (status === 401) return final("you are not logged in: open the console of this host first");
+  if (status === 401) return final("you are not signed in: sign in to the console of this host first");
   if (status !== 200) return AWAY;
   const role = (body as { role?: string } | null)?.role;
   if (role === "operate" || role === "admin") return null;

@@ -42,7 +42,8 @@ export function AboutPage() {
       <Panel title="The console">
         <p>
           Everything here is a request that anybody with the same role can send: the console has no interface
-          of its own. It loads nothing from other servers, and stores nothing but the choice of colours.
+          of its own. It loads nothing from other servers. The browser keeps the choice of colours, and the
+          cookie of the session.
         </p>
         <p>
           Spillway is under the MIT or the Apache 2.0 licence.{" "}

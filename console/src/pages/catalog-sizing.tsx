@@ -65,7 +65,7 @@ function ApplyLimit({
   const then = budget ? budget.ram_bytes - limits.reduce((sum, n) => sum + n, 0) + ram * limits.length : null;
   const promise =
     budget && then !== null
-      ? `${bytes(then)} of ${bytes(budget.ram_limit_bytes)} promised to write caches on this host`
+      ? `the limits of machines that are on are ${bytes(then)} of the host's budget of ${bytes(budget.ram_limit_bytes)}`
       : null;
   const lines = [
     limit === null
@@ -79,13 +79,13 @@ function ApplyLimit({
         ]
       : []),
     outcome(sizing, ram),
-    ...(promise ? [`Then there are ${promise}.`] : []),
+    ...(promise ? [`Then ${promise}.`] : []),
     ...(verdict && "answer" in verdict ? verdict.answer.warnings : []),
   ];
   return (
     <div class="apply">
       <div aria-live="polite">
-        {promise ? <p>With it: {promise}.</p> : null}
+        {promise ? <p>With it {promise}.</p> : null}
         {!can("admin") || !isNew ? null : verdict === null ? (
           <p class="muted">The daemon checks it.</p>
         ) : "error" in verdict ? (

@@ -8,7 +8,7 @@ import { line } from "../commands.ts";
 import { href } from "../router.ts";
 import { useDryRun } from "../state/dry-run.ts";
 import { useList, useObject } from "../state/resource.ts";
-import { can } from "../state/session.ts";
+import { against, can, lacks } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { ago, clock, duration, parseWhole, plural } from "../ui/format.ts";
 import { Badge, Facts, Labelled, Notice, Panel, Pending } from "../ui/parts.tsx";
@@ -65,7 +65,7 @@ export function CatalogVersions({ catalog }: { catalog: Catalog }) {
                       {i > 0 && h.image === history[0]?.image && h.version !== catalog.version ? (
                         <button
                           type="button"
-                          disabled={!can("admin")}
+                          {...against(lacks("admin"))}
                           onClick={() => ask(rollback(catalog, h.version, running))}
                         >
                           Roll back to {h.version}
@@ -120,6 +120,12 @@ function lossOf(catalog: Catalog): string {
     : "What restarted machines wrote is gone.";
 }
 
+const DONE: Record<Schemas["RolloutAction"], string> = {
+  pause: "paused",
+  resume: "resumed",
+  abort: "ended",
+};
+
 function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas["Rollout"] }) {
   const p = rollout.progress;
   const change = (action: Schemas["RolloutAction"], verb: string, lines: string[]) =>
@@ -135,7 +141,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
           ifMatch: tag(catalog),
           body: { action },
         }),
-      done: `${verb}: the rollout of ${catalog.name}.`,
+      done: `The rollout of ${catalog.name} is ${DONE[action]}.`,
     });
   const left = p ? Math.max(0, p.of - p.done - p.failed - p.waiting - p.restarting) : 0;
   return (
@@ -165,7 +171,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
         <ul class="plain-list">
           {p.in_the_way.map((m) => (
             <li key={m.machine}>
-              <a href={href(["machines", m.machine])}>{m.machine}</a> {m.why}
+              <a href={href(["machines", m.machine])}>{m.machine}</a>: {m.why}
             </li>
           ))}
         </ul>
@@ -181,7 +187,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
         {rollout.paused ? (
           <button
             type="button"
-            disabled={!can("admin")}
+            {...against(lacks("admin"))}
             onClick={() =>
               change("resume", "Resume", [
                 `${plural(left, "machine is", "machines are")} still to be restarted, in batches. ${lossOf(catalog)}`,
@@ -193,7 +199,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
         ) : (
           <button
             type="button"
-            disabled={!can("admin")}
+            {...against(lacks("admin"))}
             onClick={() =>
               change("pause", "Pause", [
                 "No further machine is restarted. Those that were restarted go on starting.",
@@ -205,7 +211,7 @@ function RolloutPanel({ catalog, rollout }: { catalog: Catalog; rollout: Schemas
         )}
         <button
           type="button"
-          disabled={!can("admin")}
+          {...against(lacks("admin"))}
           onClick={() =>
             change("abort", "Abort", [
               "The rollout ends. Machines that have the version keep it.",
@@ -435,7 +441,7 @@ function UpdatePanel({ catalog, machines }: { catalog: Catalog; machines: Machin
       <button
         type="button"
         class="primary"
-        disabled={!can("admin") || !after}
+        {...against(lacks("admin") ?? (after ? null : "The daemon has not said what will happen."))}
         onClick={() =>
           ask({
             title: `Update ${catalog.name} to ${reference}?`,

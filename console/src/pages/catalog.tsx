@@ -1,13 +1,13 @@
 // One catalog, in tabs.
 
-import { ask, claimMachine, deleteCatalog, keepsData, machineAct } from "../acts.ts";
+import { ask, claimMachine, deleteCatalog, keepsData, machineAct, unclaimable } from "../acts.ts";
 import type { Schemas } from "../api/client.ts";
 import { ApiError, type Catalog } from "../api/client.ts";
 import { queryValue } from "../router.ts";
-import { catalogRows, machineRows } from "../state/figures.ts";
+import { catalogRows, figures, machineRows } from "../state/figures.ts";
 import { notOff, total } from "../state/moments.ts";
 import { useObject } from "../state/resource.ts";
-import { can } from "../state/session.ts";
+import { against, can, lacks } from "../state/session.ts";
 import { ActButton } from "../ui/act-button.tsx";
 import { bytes, percent, timeToFull } from "../ui/format.ts";
 import { HistoryCharts } from "../ui/history.tsx";
@@ -22,6 +22,9 @@ import { EventList } from "./events-list.tsx";
 export function CatalogPage({ name }: { name: string }) {
   const loaded = useObject<Catalog>(`/v1/catalogs/${encodeURIComponent(name)}`);
   const row = catalogRows.value.find((r) => r.name === name);
+  const sums = figures.value?.catalogs.find((c) => c.name === name);
+  // As the list of catalogs has it: a catalog is in trouble as soon as its first machine is.
+  const firstFull = sums?.first_full?.seconds ?? row?.secondsToFull;
   const catalog = loaded.data;
   if (!catalog) {
     return (
@@ -64,7 +67,7 @@ export function CatalogPage({ name }: { name: string }) {
             {row ? (
               <span>
                 {percent(row.fill)} full
-                {row.secondsToFull !== null ? `, full in ${timeToFull(row.secondsToFull)}` : ""}
+                {firstFull != null ? `, the first machine full in ${timeToFull(firstFull)}` : ""}
               </span>
             ) : null}
             {row ? <LevelBadge row={row} /> : null}
@@ -74,7 +77,11 @@ export function CatalogPage({ name }: { name: string }) {
         }
         acts={
           <>
-            <button type="button" disabled={!can("operate")} onClick={() => ask(claimMachine(catalog))}>
+            <button
+              type="button"
+              {...against(lacks("operate") ?? unclaimable(catalog.spec))}
+              onClick={() => ask(claimMachine(catalog))}
+            >
               Claim one
             </button>
             {(["start", "stop", "restart", "reset"] as const).map((action) => (

@@ -6,7 +6,7 @@ import { href, queryValue } from "../router.ts";
 import { catalogRows, figures } from "../state/figures.ts";
 import { type CatalogRow, notOff, total } from "../state/moments.ts";
 import { useList } from "../state/resource.ts";
-import { can } from "../state/session.ts";
+import { against, can, lacks } from "../state/session.ts";
 import { ActButton } from "../ui/act-button.tsx";
 import { percent } from "../ui/format.ts";
 import { Counts, figureColumns } from "../ui/machine-cells.tsx";
@@ -160,7 +160,7 @@ export function CatalogsPage() {
         ))}
         <button
           type="button"
-          disabled={!can("admin") || !one}
+          {...against(lacks("admin") ?? (one ? null : "Choose one catalog."))}
           onClick={() => one && ask(deleteCatalog(one.catalog, one.row ? notOff(one.row.counts) : 0))}
         >
           Delete

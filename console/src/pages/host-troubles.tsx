@@ -2,7 +2,7 @@
 //
 // Invariant: an act is offered beside a trouble only if it mends it at once. Otherwise words or a link say what to do.
 import type { ComponentChildren } from "preact";
-import { enlargeAct, machineAct, machinesTarget } from "../acts.ts";
+import { canEnlarge, enlargeAct, machineAct, machinesTarget } from "../acts.ts";
 import { all, type Catalog, type Figures, type Host, type Machine, type Store } from "../api/client.ts";
 import { href } from "../router.ts";
 import type { CatalogRow } from "../state/moments.ts";
@@ -65,10 +65,10 @@ function ofCatalog(row: CatalogRow, catalog: Catalog | undefined): Trouble[] {
     </>
   );
   const caches = (n: number) => plural(n, "write cache is", "write caches are");
-  const enlarging = enlargeAct(catalog);
-  const enlarge: Mend | undefined = enlarging
-    ? { verb: "Double the limit", role: "admin", act: () => enlarging }
-    : undefined;
+  const enlarge: Mend | undefined =
+    catalog && canEnlarge(catalog)
+      ? { verb: "Double the limit", role: "admin", act: () => enlargeAct(catalog) }
+      : undefined;
   if (levels.full)
     add(
       "critical",

@@ -130,17 +130,17 @@ function Budget({ host, rows }: { host: Host; rows: CatalogRow[] }) {
       title="RAM for write caches"
       aside={
         <>
-          {bytes(b.ram_bytes)} promised of {bytes(b.ram_limit_bytes)}
+          limits: {bytes(b.ram_bytes)} of the budget of {bytes(b.ram_limit_bytes)}
         </>
       }
     >
       <StackedBar
-        label={`Budget for write caches: ${used === null ? "" : `${bytes(used)} used, `}${bytes(b.ram_bytes)} promised of ${bytes(b.ram_limit_bytes)}`}
+        label={`Budget for write caches: ${used === null ? "" : `${bytes(used)} used, `}limits of ${bytes(b.ram_bytes)} in a budget of ${bytes(b.ram_limit_bytes)}`}
         whole={b.ram_limit_bytes}
         segments={[
           ...(used === null ? [] : [{ name: "used", value: used, kind: "ram" }]),
           {
-            name: used === null ? "promised" : "promised, not used",
+            name: used === null ? "limits" : "not used of the limits",
             value: limits - (used ?? 0),
             kind: "ram-soft",
           },

@@ -5,7 +5,7 @@ import { href, queryValue } from "../router.ts";
 import { machineRows } from "../state/figures.ts";
 import type { MachineRow } from "../state/moments.ts";
 import { useObject } from "../state/resource.ts";
-import { can } from "../state/session.ts";
+import { against, can, lacks } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { ActButton } from "../ui/act-button.tsx";
 import { ago, bytes, clock, count, duration, nanoseconds, percent, rate, timeToFull } from "../ui/format.ts";
@@ -77,7 +77,7 @@ export function MachinePage({ name }: { name: string }) {
               </span>
             ) : null}
             {status.address ? <code>{status.address}</code> : null}
-            {status.since ? <span class="muted">since {ago(status.since, now.value)}</span> : null}
+            {status.since ? <span class="muted">for {duration((now.value - Date.parse(status.since)) / 1000)}</span> : null}
           </span>
         }
         acts={
@@ -92,7 +92,7 @@ export function MachinePage({ name }: { name: string }) {
               />
             ))}
             {machine.claim ? (
-              <button type="button" disabled={!can("operate")} onClick={() => ask(releaseClaim(machine))}>
+              <button type="button" {...against(lacks("operate"))} onClick={() => ask(releaseClaim(machine))}>
                 Release
               </button>
             ) : null}

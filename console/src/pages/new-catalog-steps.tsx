@@ -194,7 +194,7 @@ function Needs({ spec }: { spec: Draft }) {
         label="Budget for write caches with this catalog"
         whole={budget.ram_limit_bytes}
         segments={[
-          { name: "promised now", value: budget.ram_bytes, kind: "ram-soft" },
+          { name: "machines that are on", value: budget.ram_bytes, kind: "ram-soft" },
           {
             name: spec.ram_bytes
               ? `this catalog: ${machines} of ${bytes(spec.ram_bytes)}`

@@ -178,3 +178,13 @@ export function can(role: Role): boolean {
   const state = session.value;
   return state.is === "in" && ORDER.indexOf(state.session.role) >= ORDER.indexOf(role);
 }
+
+/** Why the role does not permit it, in words; null if it does. */
+export function lacks(role: Role): string | null {
+  return can(role) ? null : `This needs the role ${role}.`;
+}
+
+/** The state of a button that somebody may not use, or that is of no use now, and why. */
+export function against(reason: string | null): { disabled: boolean; title: string | undefined } {
+  return { disabled: reason !== null, title: reason ?? undefined };
+}

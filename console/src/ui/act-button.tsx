@@ -1,13 +1,13 @@
 // The button of an act on machines. It stays in its place when it is not possible, and says why.
 import type { Keeping } from "../acts.ts";
 import type { Schemas } from "../api/client.ts";
-import { can } from "../state/session.ts";
+import { against, can, lacks } from "../state/session.ts";
 
 type Action = Schemas["Action"];
 
 /** Why somebody may not do this, in words; null if the role is enough. */
 export function refusalOf(action: Action, isKeeping: Keeping): string | null {
-  if (!can("operate")) return "This needs the role operate.";
+  if (!can("operate")) return lacks("operate");
   if (action !== "reset" || isKeeping === false || can("admin")) return null;
   return isKeeping === null
     ? "Whether the machines keep data is not known yet. To discard kept data needs the role admin."
@@ -28,14 +28,8 @@ export function ActButton({
   reason?: string | null;
   act(action: Action): void;
 }) {
-  const against = reason ?? refusalOf(action, isKeeping);
   return (
-    <button
-      type="button"
-      disabled={against !== null}
-      title={against ?? undefined}
-      onClick={() => act(action)}
-    >
+    <button type="button" {...against(reason ?? refusalOf(action, isKeeping))} onClick={() => act(action)}>
       {action[0]?.toUpperCase() + action.slice(1)}
       {suffix}
     </button>

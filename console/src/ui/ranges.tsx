@@ -31,7 +31,7 @@ export function RangesPanel({ machine }: { machine: string }) {
       {!data ? (
         <Pending error={error} what="the ranges" />
       ) : data.ranges.length === 0 ? (
-        <Empty>The guest has written nothing since the last reset.</Empty>
+        <Empty>When this was read, nothing had been written since the last reset.</Empty>
       ) : (
         <Ranges of={data} machine={machine} />
       )}

@@ -82,7 +82,7 @@ struct Arguments {
     /// Permissions of the socket, octal
     #[arg(long, value_name = "MODE", default_value = "0600", value_parser = octal)]
     socket_mode: u32,
-    /// Also listen on this TCP address, with TLS, for clients with a token
+    /// Also listen on this TCP address, with TLS, for clients with a token; the console is at /console/ there
     #[arg(long, value_name = "ADDR:PORT", requires_all = ["tls_cert", "tls_key", "tokens"])]
     listen: Option<SocketAddr>,
     /// With --listen: file with the server's certificate chain (PEM)

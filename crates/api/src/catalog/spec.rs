@@ -62,7 +62,7 @@ pub struct CatalogSpec {
     /// Network to which each machine is connected.
     #[serde(default)]
     pub network: Network,
-    /// Screen of each machine: none, or one that the API shows as a WebSocket.
+    /// Screen of each machine: none, or one that the console shows on the tab Screen, and the API as a WebSocket.
     #[serde(default)]
     pub display: DisplayKind,
     /// Pattern of machine names: a run of `#` stands for the number. By default the catalog's name and `-###`.
