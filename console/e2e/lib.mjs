@@ -232,6 +232,8 @@ export async function sayPages(browser) {
 export async function shot(page, name) {
   if (!process.env.SPILLWAY_SHOTS) return;
   const before = page.viewportSize();
+  // Messages of acts cover what is behind them.
+  await page.waitForFunction(() => !document.querySelector(".toast.done"));
   for (const width of [1280, 390]) {
     await page.setViewportSize({ width, height: width === 390 ? 844 : 900 });
     await page.waitForTimeout(600);
