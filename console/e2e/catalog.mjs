@@ -87,6 +87,16 @@ try {
   await page.getByText("the RAM tier is full").first().waitFor();
   // An event lets the page read again where the guest has written.
   await page.getByText(/MiB since the reset/).waitFor();
+  if (process.env.SPILLWAY_SHOTS) {
+    // The picture is of a machine that writes.
+    await page.getByRole("link", { name: "Serial" }).click();
+    await serial.locator("textarea").pressSequentially("fill14 a\n");
+    await page.getByRole("link", { name: "Disk" }).click();
+    await page
+      .getByText(/^\d+\.\d MiB\/s$/)
+      .first()
+      .waitFor();
+  }
   await shot(page, "machine");
 
   say("a size from the curve, live");
