@@ -264,12 +264,13 @@ impl EventBuffer {
 fn make_durable(inner: &Weak<Inner>, wakes: &Receiver<()>) {
     while wakes.recv().is_ok() {
         let Some(inner) = inner.upgrade() else { return };
-        let mut known = inner.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let files = known.log.as_mut().map(EventLog::take_unflushed).unwrap_or_default();
-        drop(known);
-        drop(inner);
+        let known = || inner.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let Some((full, last)) = known().log.as_ref().map(EventLog::unflushed) else { continue };
         // An error shows at the next write.
-        files.iter().for_each(|file| _ = file.sync_data());
+        full.iter().chain([&last]).for_each(|file| _ = file.sync_data());
+        if let Some(log) = &mut known().log {
+            log.note_flushed(&full);
+        }
     }
 }
 

@@ -109,11 +109,14 @@ impl EventLog {
         self.state.history
     }
 
-    /// The files that may not be flushed, oldest first. Who asks flushes them.
-    pub fn take_unflushed(&mut self) -> Vec<Arc<File>> {
-        let mut files = std::mem::take(&mut self.unflushed);
-        files.push(Arc::clone(&self.file));
-        files
+    /// The files that may not be flushed: those that are full, oldest first, and the one that is written to.
+    pub fn unflushed(&self) -> (Vec<Arc<File>>, Arc<File>) {
+        (self.unflushed.clone(), Arc::clone(&self.file))
+    }
+
+    /// Notes that these full files were flushed. Until then who closes the log flushes them too.
+    pub fn note_flushed(&mut self, full: &[Arc<File>]) {
+        self.unflushed.retain(|file| !full.iter().any(|flushed| Arc::ptr_eq(flushed, file)));
     }
 
     /// Number of the oldest event that is kept, or of the first one to come.
@@ -153,7 +156,7 @@ impl EventLog {
 
     /// Flushes everything and records that.
     pub fn close(&mut self) -> io::Result<()> {
-        self.take_unflushed().iter().try_for_each(|file| file.sync_data())?;
+        self.unflushed.iter().chain([&self.file]).try_for_each(|file| file.sync_data())?;
         self.state.closed = true;
         self.write_state()
     }
@@ -434,6 +437,24 @@ pub mod tests {
         drop(log);
         let (log, opened) = EventLog::open(dir.path()).unwrap();
         assert!(opened.next == 8001 && numbers(&log) == kept);
+    }
+
+    #[test]
+    fn a_full_file_is_flushed_by_who_closes_the_log_until_it_is_known_to_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut log, _) = EventLog::open(dir.path()).unwrap();
+        let (full, first) = log.unflushed();
+        assert!(full.is_empty());
+        fill(&mut log, 1..150, Timestamp::now());
+        // What was flushed while it was written to may have got more since.
+        log.note_flushed(&full);
+        let (full, second) = log.unflushed();
+        assert!(full.len() == 1 && Arc::ptr_eq(&full[0], &first) && !Arc::ptr_eq(&first, &second));
+        assert_eq!(log.unflushed().0.len(), 1, "who asks has not flushed it yet");
+        fill(&mut log, 150..250, Timestamp::now());
+        log.note_flushed(&full);
+        let (full, _) = log.unflushed();
+        assert!(full.len() == 1 && Arc::ptr_eq(&full[0], &second));
     }
 
     #[test]

@@ -121,6 +121,7 @@ impl DiskReaders {
             (view, asking)
         });
         let mut reports = Vec::new();
+        // All at once: each has a connection of its own anyway, and disks that hang take no place of others.
         for (view, answer) in all_of(asked, until).await {
             silent.remove(&view.machine.name);
             reports.extend(self.take(&view.machine.name, answer).map(|report| (view, report)));
@@ -249,5 +250,118 @@ fn levels(s: &Stats) -> DiskLevels {
         chunks_missing: s.chunks.missing,
         stalled: s.chunks.stalled,
         chunk_wait_p99_ns: Greatest(s.latency.chunk.p99_ns),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::disk::CONTROL;
+    use crate::machines::testing::TestHost;
+    use crate::resources::budget::NO_LIMITS;
+    use serde_json::{Value, json};
+    use spillway_api::{MachineRun, Selector};
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    /// A host whose machines have these disks, which the test serves: `None` does not answer, others have the counters.
+    struct World {
+        _host: TestHost,
+        folders: MachineFolders,
+        views: Vec<View>,
+        readers: DiskReaders,
+        _silent: Vec<UnixListener>,
+    }
+
+    impl World {
+        fn new(disks: &[Option<Stats>]) -> World {
+            let host = TestHost::new(NO_LIMITS);
+            host.catalog("desk", json!({ "count": disks.len() }));
+            let folders = MachineFolders::new(host.path("machines"));
+            let mut views = host.reader.views(&Selector::default()).unwrap();
+            let mut silent = Vec::new();
+            for (view, disk) in views.iter_mut().zip(disks) {
+                let folder = folders.of(&view.machine.name);
+                std::fs::create_dir(folder.path()).unwrap();
+                let listener = UnixListener::bind(folder.path().join(CONTROL)).unwrap();
+                view.status.run = Some(run(std::process::id()));
+                match disk {
+                    Some(stats) => serve(listener, stats.clone()),
+                    None => silent.push(listener),
+                }
+            }
+            World { _host: host, folders, views, readers: DiskReaders::default(), _silent: silent }
+        }
+
+        /// The numbers of the machines that did not answer, and what the others have written.
+        async fn keep(&self, patience: Duration) -> (Vec<u32>, Vec<(u32, u64)>) {
+            let (silent, reports) =
+                self.readers.keep(&self.folders, &self.views, Instant::now() + patience).await;
+            let number = |view: &View| view.machine.number;
+            let is_silent = |view: &&View| silent.contains(&view.machine.name);
+            let mut written: Vec<_> = reports
+                .iter()
+                .map(|(view, report)| (number(view), report.counters.guest.written_bytes))
+                .collect();
+            written.sort_unstable();
+            (self.views.iter().filter(is_silent).map(number).collect(), written)
+        }
+    }
+
+    /// The run of a machine whose disk has this process id.
+    fn run(pid: u32) -> MachineRun {
+        serde_json::from_value(json!({
+            "image": "debian", "version": 1, "outdated": false, "pending": [], "ram_bytes": 1, "overflow_bytes": 1,
+            "rate": {}, "hypervisor": "none", "disk_pid": pid, "vmm_pid": null, "disk_socket": "d", "control_socket": "c",
+            "console_socket": null, "display": "none", "nbd_socket": null, "crashes": 0,
+        }))
+        .unwrap()
+    }
+
+    /// Answers as a disk whose memory is not passed, and which has counted this.
+    fn serve(listener: UnixListener, stats: Stats) {
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = BufReader::new(stream.unwrap());
+                let mut line = String::new();
+                while stream.read_line(&mut line).is_ok_and(|n| n > 0) {
+                    let asked: Value = serde_json::from_str(&line).unwrap();
+                    let answer = if asked == json!(Request::Stats) { json!(stats) } else { Value::Null };
+                    writeln!(stream.get_mut(), "{}", json!({ "ok": answer })).unwrap();
+                    line.clear();
+                }
+            }
+        });
+    }
+
+    fn written(bytes: u64) -> Option<Stats> {
+        let mut stats = Stats::default();
+        stats.planes.guest.written_bytes = bytes;
+        Some(stats)
+    }
+
+    #[tokio::test]
+    async fn disks_that_hang_keep_no_others_from_being_asked() {
+        let mut disks = vec![None; 300];
+        disks.push(written(7));
+        let world = World::new(&disks);
+        for _ in 0..2 {
+            let (silent, said) = world.keep(Duration::from_secs(2)).await;
+            assert_eq!((silent.len(), said), (300, vec![(301, 7)]));
+        }
+    }
+
+    #[tokio::test]
+    async fn who_has_another_disk_is_asked_anew() {
+        let mut world = World::new(&[written(1), written(2)]);
+        let patience = Duration::from_secs(20);
+        assert_eq!(world.keep(patience).await, (vec![], vec![(1, 1), (2, 2)]));
+        // What the table has is of the disks with these process ids.
+        world.views[0].status.run = Some(run(1));
+        world.views[1].status.run = None;
+        assert_eq!(world.keep(patience).await, (vec![], vec![(1, 1)]));
+        assert!(world.readers.table().contains_key(&world.views[0].machine.name));
+        assert!(!world.readers.table().contains_key(&world.views[1].machine.name));
+        assert!(world.readers.look(&world.views[0].machine.name).is_none(), "its memory cannot be seen");
     }
 }

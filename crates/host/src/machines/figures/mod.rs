@@ -287,7 +287,15 @@ async fn ask_all<'a, T: Send + 'static, F: Future<Output = io::Result<T>> + Send
     until: Instant,
     ask: fn(PathBuf) -> F,
 ) -> Vec<(&'a View, T)> {
-    all_of(views.map(|view| (view, ask(folders.of(&view.machine.name).path().to_owned()))), until).await
+    let places = Arc::new(Semaphore::new(AT_A_TIME));
+    let jobs = views.map(|view| {
+        let (places, asking) = (Arc::clone(&places), ask(folders.of(&view.machine.name).path().to_owned()));
+        (view, async move {
+            let _place = places.acquire_owned().await;
+            asking.await
+        })
+    });
+    all_of(jobs, until).await
 }
 
 /// Does all of these at the same time. Returns, with their keys, the results that were there before `until`.
@@ -296,14 +304,9 @@ async fn all_of<K: Copy, T: Send + 'static>(
     until: Instant,
 ) -> Vec<(K, T)> {
     let (mut keys, mut begun, mut results) = (Vec::new(), JoinSet::new(), Vec::new());
-    let places = Arc::new(Semaphore::new(AT_A_TIME));
     for (i, (key, job)) in jobs.enumerate() {
         keys.push(key);
-        let places = Arc::clone(&places);
-        begun.spawn(async move {
-            let _place = places.acquire_owned().await;
-            (i, job.await)
-        });
+        begun.spawn(async move { (i, job.await) });
     }
     // What has not ended in time is dropped with the set.
     while let Ok(Some(ended)) = tokio::time::timeout_at(until, begun.join_next()).await {
