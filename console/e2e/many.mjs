@@ -20,6 +20,8 @@ const COUNT_MS = 20_000;
 const SHARE_MS = SPILLWAY_BUDGETS === "1" ? 60_000 : COUNT_MS;
 /** Longest gap between two frames while a list scrolls. */
 const FRAME_MS = 50;
+/** Processor time of the daemon for consoles, in percent of a core. Much more than this would still be little. */
+const DAEMON_PERCENT = { one: 0.4, ten: 0.5 };
 /** Processor time of a page's main thread for a set of figures. */
 const TICK_MS = 8;
 
@@ -114,11 +116,8 @@ try {
   say(
     `daemon: ${percent(none)} of a core without a console, ${percent(one)} with one, ${percent(ten)} with ten`,
   );
-  budget(one - none, ROOM.daemon, "percent of a core that one console takes");
-  budget(ten - none, 1.2 * ROOM.daemon, "percent of a core that ten consoles take");
-  // What a console adds is near what can be measured: the ratio is that of all that the daemon takes.
-  if (SPILLWAY_BUDGETS === "1")
-    budget(ten, 1.2 * one, "percent of a core that the daemon takes with ten consoles, 1.2 times that with one");
+  budget(one - none, DAEMON_PERCENT.one * ROOM.daemon, "percent of a core that one console takes");
+  budget(ten - none, DAEMON_PERCENT.ten * ROOM.daemon, "percent of a core that ten consoles take");
 
   say("500 machines that write");
   writer.kill();

@@ -254,8 +254,7 @@ export function catalogsAct(action: Action, targets: Target[]): Act & { command:
 
 /** Whether files with data of machines of a catalog outlive the machines. Without them, data that is kept is in memory. */
 function keepsFiles({ spec }: Catalog): boolean {
-  const isPersistent = spec.mode ? spec.mode === "persistent" : spec.type === "dedicated";
-  return isPersistent || spec.data_disk_bytes != null;
+  return spec.type === "dedicated" || spec.data_disk_bytes != null;
 }
 
 /** Why machines of a catalog cannot be claimed, in words; null if they can. */
@@ -453,8 +452,7 @@ export function changeAct(
 
 /** Whether the write caches of a catalog have a limit that can be raised. */
 export function canEnlarge({ spec }: Catalog): boolean {
-  const mode = spec.mode ?? (spec.type === "dedicated" ? "persistent" : "ram+overflow");
-  return ["ram", "overflow", "ram+overflow"].includes(mode);
+  return spec.type !== "dedicated" && ["ram", "overflow", "ram+overflow"].includes(spec.mode ?? "ram+overflow");
 }
 
 /** Doubles the limit that decides when the write caches of a catalog are full. */

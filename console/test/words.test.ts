@@ -191,8 +191,6 @@ test("where the data of deleted machines is, is said as it is", () => {
     [{}, false, false],
     [{ reset: "never" }, true, false],
     [{ type: "dedicated" }, true, true],
-    [{ type: "dedicated", mode: "ram+overflow" }, true, false],
-    [{ reset: "never", mode: "persistent" }, true, true],
     [{ data_disk_bytes: 5 }, false, true],
   ];
   for (const [spec, isKeeping, isLeaving] of ways) {
@@ -238,7 +236,7 @@ test("a full cache gets twice its limit: that which decides when it is full", as
   transport.request = request;
   assert.equal(asked, "PUT /v1/catalogs/desk?dry_run=true");
   assert.match(String(unset.command), /overflow_bytes = "2G"/);
-  const can = [{}, { mode: "ram" }, { mode: "direct" }, { mode: "persistent" }, { type: "dedicated" }];
+  const can = [{}, { mode: "ram" }, { mode: "direct" }, { mode: "ephemeral" }, { type: "dedicated" }];
   assert.deepEqual(
     can.map((spec) => canEnlarge(catalogOf(spec))),
     [true, true, false, false, false],

@@ -24,7 +24,7 @@ export function CatalogPage({ name }: { name: string }) {
   const row = catalogRows.value.find((r) => r.name === name);
   const sums = figures.value?.catalogs.find((c) => c.name === name);
   // As the list of catalogs has it: a catalog is in trouble as soon as its first machine is.
-  const firstFull = sums?.first_full?.seconds ?? row?.secondsToFull;
+  const firstFull = sums?.first_full?.seconds;
   const catalog = loaded.data;
   if (!catalog) {
     return (
@@ -67,7 +67,11 @@ export function CatalogPage({ name }: { name: string }) {
             {row ? (
               <span>
                 {percent(row.fill)} full
-                {firstFull != null ? `, the first machine full in ${timeToFull(firstFull)}` : ""}
+                {firstFull == null
+                  ? ""
+                  : firstFull > 0
+                    ? `, the first machine full in ${timeToFull(firstFull)}`
+                    : ", the first machine is full"}
               </span>
             ) : null}
             {row ? <LevelBadge row={row} /> : null}

@@ -77,7 +77,7 @@ export function MachinePage({ name }: { name: string }) {
               </span>
             ) : null}
             {status.address ? <code>{status.address}</code> : null}
-            {status.since ? <span class="muted">for {duration((now.value - Date.parse(status.since)) / 1000)}</span> : null}
+            {status.since ? <span class="muted">for {duration(Math.max(0, now.value - Date.parse(status.since)) / 1000)}</span> : null}
           </span>
         }
         acts={

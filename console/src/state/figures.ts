@@ -80,8 +80,6 @@ export const catalogRows = computed(() => {
   tick.value;
   return moments.catalogs();
 });
-/** How many catalogs the figures are of; null without figures. */
-export const catalogCount = computed(() => figures.value?.catalogs.length ?? null);
 /** How many machines exist, of the catalogs that the figures are of; null without figures. */
 export const machineCount = computed(() =>
   figures.value ? catalogRows.value.reduce((sum, { counts }) => sum + total(counts), 0) : null,

@@ -136,8 +136,9 @@ newEvents.subscribe(() => {
 export function watch(path: string, isList: boolean, everyMs: number): () => void {
   const of = entry(path, isList, everyMs);
   of.users++;
+  if (everyMs < of.everyMs && !of.inFlight)
+    of.next = Math.min(of.next, Date.now() + Math.max(everyMs, of.pauseMs));
   of.everyMs = everyMs;
-  if (!of.inFlight) of.next = Math.min(of.next, Date.now() + everyMs);
   loadIfDue(path, of);
   return () => {
     of.users--;

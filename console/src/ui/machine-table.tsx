@@ -4,7 +4,7 @@ import { ask, machineAct, machinesTarget } from "../acts.ts";
 import type { Catalog, Machine, Schemas } from "../api/client.ts";
 import { href, queryValue } from "../router.ts";
 import { following } from "../state/events.ts";
-import { catalogCount, machineCount, machineRow } from "../state/figures.ts";
+import { machineCount, machineRow } from "../state/figures.ts";
 import { type Loaded, readSoon, useList } from "../state/resource.ts";
 import { ActButton } from "./act-button.tsx";
 import { plural } from "./format.ts";
@@ -114,17 +114,20 @@ function matches(m: Machine, state: string | undefined): boolean {
   }
 }
 
-/** How often these lists are read while events come: they and the figures tell of nearly all that happens to machines. */
+/**
+ * How often the list of machines is read while events come: they and the figures tell of what happens to machines, but for other users'
+ * drains and changes of a catalog's settings.
+ */
 const FOLLOWED_MS = 30_000;
 const OTHERWISE_MS = 10_000;
 
-/** All that is at a path. So many there are, by the figures. */
-function useFollowed<T>(path: string | null, counted: number | null): Loaded<T[]> {
-  const list = useList<T>(path, following.value === "stream" ? FOLLOWED_MS : OTHERWISE_MS);
-  const listed = list.data?.length;
-  // No event tells of what is made or deleted.
+/** The machines at a path, which the figures are also of. */
+function useMachines(path: string): Loaded<Machine[]> {
+  const list = useList<Machine>(path, following.value === "stream" ? FOLLOWED_MS : OTHERWISE_MS);
+  const [listed, counted] = [list.data?.length, machineCount.value];
+  // No event tells of machines that are made or deleted.
   useEffect(() => {
-    if (path !== null && listed !== undefined && counted !== null && listed !== counted) readSoon(path);
+    if (listed !== undefined && counted !== null && listed !== counted) readSoon(path);
   }, [path, counted]);
   return list;
 }
@@ -146,8 +149,8 @@ function useFound(list: Machine[] | undefined, of: string | undefined, text: str
 
 export function MachineTable({ catalog }: { catalog?: Catalog }) {
   const path = catalog ? `/v1/machines?catalog=${catalog.name}` : "/v1/machines";
-  const list = useFollowed<Machine>(path, machineCount.value);
-  const catalogs = useFollowed<Catalog>(catalog ? null : "/v1/catalogs", catalogCount.value);
+  const list = useMachines(path);
+  const catalogs = useList<Catalog>(catalog ? null : "/v1/catalogs");
   const [chosen, setChosen] = useState<Set<string>>(new Set());
   const text = (queryValue("filter") ?? "").toLowerCase();
   const found = useFound(list.data, catalog ? undefined : queryValue("catalog"), text);

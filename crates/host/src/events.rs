@@ -221,10 +221,16 @@ enum Place {
 
 impl EventBuffer {
     fn write(&mut self, event: &Event) {
-        let Some(log) = &mut self.log else { return };
-        if let Err(e) = log.append(event) {
-            log_line(&format!("warning: events are in memory alone until the daemon starts again: {e}"));
-            self.log = None;
+        if let Some(Err(e)) = self.log.as_mut().map(|log| log.append(event)) {
+            self.give_up(&e);
+        }
+    }
+
+    /// Does without files from now on.
+    fn give_up(&mut self, why: &std::io::Error) {
+        log_line(&format!("warning: events are in memory alone until the daemon starts again: {why}"));
+        if let Some(log) = self.log.take() {
+            log.give_up();
         }
     }
 
@@ -266,10 +272,13 @@ fn make_durable(inner: &Weak<Inner>, wakes: &Receiver<()>) {
         let Some(inner) = inner.upgrade() else { return };
         let known = || inner.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some((full, last)) = known().log.as_ref().map(EventLog::unflushed) else { continue };
-        // An error shows at the next write.
-        full.iter().chain([&last]).for_each(|file| _ = file.sync_data());
-        if let Some(log) = &mut known().log {
-            log.note_flushed(&full);
+        let failed = full.iter().chain([&last]).find_map(|file| file.sync_data().err());
+        let mut known = known();
+        match (failed, &mut known.log) {
+            // Each file tells of an error once: what is on the disk is not known.
+            (Some(e), Some(_)) => known.give_up(&e),
+            (None, Some(log)) => log.note_flushed(&full),
+            (_, None) => {}
         }
     }
 }

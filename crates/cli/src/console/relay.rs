@@ -97,12 +97,18 @@ impl Relay {
                 return refuse(&mut browser, &Refusal::new("400 Bad Request", why));
             }
         };
+        // Nothing is said of what is elsewhere: that would say who has found the folder.
+        let is_below = head.leave_folder(&self.folder);
+        let has_key = is_below && self.has_key(&head);
+        let may = self.lets_in(&head, is_below);
+        if let (false, Err(refusal)) = (has_key, &may) {
+            return refuse(&mut browser, refusal);
+        }
+        // Only what the browser asks for has its place to the end: anybody on this host can connect.
         if !place.keep() {
             return Ok(());
         }
-        // Nothing is said of what is elsewhere: that would say who has found the folder.
-        let is_below = head.leave_folder(&self.folder);
-        if is_below && self.opens(&head) {
+        if has_key && !self.is_used.swap(true, Ordering::Relaxed) {
             let folder = &self.folder;
             let cookie = format!("{COOKIE}={}; Path=/{folder}/; HttpOnly; SameSite=Strict", self.session);
             let answer = format!(
@@ -113,7 +119,7 @@ impl Relay {
             linger(&mut browser);
             return Ok(());
         }
-        if let Err(refusal) = self.lets_in(&head, is_below) {
+        if let Err(refusal) = may {
             return refuse(&mut browser, &refusal);
         }
         let Ok(mut daemon) = UnixStream::connect(&self.socket) else {
@@ -126,12 +132,13 @@ impl Relay {
         pass(browser, daemon)
     }
 
-    /// Whether the request is the first one with the key.
-    fn opens(&self, head: &Head) -> bool {
+    /// Whether the request is for the printed address.
+    fn has_key(&self, head: &Head) -> bool {
         let has_key = head.parameter("key").is_some_and(|key| is_same(key, &self.key));
-        let is_asked =
-            head.method == "GET" && head.target.starts_with("/console/?") && names_this_host(head).is_some();
-        has_key && is_asked && !self.is_used.swap(true, Ordering::Relaxed)
+        has_key
+            && head.method == "GET"
+            && head.target.starts_with("/console/?")
+            && names_this_host(head).is_some()
     }
 
     fn lets_in(&self, head: &Head, is_below: bool) -> Result<(), Refusal> {
@@ -301,6 +308,21 @@ mod tests {
                 "{body_bytes}: {refused}"
             );
         }
+    }
+
+    #[test]
+    fn strangers_do_not_take_the_places_of_the_browser() {
+        let world = World::new("HTTP/1.1 200 OK\r\n\r\n".into());
+        let request = format!("GET /{}/v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", world.folder);
+        let strangers = (0..300).map(|_| {
+            let mut stranger = TcpStream::connect(("127.0.0.1", world.port)).unwrap();
+            stranger.write_all(request.as_bytes()).unwrap();
+            stranger
+        });
+        // They do not close their connections, so the relay reads on for a while.
+        let strangers: Vec<_> = strangers.collect();
+        assert!(world.ask(&world.session, 1).starts_with("HTTP/1.1 200 OK"));
+        drop(strangers);
     }
 
     #[test]

@@ -124,17 +124,13 @@ impl EventLog {
         self.segments.front().map(|segment| segment.first)
     }
 
-    /// Adds an event. The log cannot be used after an error: the next daemon may use the same number again, in another
-    /// history.
-    pub fn append(&mut self, event: &Event) -> io::Result<()> {
-        let added = self.add(event);
-        if added.is_err() {
-            let _ = fs::remove_file(self.folder.join(STATE));
-        }
-        added
+    /// Gives the log up, as after each error: the next daemon begins another history, so that it may use the same numbers again.
+    pub fn give_up(self) {
+        let _ = fs::remove_file(self.folder.join(STATE));
     }
 
-    fn add(&mut self, event: &Event) -> io::Result<()> {
+    /// Adds an event. After an error the log has to be given up.
+    pub fn append(&mut self, event: &Event) -> io::Result<()> {
         if self.state.closed {
             self.state.closed = false;
             self.write_state()?;
@@ -156,7 +152,8 @@ impl EventLog {
 
     /// Flushes everything and records that.
     pub fn close(&mut self) -> io::Result<()> {
-        self.unflushed.iter().chain([&self.file]).try_for_each(|file| file.sync_data())?;
+        let (full, last) = self.unflushed();
+        full.iter().chain([&last]).try_for_each(|file| file.sync_data())?;
         self.state.closed = true;
         self.write_state()
     }
