@@ -309,6 +309,18 @@ test("an answer that is lost can be asked for again", async () => {
   await context.close();
 });
 
+test("what is typed into a dialog stays as it is typed", async () => {
+  const { context, page } = await open(browser);
+  await go(page, "#/catalogs/desk");
+  await page.getByRole("button", { name: "Claim one" }).click();
+  const owner = page.getByRole("dialog").getByLabel("Owner");
+  await owner.pressSequentially(" Ann Lee");
+  assert.equal(await owner.inputValue(), " Ann Lee");
+  await page.getByRole("dialog").getByText("claim desk --owner 'Ann Lee'").waitFor();
+  await page.keyboard.press("Escape");
+  await context.close();
+});
+
 test("where the guest has written says how old it is", async () => {
   const { context, page } = await open(browser);
   await go(page, "#/");

@@ -94,7 +94,7 @@ async function claimAndRelease() {
   await typed(serial, "exit", "LEFT #e");
 
   say("bytes of a guest that are made to do harm");
-  const hostile = "\u001b]0;owned\u0007\u001b[6n\u001b]52;c;b3duZWQ=\u0007<img src=x onerror=alert(1)>";
+  const hostile = "\u001b]8;;https://evil.example/\u0007LINK\u001b]8;;\u0007\u001b]0;owned\u0007\u001b[6n\u001b]52;c;b3duZWQ=\u0007<img src=x onerror=alert(1)>";
   await serial.locator("textarea").evaluate((area, text) => {
     const data = new DataTransfer();
     data.setData("text/plain", `state c${text}\r`);
@@ -105,6 +105,32 @@ async function claimAndRelease() {
     .first()
     .waitFor({ timeout: 60_000 });
   assert.equal(await serial.locator("img").count(), 0);
+  const asked = [];
+  page.on("dialog", (asks) => {
+    asked.push(asks.message());
+    void asks.dismiss();
+  });
+  const link = await serial.locator(".xterm-rows").evaluate((rows) => {
+    const range = document.createRange();
+    const texts = document.createTreeWalker(rows, NodeFilter.SHOW_TEXT);
+    let found = null;
+    while (texts.nextNode()) {
+      const at = texts.currentNode.data.indexOf("LINK");
+      if (at < 0) continue;
+      range.setStart(texts.currentNode, at);
+      range.setEnd(texts.currentNode, at + 4);
+      const { x, y, width, height } = range.getBoundingClientRect();
+      found = { x: x + width / 2, y: y + height / 2 };
+    }
+    return found;
+  });
+  assert.ok(link, "the text of the link is shown");
+  const frame = await page.locator("iframe.console").boundingBox();
+  await page.mouse.move(frame.x + link.x, frame.y + link.y);
+  await page.waitForTimeout(300);
+  await page.mouse.click(frame.x + link.x, frame.y + link.y);
+  await page.waitForTimeout(300);
+  assert.deepEqual(asked, [], "it is no link");
   assert.doesNotMatch(await page.title(), /owned/);
   await typed(serial, "state d", /STATE .*#d/);
   await leave(serial, serial.locator("textarea"), /^Go to the console/);

@@ -81,6 +81,10 @@ function budget(used, most, text) {
 async function setsOfFigures(page) {
   const { sets, others } = await costOfFigures(page, COUNT_MS);
   assert.ok(sets.length >= 3, `${sets.length} sets of figures`);
+  assert.ok(
+    sets.every((set) => set.busy > 0),
+    "the browser says what its main thread did",
+  );
   const busy = median(sets.map((set) => set.busy));
   const ms = (n) => `${n.toFixed(1)} ms`;
   say(`${sets.length} sets of figures, each ${ms(busy)} of the main thread (median)`);

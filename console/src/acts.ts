@@ -2,7 +2,7 @@
 //
 // Invariant: whatever is lost is named before it is lost.
 import { signal } from "@preact/signals";
-import { api, type Catalog, type Machine, newKey, type Schemas } from "./api/client.ts";
+import { api, type Catalog, keysByContent, type Machine, newKey, type Schemas } from "./api/client.ts";
 import { changeCommand, line, parseTtl } from "./commands.ts";
 import { inTurn, type Piece } from "./pieces.ts";
 import { navigate } from "./router.ts";
@@ -309,7 +309,7 @@ export function releaseClaim(machine: Machine): Act {
 }
 
 export function claimMachine(catalog: Catalog): Act {
-  const key = newKey();
+  const keyOf = keysByContent();
   return {
     title: `Claim a machine of ${catalog.name}`,
     consequences: [
@@ -350,7 +350,7 @@ export function claimMachine(catalog: Catalog): Act {
       const ttl = v.ttl ? parseTtl(v.ttl) : null;
       const answer = await api.post("/v1/catalogs/{name}/claims", {
         path: { name: catalog.name },
-        key,
+        key: keyOf(v),
         body: {
           ...(v.owner ? { owner: v.owner } : {}),
           ...(ttl === null ? {} : { ttl_seconds: ttl }),

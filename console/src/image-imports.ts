@@ -7,7 +7,7 @@ import {
   type Catalog,
   type ImageDetails,
   type Machine,
-  newKey,
+  keysByContent,
   type Schemas,
 } from "./api/client.ts";
 import { line } from "./commands.ts";
@@ -60,7 +60,7 @@ type Common = { format: Format; store?: string };
 
 /** An act that makes a version of a file, whose name, format and store are asked for. */
 function importAct(stores: string[], details: ImageDetails | undefined, way: Way): Act {
-  const key = newKey();
+  const keyOf = keysByContent();
   const name = (v: Values) => details?.image.name ?? v.name ?? "";
   return {
     title: details ? `${way.verb} a version of ${details.image.name}` : `${way.verb} an image`,
@@ -75,7 +75,7 @@ function importAct(stores: string[], details: ImageDetails | undefined, way: Way
     },
     run: async (v) => {
       const common = { format: v.format as Format, ...(v.store ? { store: v.store } : {}) };
-      return (await way.send(v, { path: { name: name(v) }, key }, common)).body;
+      return (await way.send(v, { path: { name: name(v) }, key: keyOf(v) }, common)).body;
     },
     ...begins,
   };
@@ -168,7 +168,7 @@ export async function committable(
 
 /** Makes a version of the disk of a machine. */
 export function commitMachine(image: string, machines: { machine: string; reason: string | null }[]): Act {
-  const key = newKey();
+  const keyOf = keysByContent();
   const reasonOf = (name: string) => machines.find((m) => m.machine === name)?.reason ?? null;
   return {
     title: `Make a version of ${image} from a machine's disk`,
@@ -213,7 +213,7 @@ export function commitMachine(image: string, machines: { machine: string; reason
       ),
     run: async (v) => {
       const body = { machine: v.machine ?? "", ...(v.publish === "yes" ? { publish: true } : {}) };
-      return (await api.post("/v1/images/{name}/commits", { path: { name: image }, key, body })).body;
+      return (await api.post("/v1/images/{name}/commits", { path: { name: image }, key: keyOf(v), body })).body;
     },
     ...begins,
   };

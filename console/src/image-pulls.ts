@@ -1,5 +1,5 @@
 // Acts between this host and registries: a version is pulled, streamed, pushed.
-import { api, newKey, type Schemas } from "./api/client.ts";
+import { api, keysByContent, newKey, type Schemas } from "./api/client.ts";
 import { line } from "./commands.ts";
 import { begins, nameReason, or, ref, storeField } from "./image-acts.ts";
 import { isWritable, type Registry, type Version } from "./image-words.ts";
@@ -23,7 +23,7 @@ export function pullImage(
   stores: string[],
   known: { from?: { registry: string; image: string }; name?: string } = {},
 ): Act {
-  const key = newKey();
+  const keyOf = keysByContent();
   const of = (v: Values) => ({
     registry: known.from?.registry ?? v.registry ?? "",
     image: known.from?.image ?? v.image ?? "",
@@ -97,7 +97,7 @@ export function pullImage(
         ...(v.residency ? { residency: v.residency as Residency } : {}),
         ...(v.store ? { store: v.store } : {}),
       };
-      return (await api.post("/v1/images/{name}/pulls", { path: { name: nameOf(v) }, key, body })).body;
+      return (await api.post("/v1/images/{name}/pulls", { path: { name: nameOf(v) }, key: keyOf(v), body })).body;
     },
     ...begins,
   };

@@ -3,7 +3,7 @@ import "./dom.ts";
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 import { catalogsAct, deleteMachine, keeping, keepsData, machineAct, machinesTarget } from "../src/acts.ts";
-import type { Catalog, Machine, Schemas } from "../src/api/client.ts";
+import { type Catalog, keysByContent, type Machine, type Schemas } from "../src/api/client.ts";
 import { type Request, transport } from "../src/transport.ts";
 import { headingOf } from "../src/ui/dialog.tsx";
 
@@ -34,6 +34,15 @@ const bodies = () => sent.map((r) => r.body as { select: Schemas["Selector"]; di
 const keys = () => sent.map((r) => r.headers?.["Idempotency-Key"]);
 const many = () => machineAct("stop", { names, size: 2500, claimed: 0, isKeeping: false });
 const text = (lines: unknown[]) => lines.map(String).join(" ");
+
+test("a request that is sent again has its key, and what was changed since has another", () => {
+  const keyOf = keysByContent();
+  const first = keyOf({ url: "a" });
+  assert.equal(keyOf({ url: "a" }), first);
+  const second = keyOf({ url: "b" });
+  assert.notEqual(second, first);
+  assert.equal(keyOf({ url: "b" }), second);
+});
 
 test("a request names at most 1,000 machines, and each machine is named once", async () => {
   const act = many();

@@ -175,6 +175,16 @@ export const api = {
 };
 
 /** A key for one act of one person, however often it is sent. */
+/** Keys of a request that may be sent again: the same for the same content, and another one for what was changed since. */
+export function keysByContent(): (content: unknown) => string {
+  let sent = { text: "", key: "" };
+  return (content) => {
+    const text = JSON.stringify(content);
+    if (sent.text !== text) sent = { text, key: newKey() };
+    return sent.key;
+  };
+}
+
 export function newKey(): string {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
 }

@@ -46,6 +46,8 @@ function silence(terminal: Terminal): void {
   parser.registerCsiHandler({ final: "t" }, () => true);
   parser.registerDcsHandler({ intermediates: "$", final: "q" }, () => true);
   for (const colours of [4, 10, 11, 12]) parser.registerOscHandler(colours, () => true);
+  // A link: its text would say nothing of where it leads.
+  parser.registerOscHandler(8, () => true);
 }
 
 function start(machine: string): void {
@@ -85,6 +87,8 @@ function start(machine: string): void {
     open: () => transport.socket(path(machine, "console")),
     state(now) {
       state = now;
+      // Whoever comes after a session may not read what the guest has shown in it.
+      if (now.kind === "ended") terminal.reset();
       tell();
     },
     socket(socket) {

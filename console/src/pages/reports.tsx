@@ -22,7 +22,7 @@ const COLUMNS: Column<Report>[] = [
     key: "written",
     title: "Written",
     isFigure: true,
-    sort: (r) => -Date.parse(r.written),
+    sort: (r) => Date.parse(r.written),
     cell: (r) => ago(r.written, now.value),
   },
   { key: "size", title: "Size", isFigure: true, sort: (r) => r.bytes, cell: (r) => bytes(r.bytes) },

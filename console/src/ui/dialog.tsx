@@ -99,10 +99,12 @@ export function ActDialog() {
     ref.current?.close();
     closed();
   };
+  // Spaces around a value are left out, but not while it is typed.
+  const values = Object.fromEntries(Object.entries(state.values).map(([key, value]) => [key, value.trim()]));
   const run = async () => {
     setState((s) => ({ ...s, busy: true, error: null }));
     try {
-      const result = await act.run(state.values);
+      const result = await act.run(values);
       toast(typeof act.done === "string" ? act.done : act.done(result));
       refresh();
       // Who has left the page meanwhile, or asks for something else, stays there.
@@ -122,7 +124,7 @@ export function ActDialog() {
   };
   const fields = act.fields ?? [];
   const wrong = (f: ActField) => {
-    const value = state.values[f.key] ?? "";
+    const value = values[f.key] ?? "";
     if (value === "") return f.isRequired ? "" : null;
     return f.check?.(value) ?? null;
   };
@@ -168,6 +170,8 @@ export function ActDialog() {
                   f.options ? (
                     <select
                       id={id}
+                      aria-describedby={wrong(f) || f.hint ? `${id}-hint` : undefined}
+                      aria-invalid={Boolean(wrong(f))}
                       value={state.values[f.key]}
                       onChange={(e) => set(f.key, e.currentTarget.value)}
                     >
@@ -185,10 +189,10 @@ export function ActDialog() {
                       spellcheck={false}
                       placeholder={f.placeholder}
                       required={f.isRequired}
-                      aria-describedby={f.hint ? `${id}-hint` : undefined}
+                      aria-describedby={wrong(f) || f.hint ? `${id}-hint` : undefined}
                       aria-invalid={Boolean(wrong(f))}
                       value={state.values[f.key] ?? ""}
-                      onInput={(e) => set(f.key, e.currentTarget.value.trim())}
+                      onInput={(e) => set(f.key, e.currentTarget.value)}
                     />
                   )
                 }
@@ -213,7 +217,7 @@ export function ActDialog() {
             />
           </label>
         ) : null}
-        <Command text={typeof act.command === "string" ? act.command : act.command(state.values)} />
+        <Command text={typeof act.command === "string" ? act.command : act.command(values)} />
         {state.error ? (
           <div class="notice critical" role="alert">
             {state.error.heading ? <strong>{state.error.heading}</strong> : null} {state.error.text}

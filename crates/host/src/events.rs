@@ -137,6 +137,12 @@ impl Events {
         })
     }
 
+    /// Returns the id after which the last events begin.
+    pub fn before_newest(&self, most: usize) -> EventId {
+        let (last, events) = self.newest(most);
+        events.first().map_or(last, |first| EventId { number: first.id.number - 1, ..first.id })
+    }
+
     /// Returns the last events before this one, oldest first. None: no earlier ones are kept.
     pub fn before(&self, before: EventId, most: usize) -> Result<Vec<Event>, HostError> {
         let (is_ours, events) = self.find(|known| match before.history == known.history {
@@ -318,6 +324,7 @@ mod tests {
         raise(&events, 3);
         let id = |number| Some(EventId { history: all(&events, None)[0].id.history, number });
         assert_eq!(numbers(&events, None), [1, 2, 3]);
+        assert_eq!([0, 1, 2, 3, 4].map(|most| events.before_newest(most).number), [3, 2, 1, 0, 0]);
         assert_eq!((numbers(&events, id(0)), numbers(&events, id(2))), (vec![1, 2, 3], vec![3]));
         assert!(numbers(&events, id(3)).is_empty());
         raise(&events, MOST_AT_ONCE);

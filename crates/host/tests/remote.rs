@@ -762,6 +762,9 @@ fn a_hangup_makes_it_read_tokens_and_certificate_again() {
         std::fs::write(&tokens, format!("admin {name} {:x}\n", Sha256::digest(name))).unwrap();
         private(&tokens);
     };
+    let mut follows = tls(&world);
+    send(&mut follows, "/v1/event-stream", "admin");
+    assert!(head(&mut follows).starts_with("HTTP/1.1 200"));
     let until = |what: &str, is: &mut dyn FnMut() -> bool| {
         let found = spillway_testkit::process::wait_until(Duration::from_secs(20), || is().then_some(()));
         found.unwrap_or_else(|| panic!("{what}"));
@@ -780,6 +783,8 @@ fn a_hangup_makes_it_read_tokens_and_certificate_again() {
     world.signal(Signal::HUP);
     until("the new token is not known", &mut || ask_on(&mut stays, "new") == 200);
     assert_eq!(ask_on(&mut stays, "admin"), 401, "one that was taken away");
+    // Who follows with it has the last piece of the stream, and no events of later.
+    until("a stream goes on without its token", &mut || head(&mut follows).ends_with("0\r\n\r\n"));
     // By the certificate that is in the file now.
     assert_eq!(ask(&world, "GET", "/v1/images", &token("new"), b""), 200);
 

@@ -3,26 +3,34 @@
 use super::extract::Query;
 use super::websocket::{Ending, NOT_UNDERSTOOD, Opening, TOO_LONG, Watch, say_goodbye, send};
 use super::{ApiState, ask};
+use crate::access::Peer;
 use crate::access::caller::Role;
 use crate::error::HostError;
 use crate::events::MOST_AT_ONCE;
-use axum::Json;
 use axum::extract::State;
 use axum::extract::ws::{Message, WebSocket, close_code};
 use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use futures_util::StreamExt;
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
 use spillway_api::{Event, EventId, List, bounds};
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::future::pending;
 use std::pin::{Pin, pin};
+use std::time::Duration;
+use tokio::time::sleep;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+/// How often it is looked whether who follows the events may still read. A WebSocket's pings do that for it.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Most events that wait for a client: a client may have many streams, and read none.
+const MOST_WAITING: usize = 64;
 const NO_MORE: Ending = Ending { code: close_code::ERROR, reason: "the events cannot be read" };
 
 pub fn routes() -> OpenApiRouter<ApiState> {
@@ -100,6 +108,7 @@ async fn list_events(
 async fn stream_events(
     State(app): State<ApiState>,
     Query(StreamQuery { after, limit }): Query<StreamQuery>,
+    Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     asked: Option<Opening>,
 ) -> Result<Response, HostError> {
@@ -115,9 +124,19 @@ async fn stream_events(
             let said = |(id, text): (EventId, String)| {
                 Ok::<_, Infallible>(sse::Event::default().id(id.to_string()).data(text))
             };
-            Sse::new(events.map(said)).keep_alive(KeepAlive::default()).into_response()
+            Sse::new(events.map(said).take_until(Box::pin(may_not_read(peer, headers))))
+                .keep_alive(KeepAlive::default())
+                .into_response()
         }
     })
+}
+
+/// Waits until who asks may not read any more: the token or the session is gone.
+async fn may_not_read(peer: Peer, headers: HeaderMap) {
+    let Some(known) = peer.known else { return pending().await };
+    while known.may(&headers, Role::Read) {
+        sleep(LOOK_AGAIN).await;
+    }
 }
 
 /// The events after this one, or the last ones, and those that happen from now on, as JSON.
@@ -134,13 +153,15 @@ fn follow(
             let past = events.clone();
             // The events may have to be read from the disk.
             let read = move || match after {
-                Some(after) => (after, past.after(after, MOST_AT_ONCE)),
-                None => past.newest(most),
+                Some(after) => (after, past.after(after, MOST_WAITING)),
+                // Where they begin. They are read from there, few at a time, as the client takes them.
+                None => (past.before_newest(most), Vec::new()),
             };
+            let has_begun = after.is_some();
             let (read_to, found) = reads.blocking(read).await.ok()?;
             after = Some(read_to);
             waiting.extend(found);
-            if waiting.is_empty() {
+            if has_begun && waiting.is_empty() {
                 last.changed().await.ok()?;
             }
         }

@@ -33,7 +33,8 @@ pub(super) struct Ending {
     pub reason: &'static str,
 }
 
-const NO_ANSWER: Ending = Ending { code: close_code::POLICY, reason: "the client does not answer pings" };
+/// RFC 6455, 5.5.2: a ping has to be answered. No matter of rights: the client may come again.
+const NO_ANSWER: Ending = Ending { code: close_code::PROTOCOL, reason: "the client does not answer pings" };
 const NO_RIGHT: Ending = Ending { code: close_code::POLICY, reason: "the session has ended, or its token" };
 const REPLACED: Ending =
     Ending { code: close_code::AGAIN, reason: "the connection is needed for a newer one" };

@@ -269,7 +269,7 @@ fn a_client_that_answers_no_ping_is_closed() {
     dead.answers_pings = false;
     std::thread::scope(|scope| {
         scope.spawn(|| assert_eq!(good.receive(PING * 4).unwrap(), None, "it goes on"));
-        assert_eq!(end(&mut dead), (1008, "the client does not answer pings".into()));
+        assert_eq!(end(&mut dead), (1002, "the client does not answer pings".into()));
     });
 }
 
