@@ -27,12 +27,19 @@ function close(id: number): void {
   toasts.value = toasts.value.filter((t) => t.id !== id);
 }
 
+/** Where it is said. An open dialog needs one of its own: what is behind it is silent. */
+export function Spoken() {
+  return (
+    <div class="sr-only" aria-live="polite" role="status">
+      {spoken}
+    </div>
+  );
+}
+
 export function Announcer() {
   return (
     <>
-      <div class="sr-only" aria-live="polite" role="status">
-        {spoken}
-      </div>
+      <Spoken />
       <div class="toasts" role="log" aria-live="polite" aria-label="Messages">
         {toasts.value.map((t) => (
           <div key={t.id} class={`toast ${t.kind}`}>

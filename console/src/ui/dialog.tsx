@@ -10,7 +10,7 @@ import { PartlyDone } from "../pieces.ts";
 import { pageKey } from "../router.ts";
 import { refresh } from "../state/resource.ts";
 import { isSignedIn } from "../state/session.ts";
-import { toast } from "./announce.tsx";
+import { Spoken, toast } from "./announce.tsx";
 import { Command, Labelled } from "./parts.tsx";
 
 export interface Act {
@@ -237,6 +237,7 @@ export function ActDialog() {
           </button>
         </footer>
       </form>
+      <Spoken />
     </dialog>
   );
 }

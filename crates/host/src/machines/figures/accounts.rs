@@ -5,7 +5,7 @@
 
 use super::trend::FillTrend;
 use jiff::Timestamp;
-use spillway_api::{DiskCounters, DiskLevels, Figure, Name};
+use spillway_api::{DiskCounters, DiskLevels, Figure, Machine, Name};
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
@@ -52,6 +52,7 @@ impl Account {
 #[derive(Clone, Debug)]
 pub struct MachineAccount {
     catalog: Name,
+    uuid: String,
     disk: Option<DiskId>,
     /// Last counters of the current disk.
     said: DiskCounters,
@@ -61,6 +62,19 @@ pub struct MachineAccount {
     /// Seconds until the write cache of the current disk is full; `None` if it does not grow.
     pub seconds_to_full: Option<u64>,
     pub account: Account,
+}
+
+/// Whose disk has reported: of several machines of one name, one after the other, each has its own UUID.
+#[derive(Clone, Copy)]
+pub struct Whose<'a> {
+    pub catalog: &'a Name,
+    pub uuid: &'a str,
+}
+
+impl Whose<'_> {
+    pub fn of(machine: &Machine) -> Whose<'_> {
+        Whose { catalog: &machine.catalog, uuid: &machine.identity.uuid }
+    }
 }
 
 /// Sums of all machines and catalogs.
@@ -79,10 +93,11 @@ impl Accounts {
         Accounts { since: Timestamp::now(), begun, machines: HashMap::new(), catalogs: HashMap::new() }
     }
 
-    /// Adds a disk's report.
-    pub fn note(&mut self, machine: &Name, catalog: &Name, report: &DiskReport) {
+    /// Adds the report of a machine's disk.
+    pub fn note(&mut self, machine: &Name, Whose { catalog, uuid }: Whose, report: &DiskReport) {
         let new = || MachineAccount {
             catalog: catalog.clone(),
+            uuid: uuid.to_owned(),
             disk: None,
             said: DiskCounters::default(),
             levels: DiskLevels::default(),
@@ -91,7 +106,7 @@ impl Accounts {
             account: Account::default(),
         };
         let of = self.machines.entry(machine.clone()).or_insert_with(new);
-        if of.catalog != *catalog {
+        if of.uuid != uuid || of.catalog != *catalog {
             // A new machine has this name.
             *of = new();
         }
@@ -124,9 +139,9 @@ impl Accounts {
         }
     }
 
-    /// Returns the catalog of a machine that has reported.
-    pub fn catalog(&self, machine: &Name) -> Option<Name> {
-        self.machines.get(machine).map(|of| of.catalog.clone())
+    /// Returns the catalog and the UUID of the machine of this name that has reported.
+    pub fn whose(&self, machine: &Name) -> Option<(Name, String)> {
+        self.machines.get(machine).map(|of| (of.catalog.clone(), of.uuid.clone()))
     }
 
     /// Forgets the machines and catalogs that are not recorded any more.
@@ -142,6 +157,10 @@ mod tests {
 
     fn name(text: &str) -> Name {
         text.parse().unwrap()
+    }
+
+    fn of(catalog: &Name) -> Whose<'_> {
+        Whose { catalog, uuid: "u" }
     }
 
     fn report(pid: i32, begun: u64, written: u64, evicted: u64, ram: u64) -> DiskReport {
@@ -162,22 +181,22 @@ mod tests {
     fn counters_go_on_when_disks_end_and_others_begin() {
         let mut accounts = Accounts::new(100);
         let desk = name("desk");
-        accounts.note(&name("a"), &desk, &report(1, 200, 50, 10, 30));
+        accounts.note(&name("a"), of(&desk), &report(1, 200, 50, 10, 30));
         assert_eq!(sums(&accounts), (50, 10));
-        accounts.note(&name("a"), &desk, &report(1, 200, 60, 10, 30));
-        accounts.note(&name("a"), &desk, &report(1, 200, 60, 10, 30));
+        accounts.note(&name("a"), of(&desk), &report(1, 200, 60, 10, 30));
+        accounts.note(&name("a"), of(&desk), &report(1, 200, 60, 10, 30));
         assert_eq!(sums(&accounts), (60, 20));
         // What its RAM tier held went nowhere.
         accounts.remove_disk(&name("a"));
         assert_eq!(sums(&accounts), (60, 50));
-        accounts.note(&name("a"), &desk, &report(2, 300, 5, 0, 5));
-        accounts.note(&name("b"), &desk, &report(3, 300, 7, 0, 0));
+        accounts.note(&name("a"), of(&desk), &report(2, 300, 5, 0, 5));
+        accounts.note(&name("b"), of(&desk), &report(3, 300, 7, 0, 0));
         assert_eq!(sums(&accounts), (72, 57));
         // The same number again: but of another moment.
-        accounts.note(&name("b"), &desk, &report(3, 301, 6, 0, 0));
+        accounts.note(&name("b"), of(&desk), &report(3, 301, 6, 0, 0));
         assert_eq!(sums(&accounts), (78, 63));
         // An answer that comes late is not counted a second time.
-        accounts.note(&name("b"), &desk, &report(3, 301, 5, 0, 0));
+        accounts.note(&name("b"), of(&desk), &report(3, 301, 5, 0, 0));
         assert_eq!(sums(&accounts), (78, 63));
         assert_eq!(accounts.machines[&name("b")].account.counters.guest.written_bytes, 13);
         // One that is removed leaves what it did with its catalog.
@@ -192,8 +211,8 @@ mod tests {
         let mut accounts = Accounts::new(100);
         let seen =
             |written, evicted, ram| DiskReport { is_said: false, ..report(1, 200, written, evicted, ram) };
-        for of in [seen(50, 0, 5), seen(60, 1 << 63, 6), seen(70, 10, 7), seen(80, 11, 8)] {
-            accounts.note(&name("a"), &name("desk"), &of);
+        for seen in [seen(50, 0, 5), seen(60, 1 << 63, 6), seen(70, 10, 7), seen(80, 11, 8)] {
+            accounts.note(&name("a"), of(&name("desk")), &seen);
         }
         let of = &accounts.machines[&name("a")];
         assert_eq!((of.account.counters.guest.written_bytes, of.levels.ram_used_bytes), (80, 8));
@@ -204,21 +223,27 @@ mod tests {
     fn what_was_before_the_daemon_is_left_out() {
         let mut accounts = Accounts::new(100);
         let desk = name("desk");
-        accounts.note(&name("a"), &desk, &report(1, 99, 1000, 400, 300));
+        accounts.note(&name("a"), of(&desk), &report(1, 99, 1000, 400, 300));
         assert_eq!(sums(&accounts), (0, 0));
-        accounts.note(&name("a"), &desk, &report(1, 99, 1010, 450, 260));
+        accounts.note(&name("a"), of(&desk), &report(1, 99, 1010, 450, 260));
         assert_eq!(sums(&accounts), (10, 0), "what it wrote to the disk it had written before");
-        accounts.note(&name("a"), &desk, &report(1, 99, 1010, 450, 0));
+        accounts.note(&name("a"), of(&desk), &report(1, 99, 1010, 450, 0));
         assert_eq!(sums(&accounts), (10, 260));
     }
 
     #[test]
     fn another_machine_of_the_same_name_starts_anew() {
         let mut accounts = Accounts::new(100);
-        accounts.note(&name("a"), &name("old"), &report(1, 200, 50, 0, 0));
-        accounts.note(&name("a"), &name("desk"), &report(2, 300, 5, 0, 0));
+        accounts.note(&name("a"), of(&name("old")), &report(1, 200, 50, 0, 0));
+        accounts.note(&name("a"), of(&name("desk")), &report(2, 300, 5, 0, 0));
         assert_eq!(sums(&accounts), (5, 5));
-        assert_eq!(accounts.machines[&name("a")].account.counters.guest.written_bytes, 5);
+        let written =
+            |accounts: &Accounts| accounts.machines[&name("a")].account.counters.guest.written_bytes;
+        assert_eq!(written(&accounts), 5);
+        // Of the same catalog: what the earlier one wrote stays the catalog's.
+        let desk = name("desk");
+        accounts.note(&name("a"), Whose { catalog: &desk, uuid: "another" }, &report(3, 400, 7, 0, 0));
+        assert_eq!((sums(&accounts).0, written(&accounts)), (12, 7));
     }
 
     #[test]
@@ -228,7 +253,7 @@ mod tests {
             let mut report = report(pid, 200, ram, 0, ram);
             report.levels.ram_limit_bytes = 1000;
             report.counters.resets = resets;
-            accounts.note(&name("a"), &name("desk"), &report);
+            accounts.note(&name("a"), of(&name("desk")), &report);
             accounts.machines[&name("a")].seconds_to_full
         };
         assert_eq!(to_full(1, 0, 10), None);

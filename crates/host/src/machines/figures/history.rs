@@ -118,6 +118,10 @@ impl Histories {
         for (object, seen) in seen {
             let has_day = !matches!(object, HistoryOf::Machine(_));
             let history = table.objects.entry(object).or_insert_with(|| ObjectHistory::new(has_day));
+            // What a machine has counted only grows: it is another one of this name.
+            if !has_day && history.before.is_some_and(|(_, before)| seen.counters.is_behind(&before)) {
+                *history = ObjectHistory::new(has_day);
+            }
             let row = history.row(&seen, now);
             // Of a gap that is longer than the history, the last part.
             for number in first.max(end.saturating_sub(history.most_rows()))..end {
@@ -322,12 +326,13 @@ mod tests {
         assert_eq!(values(&catalog, "fill"), [None, Some(0.45)], "of the fullest, in the last 20 seconds");
         let second = histories.of(&HistoryOf::Machine(name("desk-2")), 3600).unwrap();
         assert_eq!(values(&second, "guest_written_bytes"), [None, Some(80.0), None, None, Some(0.0)]);
-        // One that has another disk, whose counters begin anew; and one that has gone.
+        // Another machine of this name, whose counters begin anew; and one that has gone.
         histories.add(&figures(&[("desk-1", 50)]), at(50));
-        let first = histories.of(&HistoryOf::Machine(name("desk-1")), 10).unwrap();
+        let first = histories.of(&HistoryOf::Machine(name("desk-1")), 3600).unwrap();
         assert_eq!(
             (values(&first, "guest_written_bytes"), values(&first, "ram_used_bytes")),
-            (vec![None], vec![Some(25.0)])
+            (vec![None], vec![Some(25.0)]),
+            "nothing of the earlier one"
         );
         let gone = histories.of(&HistoryOf::Machine(name("desk-2")), 10).unwrap();
         assert_eq!(values(&gone, "guest_written_bytes"), []);

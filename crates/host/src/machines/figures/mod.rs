@@ -23,7 +23,7 @@ use crate::processes;
 use crate::short_path::ShortPath;
 use crate::store::Objects;
 use crate::stores::Stores;
-use accounts::{Accounts, DiskReport, MachineAccount};
+use accounts::{Accounts, DiskReport, MachineAccount, Whose};
 use disks::DiskReaders;
 use jiff::Timestamp;
 use late::LateQuery;
@@ -118,15 +118,20 @@ impl FigureCollector {
 
     /// Reads the counters of a machine's disk, which has this process id, for the last time before it ends.
     pub async fn note_last(&self, name: &Name, pid: u32) {
-        let recorded = self.objects.get::<Machine>(name.as_str()).ok().flatten();
-        let catalog = recorded.map(|machine| machine.value.catalog);
-        let Some(catalog) = catalog.or_else(|| self.accounts().catalog(name)) else { return };
-        if self.look(name, &catalog, || self.disks.look_last(name, pid)) {
+        // A machine of this name may be recorded that is a later one.
+        let known = self.accounts().whose(name);
+        let recorded = || {
+            let machine = self.objects.get::<Machine>(name.as_str()).ok().flatten()?.value;
+            Some((machine.catalog, machine.identity.uuid))
+        };
+        let Some((catalog, uuid)) = known.or_else(recorded) else { return };
+        let whose = Whose { catalog: &catalog, uuid: &uuid };
+        if self.look(name, whose, || self.disks.look_last(name, pid)) {
             return;
         }
         let folder = self.folders.of(name).path().to_owned();
         if let Ok(Ok(report)) = tokio::time::timeout(PATIENCE, disks::ask_once(folder)).await {
-            self.accounts().note(name, &catalog, &report);
+            self.accounts().note(name, whose, &report);
         }
     }
 
@@ -135,11 +140,11 @@ impl FigureCollector {
     }
 
     /// Notes what a disk counts now. False: it would have to be asked.
-    fn look(&self, name: &Name, catalog: &Name, look: impl FnOnce() -> Option<DiskReport>) -> bool {
+    fn look(&self, name: &Name, whose: Whose, look: impl FnOnce() -> Option<DiskReport>) -> bool {
         // Under the lock, so that nobody notes later what was counted earlier.
         let mut accounts = self.accounts();
         let Some(report) = look() else { return false };
-        accounts.note(name, catalog, &report);
+        accounts.note(name, whose, &report);
         true
     }
 
@@ -149,11 +154,11 @@ impl FigureCollector {
         gone.for_each(|view| self.accounts().remove_disk(&view.machine.name));
         let (unresponsive, answers) = self.disks.keep(&self.folders, views, until).await;
         for (view, report) in answers {
-            self.accounts().note(&view.machine.name, &view.machine.catalog, &report);
+            self.accounts().note(&view.machine.name, Whose::of(&view.machine), &report);
         }
         for view in views.iter().filter(|view| view.status.run.is_some()) {
             let name = &view.machine.name;
-            self.look(name, &view.machine.catalog, || self.disks.look(name));
+            self.look(name, Whose::of(&view.machine), || self.disks.look(name));
         }
         unresponsive
     }
