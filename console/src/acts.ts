@@ -260,7 +260,7 @@ function keepsFiles({ spec }: Catalog): boolean {
 /** Why machines of a catalog cannot be claimed, in words; null if they can. */
 export function unclaimable(spec: Schemas["CatalogSpec"]): string | null {
   if (!keepsData(spec) && spec.data_disk_bytes == null) return null;
-  return "Machines that keep data cannot be claimed, since a claim ends with a reset: start one by its name.";
+  return "Machines that keep data cannot be claimed. Start one by its name instead.";
 }
 
 /** Deletes a machine, if nobody has changed it since it was read with this tag. */
