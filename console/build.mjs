@@ -42,7 +42,7 @@ const options = {
 const withoutUnused = {
   name: "without-unused",
   setup(build) {
-    build.onResolve({ filter: /\/(ra2|crypto\/crypto|h264)\.js$/ }, ({ importer }) =>
+    build.onResolve({ filter: /\/(ra2|crypto\/crypto|h264|jpeg|rre)\.js$/ }, ({ importer }) =>
       importer.endsWith("/@novnc/novnc/core/rfb.js") ? { path: at("src/consoles/unused.ts") } : undefined,
     );
   },
@@ -67,6 +67,12 @@ const COCKPIT_SCRIPTS = ["../base1/cockpit.js", "../manifests.js", "cockpit.js"]
   .map((path) => `<script src="${path}"></script>\n`)
   .join("");
 
+/** What the first page has room for of a description: what the setting is, and what it is when it is left out. */
+function hint(description) {
+  const sentences = description.split(/(?<=[.:]) (?=[A-Z])/);
+  return sentences.filter((text, i) => i === 0 || /^By default/.test(text)).join(" ");
+}
+
 /** Files that are generated from the API's description. */
 async function generated() {
   const document = JSON.parse(readFileSync(at("../docs/api/openapi.json"), "utf8"));
@@ -78,7 +84,7 @@ async function generated() {
     if (name === "redacted") continue;
     const field = {
       effect: spec["x-spillway-effects"][name],
-      about: schema.description ?? (schema.oneOf ?? []).map((s) => s.description).find(Boolean) ?? "",
+      about: hint(schema.description ?? (schema.oneOf ?? []).map((s) => s.description).find(Boolean) ?? ""),
     };
     for (const bound of ["minimum", "maximum", "multipleOf"])
       if (bound in schema) field[bound] = schema[bound];

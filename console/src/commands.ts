@@ -43,8 +43,18 @@ const OPTIONS: Record<string, string> = {
   scratch_disk_bytes: "--scratch-disk",
   vcpus: "--vcpus",
   memory_bytes: "--memory",
+  sockets: "--sockets",
+  hugepages: "--hugepages",
+  cpu_model: "--cpu",
+  machine_type: "--machine-type",
+  guest: "--guest",
+  firmware: "--firmware",
+  tpm: "--tpm",
   network: "--network",
+  more_networks: "--network",
   display: "--display",
+  video: "--video",
+  watchdog: "--watchdog",
   naming: "--naming",
   reset: "--reset",
   ready: "--ready",
@@ -57,6 +67,7 @@ const OPTIONS: Record<string, string> = {
   kernel: "--kernel",
   initrd: "--initrd",
   append: "--append",
+  extra_args: "--extra-arg",
   labels: "--label",
 };
 
@@ -84,9 +95,13 @@ export function parseTtl(text: string): number | null {
 function optionValue(key: string, value: unknown): string {
   if (key.endsWith("_bytes") && typeof value === "number") return sizeText(value);
   if (key === "claim_ttl_seconds") return ttlText(Number(value));
-  if (key === "network" && typeof value === "object" && value)
-    return `bridge=${(value as { bridge: string }).bridge}`;
+  if (key === "network" || key === "more_networks") return networkText(value);
   return String(value);
+}
+
+/** A network as options and fields take it. */
+export function networkText(network: unknown): string {
+  return typeof network === "object" && network ? `bridge=${(network as { bridge: string }).bridge}` : String(network);
 }
 
 type Draft = Partial<CatalogSpec>;
@@ -114,6 +129,8 @@ export function createCommand(name: string, spec: Draft): string {
     } else if (key === "user_data") parts.push(`${option} user-data.txt`);
     else if (key === "authorized_keys") {
       if ((value as string[]).length) parts.push(`${option} keys.txt`);
+    } else if (Array.isArray(value)) {
+      for (const one of value) parts.push(line(option, optionValue(key, one)));
     } else parts.push(line(option, optionValue(key, value)));
   }
   return parts.join(" \\\n    ");

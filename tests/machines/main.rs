@@ -8,6 +8,7 @@ mod console;
 mod crash;
 mod figures;
 mod firmware;
+mod hardware;
 mod libvirt;
 mod libvirtd;
 mod life;

@@ -1226,7 +1226,10 @@ export interface components {
          *     default.
          */
         CatalogSpec: {
-            /** @description Kernel command line, for machines that start from a kernel file. */
+            /**
+             * @description Kernel command line, for machines that start from a kernel file.
+             * @default null
+             */
             append?: string | null;
             /** @description SSH public keys that may log in, each a line of `authorized_keys`. */
             authorized_keys?: string[];
@@ -1260,6 +1263,12 @@ export interface components {
              */
             count?: number;
             /**
+             * @description Model of the processors, with features, such as `Skylake-Server,+vmx,-hle`. By default the host's own with KVM, and `max`
+             *     in emulation.
+             * @default null
+             */
+            cpu_model?: string | null;
+            /**
              * Format: int32
              * @description Percentage of the write cache in use from which on the level is critical. By default 90.
              * @default null
@@ -1271,8 +1280,15 @@ export interface components {
              */
             data_disk_bytes?: number | null;
             data_disk_store?: null | components["schemas"]["Name"];
-            /** @description Screen of each machine: none, or one that the console shows on the tab Screen, and the API as a WebSocket. */
+            /** @default none */
             display?: components["schemas"]["DisplayKind"];
+            /**
+             * @description Further arguments of QEMU, each an element. They are passed on unchecked.
+             * @default []
+             */
+            extra_args?: string[];
+            /** @default null */
+            firmware?: null | components["schemas"]["Firmware"];
             /**
              * @description What happens to a write when the cache is full. By default `pause`.
              * @enum {string|null}
@@ -1283,9 +1299,19 @@ export interface components {
              * @description Seconds that a guest gets to shut down before it is ended.
              */
             grace_seconds?: number;
+            /** @default null */
+            guest?: null | components["schemas"]["GuestSystem"];
+            /**
+             * @description Whether the memory consists of huge pages of 2 MiB, which the host has reserved.
+             * @default false
+             */
+            hugepages?: boolean;
             /** @description Image of the catalog. With a version it stays at that one; without, each start takes the published one. */
             image: components["schemas"]["ImageRef"];
-            /** @description Initial RAM disk of that kernel: an absolute path on the host. */
+            /**
+             * @description Initial RAM disk of that kernel: an absolute path on the host.
+             * @default null
+             */
             initrd?: string | null;
             /**
              * Format: int64
@@ -1299,15 +1325,24 @@ export interface components {
              * @default null
              */
             iops_burst?: number | null;
-            /** @description Kernel to start instead of the image's boot loader: an absolute path on the host. */
+            /**
+             * @description Kernel to start instead of the image's boot loader: an absolute path on the host.
+             * @default null
+             */
             kernel?: string | null;
             /** @description Labels for people and for selectors, as keys and values. */
             labels?: {
                 [key: string]: string;
             };
             /**
+             * @description Machine type, such as `pc-q35-7.2`. By default `q35`: the newest of that type.
+             * @default null
+             */
+            machine_type?: string | null;
+            /**
              * Format: int64
              * @description Memory of each machine, in bytes: whole MiB.
+             * @default 1073741824
              */
             memory_bytes?: number;
             /**
@@ -1315,9 +1350,14 @@ export interface components {
              * @enum {string|null}
              */
             mode?: "ram+overflow" | "ram" | "overflow" | "direct" | "persistent" | "ephemeral" | null;
+            /**
+             * @description Networks of further network cards, in their order.
+             * @default []
+             */
+            more_networks?: components["schemas"]["Network"][];
             /** @description Pattern of machine names: a run of `#` stands for the number. By default the catalog's name and `-###`. */
             naming?: string | null;
-            /** @description Network to which each machine is connected. */
+            /** @default user */
             network?: components["schemas"]["Network"];
             /**
              * Format: int64
@@ -1351,6 +1391,15 @@ export interface components {
              *     store of class `temp`.
              */
             scratch_disk_bytes?: number | null;
+            /**
+             * Format: int32
+             * @description Number of processor sockets, among which the virtual processors are distributed evenly. Editions of Windows for desktops
+             *     use at most two.
+             * @default 1
+             */
+            sockets?: number;
+            /** @default none */
+            tpm?: components["schemas"]["Tpm"];
             /** @description Whether machines are interchangeable, or keep what is written for one owner. */
             type?: components["schemas"]["CatalogKind"];
             /** @description User-data for cloud-init: text, at most 16 KiB. */
@@ -1358,6 +1407,7 @@ export interface components {
             /**
              * Format: int32
              * @description Number of virtual processors of each machine.
+             * @default 1
              */
             vcpus?: number;
             /**
@@ -1365,6 +1415,8 @@ export interface components {
              *     an I/O error for the guest, and an event.
              */
             verify_reads?: boolean;
+            /** @default null */
+            video?: null | components["schemas"]["Video"];
             /**
              * Format: int32
              * @description Number of machines that are kept started, ready and unclaimed.
@@ -1376,6 +1428,8 @@ export interface components {
              * @default null
              */
             warn_at?: number | null;
+            /** @default null */
+            watchdog?: null | components["schemas"]["WatchdogAction"];
         };
         /** @description Asks for another version of a catalog, or another strategy of its rollout. */
         CatalogUpdate: {
@@ -2062,6 +2116,16 @@ export interface components {
          * @enum {string}
          */
         FindingKind: "machine_id" | "ssh_host_keys" | "no_cloud_init" | "cloud_init_source" | "cloud_init_seed" | "host_name" | "no_virtio_driver" | "no_boot_loader" | "no_discard" | "shared_secret" | "dhcp_identity" | "network_card" | "mounted_device" | "agent_identity" | "not_checked";
+        /**
+         * @description Firmware that a machine starts with.
+         * @enum {string}
+         */
+        Firmware: "bios" | "uefi" | "uefi-secure";
+        /**
+         * @description Operating system of a guest.
+         * @enum {string}
+         */
+        GuestSystem: "linux" | "windows";
         /** @description What figures of an object were. It is kept in memory, and begins anew with the daemon. */
         History: {
             /** @description The series, all of one length. */
@@ -2204,7 +2268,7 @@ export interface components {
         Hypervisor: "qemu" | "libvirt" | "none";
         /** @description Identity of a machine, which outlives resets. */
         Identity: {
-            /** @description MAC address of its network card, locally administered. */
+            /** @description MAC address of its first network card, locally administered. Those of further cards differ from it in their first byte. */
             mac: string;
             /** @description UUID of the machine in SMBIOS. cloud-init's instance id is `iid-` followed by it. */
             uuid: string;
@@ -2678,7 +2742,7 @@ export interface components {
          * @example debian
          */
         Name: string;
-        /** @description Network to which the machines of a catalog are connected. */
+        /** @description Network to which a network card of a machine is connected. */
         Network: "user" | {
             /** @description A bridge of the host, which is given by name. */
             bridge: string;
@@ -3550,6 +3614,11 @@ export interface components {
              */
             used_bytes: number;
         };
+        /**
+         * @description Trusted platform module of a machine.
+         * @enum {string}
+         */
+        Tpm: "none" | "2.0";
         /** @description A record that a daemon cannot read: another version has written it, or it is damaged. */
         UnreadableRecord: {
             /** @description Advice for the administrator: how to repair or remove the record. */
@@ -3577,6 +3646,11 @@ export interface components {
          * @enum {string}
          */
         VersionState: "importing" | "ready" | "deleting";
+        /**
+         * @description Graphics card of a machine.
+         * @enum {string}
+         */
+        Video: "vga" | "virtio";
         /** @description A partition, or the whole disk if it has no partition table. */
         Volume: {
             /** @description File system or other content that was recognised on the volume. */
@@ -3610,6 +3684,11 @@ export interface components {
          * @enum {string}
          */
         VolumeRole: "root" | "boot";
+        /**
+         * @description What a watchdog does to a guest that does not answer it any more.
+         * @enum {string}
+         */
+        WatchdogAction: "reset" | "poweroff" | "pause";
     };
     responses: never;
     parameters: never;

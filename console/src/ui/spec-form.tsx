@@ -6,6 +6,7 @@ import type { Signal } from "@preact/signals";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import about from "../api/spec-fields.json";
 import { type Draft, isSame, type Key, type Wrong } from "../state/edits.ts";
+import { networkText } from "../commands.ts";
 import { parseSize, sizeText } from "./format.ts";
 import { Prose } from "./parts.tsx";
 
@@ -18,6 +19,7 @@ type Kind =
   | "labels"
   | "flag"
   | "network"
+  | "networks"
   | "store"
   | readonly string[];
 /** When a change of a setting takes effect, as the daemon says it. */
@@ -63,6 +65,22 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
       kind: ["none", "vnc"],
       isAdvanced: true,
     },
+    { key: "video", title: "Graphics card", kind: ["vga", "virtio"], isAdvanced: true },
+    { key: "guest", title: "Guest", kind: ["linux", "windows"], isAdvanced: true },
+    { key: "firmware", title: "Firmware", kind: ["bios", "uefi", "uefi-secure"], isAdvanced: true },
+    { key: "tpm", title: "TPM", kind: ["none", "2.0"], isAdvanced: true },
+    { key: "sockets", title: "Sockets", kind: "number", isAdvanced: true },
+    { key: "cpu_model", title: "Processor model", kind: "text", isAdvanced: true },
+    { key: "machine_type", title: "Machine type", kind: "text", isAdvanced: true },
+    { key: "hugepages", title: "Huge pages", kind: "flag", isAdvanced: true },
+    {
+      key: "more_networks",
+      title: "More networks",
+      kind: "networks",
+      form: "bridge=NAME, bridge=NAME",
+      isAdvanced: true,
+    },
+    { key: "watchdog", title: "Watchdog", kind: ["reset", "poweroff", "pause"], isAdvanced: true },
     {
       key: "type",
       title: "Type",
@@ -114,6 +132,7 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
       kind: "text",
       isAdvanced: true,
     },
+    { key: "extra_args", title: "Arguments for QEMU", kind: "lines", isAdvanced: true },
     {
       key: "labels",
       title: "Labels",
@@ -214,9 +233,14 @@ export function shown(field: FieldInfo, value: unknown): string {
       .map(([k, v]) => `${k}=${v}`)
       .join(", ");
   }
-  if (field.kind === "network" && typeof value === "object")
-    return `bridge=${(value as { bridge: string }).bridge}`;
+  if (field.kind === "network") return networkText(value);
+  if (field.kind === "networks") return (value as unknown[]).map(networkText).join(", ");
   return String(value);
+}
+
+function parseNetwork(word: string): unknown {
+  const bridge = word.match(/^bridge=(.+)$/)?.[1];
+  return bridge ? { bridge } : word === "user" || word === "none" ? word : null;
 }
 
 /** Reads what was typed: undefined if nothing was, or an error in words. */
@@ -248,10 +272,12 @@ export function read(field: FieldInfo, text: string): { value: unknown } | { err
         return { error: "A label is KEY=VALUE; several are separated by commas." };
       return { value: Object.fromEntries(pairs.map(([k, ...v]) => [k, v.join("=")])) };
     }
-    case "network": {
-      if (trimmed === "user" || trimmed === "none") return { value: trimmed };
-      const bridge = trimmed.match(/^bridge=(.+)$/)?.[1];
-      return bridge ? { value: { bridge } } : { error: "A network is user, none or bridge=NAME." };
+    case "network":
+    case "networks": {
+      const all = trimmed.split(/[\s,]+/).map(parseNetwork);
+      if (all.includes(null) || (field.kind === "network" && all.length > 1))
+        return { error: "A network is user, none or bridge=NAME." };
+      return { value: field.kind === "network" ? all[0] : all };
     }
     case "area":
       return { value: text };

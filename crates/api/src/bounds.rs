@@ -4,7 +4,7 @@
 //! Invariant: every number of a request is in the table; a test compares it with the document.
 
 use crate::catalog::{
-    CatalogRollback, CatalogSpec, CatalogUpdate, NewCatalog, RolloutChange, RolloutStrategy,
+    CatalogRollback, CatalogSpec, CatalogUpdate, Hardware, NewCatalog, RolloutChange, RolloutStrategy,
 };
 use crate::host::NewHostAction;
 use crate::image::{ImageCommit, ImageDownload, ImageImport, VersionChoice};
@@ -38,6 +38,8 @@ const DAY: u64 = 24 * 60 * 60;
 pub const MACHINES: Bounds = Bounds::count(0, 100_000);
 /// Bounds of the number of virtual processors of a machine.
 pub const VCPUS: Bounds = Bounds::count(1, 255);
+/// Bounds of the number of processor sockets of a machine.
+pub const SOCKETS: Bounds = Bounds::count(1, 255);
 /// Bounds of the memory of a machine, in bytes.
 pub const MEMORY_BYTES: Bounds = Bounds::bytes(64 * MIB, 16 * TIB, MIB);
 /// Bounds of the limit of a RAM tier, in bytes; the same as a disk's.
@@ -178,11 +180,11 @@ impl Number for RolloutStrategy {
 }
 
 macro_rules! bounded {
-    // Behind a semicolon: a body that is part of this one.
-    ($($body:ident { $($field:ident: $bounds:ident),* $(; $part:ident)? })*) => {
+    // Behind a semicolon: bodies that are part of this one.
+    ($($body:ident { $($field:ident: $bounds:ident),* $(; $($part:ident),*)? })*) => {
         $(impl Bounded for $body {
             fn check_bounds(&self) -> Result<(), OutOfBounds> {
-                $(self.$part.check_bounds()?;)?
+                $($(self.$part.check_bounds()?;)*)?
                 $(self.$field.check(stringify!($field), &$bounds)?;)*
                 Ok(())
             }
@@ -199,10 +201,10 @@ bounded! {
         ram_bytes: RAM_BYTES, overflow_bytes: OVERFLOW_BYTES, warn_at: PERCENT, critical_at: PERCENT, iops: IOPS,
         iops_burst: IOPS, bandwidth_bytes: BANDWIDTH_BYTES, bandwidth_burst_bytes: BANDWIDTH_BYTES
     }
+    Hardware { vcpus: VCPUS, sockets: SOCKETS, memory_bytes: MEMORY_BYTES }
     CatalogSpec {
-        count: MACHINES, warm: MACHINES, vcpus: VCPUS, memory_bytes: MEMORY_BYTES,
-        ram_guarantee_bytes: RAM_GUARANTEE_BYTES, data_disk_bytes: DISK_BYTES, scratch_disk_bytes: DISK_BYTES,
-        grace_seconds: GRACE_SECONDS, claim_ttl_seconds: TTL_SECONDS; disk
+        count: MACHINES, warm: MACHINES, ram_guarantee_bytes: RAM_GUARANTEE_BYTES, data_disk_bytes: DISK_BYTES, scratch_disk_bytes: DISK_BYTES,
+        grace_seconds: GRACE_SECONDS, claim_ttl_seconds: TTL_SECONDS; disk, hardware
     }
     CatalogUpdate {
         rollout: BATCH, claim_grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS, max_failed: MACHINES
@@ -238,8 +240,11 @@ pub fn of_field(schema: &str, property: &str) -> Option<&'static Bounds> {
     if (schema, property) == ("RolloutStrategy", "batch") {
         return Some(&BATCH);
     }
-    // The settings of its disks are fields of a catalog's own.
-    let bodies: &[&str] = if schema == "CatalogSpec" { &["CatalogSpec", "DiskSettings"] } else { &[schema] };
+    // The settings of its disks and machines are fields of a catalog's own.
+    let bodies: &[&str] = match schema {
+        "CatalogSpec" => &["CatalogSpec", "DiskSettings", "Hardware"],
+        _ => &[schema],
+    };
     let row = BODIES.iter().find(|(body, field, _)| bodies.contains(body) && *field == property);
     row.map(|(_, _, bounds)| *bounds)
 }

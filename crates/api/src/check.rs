@@ -31,6 +31,16 @@ impl ImageCheck {
     }
 }
 
+/// Operating system of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum GuestSystem {
+    /// A Linux distribution, or another system that takes the same hardware.
+    Linux,
+    /// Windows.
+    Windows,
+}
+
 /// What firmware finds on a disk to start a machine with. A catalog with a `kernel` needs none of this.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BootFacts {

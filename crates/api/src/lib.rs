@@ -32,12 +32,13 @@ mod ttl;
 
 pub use catalog::{
     BlockingMachine, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate,
-    DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, HistoryEntry, Network, NewCatalog, Ready, ResetEvent,
-    Rollout, RolloutAction, RolloutChange, RolloutProgress, RolloutState, RolloutStrategy, differences,
-    settings,
+    DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, Firmware, Hardware, HistoryEntry, Network, NewCatalog,
+    Ready, ResetEvent, Rollout, RolloutAction, RolloutChange, RolloutProgress, RolloutState, RolloutStrategy,
+    Tpm, Video, WatchdogAction, differences, settings,
 };
 pub use check::{
-    BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,
+    BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,
+    VolumeContent, VolumeRole,
 };
 pub use curve::{CURVE_LIMITS, CatalogCurve, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
 pub use dirty::{DirtyRange, DirtyRanges};

@@ -28,8 +28,20 @@ pub struct Machine {
 pub struct Identity {
     /// UUID of the machine in SMBIOS. cloud-init's instance id is `iid-` followed by it.
     pub uuid: String,
-    /// MAC address of its network card, locally administered.
+    /// MAC address of its first network card, locally administered. Those of further cards differ from it in their first byte.
     pub mac: String,
+}
+
+impl Identity {
+    /// Returns the MAC address of the network card with this number, counted from 0.
+    pub fn mac_of_card(&self, number: usize) -> String {
+        // The two lowest bits of the first byte say that it is one card's address, and locally administered.
+        let first = self.mac.get(..2).and_then(|byte| u8::from_str_radix(byte, 16).ok());
+        match (first, self.mac.get(2..)) {
+            (Some(first), Some(rest)) => format!("{:02x}{rest}", first.wrapping_add(4 * number as u8)),
+            _ => self.mac.clone(),
+        }
+    }
 }
 
 /// A machine with its desired and its observed state.

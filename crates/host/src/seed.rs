@@ -38,25 +38,16 @@ const CLOUD_CONFIG: &str = "#cloud-config\n";
 pub struct Seed<'a> {
     /// Name of the machine, and its host name.
     pub name: &'a Name,
-    /// UUID, which names the instance, and MAC address of the network card.
+    /// UUID, which names the instance.
     pub identity: &'a Identity,
     /// Host key of the SSH server.
     pub host_key: &'a HostKey,
-    /// Configuration of the network card.
-    pub network: SeedNetwork,
+    /// MAC addresses of the network cards that take part in a network: IPv4 by DHCP, and IPv6 addresses by router advertisement.
+    pub cards: &'a [String],
     /// Public keys that may log in, each a line of `authorized_keys`, in addition to those in user-data.
     pub authorized_keys: &'a [String],
     /// The operator's data for cloud-init, in any of its formats.
     pub user_data: Option<&'a str>,
-}
-
-/// Configuration of the guest's network card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SeedNetwork {
-    /// DHCP for IPv4; IPv6 addresses come by router advertisement.
-    Dhcp,
-    /// The card is not configured.
-    None,
 }
 
 /// An SSH host key (Ed25519), created once for a machine and kept with it.
@@ -129,19 +120,19 @@ impl Seed<'_> {
                 "ed25519_public": self.host_key.public,
             },
         });
-        let ethernets = match self.network {
-            SeedNetwork::None => json!({}),
-            // The lease follows the card, whatever identity the image contains. Renderers other than netplan take the
-            // name from `set-name`.
-            SeedNetwork::Dhcp => json!({
-                "eth0": {
-                    "match": { "macaddress": self.identity.mac },
-                    "set-name": "eth0",
-                    "dhcp4": true,
-                    "dhcp-identifier": "mac",
-                },
-            }),
+        // The lease follows the card, whatever identity the image contains. Renderers other than netplan take the name from
+        // `set-name`.
+        let ethernet = |(number, mac): (usize, &String)| {
+            let name = format!("eth{number}");
+            let card = json!({
+                "match": { "macaddress": mac },
+                "set-name": name,
+                "dhcp4": true,
+                "dhcp-identifier": "mac",
+            });
+            (name, card)
         };
+        let ethernets: serde_json::Map<_, _> = self.cards.iter().enumerate().map(ethernet).collect();
         let network_config = json!({ "version": 2, "ethernets": ethernets });
         Ok([
             (META_DATA, format!("{meta_data}\n")),

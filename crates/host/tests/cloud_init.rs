@@ -5,7 +5,7 @@ mod common;
 
 use common::run;
 use spillway_api::Identity;
-use spillway_host::seed::{Seed, SeedNetwork, host_key};
+use spillway_host::seed::{Seed, host_key};
 use spillway_testkit::cpio::Entry;
 use spillway_testkit::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
 use spillway_testkit::{has_program, skip};
@@ -101,7 +101,7 @@ fn a_guest_is_the_same_machine_after_every_reset() {
         name: &"desk-001".parse().unwrap(),
         identity: &Identity { uuid: UUID.into(), mac: MAC.into() },
         host_key: &key,
-        network: SeedNetwork::Dhcp,
+        cards: &[MAC.into()],
         authorized_keys: &[who.to_owned()],
         user_data: Some("#cloud-config\nwrite_files:\n- path: /operator\n  content: was here\n"),
     };

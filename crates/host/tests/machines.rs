@@ -8,9 +8,9 @@ use common::{World, create, import, machines, refused};
 use rustix::process::Signal;
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, HostAction, HostDetails, Image, ImageCommit,
-    ImageDetails, List, Machine, MachineDetails, MachineStatus, NewClaim, NewHostAction, Operation, Phase,
-    Power, VersionChoice,
+    Catalog, CatalogSpec, Empty, ErrorCode, Event, EventKind, Hardware, HostAction, HostDetails, Image,
+    ImageCommit, ImageDetails, List, Machine, MachineDetails, MachineStatus, NewClaim, NewHostAction,
+    Operation, Phase, Power, VersionChoice,
 };
 use spillway_testkit::process::wait_until;
 use std::collections::HashSet;
@@ -296,9 +296,13 @@ fn a_failure_that_no_retry_mends_is_final_until_something_changes() {
         assert!(status.phase == Phase::Failed && !status.permanent, "{what}: {status:?}");
         assert!(why.contains("/nonexistent/spillway"), "{what}: {why}");
     };
+    let with = |spec: CatalogSpec, vcpus: u32| {
+        let hardware = Hardware { vcpus, ..spec.hardware };
+        CatalogSpec { hardware, ..spec }
+    };
     let change = |vcpus: u32| {
         let spec = client.get::<Catalog>("/v1/catalogs/desk").unwrap().spec;
-        client.put::<_, Catalog>("/v1/catalogs/desk", &CatalogSpec { vcpus, ..spec }).unwrap();
+        client.put::<_, Catalog>("/v1/catalogs/desk", &with(spec, vcpus)).unwrap();
     };
     damage(&world, 1, 1000);
     act(&client, "start", "desk-001");
@@ -308,7 +312,7 @@ fn a_failure_that_no_retry_mends_is_final_until_something_changes() {
     damage(&world, 1, WHOLE);
     for vcpus in [2, 3, 4] {
         let spec = client.get::<Catalog>("/v1/catalogs/other").unwrap().spec;
-        client.put::<_, Catalog>("/v1/catalogs/other", &CatalogSpec { vcpus, ..spec }).unwrap();
+        client.put::<_, Catalog>("/v1/catalogs/other", &with(spec, vcpus)).unwrap();
         act(&client, "start", "other-001");
         assert_eq!(settled(&client, "other-001").phase, Phase::Failed);
         is_final("another catalog has changed");

@@ -47,6 +47,11 @@ impl Kit {
         self.dir.join("vmlinuz")
     }
 
+    /// A file of those that start a guest by UEFI with Secure Boot: `shimx64.efi`, `grubx64.efi` or `vmlinuz`.
+    pub fn uefi(&self, name: &str) -> PathBuf {
+        self.dir.join("uefi").join(name)
+    }
+
     /// The busybox initrd: alone a guest of its own, else the way into the golden image.
     pub fn initrd(&self) -> PathBuf {
         self.dir.join("initrd.cpio")

@@ -1,17 +1,19 @@
 //! Catalogs: sets of machines of one kind.
 
 mod difference;
+mod hardware;
 mod ready;
 mod rollout;
 mod spec;
 
 pub use difference::{Difference, differences, settings};
+pub use hardware::{DisplayKind, Firmware, Hardware, Network, Tpm, Video, WatchdogAction};
 pub use ready::Ready;
 pub use rollout::{
     BlockingMachine, CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, Rollout, RolloutAction,
     RolloutChange, RolloutProgress, RolloutState, RolloutStrategy,
 };
-pub use spec::{CatalogKind, CatalogSpec, DisplayKind, Network, ResetEvent};
+pub use spec::{CatalogKind, CatalogSpec, ResetEvent};
 
 use crate::Name;
 use jiff::Timestamp;

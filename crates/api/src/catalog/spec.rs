@@ -1,13 +1,12 @@
 //! Settings of catalogs. Owns the settings, their words and their defaults; the daemon checks combinations.
 
-use super::Ready;
+use super::{Hardware, Ready};
 use crate::{DiskMode, ImageRef, Name, Residency};
 use serde::{Deserialize, Serialize};
 use spillway_control::{DiskSettings, Rate};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 const GRACE_SECONDS_DEFAULT: u32 = 60;
 /// Secret settings: they are hidden from the role `read` and from logs.
 const SECRETS: &[&str] = &["user_data"];
@@ -53,18 +52,10 @@ pub struct CatalogSpec {
     /// store of class `temp`.
     #[serde(default)]
     pub scratch_disk_bytes: Option<u64>,
-    /// Number of virtual processors of each machine.
-    #[serde(default = "one")]
-    pub vcpus: u32,
-    /// Memory of each machine, in bytes: whole MiB.
-    #[serde(default = "memory_bytes")]
-    pub memory_bytes: u64,
-    /// Network to which each machine is connected.
-    #[serde(default)]
-    pub network: Network,
-    /// Screen of each machine: none, or one that the console shows on the tab Screen, and the API as a WebSocket.
-    #[serde(default)]
-    pub display: DisplayKind,
+    /// Virtual hardware of the machines.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub hardware: Hardware,
     /// Pattern of machine names: a run of `#` stands for the number. By default the catalog's name and `-###`.
     #[serde(default)]
     pub naming: Option<String>,
@@ -92,15 +83,6 @@ pub struct CatalogSpec {
     /// SSH public keys that may log in, each a line of `authorized_keys`.
     #[serde(default)]
     pub authorized_keys: Vec<String>,
-    /// Kernel to start instead of the image's boot loader: an absolute path on the host.
-    #[serde(default)]
-    pub kernel: Option<String>,
-    /// Initial RAM disk of that kernel: an absolute path on the host.
-    #[serde(default)]
-    pub initrd: Option<String>,
-    /// Kernel command line, for machines that start from a kernel file.
-    #[serde(default)]
-    pub append: Option<String>,
     /// Labels for people and for selectors, as keys and values.
     #[serde(default)]
     pub labels: BTreeMap<Name, String>,
@@ -216,14 +198,6 @@ fn grace_seconds() -> u32 {
     GRACE_SECONDS_DEFAULT
 }
 
-fn memory_bytes() -> u64 {
-    MEMORY_BYTES_DEFAULT
-}
-
-fn one() -> u32 {
-    1
-}
-
 /// Kind of the machines of a catalog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -233,31 +207,6 @@ pub enum CatalogKind {
     Pooled,
     /// Each machine belongs to one owner and keeps what is written.
     Dedicated,
-}
-
-/// Network to which the machines of a catalog are connected.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Network {
-    /// User-mode network of the hypervisor: outgoing connections to everything that the host reaches, including services
-    /// on its loopback.
-    #[default]
-    User,
-    /// A bridge of the host, which is given by name.
-    Bridge(String),
-    /// The machines have no network card.
-    None,
-}
-
-/// Screen of the machines of a catalog.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum DisplayKind {
-    /// The machines have no graphics card.
-    #[default]
-    None,
-    /// A graphics card, a pointer and a keyboard, which are reached over `GET /v1/machines/{name}/screen`.
-    Vnc,
 }
 
 /// Event that discards what a machine has written.

@@ -77,8 +77,12 @@ impl FromStr for NetworkWord {
 mod tests {
     use super::*;
     use crate::args::settings::{BASE_CACHES, FULL, MODES};
-    use crate::host::catalog::settings::{DISPLAYS, KINDS, RESETS};
-    use spillway_api::{BaseCache, CatalogKind, DiskMode, DisplayKind, FullPolicy, ResetEvent};
+    use crate::host::catalog::hardware::{DISPLAYS, FIRMWARE, GUESTS, TPMS, VIDEOS, WATCHDOGS};
+    use crate::host::catalog::settings::{KINDS, RESETS};
+    use spillway_api::{
+        BaseCache, CatalogKind, DiskMode, DisplayKind, Firmware, FullPolicy, GuestSystem, ResetEvent, Tpm,
+        Video, WatchdogAction,
+    };
 
     #[test]
     fn a_long_text_is_cut_at_a_character() {
@@ -99,5 +103,10 @@ mod tests {
         all::<BaseCache>(BASE_CACHES);
         all::<ResetEvent>(RESETS);
         all::<DisplayKind>(DISPLAYS);
+        all::<GuestSystem>(GUESTS);
+        all::<Firmware>(FIRMWARE);
+        all::<Tpm>(TPMS);
+        all::<Video>(VIDEOS);
+        all::<WatchdogAction>(WATCHDOGS);
     }
 }

@@ -4,6 +4,7 @@
 //! completed when it starts.
 
 mod change;
+mod hardware;
 mod naming;
 mod records;
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Rules about valid combinations of a catalog's settings. Owns the rules and their messages; checks nothing else.
 
+use super::hardware;
 use super::naming::NamePattern;
 use crate::error::HostError;
 use regex::bytes::{Regex, RegexBuilder};
@@ -14,9 +15,6 @@ const REDACTED_ONCE: &str = "(not for the role 'read')";
 const MOST_USER_DATA_BYTES: usize = 16 << 10;
 const MOST_KEYS: usize = 64;
 const MOST_KEY_BYTES: usize = 8 << 10;
-/// Limit of the kernel for a path, and for its command line.
-const MOST_PATH_BYTES: usize = 4095;
-const MOST_APPEND_BYTES: usize = 2047;
 const MOST_PATTERN_BYTES: usize = 256;
 /// Largest memory of a compiled pattern.
 const MOST_PATTERN_MEMORY_BYTES: usize = 1 << 20;
@@ -37,11 +35,11 @@ pub fn serial_pattern(text: &str) -> Result<Regex, String> {
 }
 
 /// Why a setting is refused; `None`: it is allowed.
-type Objection = Option<String>;
+pub type Objection = Option<String>;
 
 /// Refuses invalid settings. Returns warnings.
 pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> {
-    let rules = [mode, numbers, caches, guarantee, resets, disks, machines, boot, guest, labels];
+    let rules = [mode, numbers, caches, guarantee, resets, disks, machines, hardware::check, guest, labels];
     if let Some(why) = rules.iter().find_map(|rule| rule(spec)) {
         return Err(HostError::invalid(format!("catalog {name}: {why}")));
     }
@@ -155,32 +153,6 @@ fn machines(spec: &CatalogSpec) -> Objection {
     if spec.warm > 0 && spec.kind == CatalogKind::Dedicated {
         return Some("warm: only pooled machines can be warm: leave warm out, or set type = pooled".into());
     }
-    if let Network::Bridge(bridge) = &spec.network {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-        if bridge.is_empty() || bridge.len() > 15 || !bridge.bytes().all(plain) {
-            return Some(format!("'{}' is not a valid name of a bridge", bridge.escape_debug()));
-        }
-    }
-    None
-}
-
-fn boot(spec: &CatalogSpec) -> Objection {
-    for (setting, value) in [("initrd", &spec.initrd), ("append", &spec.append)] {
-        if value.is_some() && spec.kernel.is_none() {
-            return Some(format!("{setting} requires a kernel: set kernel too"));
-        }
-    }
-    for (setting, value) in [("kernel", &spec.kernel), ("initrd", &spec.initrd)] {
-        let path =
-            |p: &String| p.starts_with('/') && p.len() <= MOST_PATH_BYTES && !p.contains(char::is_control);
-        if value.as_ref().is_some_and(|p| !path(p)) {
-            return Some(format!("{setting}: must be an absolute path of at most {MOST_PATH_BYTES} bytes"));
-        }
-    }
-    let line = |text: &String| text.len() <= MOST_APPEND_BYTES && !text.contains(char::is_control);
-    if spec.append.as_ref().is_some_and(|text| !line(text)) {
-        return Some(format!("append: must be one line of at most {MOST_APPEND_BYTES} bytes"));
-    }
     None
 }
 
@@ -191,7 +163,7 @@ fn guest(spec: &CatalogSpec) -> Objection {
         return Some(format!("ready: invalid regular expression: {why}"));
     }
     if let Some(Ready::Tcp(_)) = spec.ready
-        && spec.network == Network::None
+        && spec.hardware.network == Network::None
     {
         return Some(
             "ready: machines without a network take no connections: say agent or serial:REGEX".into(),

@@ -1,6 +1,7 @@
 //! The rules of a catalog, one by one: what can be, and what is refused with which words.
 
 use super::*;
+use crate::catalogs::hardware::{MOST_APPEND_BYTES, MOST_PATH_BYTES};
 
 fn spec(json: &str) -> CatalogSpec {
     serde_json::from_str(json).unwrap_or_else(|e| panic!("{json}: {e}"))
@@ -119,7 +120,7 @@ fn what_a_guest_is_given_is_bounded() {
     type Set = fn(&mut CatalogSpec, String);
     let cases: [(usize, Set); 4] = [
         (MOST_USER_DATA_BYTES, |spec, text| spec.user_data = Some(text)),
-        (MOST_APPEND_BYTES, |spec, text| spec.append = Some(text)),
+        (MOST_APPEND_BYTES, |spec, text| spec.hardware.append = Some(text)),
         (MOST_PATTERN_BYTES, |spec, text| spec.ready = Some(Ready::Serial(text))),
         (MOST_LABEL_CHARS, |spec, text| _ = spec.labels.insert("k".parse().unwrap(), text)),
     ];
@@ -135,7 +136,11 @@ fn what_a_guest_is_given_is_bounded() {
         |number, length| of(&CatalogSpec { authorized_keys: vec![key(length); number], ..base.clone() });
     assert!(keys(MOST_KEYS, MOST_KEY_BYTES).is_ok());
     assert!(keys(MOST_KEYS + 1, 20).is_err() && keys(1, MOST_KEY_BYTES + 1).is_err());
-    let path = |length| of(&CatalogSpec { kernel: Some(format!("/{}", text(length - 1))), ..base.clone() });
+    let path = |length| {
+        let mut spec = base.clone();
+        spec.hardware.kernel = Some(format!("/{}", text(length - 1)));
+        of(&spec)
+    };
     assert!(path(MOST_PATH_BYTES).is_ok() && path(MOST_PATH_BYTES + 1).is_err());
 }
 

@@ -5,7 +5,7 @@
 
 use super::qemu::{self, HostFiles};
 use crate::error::HostError;
-use spillway_api::{CatalogSpec, DisplayKind, Machine, Network, Ready};
+use spillway_api::{CatalogSpec, Hardware, Identity, Machine, Network, Ready, Tpm, Video, WatchdogAction};
 use spillway_control::kvm::Accelerator;
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const MOST_SOCKET_BYTES: usize = 107;
 
 /// Refuses settings that libvirt does not support.
 pub fn check_supported(spec: &CatalogSpec) -> Result<(), HostError> {
-    match (&spec.ready, &spec.network) {
+    match (&spec.ready, &spec.hardware.network) {
         (Some(Ready::Tcp(_)), Network::User) => Err(HostError::invalid(
             "ready: tcp with network user is QEMU's alone: with libvirt take a bridge, agent or serial",
         )),
@@ -55,34 +55,41 @@ pub fn describe(
     files: &HostFiles,
     ends_at_reboot: bool,
 ) -> String {
-    let (kind, cpu) = match accelerator {
-        Accelerator::Kvm => ("kvm", "host-passthrough"),
-        Accelerator::Tcg(_) => ("qemu", "maximum"),
+    let kind = match accelerator {
+        Accelerator::Kvm => "kvm",
+        Accelerator::Tcg(_) => "qemu",
     };
+    let hardware = &spec.hardware;
     let path = |name: &Path| escape(&folder.join(name).to_string_lossy());
-    let (uuid, vcpus, mib) = (escape(&machine.identity.uuid), spec.vcpus, spec.memory_bytes >> 20);
+    let (uuid, vcpus, mib) = (escape(&machine.identity.uuid), hardware.vcpus, hardware.memory_bytes >> 20);
     let at_reboot = if ends_at_reboot { "destroy" } else { "restart" };
     let (name, disk_socket) = (escape(&name(machine.name.as_str())), path(disk_socket.as_ref()));
     // A kernel given by the host takes the first place in the boot order.
-    let (kernel, boot) = match &spec.kernel {
+    let (kernel, boot) = match &hardware.kernel {
         Some(kernel) => (direct_boot(kernel, spec, accelerator), ""),
         None => (String::new(), "<boot order='1'/>"),
     };
     let (queues, disks) = (files.queues(spec), file_disks(folder, files));
-    let network = network(&spec.network, &machine.identity.mac);
+    let machine_type = escape(hardware.machine_type.as_deref().unwrap_or(qemu::MACHINE_TYPE));
+    let (firmware, features, clock) =
+        (firmware(files, &path), features(files, accelerator), clock(files, accelerator));
+    let (pages, cpu) = (pages(hardware), processors(hardware, accelerator));
+    let networks = networks(hardware, &machine.identity);
+    let (tpm, watchdog) = (tpm(hardware, &path), watchdog(hardware));
+    let (schema, arguments) = arguments(hardware);
     let console = path(qemu::SERIAL.as_ref());
-    let screen = match spec.display {
-        DisplayKind::None => String::new(),
-        DisplayKind::Vnc => screen(&path(Path::new(qemu::SCREEN_FOLDER).join(qemu::SCREEN).as_ref())),
-    };
+    let screen = hardware.video().map_or_else(
+        || "    <controller type='usb' model='none'/>\n".into(),
+        |video| screen(video, files, &path(Path::new(qemu::SCREEN_FOLDER).join(qemu::SCREEN).as_ref())),
+    );
     format!(
         "\
-<domain type='{kind}'>
+<domain type='{kind}'{schema}>
   <name>{name}</name>
   <uuid>{uuid}</uuid>
   <metadata><spillway:machine xmlns:spillway='{NAMESPACE}' uuid='{uuid}'/></metadata>
   <memory unit='MiB'>{mib}</memory>
-  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>
+  <memoryBacking>{pages}<source type='memfd'/><access mode='shared'/></memoryBacking>
   <vcpu>{vcpus}</vcpu>
   <sysinfo type='smbios'><system>
     <entry name='manufacturer'>Spillway</entry>
@@ -90,12 +97,11 @@ pub fn describe(
     <entry name='uuid'>{uuid}</entry>
   </system></sysinfo>
   <os>
-    <type arch='x86_64' machine='q35'>hvm</type>
-    <smbios mode='sysinfo'/>
+    <type arch='x86_64' machine='{machine_type}'>hvm</type>
+{firmware}    <smbios mode='sysinfo'/>
 {kernel}  </os>
-  <features><acpi/><apic/></features>
-  <cpu mode='{cpu}'><topology sockets='1' cores='{vcpus}' threads='1'/></cpu>
-  <on_poweroff>destroy</on_poweroff>
+  <features><acpi/><apic/>{features}</features>
+{cpu}{clock}  <on_poweroff>destroy</on_poweroff>
   <on_reboot>{at_reboot}</on_reboot>
   <on_crash>destroy</on_crash>
   <devices>
@@ -104,32 +110,149 @@ pub fn describe(
       <source type='unix' path='{disk_socket}'><reconnect enabled='yes' timeout='1'/></source>
       <target dev='vda' bus='virtio'/>{boot}
     </disk>
-{disks}{network}{screen}    <serial type='unix'><source mode='connect' path='{console}'/><target port='0'/></serial>
+{disks}{networks}{screen}{tpm}{watchdog}    <serial type='unix'><source mode='connect' path='{console}'/><target port='0'/></serial>
     <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
     <rng model='virtio'><backend model='builtin'/></rng>
-    <controller type='usb' model='none'/>
     <memballoon model='none'/>
   </devices>
-</domain>
+{arguments}</domain>
 "
     )
 }
 
 fn direct_boot(kernel: &str, spec: &CatalogSpec, accelerator: &Accelerator) -> String {
-    let initrd = spec.initrd.as_ref().map(|initrd| format!("    <initrd>{}</initrd>\n", escape(initrd)));
+    let initrd =
+        spec.hardware.initrd.as_ref().map(|initrd| format!("    <initrd>{}</initrd>\n", escape(initrd)));
     let (kernel, append) = (escape(kernel), escape(&qemu::append(spec, accelerator)));
     format!("    <kernel>{kernel}</kernel>\n{}    <cmdline>{append}</cmdline>\n", initrd.unwrap_or_default())
 }
 
-/// Describes a screen on this socket.
-fn screen(socket: &str) -> String {
+/// Describes UEFI firmware.
+fn firmware(files: &HostFiles, path: &dyn Fn(&Path) -> String) -> String {
+    let Some((uefi, variables)) = files.uefi else { return String::new() };
+    let secure = if uefi.is_secure { " secure='yes'" } else { "" };
+    let code = escape(&uefi.code.to_string_lossy());
+    format!(
+        "    <loader readonly='yes'{secure} type='pflash'>{code}</loader>\n    <nvram>{}</nvram>\n",
+        path(variables)
+    )
+}
+
+/// Describes what the guest is offered besides ACPI and its interrupt controller.
+fn features(files: &HostFiles, accelerator: &Accelerator) -> String {
+    let smm = if files.is_secure() { "<smm state='on'/>" } else { "" };
+    let is_offered = files.is_windows() && *accelerator == Accelerator::Kvm;
+    let hyper_v: String = qemu::HYPER_V.iter().filter_map(|interface| hyper_v(interface)).collect();
+    match is_offered {
+        true => format!("{smm}<hyperv mode='custom'>{hyper_v}</hyperv>"),
+        false => smm.into(),
+    }
+}
+
+/// Describes an interface of Hyper-V that QEMU names so. `None`: it is a clock.
+fn hyper_v(interface: &str) -> Option<String> {
+    let (name, value) = interface.split_once('=').unwrap_or((interface, ""));
+    let name = name.trim_start_matches("hv-");
+    let retries = u32::from_str_radix(value.trim_start_matches("0x"), 16).ok();
+    let retries = retries.map_or(String::new(), |retries| format!(" retries='{retries}'"));
+    (name != "time").then(|| format!("<{name} state='on'{retries}/>"))
+}
+
+/// Describes the clock of a guest that is Windows.
+fn clock(files: &HostFiles, accelerator: &Accelerator) -> String {
+    if !files.is_windows() {
+        return String::new();
+    }
+    let hyper_v = match accelerator {
+        Accelerator::Kvm => "<timer name='hypervclock' present='yes'/>",
+        Accelerator::Tcg(_) => "",
+    };
+    format!(
+        "  <clock offset='localtime'><timer name='rtc' tickpolicy='catchup'/><timer name='hpet' present='no'/>{hyper_v}</clock>\n"
+    )
+}
+
+fn pages(hardware: &Hardware) -> &'static str {
+    match hardware.hugepages {
+        true => "<hugepages><page size='2' unit='MiB'/></hugepages>",
+        false => "",
+    }
+}
+
+/// Describes the processors. A model may be followed by features, each with a sign.
+fn processors(hardware: &Hardware, accelerator: &Accelerator) -> String {
+    let Hardware { vcpus, sockets, cpu_model, .. } = hardware;
+    let usual = match accelerator {
+        Accelerator::Kvm => "host",
+        Accelerator::Tcg(_) => "max",
+    };
+    let mut words = cpu_model.as_deref().unwrap_or(usual).split(',');
+    let (mode, model) = match words.next().unwrap_or(usual) {
+        "host" => ("mode='host-passthrough'", String::new()),
+        "max" => ("mode='maximum'", String::new()),
+        model => (
+            "mode='custom' match='exact' check='none'",
+            format!("<model fallback='forbid'>{}</model>", escape(model)),
+        ),
+    };
+    let feature = |word: &str| {
+        let policy = if word.starts_with('-') { "disable" } else { "require" };
+        format!("<feature policy='{policy}' name='{}'/>", escape(word.trim_start_matches(['+', '-'])))
+    };
+    let features: String = words.map(feature).collect();
+    let cores = vcpus / (*sockets).max(1);
+    let topology = format!("<topology sockets='{sockets}' cores='{cores}' threads='1'/>");
+    format!("  <cpu {mode}>{model}{topology}{features}</cpu>\n")
+}
+
+/// Describes a screen on this socket, and what comes with it.
+fn screen(video: Video, files: &HostFiles, socket: &str) -> String {
+    let model = match video {
+        Video::Vga => "vga",
+        Video::Virtio => "virtio",
+    };
+    // Windows has no driver of its own for virtio's pointer.
+    let (usb, pointer) = if files.is_windows() { ("qemu-xhci", "usb") } else { ("none", "virtio") };
     format!(
         "\
     <graphics type='vnc' socket='{socket}' sharePolicy='force-shared'/>
-    <video><model type='vga'/></video>
-    <input type='tablet' bus='virtio'/>
+    <video><model type='{model}'/></video>
+    <controller type='usb' model='{usb}'/>
+    <input type='tablet' bus='{pointer}'/>
 "
     )
+}
+
+/// Describes the trusted platform module, whose program listens in the machine's folder.
+fn tpm(hardware: &Hardware, path: &dyn Fn(&Path) -> String) -> String {
+    match hardware.tpm {
+        Tpm::None => String::new(),
+        Tpm::V2 => format!(
+            "    <tpm model='tpm-crb'><backend type='external'><source type='unix' mode='connect' path='{}'/></backend></tpm>\n",
+            path(qemu::TPM.as_ref())
+        ),
+    }
+}
+
+fn watchdog(hardware: &Hardware) -> String {
+    let action = match hardware.watchdog {
+        None => return String::new(),
+        Some(WatchdogAction::Reset) => "reset",
+        Some(WatchdogAction::Poweroff) => "poweroff",
+        Some(WatchdogAction::Pause) => "pause",
+    };
+    format!("    <watchdog model='i6300esb' action='{action}'/>\n")
+}
+
+/// Describes further arguments of QEMU, with the declaration of their namespace.
+fn arguments(hardware: &Hardware) -> (&'static str, String) {
+    if hardware.extra_args.is_empty() {
+        return ("", String::new());
+    }
+    let argument = |word: &String| format!("<qemu:arg value='{}'/>", escape(word));
+    let arguments: String = hardware.extra_args.iter().map(argument).collect();
+    let schema = " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'";
+    (schema, format!("  <qemu:commandline>{arguments}</qemu:commandline>\n"))
 }
 
 /// Describes the disks besides the first, in the order in which the guest finds them.
@@ -155,16 +278,19 @@ fn file_disks(folder: &Path, files: &HostFiles) -> String {
     disks.zip('b'..).map(disk).collect()
 }
 
-fn network(network: &Network, mac: &str) -> String {
-    let (kind, source) = match network {
-        Network::None => return String::new(),
-        Network::User => ("user", String::new()),
-        Network::Bridge(bridge) => ("bridge", format!("<source bridge='{}'/>", escape(bridge))),
+fn networks(hardware: &Hardware, identity: &Identity) -> String {
+    let network = |(card, network): (usize, &Network)| {
+        let (kind, source) = match network {
+            Network::None => return String::new(),
+            Network::User => ("user", String::new()),
+            Network::Bridge(bridge) => ("bridge", format!("<source bridge='{}'/>", escape(bridge))),
+        };
+        let mac = escape(&identity.mac_of_card(card));
+        format!(
+            "    <interface type='{kind}'>{source}<mac address='{mac}'/><model type='virtio'/><rom enabled='no'/></interface>\n"
+        )
     };
-    let mac = escape(mac);
-    format!(
-        "    <interface type='{kind}'>{source}<mac address='{mac}'/><model type='virtio'/><rom enabled='no'/></interface>\n"
-    )
+    hardware.networks().enumerate().map(network).collect()
 }
 
 /// Escapes text and attribute values (XML 1.0, 2.4 and 2.2); replaces what is no character.

@@ -31,7 +31,7 @@ const LATENESS: Duration = Duration::from_secs(2);
 /// A libvirt daemon.
 pub struct Libvirt {
     uri: String,
-    group: OnceCell<Option<u32>>,
+    owner: OnceCell<Option<(u32, u32)>>,
     listening: Once,
     shutdowns: Arc<ShutdownReasons>,
 }
@@ -57,7 +57,7 @@ pub enum DomainState {
 impl Libvirt {
     /// Creates the client. It connects when it is first used.
     pub fn new(uri: String) -> Libvirt {
-        Libvirt { uri, group: OnceCell::new(), listening: Once::new(), shutdowns: Arc::default() }
+        Libvirt { uri, owner: OnceCell::new(), listening: Once::new(), shutdowns: Arc::default() }
     }
 
     /// Runs a virsh command and returns its output.
@@ -105,10 +105,10 @@ impl Libvirt {
         }
     }
 
-    /// Group that libvirt runs QEMU as; `None`: our own.
-    pub async fn group(&self) -> Result<Option<u32>, HostError> {
-        let ask = async { Ok(group(&self.ask(&["capabilities"]).await?)) };
-        self.group.get_or_try_init(|| ask).await.copied()
+    /// User and group that libvirt runs QEMU as; `None`: our own.
+    pub async fn owner(&self) -> Result<Option<(u32, u32)>, HostError> {
+        let ask = async { Ok(owner(&self.ask(&["capabilities"]).await?)) };
+        self.owner.get_or_try_init(|| ask).await.copied()
     }
 
     /// Path of the file with a domain's process id.
@@ -220,13 +220,13 @@ fn state(said: &str) -> DomainState {
     }
 }
 
-/// Parses the group of the base label from `virsh capabilities` (libvirt, drvqemu: DAC).
-fn group(capabilities: &str) -> Option<u32> {
+/// Parses user and group of the base label from `virsh capabilities` (libvirt, drvqemu: DAC).
+fn owner(capabilities: &str) -> Option<(u32, u32)> {
     let (_, rights) = capabilities.split_once("<model>dac</model>")?;
     let (rights, _) = rights.split_once("</secmodel>")?;
     let (_, label) = rights.split_once("<baselabel")?.1.split_once('>')?;
-    let (_, group) = label.split_once('<')?.0.split_once(":+")?;
-    group.parse().ok()
+    let (user, group) = label.split_once('<')?.0.strip_prefix('+')?.split_once(":+")?;
+    Some((user.parse().ok()?, group.parse().ok()?))
 }
 
 /// Parses domain and reason from a line of `virsh qemu-monitor-event`.
@@ -271,10 +271,10 @@ mod tests {
                  <model>dac</model><doi>0</doi><baselabel type='kvm'>{label}</baselabel></secmodel>"
             )
         };
-        assert_eq!(group(&label("+64055:+993")), Some(993));
-        assert_eq!(group(&label("nobody")), None);
+        assert_eq!(owner(&label("+64055:+993")), Some((64055, 993)));
+        assert_eq!(owner(&label("nobody")), None);
         // That of a user runs QEMU as this user, and says nothing of it.
-        assert_eq!(group("<secmodel><model>none</model></secmodel>"), None);
+        assert_eq!(owner("<secmodel><model>none</model></secmodel>"), None);
     }
 
     #[tokio::test]

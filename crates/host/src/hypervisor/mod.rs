@@ -5,3 +5,4 @@ pub mod domain;
 pub mod libvirt;
 pub mod qemu;
 pub mod qmp;
+pub mod uefi;

@@ -4,13 +4,14 @@
 //! Invariant: a content is checked once, however often and by however many clients the check is requested, and whether
 //! they wait for its end; waiting occupies no thread.
 
-use super::Images;
 use super::check::{self, CheckedVersion};
 use super::files::VersionFiles;
 use super::streamed::check_whole;
+use super::{BootChoice, Images};
 use crate::error::HostError;
-use spillway_api::{Catalog, ErrorCode, Finding, FindingKind, ImageCheck, ImageVersion, Name};
+use spillway_api::{Catalog, ErrorCode, Finding, FindingKind, Firmware, ImageCheck, ImageVersion, Name};
 use std::collections::VecDeque;
+use std::fs::File;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
@@ -137,15 +138,39 @@ impl Images {
         })
     }
 
+    /// Returns the firmware and the operating system that a version needs: a BIOS and Linux if nothing else is found. Of a streamed
+    /// version only its registry knows them, so it is taken for such a one.
+    pub fn boot_choice(&self, name: &Name, version: u32) -> Result<BootChoice, HostError> {
+        let version = self.objects.change(|changes| self.ready(changes, name, version))?.value;
+        if version.residency.is_some() {
+            return Ok(BootChoice::default());
+        }
+        let store = self.store_of(&version)?;
+        let disk = File::open(VersionFiles::of(&store.path, name, version.version).disk());
+        // Whoever serves the disk says better why it cannot be read.
+        Ok(disk.map_or(BootChoice::default(), |disk| check::boot_choice(&disk)))
+    }
+
     /// Returns a warning if the catalog has no kernel, and an earlier check has found that its version does not boot
-    /// without one. Starts no check. A record that cannot be read gives no warning: the catalog is changed already.
+    /// without one, or not with its firmware. Starts no check. A record that cannot be read gives no warning: the catalog is changed already.
     pub fn boot_warning(&self, catalog: &Catalog) -> Option<String> {
         let (image, version) = (&catalog.spec.image.name, catalog.version);
-        if catalog.spec.kernel.is_some() {
+        if catalog.spec.hardware.kernel.is_some() {
             return None;
         }
         let record = self.objects.get::<ImageVersion>(&super::key(image, version)).ok()??;
         let checked = self.checks.known(record.value.digest.as_deref()?)?;
+        let firmware = catalog.spec.hardware.firmware;
+        let lacks = match firmware {
+            Some(Firmware::Bios) if !checked.boot.bios_code => Some("a BIOS"),
+            Some(Firmware::Uefi | Firmware::UefiSecure) if !checked.boot.starts_with_uefi() => Some("UEFI"),
+            _ => None,
+        };
+        if let Some(lacks) = lacks {
+            return Some(format!(
+                "its machines cannot boot {image}:{version}: the disk has no boot loader for {lacks}"
+            ));
+        }
         let missing = checked.findings.iter().find(|finding| finding.kind == FindingKind::NoBootLoader)?;
         let Finding { what, remedy, .. } = missing;
         Some(format!("its machines cannot boot {image}:{version}: {what}: {remedy}"))

@@ -3,6 +3,7 @@
 //! Invariant: a `ready` version has complete files, which never change; files without a record, or whose record says that
 //! they are unfinished or being removed, are removed at the next start.
 
+mod boot_choice;
 mod check;
 mod checks;
 mod complaint;
@@ -16,6 +17,7 @@ mod sharing;
 mod source;
 mod streamed;
 
+pub use boot_choice::BootChoice;
 pub(crate) use convert::has_room;
 pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;

@@ -4,9 +4,10 @@
 //! Invariant: a kept file is named by its machine's UUID and is removed only on request; a record names a file only once
 //! the file exists.
 
+use super::vmm::FirmwareState;
 use crate::error::HostError;
 use crate::events::Events;
-use crate::seed::{HostKey, Seed, SeedNetwork, host_key};
+use crate::seed::{HostKey, Seed, host_key};
 use crate::store::{Objects, StoredRecord};
 use crate::stores::Stores;
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,8 @@ pub const SEED: &str = "seed.img";
 /// Names of folders in a store.
 const DATA: &str = "data";
 const DISKS: &str = "disks";
+/// Extension of kept disks.
+const DISK: &str = "disk";
 pub(super) const SCRATCH: &str = "scratch";
 
 /// Record of what a machine keeps between its runs.
@@ -103,7 +106,7 @@ impl MachineFiles {
         if spec.mode() == DiskMode::Persistent && belongings.disk.is_none() {
             let store = self.stores.for_disks(spec.overflow_store.as_ref())?;
             self.stores.check(&store)?;
-            let path = store.path.join(DISKS).join(format!("{name}-{uuid}.disk"));
+            let path = store.path.join(DISKS).join(format!("{name}-{uuid}.{DISK}"));
             let folder = path.parent().unwrap_or(&path);
             let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
             made.map_err(|e| failed(folder, "cannot be made", e))?;
@@ -191,10 +194,13 @@ impl MachineFiles {
         Ok(Some(store.path.join(SCRATCH).join(format!("{}-{}.raw", machine.name, machine.identity.uuid))))
     }
 
-    /// Removes a kept file durably. Fails if the file cannot be seen, or if it might reappear after a power loss.
+    /// Removes a kept file durably, and with a disk what its machine's firmware keeps. Fails if the file cannot be seen, or if it might reappear after a power loss.
     pub fn remove_kept(&self, path: &Path) -> Result<(), HostError> {
         if let Some(store) = self.stores.holding(path)? {
             self.stores.check(&store)?;
+        }
+        if path.extension().is_some_and(|extension| extension == DISK) {
+            FirmwareState::beside(path).remove()?;
         }
         remove(path)?;
         match path.parent().map(File::open) {
@@ -227,15 +233,13 @@ pub fn write_seed(
     spec: &CatalogSpec,
     host_key: &HostKey,
 ) -> Result<(), HostError> {
-    let network = match spec.network {
-        Network::None => SeedNetwork::None,
-        Network::User | Network::Bridge(_) => SeedNetwork::Dhcp,
-    };
+    let cards = spec.hardware.networks().enumerate().filter(|(_, network)| **network != Network::None);
+    let cards: Vec<String> = cards.map(|(card, _)| machine.identity.mac_of_card(card)).collect();
     let seed = Seed {
         name: &machine.name,
         identity: &machine.identity,
         host_key,
-        network,
+        cards: &cards,
         authorized_keys: &spec.authorized_keys,
         user_data: spec.user_data.as_deref(),
     };

@@ -38,7 +38,7 @@ impl Firmware {
     pub async fn look(&mut self, folder: &MachineFolder, run: &RunRecord) -> Option<String> {
         let since = *self.since.get_or_insert_with(Instant::now);
         // A guest whose kernel is given by the host may need nothing from the disk.
-        self.is_past |= run.ready && (run.spec.ready.is_some() || run.spec.kernel.is_some());
+        self.is_past |= run.ready && (run.spec.ready.is_some() || run.spec.hardware.kernel.is_some());
         if self.is_past || since.elapsed() < PATIENCE {
             return None;
         }
@@ -46,7 +46,7 @@ impl Firmware {
         let asked = blocking(move || disk::ask(folder.path(), &Request::Stats)).await.ok()?;
         let guest = serde_json::from_value::<Stats>(asked).ok()?.planes.guest;
         self.is_past = guest.read_bytes >= FIRMWARE_BYTES || guest.writes > 0;
-        (!self.is_past).then(|| hint(guest.read_bytes, since.elapsed(), run.spec.kernel.is_some()))
+        (!self.is_past).then(|| hint(guest.read_bytes, since.elapsed(), run.spec.hardware.kernel.is_some()))
     }
 
     /// Returns the time until the next check.

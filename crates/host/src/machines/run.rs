@@ -8,6 +8,7 @@
 use super::desired_state::boot_id;
 use super::{belongings, blocking};
 use crate::error::HostError;
+use crate::images::BootChoice;
 use crate::resources::budget::Need;
 use crate::resources::memory::CachePressure;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -86,6 +87,9 @@ pub struct RunRecord {
     /// User and group id that the VMM runs as; `None`: as the daemon.
     #[serde(default)]
     pub user: Option<u32>,
+    /// What was chosen where the image decides.
+    #[serde(default)]
+    pub boot_choice: BootChoice,
 }
 
 /// Properties of a disk that decide whether new settings discard its data.
@@ -444,7 +448,7 @@ mod tests {
         let mut renewed = still.clone();
         assert!(still.is_outdated(&catalog(other.clone(), 2)));
         renewed.spec = still.next(&catalog(other.clone(), 2).spec);
-        assert_eq!((renewed.spec.vcpus, renewed.spec.disk.full), (2, still.spec.disk.full));
+        assert_eq!((renewed.spec.hardware.vcpus, renewed.spec.disk.full), (2, still.spec.disk.full));
         assert!(!renewed.is_outdated(&catalog(other, 2)), "once it has them there is nothing more to take");
         for gone in [json!({ "reset": "never", "mode": "direct" }), json!({ "reset": "power-cycle" })] {
             let gone = catalog(gone, 1);

@@ -182,7 +182,7 @@ impl Status {
             disk_socket: path(disk::SOCKET),
             control_socket: path(disk::CONTROL),
             console_socket: is_ours.then(|| path(qemu::CONSOLE)),
-            display: if is_ours { run.spec.display } else { DisplayKind::None },
+            display: if is_ours { run.spec.hardware.display } else { DisplayKind::None },
             nbd_socket: (!is_ours).then(|| path(disk::NBD)),
             crashes: 0,
         });

@@ -29,7 +29,9 @@ impl Need {
         let guarantee_bytes = spec.ram_guarantee_bytes.min(limit_bytes);
         let (guest_bytes, vcpus) = match hypervisor {
             Hypervisor::None => (0, 0),
-            Hypervisor::Qemu | Hypervisor::Libvirt => (spec.memory_bytes, spec.vcpus.into()),
+            Hypervisor::Qemu | Hypervisor::Libvirt => {
+                (spec.hardware.memory_bytes, spec.hardware.vcpus.into())
+            }
         };
         Need { guarantee_bytes, limit_bytes, guest_bytes, vcpus }
     }

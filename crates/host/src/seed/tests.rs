@@ -11,13 +11,15 @@ struct Parts {
     name: Name,
     identity: Identity,
     host_key: HostKey,
+    cards: Vec<String>,
 }
 
 impl Parts {
     fn new() -> Parts {
         let identity =
             Identity { uuid: "8e5b3c1a-0d3b-4c5e-9f60-3a1d8c2b7e4f".into(), mac: "52:54:00:12:34:56".into() };
-        Parts { name: "desk-001".parse().unwrap(), identity, host_key: host_key().unwrap() }
+        let cards = [0, 1].map(|card| identity.mac_of_card(card)).to_vec();
+        Parts { name: "desk-001".parse().unwrap(), identity, host_key: host_key().unwrap(), cards }
     }
 
     fn seed(&self) -> Seed<'_> {
@@ -25,7 +27,7 @@ impl Parts {
             name: &self.name,
             identity: &self.identity,
             host_key: &self.host_key,
-            network: SeedNetwork::Dhcp,
+            cards: &self.cards,
             authorized_keys: &[],
             user_data: None,
         }
@@ -66,12 +68,14 @@ fn the_files_say_who_the_machine_is() {
     assert_eq!(network["version"], 2);
     assert_eq!(network["ethernets"]["eth0"]["match"]["macaddress"], "52:54:00:12:34:56");
     assert_eq!(network["ethernets"]["eth0"]["dhcp4"], true);
+    assert_eq!(network["ethernets"]["eth1"]["match"]["macaddress"], "56:54:00:12:34:56");
+    assert_eq!(network["ethernets"]["eth1"]["set-name"], "eth1");
 }
 
 #[test]
 fn without_a_network_no_card_is_named() {
     let parts = Parts::new();
-    let files = files(Seed { network: SeedNetwork::None, ..parts.seed() }.disk().unwrap());
+    let files = files(Seed { cards: &[], ..parts.seed() }.disk().unwrap());
     assert_eq!(
         serde_json::from_str::<Value>(&files["network-config"]).unwrap(),
         json!({ "version": 2, "ethernets": {} })

@@ -3,6 +3,7 @@
 mod apply;
 pub(super) mod compare;
 mod file;
+pub mod hardware;
 mod help;
 mod rollout;
 pub(super) mod settings;

@@ -2,27 +2,25 @@
 //!
 //! Invariant: a setting without an option has its default.
 
+use super::hardware::HardwareOptions;
 use super::{file, show, warn};
 use crate::args::settings::DiskOptions;
 use crate::error::Failure;
 use crate::host::Daemon;
-use crate::host::words::{NetworkWord, RESIDENCIES, label, number, size, words};
+use crate::host::words::{RESIDENCIES, label, number, size, words};
 use crate::output;
 use clap::Args;
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, CatalogKind, CatalogSpec, DisplayKind, ImageRef, Name, NewCatalog, Ready, ResetEvent, Residency,
-    bounds, parse_ttl,
+    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, NewCatalog, Ready, ResetEvent, Residency, bounds,
+    parse_ttl,
 };
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Types.
 pub const KINDS: &[&str] = &["pooled", "dedicated"];
 /// What resets.
 pub const RESETS: &[&str] = &["power-cycle", "guest-reboot", "never"];
-
-/// Screens.
-pub const DISPLAYS: &[&str] = &["none", "vnc"];
 
 /// Options of `catalog create`.
 #[derive(Debug, Args)]
@@ -31,7 +29,7 @@ pub struct Create {
     #[arg(required_unless_present = "file")]
     name: Option<Name>,
     /// Read the settings from a file, TOML or JSON; - for standard input. Without a name, the file must have one catalog
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["Settings", "DiskOptions", "LimitOptions", "RateLimit"])]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["Settings", "HardwareOptions", "DiskOptions", "LimitOptions", "RateLimit"])]
     file: Option<PathBuf>,
     /// Check everything, create nothing
     #[arg(long)]
@@ -83,22 +81,9 @@ struct Settings {
         help = bounds::DISK_BYTES.help("Size of a scratch disk, which is empty after each reset, in a store of class temp [default: no such disk]")
     )]
     scratch_disk: Option<u64>,
-    #[arg(
-        long, value_name = "N", default_value_t = 1, value_parser = number(&bounds::VCPUS),
-        help = bounds::VCPUS.help("Processors of a machine")
-    )]
-    vcpus: u32,
-    #[arg(
-        long, value_name = "SIZE", value_parser = size(&bounds::MEMORY_BYTES), default_value = "1G",
-        help = bounds::MEMORY_BYTES.help("Memory of a machine")
-    )]
-    memory: u64,
-    /// Network: user (QEMU's NAT), none, or bridge=NAME for a bridge of the host
-    #[arg(long, default_value = "user")]
-    network: NetworkWord,
-    /// Screen of each machine, which 'GET /v1/machines/NAME/screen' of the API shows
-    #[arg(long, value_name = "KIND", value_parser = words::<DisplayKind>(DISPLAYS), default_value = "none")]
-    display: DisplayKind,
+    /// Hardware of the machines.
+    #[command(flatten)]
+    hardware: HardwareOptions,
     /// Names of the machines, with # for each digit of their number, such as desk-###; by default NAME-###
     #[arg(long, value_name = "PATTERN")]
     naming: Option<String>,
@@ -130,15 +115,6 @@ struct Settings {
     /// File with the public SSH keys that cloud-init authorizes, one a line
     #[arg(long, value_name = "FILE")]
     authorized_keys: Option<PathBuf>,
-    /// Kernel to boot instead of the image's boot loader
-    #[arg(long, value_name = "PATH")]
-    kernel: Option<PathBuf>,
-    /// Initial RAM disk of that kernel
-    #[arg(long, value_name = "PATH")]
-    initrd: Option<PathBuf>,
-    /// Command line of that kernel
-    #[arg(long, value_name = "LINE")]
-    append: Option<String>,
     /// Label of the catalog, for --label of other commands; may be given more than once
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(Name, String)>,
@@ -198,10 +174,7 @@ impl Settings {
             data_disk_bytes: self.data_disk,
             data_disk_store: self.data_disk_store,
             scratch_disk_bytes: self.scratch_disk,
-            vcpus: self.vcpus,
-            memory_bytes: self.memory,
-            network: self.network.0,
-            display: self.display,
+            hardware: self.hardware.hardware()?,
             naming: self.naming,
             reset: self.reset,
             ready: self.ready,
@@ -211,18 +184,8 @@ impl Settings {
             autostart: self.autostart,
             user_data: self.user_data.as_deref().map(file::text).transpose()?,
             authorized_keys: keys.map(str::to_owned).collect(),
-            kernel: self.kernel.as_deref().map(absolute).transpose()?,
-            initrd: self.initrd.as_deref().map(absolute).transpose()?,
-            append: self.append,
             labels: self.labels.into_iter().collect(),
             redacted: Vec::new(),
         })
     }
-}
-
-/// A path that the daemon takes: it has a working directory of its own.
-fn absolute(path: &Path) -> Result<String, Failure> {
-    let whole = std::path::absolute(path).map_err(|e| Failure::usage(format!("{}: {e}", path.display())))?;
-    let text = whole.into_os_string().into_string();
-    text.map_err(|path| Failure::usage(format!("{path:?}: the path is not UTF-8")))
 }

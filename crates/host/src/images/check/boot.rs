@@ -9,8 +9,7 @@ use super::volumes::{self, Extent};
 use spillway_api::{BootFacts, Finding, FindingKind, PartitionTable, Severity, Volume, VolumeContent};
 use std::fs::File;
 
-const REMEDY: &str =
-    "install a boot loader for a BIOS (grub-install), or give its catalogs a kernel (--kernel)";
+const REMEDY: &str = "install a boot loader (grub-install), or give its catalogs a kernel (--kernel)";
 
 /// Returns the facts about a disk with these volumes.
 pub fn facts(
@@ -28,19 +27,14 @@ pub fn facts(
     }
 }
 
-/// Returns a finding if firmware cannot start the disk. Machines that spillwayd starts have a BIOS.
+/// Returns a finding if no firmware can start the disk.
 pub fn finding(boot: &BootFacts, found: &[Volume]) -> Option<Finding> {
     let missing = |severity, path: &str, what: &str, why: &str| {
         Some(rules::finding(FindingKind::NoBootLoader, severity, path, what, why, REMEDY))
     };
     let stays = "a machine without a kernel of its catalog's stays at its firmware, and is never ready";
-    if boot.bios_code {
+    if boot.bios_code || boot.starts_with_uefi() {
         return None;
-    }
-    if boot.starts_with_uefi() {
-        let what = "the disk has a boot loader for UEFI, and none for a BIOS";
-        let why = "the machines that spillwayd starts have a BIOS: they stay at it, and are never ready";
-        return missing(Severity::Warning, "the first sector", what, why);
     }
     if let Some(program) = boot.efi_programs.first() {
         let what = format!(

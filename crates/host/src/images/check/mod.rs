@@ -17,10 +17,11 @@ mod volumes;
 #[cfg(test)]
 mod tests;
 
+use super::BootChoice;
 use crate::error::HostError;
 use reader::Reader;
 use rules::LinuxSystem;
-use spillway_api::{BootFacts, Finding, Volume, VolumeContent, VolumeRole};
+use spillway_api::{BootFacts, Finding, Firmware, GuestSystem, Volume, VolumeContent, VolumeRole};
 use std::fs::File;
 use std::time::Instant;
 use volumes::Extent;
@@ -34,6 +35,24 @@ pub struct CheckedVersion {
     pub boot: BootFacts,
     /// Findings about clones.
     pub findings: Vec<Finding>,
+}
+
+/// Returns firmware and operating system that a disk needs, by its partition table and the first bytes of its volumes.
+pub fn boot_choice(disk: &File) -> BootChoice {
+    let (table, extents) = volumes::volumes(disk);
+    let found: Vec<Volume> = extents.iter().map(|extent| described(disk, extent)).collect();
+    let has = |contents: &[VolumeContent]| found.iter().any(|volume| contents.contains(&volume.content));
+    let facts = boot::facts(disk, table, &found, &extents);
+    let firmware = match facts.starts_with_uefi() && !facts.bios_code {
+        true => Firmware::Uefi,
+        false => Firmware::Bios,
+    };
+    use VolumeContent::{Btrfs, Ext, Luks, Lvm, Ntfs, Swap, Xfs};
+    let guest = match has(&[Ntfs]) && !has(&[Ext, Xfs, Btrfs, Lvm, Luks, Swap]) {
+        true => GuestSystem::Windows,
+        false => GuestSystem::Linux,
+    };
+    BootChoice { firmware, guest }
 }
 
 /// Checks a disk, until this time.

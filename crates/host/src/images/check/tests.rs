@@ -213,15 +213,30 @@ fn what_firmware_finds_is_told() {
     part.set_len(2 << 20).unwrap();
     for (files, expected) in [
         (&["/EFI/debian/shimx64.efi"][..], Some(Severity::Error)),
-        (&["/EFI/BOOT/BOOTX64.EFI", "/EFI/debian/shimx64.efi"][..], Some(Severity::Warning)),
+        (&["/EFI/BOOT/BOOTX64.EFI", "/EFI/debian/shimx64.efi"][..], None),
     ] {
         fat::tests::format(&part, 0, 2 << 20, fatfs::FatType::Fat12, files);
         part.read_exact_at(&mut bytes[1 << 20..3 << 20], 0).unwrap();
         let (found, programs) = severity(&bytes);
         assert_eq!((found, programs.len()), (expected, files.len()), "{programs:?}");
     }
+    let needs = |bytes: &[u8]| {
+        file.write_all_at(bytes, 0).unwrap();
+        boot_choice(&file)
+    };
+    let (firmware, guest) = (Firmware::Uefi, GuestSystem::Linux);
+    assert_eq!(needs(&bytes), BootChoice { firmware, guest });
+    // NTFS alone, and no system of Linux beside it.
+    let mut windows = bytes.clone();
+    windows[90112 * 512..][..4].fill(0);
+    for (sector, magic) in [(6144, *b"NTFS    "), (22528, *b"NTFS    ")] {
+        windows[sector * 512..][..8192].fill(0);
+        windows[sector * 512 + 3..][..8].copy_from_slice(&magic);
+    }
+    assert_eq!(needs(&windows), BootChoice { firmware, guest: GuestSystem::Windows });
     bytes[0] = 0xeb;
     assert_eq!(severity(&bytes).0, None, "code for a BIOS");
+    assert_eq!(needs(&bytes).firmware, Firmware::Bios, "both");
     // A disk with nothing on it.
     assert_eq!(severity(&vec![0; 1 << 20]).0, Some(Severity::Error));
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Smallest size of a RAM tier.
 const LEAST_RAM_BYTES: u64 = 64 << 10;
 /// Processes of a machine, in the order in which they are ended.
-const PROCESSES: [&str; 2] = [vmm::PROCESS, disk::PROCESS];
+const PROCESSES: [&str; 3] = [vmm::PROCESS, vmm::TPM_PROCESS, disk::PROCESS];
 
 impl MachineReconciler {
     /// Takes one step towards a machine that is off, or towards nothing if `machine` is `None` because it was deleted. A
@@ -281,6 +281,7 @@ impl MachineReconciler {
             if forgets {
                 disk::reset(folder.path())?;
                 run.empty_scratch()?;
+                vmm::forget_firmware(&folder, &run)?;
             }
             folder.save(&run)
         })

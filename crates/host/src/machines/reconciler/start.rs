@@ -6,15 +6,19 @@ use super::end::clear;
 use super::{MachineReconciler, StepOutcome};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
+use crate::hypervisor::uefi::{self, Uefi};
+use crate::images::BootChoice;
 use crate::machines::desired_state::{DesiredState, boot_id};
 use crate::machines::ready::{GuestNetwork, until_ready};
 use crate::machines::run::{PrivateCopy, RunRecord};
 use crate::machines::status::Status;
+use crate::machines::vmm::FirmwareState;
 use crate::machines::{belongings, blocking, disk, last_words, look};
 use crate::processes::{self, ObservedProcess};
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use spillway_control::{Request, Touched};
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 impl MachineReconciler {
@@ -116,7 +120,8 @@ impl MachineReconciler {
                 ram_bytes: spec.ram_bytes(),
                 overflow_bytes: spec.overflow_bytes(),
                 rate: spec.rate(),
-                queues: spec.vcpus,
+                queues: spec.hardware.vcpus,
+                boot_choice: BootChoice::of(&spec, || shared.images.boot_choice(&spec.image.name, version))?,
                 spec,
             };
             clear(&folder)?;
@@ -157,6 +162,8 @@ impl MachineReconciler {
             let belongings = shared.files.belongings(&machine, &catalog, resets)?;
             let before = run.spec.scratch_disk_bytes;
             run.spec = run.next(&catalog.spec);
+            run.boot_choice =
+                BootChoice::of(&run.spec, || shared.images.boot_choice(&run.image, run.version))?;
             run.data = belongings.data;
             if run.spec.scratch_disk_bytes != before {
                 run.scratch.as_deref().map_or(Ok(()), belongings::remove)?;
@@ -178,12 +185,15 @@ impl MachineReconciler {
             _ => None,
         };
         let seed = self.folder.path().join(belongings::SEED);
+        let uefi = self.prepare_firmware(run).await?;
         let files = qemu::HostFiles {
             seed: Some(&seed),
             data: run.data.as_deref(),
             scratch: run.scratch.as_deref(),
             forward,
             most_queues: Some(run.queues),
+            guest: Some(run.boot_choice.guest),
+            uefi: uefi.as_ref().map(|(uefi, variables)| (uefi, variables.as_path())),
         };
         self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes).await?;
         self.vmm_end_reported = false;
@@ -193,9 +203,22 @@ impl MachineReconciler {
         Ok(())
     }
 
+    /// Finds UEFI firmware and creates the machine's variables, if its firmware is UEFI.
+    async fn prepare_firmware(&self, run: &RunRecord) -> Result<Option<(Uefi, PathBuf)>, HostError> {
+        let machine_type = run.spec.hardware.machine_type.clone();
+        let machine_type = machine_type.unwrap_or_else(|| qemu::MACHINE_TYPE.into());
+        let (firmware, state) = (run.boot_choice.firmware, FirmwareState::of(&self.folder, run));
+        blocking(move || {
+            let Some(found) = uefi::find(firmware, &machine_type)? else { return Ok(None) };
+            state.prepare_variables(&found.template)?;
+            Ok(Some((found, state.variables)))
+        })
+        .await
+    }
+
     /// Returns a port that is free now, for a guest behind QEMU's user network whose readiness is a TCP service.
     pub(super) fn port_for(&self, run: &RunRecord) -> Result<Option<u16>, HostError> {
-        if !matches!((&run.spec.ready, &run.spec.network), (Some(Ready::Tcp(_)), Network::User)) {
+        if !matches!((&run.spec.ready, &run.spec.hardware.network), (Some(Ready::Tcp(_)), Network::User)) {
             return Ok(None);
         }
         let failed = |e| HostError::new(ErrorCode::Exhausted, format!("no port of this host is free: {e}"));
@@ -206,7 +229,7 @@ impl MachineReconciler {
     /// Starts the readiness probe, unless the guest is ready or the probe runs.
     pub(super) fn probe(&mut self, machine: &Machine, run: &RunRecord) {
         if let (false, Some(ready), false) = (run.ready, run.spec.ready.clone(), self.probe.is_running()) {
-            let place = match (run.port, &run.spec.network) {
+            let place = match (run.port, &run.spec.hardware.network) {
                 (Some(port), _) => GuestNetwork::Forwarded(port),
                 (None, Network::Bridge(bridge)) => {
                     GuestNetwork::Bridge(bridge.clone(), machine.identity.mac.clone())

@@ -21,6 +21,8 @@ pub struct Disks {
     pub data: Option<PathBuf>,
     pub scratch: Option<PathBuf>,
     pub seed: Option<PathBuf>,
+    /// The variables of UEFI firmware.
+    pub variables: Option<PathBuf>,
 }
 
 /// Opens all descriptors with the daemon's rights.
@@ -35,17 +37,22 @@ pub fn open(folder: &Path, spec: &CatalogSpec, disks: &Disks) -> Result<Handles,
         data: disk(&disks.data, true)?,
         scratch: disk(&disks.scratch, true)?,
         seed: disk(&disks.seed, false)?,
-        kernel: host_file(&spec.kernel)?,
-        initrd: host_file(&spec.initrd)?,
-        tap: match &spec.network {
-            Network::Bridge(bridge) => Some(bridge::tap(bridge)?),
-            Network::User | Network::None => None,
-        },
+        kernel: host_file(&spec.hardware.kernel)?,
+        initrd: host_file(&spec.hardware.initrd)?,
+        variables: disk(&disks.variables, true)?,
+        taps: spec.hardware.networks().map(tap).collect::<Result<_, _>>()?,
     })
 }
 
+fn tap(network: &Network) -> Result<Option<OwnedFd>, HostError> {
+    match network {
+        Network::Bridge(bridge) => bridge::tap(bridge).map(Some),
+        Network::User | Network::None => Ok(None),
+    }
+}
+
 /// Creates a listening socket in place of the last VMM's.
-fn listener(folder: &Path, name: &str) -> Result<OwnedFd, HostError> {
+pub fn listener(folder: &Path, name: &str) -> Result<OwnedFd, HostError> {
     let failed = |e: io::Error| failed(&folder.join(name), "cannot be made", e);
     let socket = ShortPath::of(folder, name)?;
     match std::fs::remove_file(socket.path()) {

@@ -6,13 +6,15 @@
 use super::super::ready::GuestAgent;
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::{blocking, disk, look};
-use super::{PROCESS, assumed_ending, ending, grant_group, screen};
+use super::state::FirmwareState;
+use super::{PROCESS, assumed_ending, ending, grant_group, screen, tpm};
 use crate::error::HostError;
 use crate::hypervisor::domain;
 use crate::hypervisor::libvirt::{DomainState, Libvirt};
 use crate::hypervisor::qemu::{self, HostFiles};
 use crate::processes::{self, ObservedProcess};
-use spillway_api::{DisplayKind, ErrorCode, Machine, ResetEvent};
+use crate::scopes::Scopes;
+use spillway_api::{DisplayKind, ErrorCode, Machine, ResetEvent, Tpm};
 use spillway_control::kvm::Accelerator;
 use std::fs;
 use std::io;
@@ -76,6 +78,7 @@ impl Domain {
         run: &RunRecord,
         accelerator: &Accelerator,
         files: &HostFiles<'_>,
+        scopes: &Scopes,
     ) -> Result<(), HostError> {
         // Catalogs of an earlier daemon may contain unsupported settings.
         domain::check_supported(&run.spec)
@@ -84,18 +87,25 @@ impl Domain {
         let ends_at_reboot = run.spec.reset() == ResetEvent::GuestReboot;
         let place = (self.folder.path(), disk::SOCKET);
         let text = domain::describe(machine, &run.spec, accelerator, place, files, ends_at_reboot);
-        let (folder, group) = (self.folder.clone(), self.libvirt.group().await?);
-        let own = [files.seed, files.data, files.scratch].into_iter().flatten();
+        let (folder, owner) = (self.folder.clone(), self.libvirt.owner().await?);
+        let group = owner.map(|(_, group)| group);
+        let variables = files.uefi.map(|(_, variables)| variables);
+        let own = [files.seed, files.data, files.scratch, variables].into_iter().flatten();
         let own: Vec<PathBuf> = own.map(|file| self.folder.path().join(file)).collect();
         let file = self.folder.path().join(FILE);
         let written = file.clone();
-        let has_screen = run.spec.display == DisplayKind::Vnc;
+        let has_screen = run.spec.hardware.display == DisplayKind::Vnc;
+        let tpm = (run.spec.hardware.tpm == Tpm::V2).then(|| FirmwareState::of(&self.folder, run));
+        let scopes = scopes.clone();
         blocking(move || {
             if has_screen {
                 screen::prepare(folder.path(), group)?;
             }
             if let Some(group) = group {
                 grant_access(group, folder.path(), &own)?;
+            }
+            if let Some(state) = tpm {
+                tpm::start(folder.path(), &state, owner, &scopes)?;
             }
             fs::write(&written, text).map_err(|e| failed(&written, "cannot be written", e))
         })
@@ -124,7 +134,7 @@ impl Domain {
     }
 
     async fn seal(&self, run: &RunRecord) -> Result<(), HostError> {
-        if run.spec.display == DisplayKind::None {
+        if run.spec.hardware.display == DisplayKind::None {
             return Ok(());
         }
         let folder = self.folder.clone();
@@ -181,7 +191,9 @@ impl Domain {
     /// Removes the definition.
     pub async fn undefine(&mut self) -> Result<(), HostError> {
         if let DomainState::Off(_) = self.off().await? {
-            self.libvirt.ask(&["undefine", &self.uuid, "--managed-save", "--snapshots-metadata"]).await?;
+            self.libvirt
+                .ask(&["undefine", &self.uuid, "--managed-save", "--snapshots-metadata", "--keep-nvram"])
+                .await?;
         }
         self.libvirt.forget(&self.name);
         self.reason = None;

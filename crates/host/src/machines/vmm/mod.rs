@@ -7,6 +7,11 @@ mod handles;
 mod libvirt;
 mod qemu;
 mod screen;
+mod state;
+mod tpm;
+
+pub use state::FirmwareState;
+pub use tpm::PROCESS as TPM_PROCESS;
 
 use super::ready::GuestAgent;
 use super::run::{MachineFolder, RunRecord, VmmEnding};
@@ -78,7 +83,7 @@ impl Vmm {
         }
     }
 
-    /// Starts the VMM on the machine's disk.
+    /// Starts the VMM on the machine's disk. With UEFI firmware its variables exist already.
     pub async fn start(
         &mut self,
         machine: &Machine,
@@ -93,7 +98,7 @@ impl Vmm {
             VmmDriver::Nobody => Ok(()),
             VmmDriver::Qemu(qemu) => qemu.start(machine, run, accelerator, files, scopes).await,
             // libvirt creates a scope for it.
-            VmmDriver::Libvirt(domain) => domain.start(machine, run, accelerator, files).await,
+            VmmDriver::Libvirt(domain) => domain.start(machine, run, accelerator, files, scopes).await,
         }
     }
 
@@ -251,7 +256,11 @@ impl Vmm {
             VmmDriver::Libvirt(domain) => domain.undefine().await?,
         }
         let folder = self.folder.clone();
-        blocking(move || processes::forget(folder.path(), PROCESS)).await
+        blocking(move || {
+            tpm::end(folder.path())?;
+            processes::forget(folder.path(), PROCESS)
+        })
+        .await
     }
 
     /// Waits for the next event; never returns without a subscription. Cancel safe.
@@ -281,6 +290,18 @@ impl Vmm {
             qemu.disconnect();
         }
     }
+}
+
+/// Removes what the firmware and the trusted platform module of a machine have kept. Its VMM has ended.
+pub fn forget_firmware(folder: &MachineFolder, run: &RunRecord) -> Result<(), HostError> {
+    tpm::end(folder.path())?;
+    FirmwareState::of(folder, run).remove()
+}
+
+/// Returns what people should know of an event of the VMM.
+pub fn told(event: &Event) -> Option<String> {
+    let action = event.data["action"].as_str().filter(|_| event.name == "WATCHDOG")?;
+    Some(format!("its guest does not answer its watchdog any more: {action}"))
 }
 
 /// Maps the reason of QEMU's `SHUTDOWN` event to an ending.

@@ -7,7 +7,8 @@
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::{blocking, disk};
 use super::handles::{self, Disks};
-use super::{PROCESS, assumed_ending, ending, grant_group, screen};
+use super::state::FirmwareState;
+use super::{PROCESS, assumed_ending, ending, grant_group, screen, tpm};
 use crate::error::HostError;
 use crate::guest_users;
 use crate::hypervisor::qemu::{self, HostFiles};
@@ -15,7 +16,7 @@ use crate::hypervisor::qmp::{Event, Qmp};
 use crate::processes::{self, Process};
 use crate::scopes::{Scopes, is_there};
 use crate::short_path::ShortPath;
-use spillway_api::{DisplayKind, ErrorCode, Machine, ResetEvent};
+use spillway_api::{DisplayKind, ErrorCode, Machine, ResetEvent, Tpm};
 use spillway_control::kvm::Accelerator;
 use std::future::pending;
 use std::io;
@@ -63,7 +64,13 @@ impl Qemu {
             None => None,
         };
         let owned = |path: Option<&Path>| path.map(Path::to_owned);
-        let disks = Disks { data: owned(files.data), scratch: owned(files.scratch), seed: owned(files.seed) };
+        let disks = Disks {
+            data: owned(files.data),
+            scratch: owned(files.scratch),
+            seed: owned(files.seed),
+            variables: owned(files.uefi.map(|(_, variables)| variables)),
+        };
+        let (state, tpm_scopes) = (FirmwareState::of(&self.folder, run), scopes.clone());
         let (folder, spec, user) = (self.folder.clone(), run.spec.clone(), run.user);
         let handles = blocking(move || {
             if let Some(user) = user {
@@ -71,8 +78,11 @@ impl Qemu {
                 grant_group(folder.path(), user, 0o710)?;
                 grant_group(&folder.path().join(disk::SOCKET), user, 0o660)?;
             }
-            if spec.display == DisplayKind::Vnc {
+            if spec.hardware.display == DisplayKind::Vnc {
                 screen::prepare(folder.path(), user)?;
+            }
+            if spec.hardware.tpm == Tpm::V2 {
+                tpm::start(folder.path(), &state, user.map(|user| (user, user)), &tpm_scopes)?;
             }
             handles::open(folder.path(), &spec, &disks)
         })
@@ -227,9 +237,14 @@ impl Qemu {
     }
 }
 
-/// Returns why the guest has ended, if this is a `SHUTDOWN` event.
+/// Returns why the guest has ended, if this event tells that.
 fn reason(event: &Event) -> Option<VmmEnding> {
-    event.data["reason"].as_str().filter(|_| event.name == "SHUTDOWN").and_then(ending)
+    match event.name.as_str() {
+        "SHUTDOWN" => event.data["reason"].as_str().and_then(ending),
+        // QEMU ends at once, as if its guest had shut down.
+        "WATCHDOG" if event.data["action"] == "poweroff" => Some(VmmEnding::GuestShutdown),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
