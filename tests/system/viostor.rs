@@ -1,7 +1,7 @@
 //! Windows' driver `viostor` on a disk, without Windows: a driver that lays its requests out as `viostor` does, asks for all that
 //! it asks for, and resets its device when the disk does not answer. Every byte is checked.
 //!
-//! `SPILLWAY_VIOSTOR_REQUESTS` says how many requests (100,000; a soak takes 10 million).
+//! `SPILLWAY_VIOSTOR` says how many requests (100,000; a soak takes 10 million).
 
 use crate::deaths::{grown, nothing_failed, seed, worker};
 use crate::world::{MIB, World, until};
@@ -60,7 +60,7 @@ struct Meant {
 }
 
 fn requests() -> u64 {
-    std::env::var("SPILLWAY_VIOSTOR_REQUESTS").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000)
+    std::env::var("SPILLWAY_VIOSTOR").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000)
 }
 
 fn connect(disk: &Disk) -> Adapter {

@@ -196,3 +196,82 @@ impl Ring {
         memory.word(self.used + 2).load(Ordering::Acquire) == self.last_used
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u16 = 8;
+
+    fn ring() -> (GuestMemory, Ring) {
+        let mut memory = GuestMemory::new(1 << 16, 1 << 16).unwrap();
+        let [at, _] = memory.starts();
+        let ring = Ring::new(&mut memory, at, SIZE).unwrap();
+        (memory, ring)
+    }
+
+    /// What the device sees of the n-th request: the descriptors from its head on, as flags and next.
+    fn chain(memory: &mut GuestMemory, ring: &Ring, n: u64) -> Vec<(u16, u16)> {
+        let mut index = memory.word(ring.available + 4 + n * 2).load(Ordering::Relaxed);
+        let mut seen = Vec::new();
+        loop {
+            let at = ring.descriptors + u64::from(index) * 16;
+            let [flags, next] = [12, 14].map(|offset| memory.word(at + offset).load(Ordering::Relaxed));
+            seen.push((flags, next));
+            if flags & F_NEXT == 0 {
+                return seen;
+            }
+            index = next;
+        }
+    }
+
+    /// The device gives the n-th request back as its n-th.
+    fn give_back(memory: &mut GuestMemory, ring: &Ring, n: u64) {
+        let head = memory.word(ring.available + 4 + n * 2).load(Ordering::Relaxed);
+        memory.write(ring.used + 4 + n * 8, &u32::from(head).to_le_bytes());
+        memory.word(ring.used + 2).store(n as u16 + 1, Ordering::Release);
+    }
+
+    #[test]
+    fn a_request_takes_one_descriptor_with_a_table_and_all_of_its_own_without() {
+        let (mut memory, mut ring) = ring();
+        let parts =
+            [Segment { at: 1, bytes: 16 }, Segment { at: 2, bytes: 512 }, Segment { at: 3, bytes: 1 }];
+        let [_, table] = memory.starts();
+        assert!(ring.add(&mut memory, &parts, 1, Some(table + 8), 40));
+        assert_eq!(chain(&mut memory, &ring, 0), [(F_INDIRECT, 0)]);
+        assert!(ring.add(&mut memory, &parts, 1, None, 41));
+        let flags: Vec<u16> = chain(&mut memory, &ring, 1).iter().map(|seen| seen.0).collect();
+        assert_eq!(flags, [F_NEXT, F_NEXT | F_WRITE, F_WRITE]);
+        assert!(ring.add(&mut memory, &parts, 2, None, 42));
+        assert!(!ring.add(&mut memory, &parts, 1, None, 43), "one descriptor is left");
+        assert_eq!(ring.take(&mut memory).unwrap(), None);
+        (0..3).for_each(|n| give_back(&mut memory, &ring, n));
+        let taken: Vec<_> = std::iter::from_fn(|| ring.take(&mut memory).unwrap()).collect();
+        assert_eq!(taken, [40, 41, 42]);
+        assert!(ring.add(&mut memory, &[Segment::default(); SIZE as usize], 1, None, 44), "all are back");
+    }
+
+    #[test]
+    fn what_the_device_does_not_have_does_not_come_back() {
+        let (mut memory, mut ring) = ring();
+        assert!(ring.add(&mut memory, &[Segment::default(); 2], 1, None, 40));
+        give_back(&mut memory, &ring, 0);
+        assert_eq!(ring.take(&mut memory).unwrap(), Some(40));
+        memory.write(ring.used + 4 + 8, &[0; 4]);
+        memory.word(ring.used + 2).store(2, Ordering::Release);
+        assert!(ring.take(&mut memory).is_err());
+    }
+
+    #[test]
+    fn the_device_is_kicked_when_it_asks_to_be() {
+        let (mut memory, mut ring) = ring();
+        let event = ring.used + 4 + u64::from(SIZE) * 8;
+        for (asked_for, kicks) in [(0, true), (0, false), (2, true)] {
+            memory.word(event).store(asked_for, Ordering::Relaxed);
+            assert!(ring.add(&mut memory, &[Segment::default()], 0, None, 40));
+            ring.kick(&memory).unwrap();
+            assert_eq!(rustix::io::read(&ring.kick, &mut [0; 8]).is_ok(), kicks, "{asked_for}");
+        }
+    }
+}
