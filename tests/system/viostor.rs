@@ -150,6 +150,10 @@ fn windows_reads_what_it_wrote_through_timeouts_resets_and_deaths() {
     let oracle = Oracle::with_base(DISK, seed, &image).unwrap();
     let mut windows = Windows::new(connect(&disk), oracle, seed);
     assert_eq!(windows.adapter().queues(), CPUS);
+    let limits = windows.adapter().limits();
+    assert_eq!((limits.block_bytes, limits.physical_block_exp, limits.granularity_blocks), (512, 3, 8));
+    assert_eq!((limits.transfer_bytes, limits.segments, limits.depth), (125 * 4096, 126, usize::from(QUEUE)));
+    assert_eq!((limits.unmap_ranges, limits.unmap_granularity_blocks), (1, 8));
     let before = disk.stats().unwrap();
     let mut rng = Rng::new(seed ^ 1);
     let mut meant = Meant::default();

@@ -111,6 +111,10 @@ pub struct Limits {
     pub block_bytes: u32,
     /// `LogicalPerPhysicalExponent`.
     pub physical_block_exp: u8,
+    /// `OptimalTransferLengthGranularity`, in logical blocks.
+    pub granularity_blocks: u16,
+    /// `OptimalTransferLength`, in logical blocks. 0: none is better than another.
+    pub optimal_blocks: u32,
     /// `MaximumTransferLength`.
     pub transfer_bytes: u64,
     /// `NumberOfPhysicalBreaks`: most segments of a request.
@@ -486,7 +490,14 @@ fn read_limits(session: &mut Session, queue_size: u16, mode: Mode) -> Result<Lim
     let unmap_sectors = number(DISCARD, 36, 0)?;
     let unmap_ranges = number(DISCARD, 40, 0)?;
     let capacity_sectors = u64::from_le_bytes(session.config(0)?);
-    let physical_block_exp = if has(TOPOLOGY) { session.config::<1>(24)?[0] } else { 0 };
+    let (mut physical_block_exp, mut granularity_blocks, mut optimal_blocks) = (0, 0, 0);
+    if has(TOPOLOGY) {
+        [physical_block_exp] = session.config(24)?;
+        let [first_aligned] = session.config(25)?;
+        ensure!(first_aligned == 0, "the first {first_aligned} blocks lie before a physical one");
+        granularity_blocks = u16::from_le_bytes(session.config(26)?);
+        optimal_blocks = u32::from_le_bytes(session.config(28)?);
+    }
     if block_bytes == 0 || !u64::from(block_bytes).is_multiple_of(SECTOR) {
         bail!("a logical block of {block_bytes} bytes");
     }
@@ -506,6 +517,8 @@ fn read_limits(session: &mut Session, queue_size: u16, mode: Mode) -> Result<Lim
         capacity_sectors,
         block_bytes,
         physical_block_exp,
+        granularity_blocks,
+        optimal_blocks,
         transfer_bytes: breaks as u64 * PAGE,
         segments: breaks + 1,
         depth,
