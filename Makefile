@@ -44,7 +44,7 @@ check-fast: ## Before each commit, within 4 minutes: format, lints, walls, links
 check: ## All that CI checks, every failure listed: format, lints, walls, docs, tests, fuzzing, audits
 	scripts/check
 
-soak: install-deps image ## The long forms: 200 million model operations, a crash at every store, 200 kills, fleets of 20, 20 minutes a fuzz target, whole studies
+soak: install-deps image ## The long forms: 200 million model operations, a crash at every store, 200 kills, 10 million requests of a Windows driver, fleets of 20, 20 minutes a fuzz target, whole studies
 	scripts/soak
 
 install-deps: ## Installs the Debian packages that are missing

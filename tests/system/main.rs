@@ -35,5 +35,6 @@ mod storage_models;
 mod trace;
 mod under_load;
 mod verify;
+mod viostor;
 mod vmms;
 mod world;

@@ -21,6 +21,7 @@ pub mod process;
 mod shared;
 pub mod steady;
 pub mod store_proxy;
+pub mod viostor;
 pub mod websocket;
 
 pub use disk::Disk;

@@ -51,6 +51,11 @@ const SEG_MAX: u32 = 126;
 pub(super) const MAX_DATA_BYTES: u64 = (1 << 32) - spillway_core::SECTOR_BYTES;
 /// Most sectors in one discard or write-zeroes: 4 GiB less a sector.
 pub(super) const MAX_RANGE_SECTORS: u32 = (1 << 23) - 1;
+/// Sectors of a block, the unit in which a discard frees space.
+const BLOCK_SECTORS: u32 = 8;
+/// What drivers are told of [`MAX_RANGE_SECTORS`]: whole blocks. Windows cuts a longer discard at exactly this many sectors,
+/// whatever the alignment is: from the first cut on no piece would begin with a block, and the block of each cut would stay.
+const OFFERED_RANGE_SECTORS: u32 = MAX_RANGE_SECTORS / BLOCK_SECTORS * BLOCK_SECTORS;
 /// Bytes of `struct virtio_blk_config` up to and with write zeroes.
 const CONFIG_BYTES: usize = 60;
 /// Offset of `writeback` in it, the one byte that a driver may write.
@@ -123,11 +128,11 @@ impl Device {
         put(WRITEBACK_AT, &[u8::from(self.writeback && !self.cannot_flush)]);
         put(34, &self.queues.to_le_bytes());
         // Discard: most sectors, most ranges in a request, alignment that frees space.
-        put(36, &MAX_RANGE_SECTORS.to_le_bytes());
+        put(36, &OFFERED_RANGE_SECTORS.to_le_bytes());
         put(40, &1u32.to_le_bytes());
-        put(44, &8u32.to_le_bytes());
+        put(44, &BLOCK_SECTORS.to_le_bytes());
         // Write zeroes: the same, and it may free space.
-        put(48, &MAX_RANGE_SECTORS.to_le_bytes());
+        put(48, &OFFERED_RANGE_SECTORS.to_le_bytes());
         put(52, &1u32.to_le_bytes());
         put(56, &[1]);
         space

@@ -388,6 +388,7 @@ fn the_document_names_tests_that_are_there() {
         "../tests/system/hostile.rs",
         "../tests/system/vmms.rs",
         "../tests/system/firmware.rs",
+        "../tests/system/viostor.rs",
     ];
     let more = more.map(|p| crates.join(p));
     let tests: String = here.map(|entry| entry.unwrap().path()).chain(more).map(read).collect();

@@ -14,5 +14,6 @@ mod rewriting;
 mod sessions;
 mod shrinking;
 mod stopping;
+mod viostor;
 mod vmm;
 mod wakeups;
