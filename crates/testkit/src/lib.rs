@@ -22,6 +22,7 @@ mod shared;
 pub mod steady;
 pub mod store_proxy;
 pub mod websocket;
+pub mod windows;
 
 pub use disk::Disk;
 pub use driver::{Ask, Driver, Shape};
