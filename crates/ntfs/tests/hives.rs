@@ -59,19 +59,57 @@ fn a_hive_that_was_not_closed_is_told() {
     assert!(Hive::open(&hive[..]).unwrap().is_dirty());
 }
 
-/// hivex puts so many keys into lists of lists.
+/// Windows has lists of lists for so many keys; hivex has one list, which is cut into two here, the second without hashes.
 #[test]
 fn keys_with_many_keys_are_searched() {
     let mut content = String::from(CONTENT);
     (0..2000)
-        .for_each(|n| writeln!(content, "[\\ControlSet001\\Services\\s{n}]\n\"n\"=dword:{n:08x}").unwrap());
-    let hive = hive(&content).unwrap();
-    for n in [0, 1, 999, 1999] {
-        let found = value(&hive, &format!(r"ControlSet001\Services\S{n}"), "n").unwrap();
-        assert_eq!(found.and_then(|value| value.number()), Some(n));
+        .for_each(|n| writeln!(content, "\n[\\ControlSet001\\Services\\s{n}]\n\"n\"=dword:{n:08x}").unwrap());
+    let mut hive = hive(&content).unwrap();
+    let number = |hive: &[u8], n: u32| {
+        let found = value(hive, &format!(r"ControlSet001\Services\S{n}"), "n");
+        found.map(|found| found.and_then(|value| value.number()))
+    };
+    let u32_at = |hive: &[u8], at: usize| u32::from_le_bytes(hive[at..at + 4].try_into().unwrap());
+    let all = [0, 1, 999, 1000, 1999];
+    assert!(all.iter().all(|n| number(&hive, *n) == Ok(Some(*n))));
+
+    let name = hive.windows(8).position(|part| part == b"Services").unwrap();
+    let place = name - 76 + 28;
+    let list = 4096 + u32_at(&hive, place) as usize + 4;
+    assert_eq!(&hive[list..list + 2], b"lh");
+    let items = hive[list + 4..list + 4 + 2001 * 8].to_vec();
+    let first = [b"lh", &1000_u16.to_le_bytes()[..], &items[..8000]].concat();
+    let offsets = items[8000..].chunks(8).flat_map(|item| &item[..4]).copied().collect::<Vec<u8>>();
+    let second = [b"li", &1001_u16.to_le_bytes()[..], &offsets].concat();
+    // A bin of their own behind the last one, with three cells.
+    let bin = (hive.len() - 4096) as u32;
+    let mut added = [b"hbin", &bin.to_le_bytes()[..], &[0; 24]].concat();
+    let mut places = vec![];
+    for cell in [first, second] {
+        places.push(bin + added.len() as u32);
+        let size = (cell.len() as i32 + 4 + 7) & !7;
+        added.extend((-size).to_le_bytes());
+        added.extend(&cell);
+        added.resize(added.len().next_multiple_of(8), 0);
     }
-    assert_eq!(value(&hive, r"ControlSet001\Services\s2000", "n").unwrap(), None);
+    let root = bin + added.len() as u32;
+    added.extend((-16_i32).to_le_bytes());
+    added.extend([b"ri", &2_u16.to_le_bytes()[..]].concat());
+    places.iter().for_each(|place| added.extend(place.to_le_bytes()));
+    added.resize(16384, 0);
+    hive.extend(added);
+    let bins = hive.len() as u32 - 4096;
+    hive[40..44].copy_from_slice(&bins.to_le_bytes());
+    hive[place..place + 4].copy_from_slice(&root.to_le_bytes());
+    assert!(all.iter().all(|n| number(&hive, *n) == Ok(Some(*n))));
+    assert_eq!(number(&hive, 2000), Ok(None));
     assert!(value(&hive, r"ControlSet001\Services\viostor", "Start").unwrap().is_some());
+
+    // A list of lists in a list of lists.
+    let at = 4096 + root as usize + 8;
+    hive[at..at + 4].copy_from_slice(&root.to_le_bytes());
+    assert_eq!(number(&hive, 0), Err(NtfsError::Damaged("list of keys")));
 }
 
 #[test]

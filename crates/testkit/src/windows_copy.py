@@ -61,10 +61,10 @@ for folder, folders, files in os.walk(tree):
         create(prefix + name, FILE)
         contents[prefix + name] = open(os.path.join(folder, name), "rb").read()
 if scattered == "1":
-    # Turn by turn, the pieces of one file are between those of the others.
-    for at in range(0, max(map(len, contents.values()), default=0), PIECE):
-        for path, content in contents.items():
-            if at < len(content):
+    # Every second piece is written when the clusters after the one before are taken.
+    for path, content in contents.items():
+        for first in (0, PIECE):
+            for at in range(first, len(content), 2 * PIECE):
                 write(path, at, content[at : at + PIECE])
 else:
     for path, content in contents.items():
