@@ -16,7 +16,7 @@ const COPY: &str = include_str!("windows_copy.py");
 pub enum FileLayout {
     /// Each file in one piece, as far as the library does so.
     Whole,
-    /// Every 4 KiB of a file far from the 4 KiB before.
+    /// Every few KiB of a file apart from those before. Half of the volume is taken by a folder `filler`.
     Scattered,
 }
 
