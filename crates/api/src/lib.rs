@@ -37,7 +37,8 @@ pub use catalog::{
     settings,
 };
 pub use check::{
-    BootFacts, Finding, FindingKind, ImageCheck, PartitionTable, Severity, Volume, VolumeContent, VolumeRole,
+    BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,
+    VolumeContent, VolumeRole, WindowsVersion,
 };
 pub use curve::{CURVE_LIMITS, CatalogCurve, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
 pub use dirty::{DirtyRange, DirtyRanges};
