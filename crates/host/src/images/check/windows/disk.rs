@@ -117,8 +117,8 @@ pub fn hibernation(system: &WindowsSystem) -> Result<Vec<Finding>, NtfsError> {
     if enabled.unwrap_or(u32::from(file.is_some())) == 0 {
         return Ok(found);
     }
-    let manager = system.current(r"Control\Session Manager\Power");
-    let what = match system.system.number(&manager, "HiberbootEnabled")? {
+    let session = system.current(r"Control\Session Manager\Power");
+    let what = match system.system.number(&session, "HiberbootEnabled")? {
         Some(1..) => "hibernation and fast startup are enabled",
         _ => "hibernation is enabled",
     };
