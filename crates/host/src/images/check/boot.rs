@@ -6,11 +6,16 @@
 use super::fat;
 use super::rules;
 use super::volumes::{self, Extent};
-use spillway_api::{BootFacts, Finding, FindingKind, PartitionTable, Severity, Volume, VolumeContent};
+use spillway_api::{
+    BootFacts, Finding, FindingKind, GuestSystem, PartitionTable, Severity, Volume, VolumeContent,
+};
 use std::fs::File;
 
 const REMEDY: &str =
     "install a boot loader for a BIOS (grub-install), or give its catalogs a kernel (--kernel)";
+/// Windows cannot be started by a kernel that the host gives.
+const REMEDY_WINDOWS: &str =
+    "install Windows on a machine with a BIOS, so that its disk has an MBR and bootmgr";
 
 /// Returns the facts about a disk with these volumes.
 pub fn facts(
@@ -29,9 +34,10 @@ pub fn facts(
 }
 
 /// Returns a finding if firmware cannot start the disk. Machines that spillwayd starts have a BIOS.
-pub fn finding(boot: &BootFacts, found: &[Volume]) -> Option<Finding> {
+pub fn finding(boot: &BootFacts, found: &[Volume], guest: Option<GuestSystem>) -> Option<Finding> {
+    let remedy = if guest == Some(GuestSystem::Windows) { REMEDY_WINDOWS } else { REMEDY };
     let missing = |severity, path: &str, what: &str, why: &str| {
-        Some(rules::finding(FindingKind::NoBootLoader, severity, path, what, why, REMEDY))
+        Some(rules::finding(FindingKind::NoBootLoader, severity, path, what, why, remedy))
     };
     let stays = "a machine without a kernel of its catalog's stays at its firmware, and is never ready";
     if boot.bios_code {

@@ -81,7 +81,7 @@ pub fn check(disk: &File, until: Instant) -> Result<CheckedVersion, HostError> {
         }
         (None, _) => (None, Vec::new()),
     };
-    findings.extend(boot::finding(&boot, &found));
+    findings.extend(boot::finding(&boot, &found, guest));
     // A stable sort keeps the order of the rules within a kind.
     findings.sort_by_key(|finding| (finding.severity, finding.kind));
     Ok(CheckedVersion { guest, windows, volumes: found, boot, findings })

@@ -188,6 +188,7 @@ fn a_sound_windows_has_no_findings() {
     );
     let kinds: Vec<_> = findings.iter().map(|finding| (finding.kind, finding.severity)).collect();
     assert_eq!(kinds, [(FindingKind::NoBootLoader, Severity::Warning)], "for UEFI only: {findings:?}");
+    assert!(findings[0].remedy.contains("install Windows"), "{findings:?}");
 }
 
 /// What is changed, and the finding: its kind, its severity and a part of what it says.
