@@ -510,7 +510,7 @@ fn whatever_the_bytes_are_a_check_of_windows_has_an_end() {
     let mut windows = 0;
     for _ in 0..500 {
         let mut changed = Vec::new();
-        for _ in 0..=random.below(12) {
+        for _ in 0..=random.below(60) {
             let from = if random.below(3) == 0 { &structures } else { &contents };
             let at = from[random.below(from.len() as u64) as usize];
             let byte = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6) as usize];
