@@ -10,6 +10,7 @@ mod input;
 mod memory;
 mod meta;
 mod nbd;
+mod ntfs;
 mod qcow2;
 mod registry;
 mod seeds;
@@ -41,6 +42,7 @@ pub use chunks::{chunk_frame, registry_index};
 pub use core_ops::core_ops;
 pub use meta::meta_attach;
 pub use nbd::{nbd_handshake, nbd_transmission};
+pub use ntfs::{ntfs_volume, registry_hive};
 pub use qcow2::qcow2_image;
 pub use registry::registry_manifest;
 pub use seeds::seeds;
@@ -52,7 +54,7 @@ pub use vhost::{vhost_messages, virtqueue};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 14] = [
     ("vhost_messages", vhost_messages),
     ("virtqueue", virtqueue),
     ("nbd_handshake", nbd_handshake),
@@ -65,4 +67,6 @@ pub const TARGETS: [Target; 12] = [
     ("registry_index", registry_index),
     ("chunk_frame", chunk_frame),
     ("stream_packets", stream_packets),
+    ("ntfs_volume", ntfs_volume),
+    ("registry_hive", registry_hive),
 ];

@@ -19,6 +19,8 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "registry_index" => crate::chunks::index_seeds(),
         "chunk_frame" => crate::chunks::frame_seeds(),
         "stream_packets" => crate::streams::seeds(),
+        "ntfs_volume" => crate::ntfs::volume_seeds(),
+        "registry_hive" => crate::ntfs::hive_seeds(),
         _ => Vec::new(),
     }
 }

@@ -41,6 +41,7 @@ const SERVES: &[&str] = &["spillway-core", "spillway-export", "spillway-worker",
 
 const WALLS: &[Wall] = &[
     Wall { name: "spillway-policy", ours: &[], others: Some(&[]), never: &[] },
+    Wall { name: "spillway-ntfs", ours: &[], others: Some(&[]), never: &[] },
     Wall { name: "spillway-layout", ours: &[], others: Some(&["crc32c", "serde"]), never: &["serde_json"] },
     Wall {
         name: "spillway-core",
@@ -106,7 +107,7 @@ const WALLS: &[Wall] = &[
     Wall { name: "spillway-api", ours: &["spillway-control"], others: None, never: SERVES },
     Wall {
         name: "spillway-host",
-        ours: &["spillway-api", "spillway-control", "spillway-image", "spillway-registry"],
+        ours: &["spillway-api", "spillway-control", "spillway-image", "spillway-ntfs", "spillway-registry"],
         others: None,
         never: &[
             "spillway",

@@ -31,6 +31,7 @@ const NOT_USED: &[(&str, &str)] = &[
 /// Names of other programs and of the system, in which such a word stands.
 const NAMES_OF_OTHERS: &[&str] = &[
     "service manager",
+    "session manager",
     "subscription manager",
     "subscription-manager",
     "virt-manager",

@@ -2115,7 +2115,7 @@ export interface components {
          * @description Kind of a finding, a stable word for programs.
          * @enum {string}
          */
-        FindingKind: "machine_id" | "ssh_host_keys" | "no_cloud_init" | "cloud_init_source" | "cloud_init_seed" | "host_name" | "no_virtio_driver" | "no_boot_loader" | "no_discard" | "shared_secret" | "dhcp_identity" | "network_card" | "mounted_device" | "agent_identity" | "not_checked";
+        FindingKind: "machine_id" | "ssh_host_keys" | "no_cloud_init" | "cloud_init_source" | "cloud_init_seed" | "host_name" | "no_virtio_driver" | "no_network_driver" | "no_boot_loader" | "no_discard" | "shared_secret" | "dhcp_identity" | "network_card" | "mounted_device" | "agent_identity" | "not_generalized" | "domain_member" | "hibernation" | "page_file" | "last_access" | "defragmentation" | "no_guest_agent" | "not_checked";
         /**
          * @description Firmware that a machine starts with.
          * @enum {string}
@@ -2303,6 +2303,7 @@ export interface components {
             boot: components["schemas"]["BootFacts"];
             /** @description Findings about the system. Without a volume with role `root`, an empty list means nothing. */
             findings: components["schemas"]["Finding"][];
+            guest?: null | components["schemas"]["GuestSystem"];
             /** @description Name of the image that was checked. */
             image: components["schemas"]["Name"];
             /**
@@ -2312,6 +2313,7 @@ export interface components {
             version: number;
             /** @description Volumes of the disk: partitions and logical volumes, with what was found on each. */
             volumes: components["schemas"]["Volume"][];
+            windows?: null | components["schemas"]["WindowsVersion"];
         };
         /** @description Asks for a version made from a machine's disk: the image with what the machine has written over it. */
         ImageCommit: {
@@ -3678,7 +3680,7 @@ export interface components {
          * @description Content of a volume, recognised by its first bytes.
          * @enum {string}
          */
-        VolumeContent: "ext" | "xfs" | "btrfs" | "ntfs" | "fat" | "squashfs" | "lvm" | "luks" | "swap" | "unknown";
+        VolumeContent: "ext" | "xfs" | "btrfs" | "ntfs" | "fat" | "squashfs" | "lvm" | "luks" | "bitlocker" | "swap" | "unknown";
         /**
          * @description Role of a volume in the system.
          * @enum {string}
@@ -3689,6 +3691,15 @@ export interface components {
          * @enum {string}
          */
         WatchdogAction: "reset" | "poweroff" | "pause";
+        /** @description Version of Windows in an image. */
+        WindowsVersion: {
+            /** @description Number of the build and of its update, such as `26100.4061`. */
+            build?: string | null;
+            /** @description Edition, such as `Professional` or `ServerStandard`. */
+            edition?: string | null;
+            /** @description Name of the product, such as `Windows 11 Pro`. */
+            product?: string | null;
+        };
     };
     responses: never;
     parameters: never;

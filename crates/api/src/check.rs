@@ -11,6 +11,10 @@ pub struct ImageCheck {
     pub image: Name,
     /// Version of the image that was checked, counted from 1.
     pub version: u32,
+    /// Operating system that the image has. None: no system was found that can be examined.
+    pub guest: Option<GuestSystem>,
+    /// Version of Windows, as its registry states it. None: the guest is another system, or the registry cannot be read.
+    pub windows: Option<WindowsVersion>,
     /// Volumes of the disk: partitions and logical volumes, with what was found on each.
     pub volumes: Vec<Volume>,
     /// What firmware finds on the disk to start a machine with.
@@ -39,6 +43,27 @@ pub enum GuestSystem {
     Linux,
     /// Windows.
     Windows,
+}
+
+impl GuestSystem {
+    /// Returns the word for this system.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            GuestSystem::Linux => "linux",
+            GuestSystem::Windows => "windows",
+        }
+    }
+}
+
+/// Version of Windows in an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WindowsVersion {
+    /// Name of the product, such as `Windows 11 Pro`.
+    pub product: Option<String>,
+    /// Edition, such as `Professional` or `ServerStandard`.
+    pub edition: Option<String>,
+    /// Number of the build and of its update, such as `26100.4061`.
+    pub build: Option<String>,
 }
 
 /// What firmware finds on a disk to start a machine with. A catalog with a `kernel` needs none of this.
@@ -104,7 +129,7 @@ pub enum VolumeContent {
     Xfs,
     /// A Btrfs file system of Linux.
     Btrfs,
-    /// An NTFS file system of Windows.
+    /// An NTFS file system of Windows, which the check can read.
     Ntfs,
     /// A FAT file system, usually the EFI system partition.
     Fat,
@@ -114,6 +139,8 @@ pub enum VolumeContent {
     Lvm,
     /// A volume that is encrypted with LUKS: its content was not checked.
     Luks,
+    /// A volume that is encrypted with BitLocker: its content was not checked.
+    Bitlocker,
     /// Swap space of Linux, without files.
     Swap,
     /// Content that is not recognised, or none.
@@ -132,6 +159,7 @@ impl VolumeContent {
             VolumeContent::Squashfs => "SquashFS",
             VolumeContent::Lvm => "LVM",
             VolumeContent::Luks => "LUKS",
+            VolumeContent::Bitlocker => "BitLocker",
             VolumeContent::Swap => "swap",
             VolumeContent::Unknown => "unknown",
         }
@@ -142,7 +170,7 @@ impl VolumeContent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeRole {
-    /// The root file system of the guest.
+    /// The root file system of a Linux guest, or the volume of Windows that has its system folder.
     Root,
     /// The file system that the guest mounts at `/boot`.
     Boot,
@@ -196,9 +224,9 @@ pub enum FindingKind {
     MachineId,
     /// The image contains SSH host keys, which all clones would share.
     SshHostKeys,
-    /// cloud-init is not installed, or is disabled.
+    /// cloud-init (in Windows: cloudbase-init) is not installed, or is disabled.
     NoCloudInit,
-    /// cloud-init does not read the seed disk, or ignores a part of it.
+    /// cloud-init (in Windows: cloudbase-init) does not read the seed disk, or ignores a part of it.
     CloudInitSource,
     /// cloud-init uses an instance-id or user-data of the image before it reads the seed disk.
     CloudInitSeed,
@@ -206,6 +234,8 @@ pub enum FindingKind {
     HostName,
     /// The kernel has no driver for virtio disks when it starts.
     NoVirtioDriver,
+    /// Windows has no driver for virtio network cards.
+    NoNetworkDriver,
     /// Firmware finds nothing on the disk that it could start.
     NoBootLoader,
     /// Nothing discards the blocks of deleted files.
@@ -220,6 +250,20 @@ pub enum FindingKind {
     MountedDevice,
     /// The image contains the identity of an agent or an initiator.
     AgentIdentity,
+    /// Windows was not generalised by sysprep, or setup will stop for a person.
+    NotGeneralized,
+    /// Windows is a member of a domain, whose machine account all clones would share.
+    DomainMember,
+    /// Windows is hibernated, or can be, or its volume was not closed.
+    Hibernation,
+    /// Windows writes its page file to the disk of the clone.
+    PageFile,
+    /// Windows writes the time of each access to a file.
+    LastAccess,
+    /// Windows defragments its disk by a scheduled task.
+    Defragmentation,
+    /// The QEMU guest agent is not installed.
+    NoGuestAgent,
     /// A part of the image could not be checked.
     NotChecked,
 }

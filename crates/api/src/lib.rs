@@ -38,7 +38,7 @@ pub use catalog::{
 };
 pub use check::{
     BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,
-    VolumeContent, VolumeRole,
+    VolumeContent, VolumeRole, WindowsVersion,
 };
 pub use curve::{CURVE_LIMITS, CatalogCurve, CurveFigures, CurvePoint, CurveTotals, DiskCurve, Fill};
 pub use dirty::{DirtyRange, DirtyRanges};

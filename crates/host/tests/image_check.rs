@@ -4,7 +4,10 @@
 mod common;
 
 use common::{World, ends, refused, run};
-use spillway_api::{ErrorCode, FindingKind, ImageCheck, ImageImport, Operation, SourceFormat, VolumeContent};
+use spillway_api::{
+    ErrorCode, FindingKind, GuestSystem, ImageCheck, ImageImport, Operation, SourceFormat, VolumeContent,
+};
+use spillway_testkit::windows::{FileLayout, hive, ntfs_volume};
 use std::os::unix::fs::FileExt;
 
 #[test]
@@ -58,4 +61,27 @@ fn a_damaged_file_system_is_said_to_be_unread() {
     let unread = found.volumes[0].unread.as_ref().unwrap();
     assert!(!found.has_system() && unread.contains("debugfs cannot read it"), "{found:?}");
     assert!(!found.boot.bios_code && found.boot.efi_programs.is_empty(), "{found:?}");
+}
+
+/// An image of Windows, by its volume and its registry, as the daemon's clients see it.
+#[test]
+fn windows_is_checked_as_well() {
+    let world = World::new();
+    let client = world.client();
+    let config = world.path("tree/Windows/System32/config");
+    std::fs::create_dir_all(&config).unwrap();
+    let system = "[\\ControlSet001\\Services\\netkvm]\n\"Start\"=dword:00000003\n";
+    let software = "[\\Microsoft\\Windows NT\\CurrentVersion]\n\"ProductName\"=\"Windows Server 2025\"\n";
+    for (name, content) in [("SYSTEM", system), ("SOFTWARE", software)] {
+        std::fs::write(config.join(name), hive(content).unwrap()).unwrap();
+    }
+    let path = world.path("disk");
+    ntfs_volume(&path, 8 << 20, &world.path("tree"), FileLayout::Whole, &[]).unwrap();
+    let import = ImageImport { path: path.display().to_string(), format: SourceFormat::Raw, store: None };
+    ends(&client, &client.post::<_, Operation>("/v1/images/desk/versions", &import).unwrap()).unwrap();
+    let found: ImageCheck = client.get("/v1/images/desk/versions/1/check").unwrap();
+    assert!(found.has_system() && found.guest == Some(GuestSystem::Windows), "{found:?}");
+    assert_eq!(found.windows.unwrap().product.as_deref(), Some("Windows Server 2025"));
+    let viostor = found.findings.iter().find(|finding| finding.kind == FindingKind::NoVirtioDriver);
+    assert!(viostor.unwrap().why.contains("INACCESSIBLE_BOOT_DEVICE"));
 }

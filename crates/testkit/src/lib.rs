@@ -23,6 +23,7 @@ pub mod steady;
 pub mod store_proxy;
 pub mod viostor;
 pub mod websocket;
+pub mod windows;
 
 pub use disk::Disk;
 pub use driver::{Ask, Driver, Shape};

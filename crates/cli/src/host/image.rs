@@ -9,10 +9,10 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use spillway_api::client::Client;
 use spillway_api::{
-    BootFacts, CachedBootSet, CachedVersion, Catalog, Empty, Finding, Image, ImageCheck, ImageCommit,
-    ImageDetails, ImageDownload, ImageImport, ImageManifest, ImagePull, ImagePush, ImageRef, ImageVersion,
-    MachineDetails, Name, Operation, OperationOutcome, Origin, PartitionTable, PushOutcome, Residency,
-    SourceFormat, VersionChoice, VersionState,
+    BootFacts, CachedBootSet, CachedVersion, Catalog, Empty, Finding, GuestSystem, Image, ImageCheck,
+    ImageCommit, ImageDetails, ImageDownload, ImageImport, ImageManifest, ImagePull, ImagePush, ImageRef,
+    ImageVersion, MachineDetails, Name, Operation, OperationOutcome, Origin, PartitionTable, PushOutcome,
+    Residency, SourceFormat, VersionChoice, VersionState, WindowsVersion,
 };
 use spillway_control::bytes;
 use std::path::{Path, PathBuf};
@@ -394,6 +394,9 @@ fn verdict(check: &ImageCheck) -> String {
 
 fn told(check: &ImageCheck) -> String {
     let mut text = format!("{}\n", verdict(check));
+    if let Some(guest) = guest_text(check) {
+        text += &format!("the guest is {guest}\n");
+    }
     for Finding { severity, path, what, why, remedy, .. } in &check.findings {
         let severity = severity.as_str();
         text += &format!("\n{severity}: {path}: {what}\n    why: {why}\n    do:  {remedy}\n");
@@ -409,6 +412,18 @@ fn told(check: &ImageCheck) -> String {
         );
     }
     text
+}
+
+/// The system of an image, with the version of Windows.
+fn guest_text(check: &ImageCheck) -> Option<String> {
+    let name = match check.guest? {
+        GuestSystem::Linux => return Some("Linux".into()),
+        GuestSystem::Windows => "Windows",
+    };
+    let WindowsVersion { product, edition, build } = check.windows.clone().unwrap_or_default();
+    let facts: Vec<String> = edition.into_iter().chain(build.map(|build| format!("build {build}"))).collect();
+    let name = product.unwrap_or_else(|| name.into());
+    Some(if facts.is_empty() { name } else { format!("{name} ({})", facts.join(", ")) })
 }
 
 /// What firmware finds on a disk, in one line.
@@ -508,6 +523,28 @@ fn row(image: &Image, version: &ImageVersion) -> [String; 7] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_system_of_an_image_is_told_with_its_version() {
+        let mut check = ImageCheck {
+            image: "desk".parse().unwrap(),
+            version: 1,
+            guest: None,
+            windows: None,
+            volumes: vec![],
+            boot: BootFacts::default(),
+            findings: vec![],
+        };
+        assert!(!told(&check).contains("the guest is"));
+        check.guest = Some(GuestSystem::Linux);
+        assert!(told(&check).contains("\nthe guest is Linux\n"));
+        check.guest = Some(GuestSystem::Windows);
+        assert!(told(&check).contains("\nthe guest is Windows\n"));
+        let [product, edition, build] =
+            ["Windows 11 Pro", "Professional", "26100.4061"].map(|text| Some(text.to_owned()));
+        check.windows = Some(WindowsVersion { product, edition, build });
+        assert!(told(&check).contains("\nthe guest is Windows 11 Pro (Professional, build 26100.4061)\n"));
+    }
 
     #[test]
     fn what_is_here_of_a_streamed_version_and_its_boot_sets_are_told() {

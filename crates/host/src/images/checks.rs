@@ -132,6 +132,8 @@ impl Images {
         Ok(ImageCheck {
             image: name.clone(),
             version: version.version,
+            guest: checked.guest,
+            windows: checked.windows.clone(),
             volumes: checked.volumes.clone(),
             boot: checked.boot.clone(),
             findings: checked.findings.clone(),
@@ -204,7 +206,8 @@ mod tests {
     use std::sync::mpsc;
 
     fn nothing() -> Result<CheckedVersion, HostError> {
-        Ok(CheckedVersion { volumes: vec![], boot: Default::default(), findings: vec![] })
+        let (volumes, boot, findings) = Default::default();
+        Ok(CheckedVersion { guest: None, windows: None, volumes, boot, findings })
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,10 +6,14 @@
 use super::fat;
 use super::rules;
 use super::volumes::{self, Extent};
-use spillway_api::{BootFacts, Finding, FindingKind, PartitionTable, Severity, Volume, VolumeContent};
+use spillway_api::{
+    BootFacts, Finding, FindingKind, GuestSystem, PartitionTable, Severity, Volume, VolumeContent,
+};
 use std::fs::File;
 
 const REMEDY: &str = "install a boot loader (grub-install), or give its catalogs a kernel (--kernel)";
+/// Windows cannot be started by a kernel that the host gives.
+const REMEDY_WINDOWS: &str = "install Windows on this disk again, or repair its start (bcdboot)";
 
 /// Returns the facts about a disk with these volumes.
 pub fn facts(
@@ -28,9 +32,10 @@ pub fn facts(
 }
 
 /// Returns a finding if no firmware can start the disk.
-pub fn finding(boot: &BootFacts, found: &[Volume]) -> Option<Finding> {
+pub fn finding(boot: &BootFacts, found: &[Volume], guest: Option<GuestSystem>) -> Option<Finding> {
+    let remedy = if guest == Some(GuestSystem::Windows) { REMEDY_WINDOWS } else { REMEDY };
     let missing = |severity, path: &str, what: &str, why: &str| {
-        Some(rules::finding(FindingKind::NoBootLoader, severity, path, what, why, REMEDY))
+        Some(rules::finding(FindingKind::NoBootLoader, severity, path, what, why, remedy))
     };
     let stays = "a machine without a kernel of its catalog's stays at its firmware, and is never ready";
     if boot.bios_code || boot.starts_with_uefi() {

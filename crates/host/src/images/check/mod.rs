@@ -13,6 +13,7 @@ mod kernel;
 mod reader;
 mod rules;
 mod volumes;
+mod windows;
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,9 @@ use super::BootChoice;
 use crate::error::HostError;
 use reader::Reader;
 use rules::LinuxSystem;
-use spillway_api::{BootFacts, Finding, Firmware, GuestSystem, Volume, VolumeContent, VolumeRole};
+use spillway_api::{
+    BootFacts, Finding, Firmware, GuestSystem, Volume, VolumeContent, VolumeRole, WindowsVersion,
+};
 use std::fs::File;
 use std::time::Instant;
 use volumes::Extent;
@@ -29,6 +32,10 @@ use volumes::Extent;
 /// Result of a check.
 #[derive(Debug)]
 pub struct CheckedVersion {
+    /// Operating system of the guest.
+    pub guest: Option<GuestSystem>,
+    /// Version of Windows, if the guest is that.
+    pub windows: Option<WindowsVersion>,
     /// Volumes of the disk, with what was examined.
     pub volumes: Vec<Volume>,
     /// What firmware finds.
@@ -47,8 +54,8 @@ pub fn boot_choice(disk: &File) -> BootChoice {
         true => Firmware::Uefi,
         false => Firmware::Bios,
     };
-    use VolumeContent::{Btrfs, Ext, Luks, Lvm, Ntfs, Swap, Xfs};
-    let guest = match has(&[Ntfs]) && !has(&[Ext, Xfs, Btrfs, Lvm, Luks, Swap]) {
+    use VolumeContent::{Bitlocker, Btrfs, Ext, Luks, Lvm, Ntfs, Swap, Xfs};
+    let guest = match has(&[Ntfs, Bitlocker]) && !has(&[Ext, Xfs, Btrfs, Lvm, Luks, Swap]) {
         true => GuestSystem::Windows,
         false => GuestSystem::Linux,
     };
@@ -60,19 +67,11 @@ pub fn check(disk: &File, until: Instant) -> Result<CheckedVersion, HostError> {
     let (table, extents) = volumes::volumes(disk);
     let mut found: Vec<Volume> = extents.iter().map(|extent| described(disk, extent)).collect();
     for (volume, extent) in found.iter_mut().zip(&extents) {
-        if volume.content == VolumeContent::Ext {
-            let listed = Reader::new(disk, extent, until).list("/")?;
-            let has = |name: &str| listed.iter().any(|entry| entry.name == name);
-            (volume.role, volume.unread) = if listed.is_empty() {
-                (None, Some("debugfs cannot read it: is it damaged?".into()))
-            } else if has("etc") && (has("usr") || has("bin")) {
-                (Some(VolumeRole::Root), None)
-            } else if listed.iter().any(|entry| entry.name.starts_with("vmlinuz-")) {
-                (Some(VolumeRole::Boot), None)
-            } else {
-                (None, Some("it has no system".into()))
-            };
-        }
+        (volume.role, volume.unread) = match volume.content {
+            VolumeContent::Ext => linux_role(&Reader::new(disk, extent, until))?,
+            VolumeContent::Ntfs => windows_role(disk, extent, until)?,
+            _ => continue,
+        };
     }
     // Of several systems the first one is likely to start.
     for role in [VolumeRole::Root, VolumeRole::Boot] {
@@ -84,27 +83,72 @@ pub fn check(disk: &File, until: Instant) -> Result<CheckedVersion, HostError> {
         found.iter().zip(&extents).find(|(volume, _)| volume.role == Some(role)).map(|(_, extent)| extent)
     };
     let boot = boot::facts(disk, table, &found, &extents);
-    let mut findings = match of(VolumeRole::Root) {
-        None => Vec::new(),
-        Some(root) => rules::findings(&LinuxSystem {
-            root: Reader::new(disk, root, until),
-            boot: of(VolumeRole::Boot).map(|boot| Reader::new(disk, boot, until)),
-            discards: volumes::ext_discards(disk, root),
-        })?,
+    let root = found.iter().find(|volume| volume.role == Some(VolumeRole::Root));
+    let guest = root.map(|root| match root.content {
+        VolumeContent::Ntfs => GuestSystem::Windows,
+        _ => GuestSystem::Linux,
+    });
+    let (windows, mut findings) = match (of(VolumeRole::Root), guest) {
+        (Some(root), Some(GuestSystem::Windows)) => match windows::open(disk, root, until) {
+            Ok(volume) => windows::findings(&volume, until)?,
+            // It was open a moment ago.
+            Err(_) => (None, Vec::new()),
+        },
+        (Some(root), _) => {
+            let boot = of(VolumeRole::Boot).map(|boot| Reader::new(disk, boot, until));
+            let discards = volumes::ext_discards(disk, root);
+            let root = Reader::new(disk, root, until);
+            (None, rules::findings(&LinuxSystem { root, boot, discards })?)
+        }
+        (None, _) => (None, Vec::new()),
     };
-    findings.extend(boot::finding(&boot, &found));
+    findings.extend(boot::finding(&boot, &found, guest));
     // A stable sort keeps the order of the rules within a kind.
     findings.sort_by_key(|finding| (finding.severity, finding.kind));
-    Ok(CheckedVersion { volumes: found, boot, findings })
+    Ok(CheckedVersion { guest, windows, volumes: found, boot, findings })
 }
+
+/// Role of a volume, or the reason why it was not examined.
+type RoleOrReason = (Option<VolumeRole>, Option<String>);
+
+/// Returns the role of a volume of Linux.
+fn linux_role(reader: &Reader) -> Result<RoleOrReason, HostError> {
+    let listed = reader.list("/")?;
+    let has = |name: &str| listed.iter().any(|entry| entry.name == name);
+    Ok(if listed.is_empty() {
+        (None, Some("debugfs cannot read it: is it damaged?".into()))
+    } else if has("etc") && (has("usr") || has("bin")) {
+        (Some(VolumeRole::Root), None)
+    } else if listed.iter().any(|entry| entry.name.starts_with("vmlinuz-")) {
+        (Some(VolumeRole::Boot), None)
+    } else {
+        (None, Some(NO_SYSTEM.into()))
+    })
+}
+
+/// Returns the role of a volume of Windows.
+fn windows_role(disk: &File, extent: &Extent, until: Instant) -> Result<RoleOrReason, HostError> {
+    let is_system = windows::open(disk, extent, until).and_then(|volume| windows::is_system(&volume));
+    windows::check_time(until)?;
+    Ok(match is_system {
+        Ok(true) => (Some(VolumeRole::Root), None),
+        Ok(false) => (None, Some(NO_SYSTEM.into())),
+        Err(why) => (None, Some(format!("it cannot be read: {why}"))),
+    })
+}
+
+const NO_SYSTEM: &str = "it has no system";
 
 fn described(disk: &File, extent: &Extent) -> Volume {
     let content = volumes::content(disk, extent);
     let unread = match content {
-        VolumeContent::Ext => None,
+        VolumeContent::Ext | VolumeContent::Ntfs => None,
+        VolumeContent::Bitlocker => Some("it is encrypted with BitLocker".into()),
         VolumeContent::Unknown => Some("what it holds is not known".into()),
         VolumeContent::Swap | VolumeContent::Fat => Some("no system is there".into()),
-        other => Some(format!("{} cannot be looked into: only ext2, ext3 and ext4 can", other.as_str())),
+        other => {
+            Some(format!("{} cannot be looked into: only ext2, ext3, ext4 and NTFS can", other.as_str()))
+        }
     };
     let Extent { partition, offset_bytes, size_bytes, .. } = *extent;
     Volume { partition, offset_bytes, size_bytes, content, role: None, unread }

@@ -89,7 +89,7 @@ fn faults(mut checked: CheckedVersion) -> Vec<Finding> {
 #[test]
 fn a_sound_image_has_no_findings() {
     let disk = Tree::sound().disk();
-    let CheckedVersion { volumes, boot, findings } = checked(disk.as_file());
+    let CheckedVersion { volumes, boot, findings, .. } = checked(disk.as_file());
     let kinds: Vec<_> = findings.iter().map(|finding| (finding.kind, finding.severity)).collect();
     assert_eq!(kinds, [(FindingKind::NoBootLoader, Severity::Warning)], "for a kernel from outside");
     assert_eq!(boot, BootFacts::default());
@@ -346,7 +346,7 @@ fn partitioned() -> (tempfile::NamedTempFile, PathBuf) {
 #[test]
 fn root_and_boot_are_found_in_partitions() {
     let (disk, path) = partitioned();
-    let CheckedVersion { volumes, boot, findings } = checked(disk.as_file());
+    let CheckedVersion { volumes, boot, findings, .. } = checked(disk.as_file());
     let roles: Vec<_> =
         volumes.iter().map(|volume| (volume.partition, volume.content, volume.role)).collect();
     assert_eq!(

@@ -45,7 +45,12 @@ pub fn volumes(disk: &File) -> (PartitionTable, Vec<Extent>) {
     }
     let mut table = PartitionTable::Gpt;
     // The first sector of these file systems resembles a table.
-    if found.is_empty() && !matches!(content(disk, &whole), VolumeContent::Fat | VolumeContent::Ntfs) {
+    if found.is_empty()
+        && !matches!(
+            content(disk, &whole),
+            VolumeContent::Fat | VolumeContent::Ntfs | VolumeContent::Bitlocker
+        )
+    {
         (table, found) = (PartitionTable::Mbr, mbr(disk));
     }
     found.retain_mut(|extent| {
@@ -64,12 +69,13 @@ pub fn has_bios_code(disk: &File) -> bool {
 
 /// Recognises the content of a volume.
 pub fn content(disk: &File, volume: &Extent) -> VolumeContent {
-    use VolumeContent::{Btrfs, Ext, Fat, Luks, Lvm, Ntfs, Squashfs, Swap, Unknown, Xfs};
-    let magics: [(u64, &[u8], VolumeContent); 14] = [
+    use VolumeContent::{Bitlocker, Btrfs, Ext, Fat, Luks, Lvm, Ntfs, Squashfs, Swap, Unknown, Xfs};
+    let magics: [(u64, &[u8], VolumeContent); 15] = [
         (EXT_SUPERBLOCK + 56, b"\x53\xef", Ext),
         (0, b"XFSB", Xfs),
         (0x1_0040, b"_BHRfS_M", Btrfs),
         (3, b"NTFS    ", Ntfs),
+        (3, b"-FVE-FS-", Bitlocker),
         (0, b"LUKS\xba\xbe", Luks),
         (0, b"LABELONE", Lvm),
         (512, b"LABELONE", Lvm),
