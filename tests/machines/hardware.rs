@@ -194,6 +194,68 @@ fn dedicated_machines_keep_variables_and_tpm_until_they_are_reset() {
         .unwrap_or_else(|| panic!("still there: {:?}", kept_files(&world)));
 }
 
+/// With both hypervisors: what a catalog says is what a guest finds.
+fn a_guest_finds_what_its_catalog_says(hypervisor: &'static str) {
+    let Some(world) = World::new(hypervisor) else { return };
+    world.import("golden", "version-1");
+    let options = [
+        "--image",
+        "golden",
+        "--vcpus",
+        "2",
+        "--sockets",
+        "2",
+        "--guest",
+        "windows",
+        "--display",
+        "vnc",
+        "--video",
+        "virtio",
+        "--watchdog",
+        "reset",
+        "--cpu",
+        "max,-avx2",
+        "--extra-arg=-device",
+        "--extra-arg=pci-testdev,addr=0x1d",
+    ];
+    world.catalog("desk", 1, &options);
+    world.set("desk", &["network = \"user\""]);
+    world.ok(&["machine", "start", "desk-001", "--wait"]);
+    let line = world.tell("desk-001", "hardware", "HARDWARE");
+    let value = |name: &str| {
+        let found =
+            line.split_whitespace().filter_map(|word| word.split_once('=')).find(|(word, _)| *word == name);
+        found.unwrap_or_else(|| panic!("no {name}: {line}")).1.to_owned()
+    };
+    assert_eq!(value("sockets"), "2");
+    // The graphics card, the watchdog, the USB controller of the tablet, the network card, and what was given as an argument.
+    // A network card in a slot of PCI Express has another number.
+    for devices in [["0x1050"; 2], ["0x25ab"; 2], ["0x000d"; 2], ["0x1000", "0x1041"], ["0x0005"; 2]] {
+        assert!(value("pci").split(',').any(|found| devices.contains(&found)), "{devices:?}: {line}");
+    }
+    assert_eq!(world.events("watchdog"), 0);
+    let boot = |state: String| state.split_once("boot=").unwrap().1.to_owned();
+    let before = boot(world.tell("desk-001", "state", "STATE"));
+    world.say("desk-001", "hang");
+    let is_another = || (boot(world.tell("desk-001", "state", "STATE")) != before).then_some(());
+    spillway_testkit::process::wait_until(BOOT, is_another).expect("the watchdog has rebooted it");
+    if hypervisor == "qemu" {
+        let told =
+            || (world.events("its guest does not answer its watchdog any more: reset") == 1).then_some(());
+        spillway_testkit::process::wait_until(BOOT, told).expect("an event");
+    }
+}
+
+#[test]
+fn a_guest_finds_the_hardware_of_its_catalog() {
+    a_guest_finds_what_its_catalog_says("qemu");
+}
+
+#[test]
+fn a_guest_finds_the_hardware_of_its_catalog_with_libvirt() {
+    a_guest_finds_what_its_catalog_says("libvirt");
+}
+
 /// What is in the store beside the machines' disks.
 fn kept_files(world: &World) -> Vec<PathBuf> {
     let folder = world.path("state/store/disks");

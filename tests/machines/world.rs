@@ -45,6 +45,19 @@ while read -r word tag; do
     all) answer "READ $(cat /dev/vda | wc -c)" ;;
     size*) answer "SIZE $(cat "/sys/block/${word#size}/size")" ;;
     seed*) answer "SEED $(grep -ao 'iid-[0-9a-f-]*' "/dev/${word#seed}") $(grep -ao 'ssh-ed25519 [^"]*' "/dev/${word#seed}")" ;;
+    hardware)
+        answer "HARDWARE pci=$(cat /sys/bus/pci/devices/*/device | tr '\n' ',') sockets=$(sed -n 's/^physical id.*: //p' /proc/cpuinfo | sort -u | wc -l)" ;;
+    hang)
+        # Starts the watchdog, of both stages, and feeds it no more (i6300ESB, datasheet 15.3 and 15.4).
+        dog=$(dirname "$(grep -l 0x25ab /sys/bus/pci/devices/*/device)")
+        echo 1 >"$dog/enable"
+        base=$(head -n 1 "$dog/resource" | cut -d' ' -f1)
+        at() { printf '0x%x' $((base + $1)); }
+        unlock() { devmem "$(at 12)" 16 0x80; devmem "$(at 12)" 16 0x86; }
+        for stage in 0 4; do unlock; devmem "$(at $stage)" 32 64; done
+        answer BYE
+        printf '\002' | dd of="$dog/config" bs=1 seek=104 conv=notrunc 2>/dev/null
+        unlock; devmem "$(at 12)" 16 0x100 ;;
     login)
         # As on any other machine: of the user ann, with a password. It is over when she leaves.
         mkdir -p /etc

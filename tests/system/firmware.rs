@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Of the data that the program brings along.
-const DATA_BYTES: usize = 48 * MIB as usize;
+const DATA_BYTES: usize = 100 * MIB as usize;
 const RIGHT: &str = "SPILLWAY LOADED IT WELL\r\n";
 const WRONG: &str = "SPILLWAY LOADED IT WRONG\r\n";
 
@@ -102,16 +102,16 @@ fn program() -> Vec<u8> {
 
 /// A disk with a partition table and an EFI system partition, in which the program is what firmware starts.
 fn image(world: &World) -> PathBuf {
-    let (image, file) = (world.blank(100 * MIB), world.path("bootx64.efi"));
+    let (image, file) = (world.blank(160 * MIB), world.path("bootx64.efi"));
     std::fs::write(&file, program()).unwrap();
     let table = world.path("table");
     std::fs::write(
         &table,
-        "label: gpt\nstart=2048, size=196608, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B\n",
+        "label: gpt\nstart=2048, size=262144, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B\n",
     )
     .unwrap();
     succeeds(Command::new("sh").arg("-c").arg(format!("sfdisk -q {} <{}", image.display(), table.display())));
-    succeeds(Command::new("mkfs.vfat").args(["-F", "32", "--offset", "2048"]).arg(&image).arg("98304"));
+    succeeds(Command::new("mkfs.vfat").args(["-F", "32", "--offset", "2048"]).arg(&image).arg("131072"));
     let partition = format!("{}@@1M", image.display());
     succeeds(Command::new("mmd").args(["-i", &partition, "::/EFI", "::/EFI/BOOT"]));
     succeeds(Command::new("mcopy").args(["-i", &partition]).arg(&file).arg("::/EFI/BOOT/BOOTX64.EFI"));
@@ -125,7 +125,7 @@ fn ovmf() -> Option<[&'static Path; 2]> {
 }
 
 #[test]
-fn uefi_boots_a_program_of_48_mib() {
+fn uefi_boots_a_program_of_100_mib() {
     let Some(world) = World::new(&["qemu-system-x86_64", "sfdisk", "mkfs.vfat", "mcopy"]) else { return };
     let Some([code, variables]) = ovmf() else {
         return skip("OVMF is not installed: run 'make install-deps'");
@@ -134,8 +134,8 @@ fn uefi_boots_a_program_of_48_mib() {
     let (own, console) = (world.path("variables.fd"), world.path("console"));
     std::fs::copy(variables, &own).unwrap();
     let line = format!(
-        "-machine q35,accel=tcg,memory-backend=memory -m 256M -no-reboot \
-         -object memory-backend-memfd,id=memory,size=256M,share=on -nodefaults -no-user-config -display none \
+        "-machine q35,accel=tcg,memory-backend=memory -m 512M -no-reboot \
+         -object memory-backend-memfd,id=memory,size=512M,share=on -nodefaults -no-user-config -display none \
          -serial file:{} -drive if=pflash,format=raw,readonly=on,file={} -drive if=pflash,format=raw,file={} \
          -chardev socket,id=disk,path={} -device vhost-user-blk-pci,chardev=disk,bootindex=0,num-queues=1",
         console.display(),

@@ -314,23 +314,69 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hypervisor::uefi::Uefi;
     use serde_json::json;
+    use spillway_api::GuestSystem;
 
     fn described(spec: serde_json::Value, files: &HostFiles) -> String {
+        described_for(spec, files, &Accelerator::Kvm)
+    }
+
+    fn described_for(spec: serde_json::Value, files: &HostFiles, accelerator: &Accelerator) -> String {
         let machine: Machine = serde_json::from_value(json!({
             "name": "desk-001", "catalog": "desk", "number": 1, "created": "2026-01-01T00:00:00Z",
-            "identity": { "uuid": "11111111-2222-4333-8444-555555555555", "mac": "52:54:00:12:34:56" },
+            "identity": { "uuid": "11111111-2222-4333-8444-555555555555", "mac": "02:54:00:12:34:56" },
         }))
         .unwrap();
         let spec: CatalogSpec = serde_json::from_value(spec).unwrap();
-        describe(
-            &machine,
-            &spec,
-            &Accelerator::Kvm,
-            (Path::new("/run/a 'b' & <c>"), "disk.sock"),
-            files,
-            true,
-        )
+        let place = (Path::new("/run/a 'b' & <c>"), "disk.sock");
+        describe(&machine, &spec, accelerator, place, files, true)
+    }
+
+    #[test]
+    fn hardware_is_what_the_catalog_says() {
+        let spec = json!({
+            "image": "debian", "vcpus": 4, "sockets": 2, "hugepages": true, "machine_type": "pc-q35-7.2", "tpm": "2.0",
+            "watchdog": "poweroff", "display": "vnc", "video": "virtio", "cpu_model": "Skylake-Server,+vmx,-hle",
+            "network": { "bridge": "br0" }, "more_networks": ["user"], "extra_args": ["-device", "usb-audio,id='<'"],
+        });
+        let uefi = Uefi { code: "/a & b/code".into(), template: "/t".into(), is_secure: true };
+        let variables = Path::new("/stores/x.variables");
+        let guest = Some(GuestSystem::Windows);
+        let files = HostFiles { uefi: Some((&uefi, variables)), guest, ..HostFiles::default() };
+        let text = described(spec.clone(), &files);
+        for part in [
+            "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>",
+            "<memoryBacking><hugepages><page size='2' unit='MiB'/></hugepages><source type='memfd'/>",
+            "<type arch='x86_64' machine='pc-q35-7.2'>hvm</type>",
+            "<loader readonly='yes' secure='yes' type='pflash'>/a &amp; b/code</loader>",
+            "<nvram>/stores/x.variables</nvram>",
+            "<smm state='on'/><hyperv mode='custom'><relaxed state='on'/>",
+            "<spinlocks state='on' retries='8191'/>",
+            "<clock offset='localtime'>",
+            "<timer name='hypervclock' present='yes'/>",
+            "<model fallback='forbid'>Skylake-Server</model><topology sockets='2' cores='2' threads='1'/>",
+            "<feature policy='require' name='vmx'/><feature policy='disable' name='hle'/>",
+            "<backend type='external'><source type='unix' mode='connect' path='/run/a &apos;b&apos; &amp; &lt;c&gt;/tpm.sock'/>",
+            "<watchdog model='i6300esb' action='poweroff'/>",
+            "<video><model type='virtio'/></video>",
+            "<controller type='usb' model='qemu-xhci'/>\n    <input type='tablet' bus='usb'/>",
+            "<source bridge='br0'/><mac address='02:54:00:12:34:56'/>",
+            "<interface type='user'><mac address='06:54:00:12:34:56'/>",
+            "<qemu:arg value='-device'/><qemu:arg value='usb-audio,id=&apos;&lt;&apos;'/>",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = described_for(spec, &files, &Accelerator::Tcg(String::new()));
+        assert!(!text.contains("hyperv"), "only KVM has these interfaces: {text}");
+        let text = described(json!({ "image": "debian" }), &HostFiles::default());
+        for none in ["<loader", "<tpm", "<watchdog", "<clock", "hyperv", "hugepages", "qemu:", "<smm"] {
+            assert!(!text.contains(none), "{none}: {text}");
+        }
+        assert!(
+            text.contains("<cpu mode='host-passthrough'>") && text.contains("usb' model='none'"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -348,7 +394,7 @@ mod tests {
             "<memory unit='MiB'>512</memory>",
             "<vcpu>3</vcpu>",
             "queues='2'",
-            "<interface type='bridge'><source bridge='br0'/><mac address='52:54:00:12:34:56'/>",
+            "<interface type='bridge'><source bridge='br0'/><mac address='02:54:00:12:34:56'/>",
             "<kernel>/boot/k</kernel>",
             "<initrd>/boot/i</initrd>",
             "<cmdline>console=ttyS0</cmdline>",

@@ -358,3 +358,7 @@ pub fn append(spec: &CatalogSpec, accelerator: &Accelerator) -> String {
 fn listener(id: &str, socket: &OwnedFd) -> OsString {
     format!("socket,id={id},fd={},server=on,wait=off", socket.as_raw_fd()).into()
 }
+
+#[cfg(test)]
+#[path = "qemu_tests.rs"]
+mod tests;

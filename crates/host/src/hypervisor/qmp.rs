@@ -19,7 +19,7 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 const MOST_EVENTS: usize = 64;
 /// Names of the events that are used. A guest can cause any number of others (`BLOCK_IO_ERROR`, `RTC_CHANGE`), which are
 /// dropped.
-const KEPT_EVENTS: [&str; 1] = ["SHUTDOWN"];
+const KEPT_EVENTS: [&str; 2] = ["SHUTDOWN", "WATCHDOG"];
 /// Longest time of an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 

@@ -19,7 +19,7 @@ use super::placing::FinishedCopy;
 use super::run::{MachineFolder, RunRecord};
 use super::shared::MachineServices;
 use super::status::{ObservedMachine, Status};
-use super::vmm::{self, Vmm};
+use super::vmm::Vmm;
 use super::{blocking, disk};
 use crate::error::HostError;
 use crate::hypervisor::qmp::Event;
@@ -171,7 +171,7 @@ impl MachineReconciler {
                 // The next step records these two, or a later one if it cannot.
                 Some(Wakeup::Vmm(event)) => {
                     self.vmm.note_event(&event);
-                    if let Some(text) = vmm::told(&event) {
+                    if let Some(text) = self.vmm.tell(&event) {
                         self.raise(EventKind::Crashed, &text);
                     }
                     Ok(())

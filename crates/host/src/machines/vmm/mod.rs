@@ -36,6 +36,9 @@ pub const PROCESS: &str = "vmm";
 /// Longest time until the VMM ends when it is told to.
 const QUIT: Duration = Duration::from_secs(5);
 
+/// Shortest time between two events of a watchdog.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
+
 /// VMM of a machine, whether it runs or not.
 pub struct Vmm {
     folder: MachineFolder,
@@ -46,6 +49,8 @@ pub struct Vmm {
     heeds_until: Option<Instant>,
     /// Whether this daemon has stopped the guest's processors, or let them go on.
     held: Option<bool>,
+    /// When an event was last told of.
+    told: Option<Instant>,
 }
 
 /// Driver of the VMM.
@@ -57,7 +62,15 @@ enum VmmDriver {
 
 impl Vmm {
     pub fn new(folder: MachineFolder, libvirt: Arc<Libvirt>) -> Vmm {
-        Vmm { folder, libvirt, driver: VmmDriver::Nobody, asked: None, heeds_until: None, held: None }
+        Vmm {
+            folder,
+            libvirt,
+            driver: VmmDriver::Nobody,
+            asked: None,
+            heeds_until: None,
+            held: None,
+            told: None,
+        }
     }
 
     /// Finds out whether the VMM is alive.
@@ -278,6 +291,16 @@ impl Vmm {
         }
     }
 
+    /// Returns what people should know of an event. A guest that lets its watchdog expire again and again is told of now and then.
+    pub fn tell(&mut self, event: &Event) -> Option<String> {
+        let action = event.data["action"].as_str().filter(|_| event.name == "WATCHDOG")?;
+        if self.told.is_some_and(|told| told.elapsed() < TELL_AGAIN) {
+            return None;
+        }
+        self.told = Some(Instant::now());
+        Some(format!("its guest does not answer its watchdog any more: {action}"))
+    }
+
     /// Whether the guest is known to have ended, recorded or not.
     fn is_end_known(&self, run: &RunRecord) -> bool {
         let ending_seen = if let VmmDriver::Qemu(qemu) = &self.driver { qemu.ending_seen() } else { None };
@@ -296,12 +319,6 @@ impl Vmm {
 pub fn forget_firmware(folder: &MachineFolder, run: &RunRecord) -> Result<(), HostError> {
     tpm::end(folder.path())?;
     FirmwareState::of(folder, run).remove()
-}
-
-/// Returns what people should know of an event of the VMM.
-pub fn told(event: &Event) -> Option<String> {
-    let action = event.data["action"].as_str().filter(|_| event.name == "WATCHDOG")?;
-    Some(format!("its guest does not answer its watchdog any more: {action}"))
 }
 
 /// Maps the reason of QEMU's `SHUTDOWN` event to an ending.
