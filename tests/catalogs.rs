@@ -246,7 +246,7 @@ fn a_catalog_is_made_with_every_option_or_from_a_file() {
         "ram_guarantee_bytes": 256 << 20, "overflow_bytes": 20u64 << 30, "overflow_store": "cache", "full": "fail", "warn_at": 70, "critical_at": 85,
         "iops": 500, "iops_burst": 50, "bandwidth_bytes": 100 << 20, "bandwidth_burst_bytes": 1 << 20,
         "base_cache": "none", "verify_reads": true, "data_disk_bytes": 5u64 << 30, "data_disk_store": "default",
-        "display": "vnc", "video": "virtio", "sockets": 2, "hugepages": true, "cpu_model": "max,-avx", "machine_type": "pc-q35-7.2",
+        "vmm": "host", "socket_group": null, "display": "vnc", "video": "virtio", "sockets": 2, "hugepages": true, "cpu_model": "max,-avx", "machine_type": "pc-q35-7.2",
         "guest": "windows", "firmware": "uefi-secure", "tpm": "2.0", "watchdog": "reset", "more_networks": ["user"],
         "extra_args": ["-device", "usb-audio"],
         "scratch_disk_bytes": 1 << 30, "vcpus": 2, "memory_bytes": 2u64 << 30, "network": {"bridge": "br0"},

@@ -43,6 +43,8 @@ const OPTIONS: Record<string, string> = {
   scratch_disk_bytes: "--scratch-disk",
   vcpus: "--vcpus",
   memory_bytes: "--memory",
+  vmm: "--vmm",
+  socket_group: "--socket-group",
   sockets: "--sockets",
   hugepages: "--hugepages",
   cpu_model: "--cpu",

@@ -6,6 +6,7 @@ mod cockpit;
 mod commit;
 mod console;
 mod crash;
+mod external;
 mod figures;
 mod firmware;
 mod hardware;

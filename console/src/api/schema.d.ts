@@ -80,6 +80,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/catalogs/{name}/machines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Adds a machine to a catalog whose VMM is external, and raises its count by one. If the catalog has a machine of this name and
+         *     size, the response is that machine.
+         */
+        post: operations["createMachine"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/catalogs/{name}/rollback": {
         parameters: {
             query?: never;
@@ -714,6 +734,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/machines/{name}/size": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Gives the disk of an external machine that is off another size, which is at least as large as before. */
+        put: operations["replaceMachineSize"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/metrics": {
         parameters: {
             query?: never;
@@ -1263,8 +1300,7 @@ export interface components {
              */
             count?: number;
             /**
-             * @description Model of the processors, with features, such as `Skylake-Server,+vmx,-hle`. By default the host's own with KVM, and `max`
-             *     in emulation.
+             * @description Model of the processors, such as `Skylake-Server,+vmx,-hle`. By default the host's, and `max` in emulation.
              * @default null
              */
             cpu_model?: string | null;
@@ -1302,7 +1338,7 @@ export interface components {
             /** @default null */
             guest?: null | components["schemas"]["GuestSystem"];
             /**
-             * @description Whether the memory consists of huge pages of 2 MiB, which the host has reserved.
+             * @description Whether the memory consists of huge pages of 2 MiB. The host must have reserved them.
              * @default false
              */
             hugepages?: boolean;
@@ -1387,14 +1423,19 @@ export interface components {
             residency?: null | components["schemas"]["Residency"];
             /**
              * Format: int64
-             * @description Size in bytes of a disk for temporary data of pooled machines, which is empty after each reset. It is in the first
-             *     store of class `temp`.
+             * @description Size in bytes of a disk for temporary data, which is empty after each reset. It is in the first store of class `temp`. Only
+             *     pooled machines can have one.
              */
             scratch_disk_bytes?: number | null;
             /**
+             * @description Group that may connect to disks of external machines. By default only the daemon's user may.
+             * @default null
+             */
+            socket_group?: string | null;
+            /**
              * Format: int32
-             * @description Number of processor sockets, among which the virtual processors are distributed evenly. Editions of Windows for desktops
-             *     use at most two.
+             * @description Number of processor sockets. The virtual processors are distributed evenly among them. Editions of Windows for desktops use
+             *     at most two.
              * @default 1
              */
             sockets?: number;
@@ -1411,12 +1452,14 @@ export interface components {
              */
             vcpus?: number;
             /**
-             * @description Whether each MiB of the image is compared with its digest before a disk uses it for the first time. A mismatch is
-             *     an I/O error for the guest, and an event.
+             * @description Whether each MiB of the image is compared with its digest before its first use. A mismatch is an I/O error for the guest,
+             *     and an event.
              */
             verify_reads?: boolean;
             /** @default null */
             video?: null | components["schemas"]["Video"];
+            /** @default host */
+            vmm?: components["schemas"]["VmmKind"];
             /**
              * Format: int32
              * @description Number of machines that are kept started, ready and unclaimed.
@@ -2525,6 +2568,11 @@ export interface components {
              * @description Number of the machine in its catalog, counted from 1.
              */
             number: number;
+            /**
+             * Format: int64
+             * @description Size of the machine's disk, if it was given one. By default the image's.
+             */
+            size_bytes?: number | null;
         };
         /** @description Asks for an action on machines. */
         MachineAction: {
@@ -2714,6 +2762,14 @@ export interface components {
              */
             vmm_pid?: number | null;
         };
+        /** @description Size of a machine's disk. */
+        MachineSize: {
+            /**
+             * Format: int64
+             * @description Size of the disk from the machine's next start on, in bytes: at least as large as before.
+             */
+            size_bytes: number;
+        };
         /** @description Observed state of a machine. */
         MachineStatus: {
             /** @description Address of the guest if it is known: an address, or an address and port of this host. */
@@ -2777,6 +2833,16 @@ export interface components {
         NewHostAction: {
             /** @description Action that the host takes. */
             action: components["schemas"]["HostAction"];
+        };
+        /** @description A machine that is added to a catalog whose VMM is external. */
+        NewMachine: {
+            /** @description Name of the machine, of which a host has one. */
+            name: components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Size of the machine's disk, which is at least the image's. By default the image's.
+             */
+            size_bytes?: number | null;
         };
         /** @description A token that a session is to stand for. */
         NewSession: {
@@ -3653,6 +3719,11 @@ export interface components {
          * @enum {string}
          */
         Video: "vga" | "virtio";
+        /**
+         * @description Program that runs the machines of a catalog.
+         * @enum {string}
+         */
+        VmmKind: "host" | "external";
         /** @description A partition, or the whole disk if it has no partition table. */
         Volume: {
             /** @description File system or other content that was recognised on the volume. */
@@ -3971,6 +4042,41 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["CatalogCurve"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createMachine: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewMachine"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `MachineDetails`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MachineDetails"];
                 };
             };
             /** @description The request was not carried out; the body says why. */
@@ -5479,6 +5585,41 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    replaceMachineSize: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["MachineSize"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `MachineDetails`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MachineDetails"];
+                };
             };
             /** @description The request was not carried out; the body says why. */
             default: {

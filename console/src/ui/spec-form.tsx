@@ -65,6 +65,8 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
       kind: ["none", "vnc"],
       isAdvanced: true,
     },
+    { key: "vmm", title: "VMM", kind: ["host", "external"], isAdvanced: true },
+    { key: "socket_group", title: "Group of sockets", kind: "text", isAdvanced: true },
     { key: "video", title: "Graphics card", kind: ["vga", "virtio"], isAdvanced: true },
     { key: "guest", title: "Guest", kind: ["linux", "windows"], isAdvanced: true },
     { key: "firmware", title: "Firmware", kind: ["bios", "uefi", "uefi-secure"], isAdvanced: true },

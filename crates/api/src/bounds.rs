@@ -8,7 +8,7 @@ use crate::catalog::{
 };
 use crate::host::NewHostAction;
 use crate::image::{ImageCommit, ImageDownload, ImageImport, VersionChoice};
-use crate::machine::{ClaimRenewal, MachineAction, NewClaim};
+use crate::machine::{ClaimRenewal, MachineAction, MachineSize, NewClaim, NewMachine};
 use crate::registry::{ImagePull, ImagePush, Registry, RegistryCollection};
 use crate::size_text;
 use crate::stores::StoreFolder;
@@ -214,6 +214,8 @@ bounded! {
         max_failed: MACHINES
     }
     RolloutChange {}
+    NewMachine { size_bytes: DISK_BYTES }
+    MachineSize { size_bytes: DISK_BYTES }
     MachineAction { grace_seconds: GRACE_SECONDS }
     NewClaim { ttl_seconds: TTL_SECONDS }
     ClaimRenewal { ttl_seconds: TTL_SECONDS }

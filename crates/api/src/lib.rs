@@ -34,7 +34,7 @@ pub use catalog::{
     BlockingMachine, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate,
     DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, Firmware, Hardware, HistoryEntry, Network, NewCatalog,
     Ready, ResetEvent, Rollout, RolloutAction, RolloutChange, RolloutProgress, RolloutState, RolloutStrategy,
-    Tpm, Video, WatchdogAction, differences, settings,
+    Tpm, Video, VmmKind, WatchdogAction, differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,
@@ -56,7 +56,7 @@ pub use image::{
 pub use leftover::{Leftover, LeftoverDisk};
 pub use machine::{
     Action, Claim, ClaimRenewal, Hypervisor, Identity, Machine, MachineAction, MachineDetails, MachineRun,
-    MachineStatus, NewClaim, Phase, Power, Selector,
+    MachineSize, MachineStatus, NewClaim, NewMachine, Phase, Power, Selector,
 };
 pub use name::{Name, NameError};
 pub use nearest::nearest;

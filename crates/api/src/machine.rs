@@ -18,9 +18,31 @@ pub struct Machine {
     pub number: u32,
     /// Identity of the machine, which outlives resets.
     pub identity: Identity,
+    /// Size of the machine's disk, if it was given one. By default the image's.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
     /// Time at which the machine was added to its catalog.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
+}
+
+/// A machine that is added to a catalog whose VMM is external.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewMachine {
+    /// Name of the machine, of which a host has one.
+    pub name: Name,
+    /// Size of the machine's disk, which is at least the image's. By default the image's.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+}
+
+/// Size of a machine's disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSize {
+    /// Size of the disk from the machine's next start on, in bytes: at least as large as before.
+    pub size_bytes: u64,
 }
 
 /// Identity of a machine, which outlives resets.

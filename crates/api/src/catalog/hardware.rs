@@ -11,21 +11,24 @@ const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Hardware {
+    /// Program that runs the machines: the host's hypervisor, or one that somebody else starts.
+    pub vmm: VmmKind,
+    /// Group that may connect to disks of external machines. By default only the daemon's user may.
+    pub socket_group: Option<String>,
     /// Number of virtual processors of each machine.
     pub vcpus: u32,
-    /// Number of processor sockets, among which the virtual processors are distributed evenly. Editions of Windows for desktops
-    /// use at most two.
+    /// Number of processor sockets. The virtual processors are distributed evenly among them. Editions of Windows for desktops use
+    /// at most two.
     pub sockets: u32,
     /// Memory of each machine, in bytes: whole MiB.
     pub memory_bytes: u64,
-    /// Whether the memory consists of huge pages of 2 MiB, which the host has reserved.
+    /// Whether the memory consists of huge pages of 2 MiB. The host must have reserved them.
     pub hugepages: bool,
-    /// Model of the processors, with features, such as `Skylake-Server,+vmx,-hle`. By default the host's own with KVM, and `max`
-    /// in emulation.
+    /// Model of the processors, such as `Skylake-Server,+vmx,-hle`. By default the host's, and `max` in emulation.
     pub cpu_model: Option<String>,
     /// Machine type, such as `pc-q35-7.2`. By default `q35`: the newest of that type.
     pub machine_type: Option<String>,
-    /// Operating system of the guests, for which clock and pointer are chosen. By default the one in the image, or `linux`.
+    /// Operating system of the guests. By default the one in the image, or `linux`. Clock and pointer are chosen for it.
     pub guest: Option<GuestSystem>,
     /// Firmware of each machine. By default `uefi` if the image starts only with UEFI, else `bios`.
     pub firmware: Option<Firmware>,
@@ -35,11 +38,11 @@ pub struct Hardware {
     pub network: Network,
     /// Networks of further network cards, in their order.
     pub more_networks: Vec<Network>,
-    /// Screen of each machine: none, or one that the console shows on the tab Screen, and the API as a WebSocket.
+    /// Screen of each machine. The console shows it on the tab Screen, and the API as a WebSocket.
     pub display: DisplayKind,
     /// Graphics card of a machine with a screen. By default `vga`.
     pub video: Option<Video>,
-    /// What a watchdog does to a guest that does not answer it any more. By default there is no watchdog.
+    /// What a watchdog does to a guest that does not answer it. By default there is none.
     pub watchdog: Option<WatchdogAction>,
     /// Kernel to start instead of the image's boot loader: an absolute path on the host.
     pub kernel: Option<String>,
@@ -54,6 +57,8 @@ pub struct Hardware {
 impl Default for Hardware {
     fn default() -> Hardware {
         Hardware {
+            vmm: VmmKind::Host,
+            socket_group: None,
             vcpus: 1,
             sockets: 1,
             memory_bytes: MEMORY_BYTES_DEFAULT,
@@ -89,6 +94,17 @@ impl Hardware {
             DisplayKind::Vnc => Some(self.video.unwrap_or(Video::Vga)),
         }
     }
+}
+
+/// Program that runs the machines of a catalog.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VmmKind {
+    /// The hypervisor that the daemon was started with.
+    #[default]
+    Host,
+    /// One that somebody else starts. The daemon only serves the disks.
+    External,
 }
 
 /// Firmware that a machine starts with.

@@ -7,7 +7,7 @@ mod rollout;
 mod spec;
 
 pub use difference::{Difference, differences, settings};
-pub use hardware::{DisplayKind, Firmware, Hardware, Network, Tpm, Video, WatchdogAction};
+pub use hardware::{DisplayKind, Firmware, Hardware, Network, Tpm, Video, VmmKind, WatchdogAction};
 pub use ready::Ready;
 pub use rollout::{
     BlockingMachine, CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, Rollout, RolloutAction,

@@ -1,7 +1,7 @@
 //! Settings of catalogs. Owns the settings, their words and their defaults; the daemon checks combinations.
 
-use super::{Hardware, Ready};
-use crate::{DiskMode, ImageRef, Name, Residency};
+use super::{Hardware, Ready, VmmKind};
+use crate::{DiskMode, Hypervisor, ImageRef, Name, Residency};
 use serde::{Deserialize, Serialize};
 use spillway_control::{DiskSettings, Rate};
 use std::collections::BTreeMap;
@@ -18,8 +18,8 @@ const SECRETS: &[&str] = &["user_data"];
 pub struct CatalogSpec {
     /// Image of the catalog. With a version it stays at that one; without, each start takes the published one.
     pub image: ImageRef,
-    /// For a version that is streamed: which of its chunks are brought to the host before a disk needs them, at least. By default
-    /// those that the residency of the version asks for. A version that was copied is not affected.
+    /// Which chunks of a streamed version are brought before a disk needs them, at least. By default those that the residency of
+    /// the version asks for. A version that was copied is not affected.
     #[serde(default)]
     pub residency: Option<Residency>,
     /// Number of machines that the catalog has, from 0 on.
@@ -38,8 +38,8 @@ pub struct CatalogSpec {
     /// Store for overflow, difference and data files; by default the first of class `local`.
     #[serde(default)]
     pub overflow_store: Option<Name>,
-    /// Whether each MiB of the image is compared with its digest before a disk uses it for the first time. A mismatch is
-    /// an I/O error for the guest, and an event.
+    /// Whether each MiB of the image is compared with its digest before its first use. A mismatch is an I/O error for the guest,
+    /// and an event.
     #[serde(default)]
     pub verify_reads: bool,
     /// Size in bytes of a second disk of each machine, whose data outlives resets. It can grow.
@@ -48,8 +48,8 @@ pub struct CatalogSpec {
     /// Store for data disks; by default the first of class `local`.
     #[serde(default)]
     pub data_disk_store: Option<Name>,
-    /// Size in bytes of a disk for temporary data of pooled machines, which is empty after each reset. It is in the first
-    /// store of class `temp`.
+    /// Size in bytes of a disk for temporary data, which is empty after each reset. It is in the first store of class `temp`. Only
+    /// pooled machines can have one.
     #[serde(default)]
     pub scratch_disk_bytes: Option<u64>,
     /// Virtual hardware of the machines.
@@ -107,6 +107,14 @@ impl CatalogSpec {
     pub fn redact(&mut self) {
         if self.user_data.take().is_some() {
             self.redacted = vec!["user_data".into()];
+        }
+    }
+
+    /// Hypervisor of the machines, on a host with this one.
+    pub fn hypervisor(&self, of_host: Hypervisor) -> Hypervisor {
+        match self.hardware.vmm {
+            VmmKind::Host => of_host,
+            VmmKind::External => Hypervisor::None,
         }
     }
 
@@ -190,7 +198,7 @@ impl CatalogSpec {
 
     /// Whether a catalog keeps the value of this setting that it was created with.
     pub fn is_fixed(setting: &str) -> bool {
-        setting == "naming"
+        ["naming", "vmm"].contains(&setting)
     }
 }
 

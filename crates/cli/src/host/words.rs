@@ -77,11 +77,11 @@ impl FromStr for NetworkWord {
 mod tests {
     use super::*;
     use crate::args::settings::{BASE_CACHES, FULL, MODES};
-    use crate::host::catalog::hardware::{DISPLAYS, FIRMWARE, GUESTS, TPMS, VIDEOS, WATCHDOGS};
+    use crate::host::catalog::hardware::{DISPLAYS, FIRMWARE, GUESTS, TPMS, VIDEOS, VMMS, WATCHDOGS};
     use crate::host::catalog::settings::{KINDS, RESETS};
     use spillway_api::{
         BaseCache, CatalogKind, DiskMode, DisplayKind, Firmware, FullPolicy, GuestSystem, ResetEvent, Tpm,
-        Video, WatchdogAction,
+        Video, VmmKind, WatchdogAction,
     };
 
     #[test]
@@ -103,6 +103,7 @@ mod tests {
         all::<BaseCache>(BASE_CACHES);
         all::<ResetEvent>(RESETS);
         all::<DisplayKind>(DISPLAYS);
+        all::<VmmKind>(VMMS);
         all::<GuestSystem>(GUESTS);
         all::<Firmware>(FIRMWARE);
         all::<Tpm>(TPMS);

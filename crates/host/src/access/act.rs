@@ -54,6 +54,10 @@ impl RequestAction {
             // The body says which action it is.
             (&Method::POST, ["machine-actions"]) => act(Role::Operate, "act on", "machine", ""),
             (&Method::POST, ["catalogs", name, "claims"]) => act(Role::Operate, "claim", "catalog", name),
+            (&Method::POST, ["catalogs", name, "machines"]) => {
+                act(Role::Admin, "add a machine to", "catalog", name)
+            }
+            (&Method::PUT, ["machines", name, "size"]) => act(Role::Admin, "resize", "machine", name),
             (&Method::PUT, ["machines", name, "claim"]) => act(Role::Operate, "renew", "machine", name),
             (&Method::DELETE, ["machines", name, "claim"]) => act(Role::Operate, "release", "machine", name),
             (&Method::POST, ["images", name, "versions"]) => act(Role::Admin, "import", "image", name),

@@ -15,8 +15,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use spillway_api::{
-    Catalog, CatalogCurve, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, Empty, EventKind, Name,
-    NewCatalog, Page, RolloutAction, RolloutChange, differences,
+    Catalog, CatalogCurve, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, Empty, EventKind,
+    MachineDetails, Name, NewCatalog, NewMachine, Page, RolloutAction, RolloutChange, differences,
 };
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -29,6 +29,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(list_catalogs, create_catalog))
         .routes(routes!(get_catalog, replace_catalog, delete_catalog))
+        .routes(routes!(create_machine))
         .routes(routes!(get_catalog_curve))
         .routes(routes!(update_catalog))
         .routes(routes!(change_catalog_rollout))
@@ -129,6 +130,26 @@ async fn get_catalog(
     let seen =
         move || Ok(seen_by(caller.role, app.machines.rollouts.with_progress(app.catalogs.get(&name)?)));
     ask_for(seen).await.map(tagged)
+}
+
+/// Adds a machine to a catalog whose VMM is external, and raises its count by one. If the catalog has a machine of this name and
+/// size, the response is that machine.
+#[utoipa::path(post, path = "/{name}/machines", params(("name" = Name, Path)), request_body = NewMachine, responses((status = 200, body = MachineDetails), ProblemResponse))]
+async fn create_machine(
+    State(app): State<ApiState>,
+    note: RequestNote,
+    Path(name): Path<Name>,
+    Body(new): Body<NewMachine>,
+) -> JsonResult<MachineDetails> {
+    ask(move || {
+        let (machine, is_repeated) = app.machines.actions.add(&name, &new)?;
+        note.recorded(new.name.as_str());
+        if is_repeated {
+            note.repeated();
+        }
+        Ok(machine)
+    })
+    .await
 }
 
 /// Returns the sum of the curves of a catalog's machines: what every size of all their RAM tiers would have done. It is at most

@@ -14,8 +14,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use spillway_api::{
-    Action, DirtyRanges, DiskCurve, DiskLatency, Empty, ErrorCode, MachineAction, MachineDetails, Name, Page,
-    bounds,
+    Action, DirtyRanges, DiskCurve, DiskLatency, Empty, ErrorCode, MachineAction, MachineDetails,
+    MachineSize, Name, Page, bounds,
 };
 use spillway_control::Dirty;
 use utoipa::IntoParams;
@@ -28,6 +28,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(list_machines))
         .routes(routes!(get_machine, delete_machine))
+        .routes(routes!(replace_machine_size))
         .routes(routes!(get_machine_curve))
         .routes(routes!(get_machine_latency))
         .routes(routes!(list_dirty_ranges))
@@ -132,6 +133,16 @@ async fn list_dirty_ranges(
 ) -> Result<Json<DirtyRanges>, HostError> {
     bounds::LIMIT.check("limit", limit.into()).map_err(|e| HostError::invalid(e.to_string()))?;
     Ok(Json(app.machines.disks.dirty_ranges(&name, limit).await?))
+}
+
+/// Gives the disk of an external machine that is off another size, which is at least as large as before.
+#[utoipa::path(put, path = "/{name}/size", params(("name" = Name, Path)), request_body = MachineSize, responses((status = 200, body = MachineDetails), ProblemResponse))]
+async fn replace_machine_size(
+    State(app): State<ApiState>,
+    Path(name): Path<Name>,
+    Body(size): Body<MachineSize>,
+) -> JsonResult<MachineDetails> {
+    ask(move || app.machines.actions.resize(&name, size.size_bytes)).await
 }
 
 /// Conditions of the deletion.

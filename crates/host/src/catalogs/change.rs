@@ -82,6 +82,9 @@ pub(super) fn check(before: &Catalog, after: &CatalogSpec, discard_data: bool) -
     if spec.naming(name) != after.naming(name) {
         return refuse("its naming cannot be changed: make another");
     }
+    if spec.hardware.vmm != after.hardware.vmm {
+        return refuse("its vmm cannot be changed: make another");
+    }
     match (spec.data_disk_bytes, after.data_disk_bytes) {
         (Some(before), Some(after)) if after < before => {
             return refuse("its data disks can grow, not shrink");

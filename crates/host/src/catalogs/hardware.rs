@@ -4,7 +4,7 @@
 //! administrator has given as such.
 
 use super::spec::Objection;
-use spillway_api::{CatalogSpec, DisplayKind, Firmware, Hardware, Network};
+use spillway_api::{CatalogSpec, DisplayKind, Firmware, Hardware, Network, VmmKind};
 
 /// Limit of the kernel for a path, and for its command line.
 pub const MOST_PATH_BYTES: usize = 4095;
@@ -21,7 +21,26 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Returns why the hardware is refused; `None`: it is allowed.
 pub fn check(spec: &CatalogSpec) -> Objection {
     let hardware = &spec.hardware;
-    [processors, machine, memory, networks, screen, boot, extra].iter().find_map(|rule| rule(hardware))
+    [external, processors, machine, memory, networks, screen, boot, extra]
+        .iter()
+        .find_map(|rule| rule(hardware))
+}
+
+/// The VMM of an external machine decides on its hardware.
+fn external(hardware: &Hardware) -> Objection {
+    let Hardware { vmm, socket_group, .. } = hardware;
+    if *vmm == VmmKind::Host {
+        return socket_group.is_some().then(|| "socket_group: is for vmm = external".into());
+    }
+    if socket_group.as_ref().is_some_and(|group| !is_word(group)) {
+        return Some("socket_group: must be the name or the number of a group of the host".into());
+    }
+    let usual = Hardware { vmm: *vmm, socket_group: socket_group.clone(), ..Hardware::default() };
+    let values = |hardware: &Hardware| serde_json::to_value(hardware).unwrap_or_default();
+    let (given, usual) = (values(hardware), values(&usual));
+    let settings = given.as_object()?;
+    let differing = settings.iter().find(|(name, value)| usual.get(name) != Some(value))?.0;
+    Some(format!("{differing}: external machines have the hardware that their VMM gives them: leave it out"))
 }
 
 fn processors(hardware: &Hardware) -> Objection {
@@ -143,10 +162,15 @@ mod tests {
             json!({ "network": "user", "more_networks": bridges(7) }),
             json!({ "display": "vnc", "video": "virtio" }),
             json!({ "extra_args": ["-device", "usb-audio,id=x"] }),
+            json!({ "vmm": "external", "socket_group": "libvirt-qemu" }),
         ] {
             assert_eq!(objection(allowed.clone()), None, "{allowed}");
         }
         for (refused, word) in [
+            (json!({ "vmm": "external", "vcpus": 2 }), "vcpus: external"),
+            (json!({ "vmm": "external", "tpm": "2.0" }), "tpm: external"),
+            (json!({ "vmm": "external", "socket_group": "a:b" }), "socket_group"),
+            (json!({ "socket_group": "kvm" }), "vmm = external"),
             (json!({ "vcpus": 3, "sockets": 2 }), "sockets"),
             (json!({ "cpu_model": "host,migratable=off" }), "cpu_model"),
             (json!({ "cpu_model": "" }), "cpu_model"),

@@ -256,7 +256,7 @@ impl Catalogs {
 
     /// Refuses settings that this host's hypervisor does not support.
     fn check_hypervisor(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
-        if self.host.hypervisor != Hypervisor::Libvirt {
+        if spec.hypervisor(self.host.hypervisor) != Hypervisor::Libvirt {
             return Ok(());
         }
         // All names have the same length.

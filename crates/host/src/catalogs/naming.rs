@@ -30,6 +30,13 @@ impl NamePattern {
         Ok(naming)
     }
 
+    /// Returns the number in a name of this pattern.
+    pub fn number(&self, name: &Name) -> Option<u32> {
+        let digits = name.as_str().strip_prefix(self.before.as_str())?.strip_suffix(self.after.as_str())?;
+        let number = digits.parse().ok().filter(|_| digits.len() == self.digits)?;
+        (number > 0).then_some(number)
+    }
+
     /// Returns the name for a number, from 1 on.
     pub fn name(&self, number: u32) -> Result<Name, HostError> {
         let text = format!("{}{number:0width$}{}", self.before, self.after, width = self.digits);
@@ -55,6 +62,11 @@ mod tests {
         let naming = NamePattern::parse("desk-###").unwrap();
         assert_eq!(naming.name(7).unwrap().as_str(), "desk-007");
         assert_eq!(naming.name(999).unwrap().as_str(), "desk-999");
+        let number = |name: &str| naming.number(&name.parse().unwrap());
+        assert_eq!(
+            ["desk-007", "desk-000", "desk-7", "desk-0x7", "lab-007"].map(number),
+            [Some(7), None, None, None, None]
+        );
         assert!(naming.name(1000).unwrap_err().message.contains("more digits"));
         assert_eq!(NamePattern::parse("#x").unwrap().name(5).unwrap().as_str(), "5x");
         for pattern in

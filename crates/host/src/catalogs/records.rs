@@ -11,7 +11,10 @@ use crate::machines::leftovers;
 use crate::store::{Changes, StoredRecord};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use spillway_api::{Catalog, CatalogSpec, ErrorCode, Identity, Machine, Name};
+use spillway_api::{
+    Catalog, CatalogSpec, DiskMode, ErrorCode, Identity, ImageVersion, Machine, Name, NewMachine, VmmKind,
+    size_text,
+};
 use std::collections::{HashMap, HashSet};
 use std::sync::MutexGuard;
 use utoipa::ToSchema;
@@ -51,7 +54,8 @@ impl Catalogs {
         let (own, others): (Vec<Machine>, Vec<Machine>) =
             self.machines(None)?.into_iter().partition(|machine| machine.catalog == *name);
         let owners: HashMap<&str, &Name> = others.iter().map(|m| (m.name.as_str(), &m.catalog)).collect();
-        for number in differ(own, &self.unreadable_numbers(&naming, spec.count), spec.count).missing {
+        let taken = self.taken_numbers(&naming, &own, spec.count);
+        for number in differ(own, &taken, spec.count).missing {
             let machine = naming.name(number)?;
             if let Some(owner) = owners.get(machine.as_str()) {
                 let message =
@@ -67,9 +71,9 @@ impl Catalogs {
         self.check_names_free(&catalog.name, &catalog.spec)?;
         let naming = spec::naming(&catalog.name, &catalog.spec)?;
         let count = catalog.spec.count;
-        let unreadable = self.unreadable_numbers(&naming, count);
-        let MachineCountDifference { surplus, missing } =
-            differ(self.machines(Some(&catalog.name))?, &unreadable, count);
+        let own = self.machines(Some(&catalog.name))?;
+        let taken = self.taken_numbers(&naming, &own, count);
+        let MachineCountDifference { surplus, missing } = differ(own, &taken, count);
         self.remove(counting, &catalog.name, &surplus)?;
         for numbers in missing.chunks(BATCH) {
             self.objects.change(|changes| {
@@ -79,6 +83,7 @@ impl Catalogs {
                         catalog: catalog.name.clone(),
                         number,
                         identity: identity(),
+                        size_bytes: None,
                         created: Timestamp::now(),
                     };
                     changes.put(machine.name.as_str(), &machine);
@@ -113,11 +118,18 @@ impl Catalogs {
     /// Returns the machines beyond this count.
     pub(super) fn surplus(&self, catalog: &Name, count: u32) -> Result<Vec<Machine>, HostError> {
         let machines = self.machines(Some(catalog))?;
-        let unreadable = match self.objects.get::<Catalog>(catalog.as_str())? {
-            Some(found) => self.unreadable_numbers(&spec::naming(catalog, &found.value.spec)?, count),
-            None => HashSet::new(),
+        let taken = match self.objects.get::<Catalog>(catalog.as_str())? {
+            Some(found) => self.taken_numbers(&spec::naming(catalog, &found.value.spec)?, &machines, count),
+            None => TakenNumbers::default(),
         };
-        Ok(differ(machines, &unreadable, count).surplus)
+        Ok(differ(machines, &taken, count).surplus)
+    }
+
+    /// Returns the numbers that no new machine may have, besides those of the catalog's own machines.
+    fn taken_numbers(&self, naming: &NamePattern, own: &[Machine], count: u32) -> TakenNumbers {
+        // A machine that was given its name may have one of the pattern with another number.
+        let named = own.iter().filter_map(|machine| naming.number(&machine.name)).collect();
+        TakenNumbers { unreadable: self.unreadable_numbers(naming, count), named }
     }
 
     /// Returns the numbers of machines of this pattern whose records cannot be read. They count as existing, since
@@ -175,6 +187,128 @@ impl Catalogs {
     }
 }
 
+impl Catalogs {
+    /// Adds a machine of this name to a catalog of external machines, and raises its count by one. The flag is `true` if the
+    /// catalog has such a machine already.
+    pub fn add_machine(&self, catalog: &Name, new: &NewMachine) -> Result<(Machine, bool), HostError> {
+        let _counting = self.counting();
+        let others = self.machines(Some(catalog))?;
+        self.objects.change(|changes| {
+            let mut found = whole(changes, catalog)?;
+            if let Some(there) = changes.get::<Machine>(new.name.as_str())?.map(|there| there.value) {
+                return match there.catalog == *catalog && there.size_bytes == new.size_bytes {
+                    true => Ok((there, true)),
+                    false => Err(already_there(&there, catalog)),
+                };
+            }
+            if found.spec.hardware.vmm != VmmKind::External {
+                let message = format!(
+                    "catalog {catalog}: its machines are made by its count: machines are added by name where vmm is external"
+                );
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+            self.check_size(changes, &found, &new.name, new.size_bytes)?;
+            let naming = spec::naming(catalog, &found.spec)?;
+            let taken = self.taken_numbers(&naming, &others, found.spec.count);
+            let count = found.spec.count.saturating_add(1);
+            found.spec.count = count;
+            spec::check(catalog, &found.spec)?;
+            let number = differ(others.clone(), &taken, count).missing.first().copied();
+            // The records of some machines cannot be read: one beyond all.
+            let number = number.unwrap_or_else(|| others.iter().map(|other| other.number).max().unwrap_or(0) + 1);
+            let machine = Machine {
+                name: new.name.clone(),
+                catalog: catalog.clone(),
+                number: naming.number(&new.name).filter(|own| !is_used(&others, *own)).unwrap_or(number),
+                identity: identity(),
+                size_bytes: new.size_bytes,
+                created: Timestamp::now(),
+            };
+            changes.put(catalog.as_str(), &found);
+            changes.put(machine.name.as_str(), &machine);
+            Ok((machine, false))
+        })
+    }
+
+    /// Gives a machine's disk another size. `may_change` may refuse.
+    pub fn resize_machine(
+        &self,
+        name: &Name,
+        size_bytes: u64,
+        mut may_change: impl FnMut(&mut Changes) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
+        self.objects.change(|changes| {
+            let found = changes.get::<Machine>(name.as_str())?;
+            let mut machine =
+                found.ok_or_else(|| HostError::not_found(Machine::WORD, name.as_str(), []))?.value;
+            if machine.size_bytes == Some(size_bytes) {
+                return Ok(());
+            }
+            may_change(changes)?;
+            let catalog = whole(changes, &machine.catalog)?;
+            if catalog.spec.hardware.vmm != VmmKind::External {
+                let message =
+                    format!("{name}: its disk has the size of its image: sizes are for external machines");
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+            if machine.size_bytes.is_some_and(|before| before > size_bytes) {
+                let message =
+                    format!("{name}: its disk cannot shrink: what is behind its new end would be lost");
+                return Err(HostError::new(ErrorCode::Conflict, message));
+            }
+            self.check_size(changes, &catalog, name, Some(size_bytes))?;
+            machine.size_bytes = Some(size_bytes);
+            changes.put(name.as_str(), &machine);
+            Ok(())
+        })
+    }
+
+    /// Refuses a size that a disk of this catalog cannot have.
+    fn check_size(
+        &self,
+        changes: &mut Changes,
+        catalog: &Catalog,
+        name: &Name,
+        size_bytes: Option<u64>,
+    ) -> Result<(), HostError> {
+        let Some(size_bytes) = size_bytes else { return Ok(()) };
+        let mode = catalog.spec.mode();
+        if matches!(mode, DiskMode::Persistent | DiskMode::Ephemeral) {
+            let mode = mode.name();
+            return Err(HostError::invalid(format!(
+                "{name}: a disk of mode {mode} has the size of its image"
+            )));
+        }
+        let image = &catalog.spec.image.name;
+        let version = changes.get::<ImageVersion>(&crate::images::key(image, catalog.version))?;
+        let least = version.map_or(0, |version| version.value.size_bytes);
+        match size_bytes < least {
+            true => Err(HostError::invalid(format!(
+                "{name}: {} is less than the {} of {image}:{}",
+                size_text(size_bytes),
+                size_text(least),
+                catalog.version
+            ))),
+            false => Ok(()),
+        }
+    }
+}
+
+fn is_used(machines: &[Machine], number: u32) -> bool {
+    machines.iter().any(|machine| machine.number == number)
+}
+
+fn already_there(there: &Machine, catalog: &Name) -> HostError {
+    let Machine { name, catalog: owner, .. } = there;
+    let message = match owner == catalog {
+        true => {
+            format!("a machine '{name}' is in the catalog already, and its disk has another size: resize it")
+        }
+        false => format!("a machine '{name}' is in the catalog '{owner}': give another name"),
+    };
+    HostError::new(ErrorCode::Exists, message)
+}
+
 /// Record of a removal of machines in progress. It is written with the change of the count and deleted at the end, so
 /// that an interrupted removal is completed under the same conditions.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -219,11 +353,21 @@ struct MachineCountDifference {
     missing: Vec<u32>,
 }
 
-fn differ(mut machines: Vec<Machine>, unreadable: &HashSet<u32>, count: u32) -> MachineCountDifference {
+/// Numbers that no new machine may have.
+#[derive(Debug, Default)]
+struct TakenNumbers {
+    /// Of machines whose records cannot be read. They count as machines.
+    unreadable: HashSet<u32>,
+    /// In names of machines that have other numbers.
+    named: HashSet<u32>,
+}
+
+fn differ(mut machines: Vec<Machine>, taken: &TakenNumbers, count: u32) -> MachineCountDifference {
     machines.sort_by_key(|machine| machine.number);
-    let (has, count) = (machines.len(), (count as usize).saturating_sub(unreadable.len()));
+    let (has, count) = (machines.len(), (count as usize).saturating_sub(taken.unreadable.len()));
+    let numbers = machines.iter().map(|machine| machine.number);
     let known: HashSet<u32> =
-        machines.iter().map(|machine| machine.number).chain(unreadable.iter().copied()).collect();
+        numbers.chain(taken.unreadable.iter().copied()).chain(taken.named.iter().copied()).collect();
     let missing = (1..).filter(|number| !known.contains(number)).take(count.saturating_sub(has)).collect();
     MachineCountDifference { surplus: machines.split_off(count.min(has)), missing }
 }

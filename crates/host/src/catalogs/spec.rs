@@ -5,7 +5,7 @@ use super::naming::NamePattern;
 use crate::error::HostError;
 use regex::bytes::{Regex, RegexBuilder};
 use spillway_api::bounds::Bounded;
-use spillway_api::{CatalogKind, CatalogSpec, DiskMode, Name, Network, Ready, ResetEvent};
+use spillway_api::{CatalogKind, CatalogSpec, DiskMode, Name, Network, Ready, ResetEvent, VmmKind};
 use spillway_control::SettingFault;
 
 const MOST_LABELS: usize = 64;
@@ -157,6 +157,9 @@ fn machines(spec: &CatalogSpec) -> Objection {
 }
 
 fn guest(spec: &CatalogSpec) -> Objection {
+    if spec.hardware.vmm == VmmKind::External && spec.ready.is_some() {
+        return Some("ready: external machines are ready when their disks are served: leave it out".into());
+    }
     if let Some(Ready::Serial(pattern)) = &spec.ready
         && let Err(why) = serial_pattern(pattern)
     {

@@ -17,7 +17,8 @@ use crate::store::{Changes, Objects};
 use crate::tags::Tag;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
-    Action, Catalog, ErrorCode, MOST_NAMES, Machine, MachineAction, MachineDetails, Name, Page, Power,
+    Action, Catalog, ErrorCode, MOST_NAMES, Machine, MachineAction, MachineDetails, Name, NewMachine, Page,
+    Power,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -171,6 +172,22 @@ impl MachineActions {
             Ok(true)
         })?;
         Ok(has_recorded)
+    }
+
+    /// Adds a machine to a catalog of external machines. The flag is `true` if it is there already.
+    pub fn add(&self, catalog: &Name, new: &NewMachine) -> Result<(MachineDetails, bool), HostError> {
+        let (machine, is_repeated) = self.catalogs.add_machine(catalog, new)?;
+        Ok((self.reader.get(&machine.name)?, is_repeated))
+    }
+
+    /// Gives the disk of a machine that is off another size.
+    pub fn resize(&self, name: &Name, size_bytes: u64) -> Result<MachineDetails, HostError> {
+        let view = self.reader.view(name)?;
+        self.catalogs.resize_machine(name, size_bytes, |changes| {
+            view.check_off()?;
+            view.check_unchanged(changes)
+        })?;
+        self.reader.get(name)
     }
 
     /// Deletes a machine that is stopped and not claimed, and lowers its catalog's count by one. Its data disk and kept

@@ -236,6 +236,8 @@ fn order(run: &RunRecord, source: &DiskSource) -> ServeOrder {
         control: Some(CONTROL.into()),
         nbd: (!has_vmm).then(|| NBD.into()),
         console: has_vmm.then(|| ConsoleSockets { clients: qemu::CONSOLE.into(), vmm: qemu::SERIAL.into() }),
+        // An image may have grown beyond it.
+        size_bytes: run.size_bytes.map(|bytes| bytes.max(source.base.size_bytes)),
         queues: u16::try_from(run.queues).ok().filter(|_| has_vmm),
         ..ServeSettings::default()
     };

@@ -19,7 +19,7 @@ use super::placing::FinishedCopy;
 use super::run::{MachineFolder, RunRecord};
 use super::shared::MachineServices;
 use super::status::{ObservedMachine, Status};
-use super::vmm::Vmm;
+use super::vmm::{self, Vmm};
 use super::{blocking, disk};
 use crate::error::HostError;
 use crate::hypervisor::qmp::Event;
@@ -295,6 +295,8 @@ impl MachineReconciler {
         }
         self.adjust(catalog, &mut run).await?;
         if !run.ready {
+            let (folder, served) = (self.folder.clone(), run.clone());
+            blocking(move || vmm::admit_group(&folder, &served)).await?;
             run.ready = true;
             self.folder.save_in_background(&run).await?;
         }

@@ -16,6 +16,7 @@ use crate::store::{Object, Objects, Revision};
 use crate::tags::Tag;
 use spillway_api::{
     Catalog, ErrorCode, MOST_NAMES, Machine, MachineDetails, MachineStatus, Name, Page, Phase, Selector,
+    VmmKind,
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -152,8 +153,12 @@ impl MachineReader {
     /// What the names of all selected machines begin with.
     fn name_prefix(&self, selector: &Selector) -> Result<String, HostError> {
         let Some(name) = &selector.catalog else { return Ok(String::new()) };
-        let naming = self.catalogs.get(name)?.spec.naming(name);
-        Ok(naming.split('#').next().unwrap_or_default().to_owned())
+        let spec = self.catalogs.get(name)?.spec;
+        if spec.hardware.vmm == VmmKind::External {
+            // Machines may have been added by other names.
+            return Ok(String::new());
+        }
+        Ok(spec.naming(name).split('#').next().unwrap_or_default().to_owned())
     }
 
     /// Does the same for machines that are selected by name.

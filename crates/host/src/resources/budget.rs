@@ -27,7 +27,7 @@ impl Need {
     pub fn of(spec: &CatalogSpec, hypervisor: Hypervisor) -> Need {
         let limit_bytes = spec.ram_bytes().unwrap_or(0);
         let guarantee_bytes = spec.ram_guarantee_bytes.min(limit_bytes);
-        let (guest_bytes, vcpus) = match hypervisor {
+        let (guest_bytes, vcpus) = match spec.hypervisor(hypervisor) {
             Hypervisor::None => (0, 0),
             Hypervisor::Qemu | Hypervisor::Libvirt => {
                 (spec.hardware.memory_bytes, spec.hardware.vcpus.into())

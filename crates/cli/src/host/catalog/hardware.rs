@@ -5,9 +5,13 @@
 use crate::error::Failure;
 use crate::host::words::{NetworkWord, number, size, words};
 use clap::Args;
-use spillway_api::{DisplayKind, Firmware, GuestSystem, Hardware, Tpm, Video, WatchdogAction, bounds};
+use spillway_api::{
+    DisplayKind, Firmware, GuestSystem, Hardware, Tpm, Video, VmmKind, WatchdogAction, bounds,
+};
 use std::path::{Path, PathBuf};
 
+/// Whose VMM runs the machines.
+pub const VMMS: &[&str] = &["host", "external"];
 /// Operating systems of guests.
 pub const GUESTS: &[&str] = &["linux", "windows"];
 /// Firmware.
@@ -24,6 +28,12 @@ pub const WATCHDOGS: &[&str] = &["reset", "poweroff", "pause"];
 /// Hardware of a catalog's machines.
 #[derive(Debug, Args)]
 pub struct HardwareOptions {
+    /// Program that runs the machines: the hypervisor of this host, or one that somebody else starts on their disks
+    #[arg(long, value_name = "WHOSE", value_parser = words::<VmmKind>(VMMS), default_value = "host")]
+    vmm: VmmKind,
+    /// Group that may connect to the disks of external machines, such as libvirt-qemu [default: the daemon's user alone]
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
     #[arg(
         long, value_name = "N", default_value_t = 1, value_parser = number(&bounds::VCPUS),
         help = bounds::VCPUS.help("Processors of a machine")
@@ -90,6 +100,8 @@ impl HardwareOptions {
     pub fn hardware(self) -> Result<Hardware, Failure> {
         let mut networks = self.network.into_iter().map(|word| word.0);
         Ok(Hardware {
+            vmm: self.vmm,
+            socket_group: self.socket_group,
             vcpus: self.vcpus,
             sockets: self.sockets,
             memory_bytes: self.memory,

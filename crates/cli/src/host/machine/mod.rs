@@ -10,12 +10,15 @@ use super::console::console;
 use super::words::{number, word};
 use super::{Daemon, Labels, Limit};
 use crate::error::{Exit, Failure};
+use crate::host::words::size;
 use crate::{attach, dirty};
 use action::{EndOptions, MachineSelection, OnceOption, SelectorOptions, act, delete, drain};
 use clap::Subcommand;
 use serde_json::json;
 use spillway_api::client::Client;
-use spillway_api::{Action, DirtyRanges, MachineDetails, MachineRun, Name, bounds};
+use spillway_api::{
+    Action, DirtyRanges, MachineDetails, MachineRun, MachineSize, Name, NewMachine, bounds, size_text,
+};
 use table::{COLUMNS, page, row};
 
 const START_EXAMPLES: &str = "\
@@ -25,6 +28,14 @@ Examples:
   spillway machine restart --label team=support --grace 300
   A job that may ask twice restarts once:
     spillway machine restart desk-001 --key \"job-$CI_JOB_ID\"";
+
+const ADD_EXAMPLES: &str = "\
+Examples:
+  A disk for a virtual machine that libvirt, Proxmox VE or a script starts:
+    spillway catalog create vms --image debian --vmm external --socket-group libvirt-qemu
+    spillway machine add vms web-7 --size 40G
+    spillway machine start web-7 --wait
+    spillway machine attach web-7 --for qemu";
 
 const DELETE_EXAMPLES: &str = "\
 Examples:
@@ -53,6 +64,26 @@ pub enum MachineCommand {
     Show {
         /// The machine
         name: Name,
+    },
+    /// Add a machine to a catalog with --vmm external. Does nothing if it is there already
+    #[command(after_help = ADD_EXAMPLES)]
+    Add {
+        /// The catalog
+        catalog: Name,
+        /// Name of the machine
+        name: Name,
+        #[arg(
+            long, value_name = "SIZE", value_parser = size(&bounds::DISK_BYTES),
+            help = bounds::DISK_BYTES.help("Size of its disk, at least the image's [default: the image's]")
+        )]
+        size: Option<u64>,
+    },
+    /// Make the disk of an external machine that is off larger
+    Resize {
+        /// The machine
+        name: Name,
+        #[arg(value_parser = size(&bounds::DISK_BYTES), help = bounds::DISK_BYTES.help("Size of its disk"))]
+        size: u64,
     },
     /// Start machines
     #[command(after_help = START_EXAMPLES)]
@@ -182,6 +213,23 @@ pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> 
         MachineCommand::Restart { which, how } => act(daemon, &client, Action::Restart, which, how),
         MachineCommand::Reset { which, discard_data } => {
             act(daemon, &client, Action::Reset, which, EndOptions { discard_data, ..EndOptions::default() })
+        }
+        MachineCommand::Add { catalog, name, size } => {
+            let new = NewMachine { name, size_bytes: size };
+            let machine: MachineDetails = client.post(&format!("/v1/catalogs/{catalog}/machines"), &new)?;
+            daemon.show(&machine, |machine| format!("{} is there\n", machine.machine.name))
+        }
+        MachineCommand::Resize { name, size } => {
+            let machine: MachineDetails =
+                client.put(&format!("/v1/machines/{name}/size"), &MachineSize { size_bytes: size })?;
+            let text = |machine: &MachineDetails| {
+                format!(
+                    "the disk of {} has {} from its next start on\n",
+                    machine.machine.name,
+                    size_text(size)
+                )
+            };
+            daemon.show(&machine, text)
         }
         MachineCommand::Delete { selected, with_data } => delete(daemon, &client, selected, with_data),
         MachineCommand::Claim(claim) => claim.run(daemon, &mut client),

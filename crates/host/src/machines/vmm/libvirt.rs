@@ -7,7 +7,7 @@ use super::super::ready::GuestAgent;
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::{blocking, disk, look};
 use super::state::FirmwareState;
-use super::{PROCESS, assumed_ending, ending, grant_group, screen, tpm};
+use super::{PROCESS, access, assumed_ending, ending, screen, tpm};
 use crate::error::HostError;
 use crate::hypervisor::domain;
 use crate::hypervisor::libvirt::{DomainState, Libvirt};
@@ -18,7 +18,6 @@ use spillway_api::{DisplayKind, ErrorCode, Machine, ResetEvent, Tpm};
 use spillway_control::kvm::Accelerator;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,10 +27,6 @@ const FILE: &str = "domain.xml";
 /// Longest time until libvirt notices that a QEMU has ended.
 const NOTICE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(20);
-/// Number of folders from a machine's to the root of the daemon's state.
-const WAY: usize = 4;
-/// Number of folders from a file in a store to the store's root.
-const STORE: usize = 2;
 
 /// A machine's libvirt domain.
 pub struct Domain {
@@ -102,7 +97,7 @@ impl Domain {
                 screen::prepare(folder.path(), group)?;
             }
             if let Some(group) = group {
-                grant_access(group, folder.path(), &own)?;
+                access::grant(group, folder.path(), &[disk::SOCKET, qemu::SERIAL], &own)?;
             }
             if let Some(state) = tpm {
                 tpm::start(folder.path(), &state, owner, &scopes)?;
@@ -262,25 +257,6 @@ fn not_ours(which: &str) -> HostError {
         "libvirt has a domain {which} that is not this machine's, and is not changed: rename or remove it"
     );
     HostError::new(ErrorCode::Conflict, message)
-}
-
-/// Grants the group of libvirt's QEMU access to the folder and the files.
-fn grant_access(group: u32, folder: &Path, files: &[PathBuf]) -> Result<(), HostError> {
-    let ways = files
-        .iter()
-        .filter(|file| !file.starts_with(folder))
-        .flat_map(|file| file.ancestors().skip(1).take(STORE));
-    for folder in folder.ancestors().take(WAY).chain(ways) {
-        let found = fs::metadata(folder).map_err(|e| failed(folder, "cannot be looked at", e))?;
-        let (rights, is_theirs) = (found.mode() & 0o7777, found.gid() == group);
-        if !(rights & 0o001 != 0 || is_theirs && rights & 0o010 != 0) {
-            grant_group(folder, group, rights & 0o700 | 0o010)?;
-        }
-    }
-    for name in [disk::SOCKET, qemu::SERIAL] {
-        grant_group(&folder.join(name), group, 0o660)?;
-    }
-    files.iter().try_for_each(|file| grant_group(file, group, 0o660))
 }
 
 fn failed(path: &Path, what: &str, error: io::Error) -> HostError {

@@ -3,6 +3,7 @@
 //!
 //! Invariant: every later daemon finds a VMM that was started, and a VMM is ended before it is forgotten.
 
+mod access;
 mod handles;
 mod libvirt;
 mod qemu;
@@ -10,6 +11,8 @@ mod screen;
 mod state;
 mod tpm;
 
+pub use access::admit_group;
+use access::grant_group;
 pub use state::FirmwareState;
 pub use tpm::PROCESS as TPM_PROCESS;
 
@@ -22,12 +25,9 @@ use crate::hypervisor::qemu::HostFiles;
 use crate::hypervisor::qmp::Event;
 use crate::processes::{self, ObservedProcess, Process};
 use crate::scopes::Scopes;
-use spillway_api::{ErrorCode, Hypervisor, Machine, ResetEvent};
+use spillway_api::{Hypervisor, Machine, ResetEvent};
 use spillway_control::kvm::Accelerator;
-use std::fs::{self, Permissions};
 use std::future::pending;
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -336,15 +336,4 @@ fn assumed_ending(run: &RunRecord) -> VmmEnding {
         ResetEvent::GuestReboot => VmmEnding::GuestReboot,
         ResetEvent::PowerCycle | ResetEvent::Never => VmmEnding::GuestShutdown,
     }
-}
-
-/// Grants a path's group rights to a VMM that runs with this group.
-fn grant_group(path: &Path, group: u32, rights: u32) -> Result<(), HostError> {
-    chown(path, None, Some(group))
-        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(rights)))
-        .map_err(|e| {
-            let message =
-                format!("{} cannot be given to group {group}, which its QEMU has: {e}", path.display());
-            HostError::new(ErrorCode::Internal, message)
-        })
 }
