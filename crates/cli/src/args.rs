@@ -14,7 +14,7 @@ use crate::examples::{
 };
 use crate::host::{
     self, CatalogCommand, Daemon, GlobalDaemonOptions, HostCommand, ImageCommand, LeftoverCommand,
-    MachineCommand, OperationCommand, RegistryCommand, StoreCommand,
+    LibvirtCommand, MachineCommand, OperationCommand, RegistryCommand, StoreCommand,
 };
 use crate::lab::LabCommand;
 use crate::man::ManOptions;
@@ -59,6 +59,7 @@ impl Cli {
         match &mut command {
             Command::Catalog { daemon, .. }
             | Command::Machine { daemon, .. }
+            | Command::Libvirt { daemon, .. }
             | Command::Host { daemon, .. }
             | Command::Leftover { daemon, .. }
             | Command::Image { daemon, .. }
@@ -145,6 +146,15 @@ pub enum Command {
         /// What to do.
         #[command(subcommand)]
         command: MachineCommand,
+    },
+    /// Give domains of libvirt disposable disks
+    Libvirt {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: LibvirtCommand,
     },
     /// Show the host, close it for maintenance, open it again
     Host {

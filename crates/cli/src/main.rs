@@ -37,6 +37,15 @@ use error::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(arguments) = host::libvirt::hook::called(std::env::args_os()) {
+        return match host::libvirt::hook::run(&arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => {
+                output::complain("error", &failure.message);
+                ExitCode::from(failure.exit as u8)
+            }
+        };
+    }
     let done = match Cli::read() {
         Err(help) if !help.use_stderr() => {
             output::print(&help.render().to_string()).map(|_| ExitCode::SUCCESS)
@@ -60,6 +69,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Upgrade(args) => upgrade::upgrade(&args)?,
         Command::Catalog { daemon, command } => return host::catalog(&daemon, command),
         Command::Machine { daemon, command } => host::machine(&daemon, command)?,
+        Command::Libvirt { daemon, command } => host::libvirt(&daemon, command)?,
         Command::Image { daemon, command } => host::image(&daemon, command)?,
         Command::Operation { daemon, command } => host::operation(&daemon, command)?,
         Command::Event { daemon, events } => host::event(&daemon, &events)?,

@@ -87,6 +87,11 @@ fn address() -> impl TypedValueParser<Value = Address> {
 }
 
 impl Daemon {
+    /// Returns the daemon of this host, without options.
+    pub fn usual() -> Daemon {
+        Daemon { socket: None, token_file: None, ca: None, json: false }
+    }
+
     /// Adds the options that were given before the command, unless they are repeated after it.
     pub fn or(&mut self, before: GlobalDaemonOptions) {
         let GlobalDaemonOptions { socket, token_file, ca, json } = before;
