@@ -23,7 +23,7 @@ use std::process::Command;
 
 const EXAMPLES: &str = "\
 Examples:
-  spillway image import web /var/lib/libvirt/images/web.qcow2
+  spillway image import web /var/lib/libvirt/images/web.qcow2 --format qcow2
   spillway libvirt adopt web --image web --ram 512M --overflow 8G
   virsh start web
   spillway libvirt release web
@@ -43,7 +43,7 @@ const PATIENCE_SECONDS: u64 = 30;
 pub enum LibvirtCommand {
     /// Give a domain that is off a disposable disk in place of its system disk
     #[command(after_help = EXAMPLES)]
-    Adopt(Adopt),
+    Adopt(Box<Adopt>),
     /// Give a domain that is off its earlier disk back, and remove the disposable one
     Release(WhichDomain),
 }
