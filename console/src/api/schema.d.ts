@@ -1227,7 +1227,7 @@ export interface components {
          */
         CatalogSpec: {
             /**
-             * @description Kernel command line, for machines that start from a kernel file.
+             * @description Command line of that kernel.
              * @default null
              */
             append?: string | null;
@@ -1259,12 +1259,12 @@ export interface components {
             claim_ttl_seconds?: number | null;
             /**
              * Format: int32
-             * @description Number of machines that the catalog has, from 0 on.
+             * @description Number of machines that the catalog has.
              */
             count?: number;
             /**
-             * @description Model of the processors, with features, such as `Skylake-Server,+vmx,-hle`. By default the host's own with KVM, and `max`
-             *     in emulation.
+             * @description Model of the processors, with features, such as `Skylake-Server,+vmx,-hle`. By default the host's own with KVM, else
+             *     `max`.
              * @default null
              */
             cpu_model?: string | null;
@@ -1296,13 +1296,13 @@ export interface components {
             full?: "pause" | "fail" | null;
             /**
              * Format: int32
-             * @description Seconds that a guest gets to shut down before it is ended.
+             * @description Seconds that a guest has to shut down before it is ended.
              */
             grace_seconds?: number;
             /** @default null */
             guest?: null | components["schemas"]["GuestSystem"];
             /**
-             * @description Whether the memory consists of huge pages of 2 MiB, which the host has reserved.
+             * @description Whether the memory consists of huge pages of 2 MiB that the host has reserved.
              * @default false
              */
             hugepages?: boolean;
@@ -1387,13 +1387,14 @@ export interface components {
             residency?: null | components["schemas"]["Residency"];
             /**
              * Format: int64
-             * @description Size in bytes of a disk for temporary data of pooled machines, which is empty after each reset. It is in the first
-             *     store of class `temp`.
+             * @description Size in bytes of a disk for temporary data of pooled machines, empty after each reset. It is in the first store
+             *     of class `temp`.
              */
             scratch_disk_bytes?: number | null;
+            scratch_format?: null | components["schemas"]["ScratchFormat"];
             /**
              * Format: int32
-             * @description Number of processor sockets, among which the virtual processors are distributed evenly. Editions of Windows for desktops
+             * @description Number of sockets, among which the virtual processors are distributed evenly. Editions of Windows for desktops
              *     use at most two.
              * @default 1
              */
@@ -1411,8 +1412,8 @@ export interface components {
              */
             vcpus?: number;
             /**
-             * @description Whether each MiB of the image is compared with its digest before a disk uses it for the first time. A mismatch is
-             *     an I/O error for the guest, and an event.
+             * @description Whether each MiB of the image is compared with its digest before its first use. A mismatch is an I/O error for
+             *     the guest, and an event.
              */
             verify_reads?: boolean;
             /** @default null */
@@ -3387,6 +3388,7 @@ export interface components {
              */
             batch: number;
         };
+        ScratchFormat: string;
         /** @description Selects the machines that match all given fields. Selecting all machines requires `all`. */
         Selector: {
             /** @description Selects all machines of the host. */

@@ -1,6 +1,6 @@
 //! Settings of catalogs. Owns the settings, their words and their defaults; the daemon checks combinations.
 
-use super::{Hardware, Ready};
+use super::{Hardware, Ready, ScratchFormat};
 use crate::{DiskMode, ImageRef, Name, Residency};
 use serde::{Deserialize, Serialize};
 use spillway_control::{DiskSettings, Rate};
@@ -18,11 +18,11 @@ const SECRETS: &[&str] = &["user_data"];
 pub struct CatalogSpec {
     /// Image of the catalog. With a version it stays at that one; without, each start takes the published one.
     pub image: ImageRef,
-    /// For a version that is streamed: which of its chunks are brought to the host before a disk needs them, at least. By default
-    /// those that the residency of the version asks for. A version that was copied is not affected.
+    /// Chunks of a streamed version that are brought before a disk needs them, at least. By default those that the
+    /// version asks for. A version that was copied is not affected.
     #[serde(default)]
     pub residency: Option<Residency>,
-    /// Number of machines that the catalog has, from 0 on.
+    /// Number of machines that the catalog has.
     #[serde(default)]
     pub count: u32,
     /// Whether machines are interchangeable, or keep what is written for one owner.
@@ -38,8 +38,8 @@ pub struct CatalogSpec {
     /// Store for overflow, difference and data files; by default the first of class `local`.
     #[serde(default)]
     pub overflow_store: Option<Name>,
-    /// Whether each MiB of the image is compared with its digest before a disk uses it for the first time. A mismatch is
-    /// an I/O error for the guest, and an event.
+    /// Whether each MiB of the image is compared with its digest before its first use. A mismatch is an I/O error for
+    /// the guest, and an event.
     #[serde(default)]
     pub verify_reads: bool,
     /// Size in bytes of a second disk of each machine, whose data outlives resets. It can grow.
@@ -48,10 +48,14 @@ pub struct CatalogSpec {
     /// Store for data disks; by default the first of class `local`.
     #[serde(default)]
     pub data_disk_store: Option<Name>,
-    /// Size in bytes of a disk for temporary data of pooled machines, which is empty after each reset. It is in the first
-    /// store of class `temp`.
+    /// Size in bytes of a disk for temporary data of pooled machines, empty after each reset. It is in the first store
+    /// of class `temp`.
     #[serde(default)]
     pub scratch_disk_bytes: Option<u64>,
+    /// File system and label of scratch disks. By default they are blank. With `ntfs:LABEL` or `ext4:LABEL` they have a partition
+    /// with that file system. Requires `scratch_disk_bytes`: at least 64 MiB for NTFS, and 16 MiB for ext4.
+    #[serde(default)]
+    pub scratch_format: Option<ScratchFormat>,
     /// Virtual hardware of the machines.
     #[serde(flatten)]
     #[schema(inline)]
@@ -65,7 +69,7 @@ pub struct CatalogSpec {
     /// Criterion by which a machine counts as ready. By default it does as soon as it runs.
     #[serde(default)]
     pub ready: Option<Ready>,
-    /// Seconds that a guest gets to shut down before it is ended.
+    /// Seconds that a guest has to shut down before it is ended.
     #[serde(default = "grace_seconds")]
     pub grace_seconds: u32,
     /// Number of machines that are kept started, ready and unclaimed.

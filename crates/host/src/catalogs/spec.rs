@@ -6,7 +6,7 @@ use crate::error::HostError;
 use regex::bytes::{Regex, RegexBuilder};
 use spillway_api::bounds::Bounded;
 use spillway_api::{CatalogKind, CatalogSpec, DiskMode, Name, Network, Ready, ResetEvent};
-use spillway_control::SettingFault;
+use spillway_control::{SettingFault, bytes};
 
 const MOST_LABELS: usize = 64;
 const MOST_LABEL_CHARS: usize = 256;
@@ -140,7 +140,18 @@ fn disks(spec: &CatalogSpec) -> Objection {
     if spec.scratch_disk_bytes.is_some() && spec.kind == CatalogKind::Dedicated {
         return Some("dedicated machines keep what is written: scratch disks are for pooled ones".into());
     }
-    None
+    let Some(format) = &spec.scratch_format else { return None };
+    let least = format.system().least_disk_bytes();
+    match spec.scratch_disk_bytes {
+        None => {
+            Some("scratch_format is for scratch disks, and there are none: say scratch_disk_bytes".into())
+        }
+        Some(size) if size < least => {
+            let (word, least) = (format.system().word(), bytes(least));
+            Some(format!("scratch_format: {word} requires a scratch_disk_bytes of at least {least}"))
+        }
+        Some(_) => None,
+    }
 }
 
 fn machines(spec: &CatalogSpec) -> Objection {
