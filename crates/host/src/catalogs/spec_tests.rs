@@ -115,6 +115,18 @@ fn what_cannot_be_is_refused_with_the_reason() {
 }
 
 #[test]
+fn what_cloudbase_init_cannot_do_is_warned_of() {
+    let warnings = |settings: &str| of(&spec(&format!(r#"{{"image": "desk", {settings}}}"#))).unwrap();
+    let windows = |settings: &str| warnings(&format!(r#""guest": "windows", {settings}"#));
+    assert_eq!(windows(r#""count": 999, "naming": "desktops-of-###""#), [""; 0]);
+    let [cut] = windows(r#""count": 999, "naming": "windows-desk-###""#).try_into().unwrap();
+    assert!(cut.contains("'windows-desk-999' has more than 15 characters"), "{cut}");
+    let [restarts] = windows(r#""reset": "guest-reboot""#).try_into().unwrap();
+    assert!(restarts.contains("another restart"), "{restarts}");
+    assert_eq!(warnings(r#""naming": "windows-desk-###", "reset": "guest-reboot""#), [""; 0]);
+}
+
+#[test]
 fn a_format_needs_a_scratch_disk_of_its_size() {
     let with = |settings: &str| format!(r#"{{"image": "debian", {settings}}}"#);
     for (settings, why) in [
