@@ -35,7 +35,7 @@ mod tests {
         (8, "569d68d3cc23a20de3e9cf0e38263ba0495efa5c2f694f5026ce26b07a542854"),
         (9, "02b93df65f3522c3a1679c2204bc2f3ef177659fcefa7c8106166631bdd4f700"),
         (10, "43a2fb65453116dc120bb3eb8fe3f06f9706ef81d1ec0bd513e318f494c82176"),
-        (11, "5995360ffc260fcf7b35c62457270653f3f857ce1897797ef8fd94ae0ba02f34"),
+        (11, "a3e0ce0218d0292b8f72ad0de714b912fdade918080b71cfc796fda21e288e93"),
     ];
 
     /// What is for people and clients, and changes nothing that is stored.

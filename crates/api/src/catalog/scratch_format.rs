@@ -107,7 +107,7 @@ impl fmt::Display for ScratchFormat {
 
 impl PartialSchema for ScratchFormat {
     fn schema() -> RefOr<Schema> {
-        let pattern = "^(ntfs:[A-Za-z0-9 _-]{1,32}|ext4:[A-Za-z0-9 _-]{1,16})$";
+        let pattern = "^(ntfs:[A-Za-z0-9_-]([A-Za-z0-9 _-]{0,30}[A-Za-z0-9_-])?|ext4:[A-Za-z0-9_-]([A-Za-z0-9 _-]{0,14}[A-Za-z0-9_-])?)$";
         ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern)).into()
     }
 }
