@@ -43,3 +43,23 @@ fn each_run_begins_with_the_file_system_that_its_catalog_says() {
     assert_eq!(std::fs::read_dir(&templates).unwrap().count(), 0);
     world.ok(&["machine", "stop", "desk-001", "--wait"]);
 }
+
+/// A machine whose disk is kept keeps its scratch disk as well, until its catalog says another format.
+#[test]
+fn another_format_replaces_a_disk_that_is_not_reset() {
+    let Some(world) = World::new("none") else { return };
+    world.import("golden", "version-1");
+    world.ok(&["store", "add", "temp", world.path("temp").to_str().unwrap(), "--class", "temp"]);
+    let kept = ["--reset", "never", "--scratch-disk", "16M", "--scratch-format", "ext4:scratch"];
+    world.ok(&[&["catalog", "create", "desk", "--image", "golden", "--count", "1"], &kept[..]].concat());
+    world.ok(&["machine", "start", "desk-001", "--wait"]);
+    let disk = std::fs::File::options().write(true).open(scratch_disk(&world)).unwrap();
+    disk.write_all_at(b"of the guest", 8 << 20).unwrap();
+    let has = |text: &[u8], at: usize| std::fs::read(scratch_disk(&world)).unwrap()[at..].starts_with(text);
+    world.ok(&["machine", "restart", "desk-001", "--wait"]);
+    assert!(has(b"of the guest", 8 << 20) && has(b"scratch\0", (1 << 20) + 1024 + 120));
+    world.set("desk", &[r#"scratch_format = "ext4:other""#]);
+    world.ok(&["machine", "restart", "desk-001", "--wait"]);
+    assert!(!has(b"of the guest", 8 << 20) && has(b"other\0", (1 << 20) + 1024 + 120));
+    world.ok(&["machine", "stop", "desk-001", "--wait"]);
+}
