@@ -41,6 +41,7 @@ const OPTIONS: Record<string, string> = {
   data_disk_bytes: "--data-disk",
   data_disk_store: "--data-disk-store",
   scratch_disk_bytes: "--scratch-disk",
+  scratch_format: "--scratch-format",
   vcpus: "--vcpus",
   memory_bytes: "--memory",
   vmm: "--vmm",

@@ -18,6 +18,7 @@ mod off;
 mod pool;
 mod power;
 mod restore;
+mod scratch;
 mod streamed;
 mod unrecorded;
 mod users;

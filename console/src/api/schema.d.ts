@@ -1264,11 +1264,11 @@ export interface components {
          */
         CatalogSpec: {
             /**
-             * @description Kernel command line, for machines that start from a kernel file.
+             * @description Command line of that kernel.
              * @default null
              */
             append?: string | null;
-            /** @description SSH public keys that may log in, each a line of `authorized_keys`. */
+            /** @description SSH public keys that may log in. Each is a line of `authorized_keys`. */
             authorized_keys?: string[];
             /** @description Whether machines start with the daemon and are kept running. */
             autostart?: boolean;
@@ -1296,11 +1296,11 @@ export interface components {
             claim_ttl_seconds?: number | null;
             /**
              * Format: int32
-             * @description Number of machines that the catalog has, from 0 on.
+             * @description Number of machines that the catalog has.
              */
             count?: number;
             /**
-             * @description Model of the processors, such as `Skylake-Server,+vmx,-hle`. By default the host's, and `max` in emulation.
+             * @description Model of the processors. By default the host's, or `max` in emulation. Features may follow: `Skylake-Server,+vmx,-hle`.
              * @default null
              */
             cpu_model?: string | null;
@@ -1319,7 +1319,7 @@ export interface components {
             /** @default none */
             display?: components["schemas"]["DisplayKind"];
             /**
-             * @description Further arguments of QEMU, each an element. They are passed on unchecked.
+             * @description Further arguments of QEMU. Each is an element. They are passed on unchecked.
              * @default []
              */
             extra_args?: string[];
@@ -1332,7 +1332,7 @@ export interface components {
             full?: "pause" | "fail" | null;
             /**
              * Format: int32
-             * @description Seconds that a guest gets to shut down before it is ended.
+             * @description Seconds that a guest has to shut down before it is ended.
              */
             grace_seconds?: number;
             /** @default null */
@@ -1345,7 +1345,7 @@ export interface components {
             /** @description Image of the catalog. With a version it stays at that one; without, each start takes the published one. */
             image: components["schemas"]["ImageRef"];
             /**
-             * @description Initial RAM disk of that kernel: an absolute path on the host.
+             * @description Initial RAM disk of that kernel. It is an absolute path on the host.
              * @default null
              */
             initrd?: string | null;
@@ -1362,16 +1362,16 @@ export interface components {
              */
             iops_burst?: number | null;
             /**
-             * @description Kernel to start instead of the image's boot loader: an absolute path on the host.
+             * @description Kernel to start instead of the image's boot loader. It is an absolute path on the host.
              * @default null
              */
             kernel?: string | null;
-            /** @description Labels for people and for selectors, as keys and values. */
+            /** @description Labels for people and for selectors. They are keys and values. */
             labels?: {
                 [key: string]: string;
             };
             /**
-             * @description Machine type, such as `pc-q35-7.2`. By default `q35`: the newest of that type.
+             * @description Machine type. By default `q35`, the newest of that type. Others have a version, such as `pc-q35-7.2`.
              * @default null
              */
             machine_type?: string | null;
@@ -1427,6 +1427,7 @@ export interface components {
              *     pooled machines can have one.
              */
             scratch_disk_bytes?: number | null;
+            scratch_format?: null | components["schemas"]["ScratchFormat"];
             /**
              * @description Group that may connect to disks of external machines. By default only the daemon's user may.
              * @default null
@@ -1443,7 +1444,7 @@ export interface components {
             tpm?: components["schemas"]["Tpm"];
             /** @description Whether machines are interchangeable, or keep what is written for one owner. */
             type?: components["schemas"]["CatalogKind"];
-            /** @description User-data for cloud-init: text, at most 16 KiB. */
+            /** @description User-data for cloud-init. It is text of at most 16 KiB. */
             user_data?: string | null;
             /**
              * Format: int32
@@ -3453,6 +3454,7 @@ export interface components {
              */
             batch: number;
         };
+        ScratchFormat: string;
         /** @description Selects the machines that match all given fields. Selecting all machines requires `all`. */
         Selector: {
             /** @description Selects all machines of the host. */

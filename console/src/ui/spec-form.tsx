@@ -126,6 +126,13 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
       kind: "size",
       isAdvanced: true,
     },
+    {
+      key: "scratch_format",
+      title: "Scratch format",
+      kind: "text",
+      isAdvanced: true,
+      form: "ntfs:LABEL, ext4:LABEL",
+    },
     { key: "kernel", title: "Kernel", kind: "text", isAdvanced: true },
     { key: "initrd", title: "Initial RAM disk", kind: "text", isAdvanced: true },
     {

@@ -32,9 +32,9 @@ mod ttl;
 
 pub use catalog::{
     BlockingMachine, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate,
-    DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, Firmware, Hardware, HistoryEntry, Network, NewCatalog,
-    Ready, ResetEvent, Rollout, RolloutAction, RolloutChange, RolloutProgress, RolloutState, RolloutStrategy,
-    Tpm, Video, VmmKind, WatchdogAction, differences, settings,
+    DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, FileSystem, Firmware, Hardware, HistoryEntry, Network,
+    NewCatalog, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange, RolloutProgress, RolloutState,
+    RolloutStrategy, ScratchFormat, Tpm, Video, VmmKind, WatchdogAction, differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,

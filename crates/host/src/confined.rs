@@ -162,7 +162,7 @@ impl<'a> Confined<'a> {
         self
     }
 
-    /// Adds a folder whose files the program may change.
+    /// Adds a file that the program may change, or a folder whose files it may change.
     pub fn may_write(mut self, path: &Path) -> Confined<'a> {
         self.writes.push(path.to_owned());
         self
@@ -294,7 +294,8 @@ impl<'a> Confined<'a> {
 fn package(program: &str) -> &str {
     match program {
         "qemu-img" => "qemu-utils",
-        "debugfs" => "e2fsprogs",
+        "debugfs" | "mke2fs" => "e2fsprogs",
+        "mkntfs" => "ntfs-3g",
         "xz" => "xz-utils",
         other => other,
     }

@@ -35,7 +35,7 @@ mod tests {
         (8, "569d68d3cc23a20de3e9cf0e38263ba0495efa5c2f694f5026ce26b07a542854"),
         (9, "02b93df65f3522c3a1679c2204bc2f3ef177659fcefa7c8106166631bdd4f700"),
         (10, "43a2fb65453116dc120bb3eb8fe3f06f9706ef81d1ec0bd513e318f494c82176"),
-        (11, "2e755b24cead70a791cd584416cda13d512b32736d73bf5b057f79e9bfd7d635"),
+        (11, "cb8cb4dccd0277d82102ea90398282d33b650fb4ab7915b636e9e0af0620f572"),
     ];
 
     /// What is for people and clients, and changes nothing that is stored.

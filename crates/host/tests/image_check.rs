@@ -5,7 +5,8 @@ mod common;
 
 use common::{World, ends, refused, run};
 use spillway_api::{
-    ErrorCode, FindingKind, GuestSystem, ImageCheck, ImageImport, Operation, SourceFormat, VolumeContent,
+    Catalog, CatalogSpec, ErrorCode, FindingKind, GuestSystem, ImageCheck, ImageImport, NewCatalog,
+    Operation, SourceFormat, VolumeContent,
 };
 use spillway_testkit::windows::{FileLayout, hive, ntfs_volume};
 use std::os::unix::fs::FileExt;
@@ -63,25 +64,62 @@ fn a_damaged_file_system_is_said_to_be_unread() {
     assert!(!found.boot.bios_code && found.boot.efi_programs.is_empty(), "{found:?}");
 }
 
-/// An image of Windows, by its volume and its registry, as the daemon's clients see it.
-#[test]
-fn windows_is_checked_as_well() {
-    let world = World::new();
-    let client = world.client();
+/// Makes a volume of Windows with these hives, and imports it.
+fn import_windows(world: &World, hives: &[(&str, &str)]) {
     let config = world.path("tree/Windows/System32/config");
     std::fs::create_dir_all(&config).unwrap();
-    let system = "[\\ControlSet001\\Services\\netkvm]\n\"Start\"=dword:00000003\n";
-    let software = "[\\Microsoft\\Windows NT\\CurrentVersion]\n\"ProductName\"=\"Windows Server 2025\"\n";
-    for (name, content) in [("SYSTEM", system), ("SOFTWARE", software)] {
+    for (name, content) in hives {
         std::fs::write(config.join(name), hive(content).unwrap()).unwrap();
     }
     let path = world.path("disk");
     ntfs_volume(&path, 8 << 20, &world.path("tree"), FileLayout::Whole, &[]).unwrap();
     let import = ImageImport { path: path.display().to_string(), format: SourceFormat::Raw, store: None };
+    let client = world.client();
     ends(&client, &client.post::<_, Operation>("/v1/images/desk/versions", &import).unwrap()).unwrap();
+}
+
+/// An image of Windows, by its volume and its registry, as the daemon's clients see it.
+#[test]
+fn windows_is_checked_as_well() {
+    let world = World::new();
+    let client = world.client();
+    let system = "[\\ControlSet001\\Services\\netkvm]\n\"Start\"=dword:00000003\n";
+    let software = "[\\Microsoft\\Windows NT\\CurrentVersion]\n\"ProductName\"=\"Windows Server 2025\"\n";
+    import_windows(&world, &[("SYSTEM", system), ("SOFTWARE", software)]);
     let found: ImageCheck = client.get("/v1/images/desk/versions/1/check").unwrap();
     assert!(found.has_system() && found.guest == Some(GuestSystem::Windows), "{found:?}");
     assert_eq!(found.windows.unwrap().product.as_deref(), Some("Windows Server 2025"));
     let viostor = found.findings.iter().find(|finding| finding.kind == FindingKind::NoVirtioDriver);
     assert!(viostor.unwrap().why.contains("INACCESSIBLE_BOOT_DEVICE"));
+}
+
+/// What resets bring back is the password of one machine account, which all clones share.
+#[test]
+fn a_pool_of_members_of_a_domain_is_warned_of_once_a_check_has_found_that() {
+    let world = World::new();
+    let client = world.client();
+    let system = "[\\ControlSet001\\Services\\netkvm]\n\"Start\"=dword:00000003\n\n\
+                  [\\ControlSet001\\Services\\Tcpip\\Parameters]\n\"Domain\"=\"corp.example.org\"\n";
+    let security = "[\\Policy\\Secrets\\$MACHINE.ACC\\CurrVal]\n@=\"x\"\n";
+    import_windows(&world, &[("SYSTEM", system), ("SECURITY", security)]);
+    let warnings = |name: &str, settings: &str| {
+        let spec = serde_json::from_str(&format!(r#"{{"image": "desk", {settings}}}"#)).unwrap();
+        let new = NewCatalog { name: name.parse().unwrap(), spec };
+        let created: Catalog = client.post("/v1/catalogs", &new).unwrap();
+        created.warnings.into_iter().filter(|warning| warning.contains("domain")).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings("before", r#""count": 0"#), [""; 0], "nothing is checked for that");
+    let found: ImageCheck = client.get("/v1/images/desk/versions/1/check").unwrap();
+    assert!(found.findings.iter().any(|finding| finding.kind == FindingKind::DomainMember), "{found:?}");
+    let [pool] = warnings("pool", r#""count": 0"#).try_into().unwrap();
+    for words in
+        ["pools of members of a domain are not supported", "'corp.example.org'", "take type = dedicated"]
+    {
+        assert!(pool.contains(words), "{words}: {pool}");
+    }
+    assert_eq!(warnings("own", r#""type": "dedicated""#), [""; 0]);
+    // So does each change of the earlier one.
+    let spec: CatalogSpec = serde_json::from_str(r#"{"image": "desk", "vcpus": 2}"#).unwrap();
+    let changed: Catalog = client.put("/v1/catalogs/before", &spec).unwrap();
+    assert!(changed.warnings.iter().any(|warning| warning.contains("members of a domain")), "{changed:?}");
 }

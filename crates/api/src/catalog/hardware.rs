@@ -11,7 +11,7 @@ const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Hardware {
-    /// Program that runs the machines: the host's hypervisor, or one that somebody else starts.
+    /// Whether the host's hypervisor runs the machines, or a program that somebody else starts.
     pub vmm: VmmKind,
     /// Group that may connect to disks of external machines. By default only the daemon's user may.
     pub socket_group: Option<String>,
@@ -24,11 +24,11 @@ pub struct Hardware {
     pub memory_bytes: u64,
     /// Whether the memory consists of huge pages of 2 MiB. The host must have reserved them.
     pub hugepages: bool,
-    /// Model of the processors, such as `Skylake-Server,+vmx,-hle`. By default the host's, and `max` in emulation.
+    /// Model of the processors. By default the host's, or `max` in emulation. Features may follow: `Skylake-Server,+vmx,-hle`.
     pub cpu_model: Option<String>,
-    /// Machine type, such as `pc-q35-7.2`. By default `q35`: the newest of that type.
+    /// Machine type. By default `q35`, the newest of that type. Others have a version, such as `pc-q35-7.2`.
     pub machine_type: Option<String>,
-    /// Operating system of the guests. By default the one in the image, or `linux`. Clock and pointer are chosen for it.
+    /// Operating system of the guests. By default the image's, or `linux`. Clock and pointer are chosen for it.
     pub guest: Option<GuestSystem>,
     /// Firmware of each machine. By default `uefi` if the image starts only with UEFI, else `bios`.
     pub firmware: Option<Firmware>,
@@ -42,15 +42,15 @@ pub struct Hardware {
     pub display: DisplayKind,
     /// Graphics card of a machine with a screen. By default `vga`.
     pub video: Option<Video>,
-    /// What a watchdog does to a guest that does not answer it. By default there is none.
+    /// What a watchdog does to a guest that does not answer. By default there is none.
     pub watchdog: Option<WatchdogAction>,
-    /// Kernel to start instead of the image's boot loader: an absolute path on the host.
+    /// Kernel to start instead of the image's boot loader. It is an absolute path on the host.
     pub kernel: Option<String>,
-    /// Initial RAM disk of that kernel: an absolute path on the host.
+    /// Initial RAM disk of that kernel. It is an absolute path on the host.
     pub initrd: Option<String>,
-    /// Kernel command line, for machines that start from a kernel file.
+    /// Command line of that kernel.
     pub append: Option<String>,
-    /// Further arguments of QEMU, each an element. They are passed on unchecked.
+    /// Further arguments of QEMU. Each is an element. They are passed on unchecked.
     pub extra_args: Vec<String>,
 }
 

@@ -4,6 +4,7 @@ mod difference;
 mod hardware;
 mod ready;
 mod rollout;
+mod scratch_format;
 mod spec;
 
 pub use difference::{Difference, differences, settings};
@@ -13,6 +14,7 @@ pub use rollout::{
     BlockingMachine, CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, Rollout, RolloutAction,
     RolloutChange, RolloutProgress, RolloutState, RolloutStrategy,
 };
+pub use scratch_format::{FileSystem, ScratchFormat};
 pub use spec::{CatalogKind, CatalogSpec, ResetEvent};
 
 use crate::Name;

@@ -1,6 +1,6 @@
 //! Settings of catalogs. Owns the settings, their words and their defaults; the daemon checks combinations.
 
-use super::{Hardware, Ready, VmmKind};
+use super::{Hardware, Ready, ScratchFormat, VmmKind};
 use crate::{DiskMode, Hypervisor, ImageRef, Name, Residency};
 use serde::{Deserialize, Serialize};
 use spillway_control::{DiskSettings, Rate};
@@ -18,11 +18,11 @@ const SECRETS: &[&str] = &["user_data"];
 pub struct CatalogSpec {
     /// Image of the catalog. With a version it stays at that one; without, each start takes the published one.
     pub image: ImageRef,
-    /// Which chunks of a streamed version are brought before a disk needs them, at least. By default those that the residency of
-    /// the version asks for. A version that was copied is not affected.
+    /// Chunks of a streamed version that are brought before a disk needs them, at least. By default those that the
+    /// version asks for. A version that was copied is not affected.
     #[serde(default)]
     pub residency: Option<Residency>,
-    /// Number of machines that the catalog has, from 0 on.
+    /// Number of machines that the catalog has.
     #[serde(default)]
     pub count: u32,
     /// Whether machines are interchangeable, or keep what is written for one owner.
@@ -52,6 +52,10 @@ pub struct CatalogSpec {
     /// pooled machines can have one.
     #[serde(default)]
     pub scratch_disk_bytes: Option<u64>,
+    /// File system and label of scratch disks. By default they are blank. With `ntfs:LABEL` or `ext4:LABEL` they have a partition
+    /// with that file system. Requires `scratch_disk_bytes`: at least 64 MiB for NTFS, and 16 MiB for ext4.
+    #[serde(default)]
+    pub scratch_format: Option<ScratchFormat>,
     /// Virtual hardware of the machines.
     #[serde(flatten)]
     #[schema(inline)]
@@ -65,7 +69,7 @@ pub struct CatalogSpec {
     /// Criterion by which a machine counts as ready. By default it does as soon as it runs.
     #[serde(default)]
     pub ready: Option<Ready>,
-    /// Seconds that a guest gets to shut down before it is ended.
+    /// Seconds that a guest has to shut down before it is ended.
     #[serde(default = "grace_seconds")]
     pub grace_seconds: u32,
     /// Number of machines that are kept started, ready and unclaimed.
@@ -77,13 +81,13 @@ pub struct CatalogSpec {
     /// Whether machines start with the daemon and are kept running.
     #[serde(default)]
     pub autostart: bool,
-    /// User-data for cloud-init: text, at most 16 KiB.
+    /// User-data for cloud-init. It is text of at most 16 KiB.
     #[serde(default)]
     pub user_data: Option<String>,
-    /// SSH public keys that may log in, each a line of `authorized_keys`.
+    /// SSH public keys that may log in. Each is a line of `authorized_keys`.
     #[serde(default)]
     pub authorized_keys: Vec<String>,
-    /// Labels for people and for selectors, as keys and values.
+    /// Labels for people and for selectors. They are keys and values.
     #[serde(default)]
     pub labels: BTreeMap<Name, String>,
     /// Names of settings that were left out of this response, because the role `read` may not see them. A request with

@@ -108,7 +108,7 @@ async fn create_catalog(
     let made = ask_for(move || {
         note.name(new.name.as_str());
         let (mut catalog, is_repeated) = app.catalogs.create(&new.name, &new.spec, dry_run, &key)?;
-        catalog.warnings.extend(app.images.boot_warning(&catalog));
+        catalog.warnings.extend(app.images.warnings(&catalog));
         app.idempotency.note(&key);
         match is_repeated {
             true => note.repeated(),
@@ -196,7 +196,7 @@ async fn replace_catalog(
     let terms = CatalogChangeTerms { expected, discard_data, with_data, force, dry_run };
     let changed = ask_for(move || {
         let (mut catalog, before) = app.catalogs.change(&name, &spec, terms)?;
-        catalog.warnings.extend(app.images.boot_warning(&catalog));
+        catalog.warnings.extend(app.images.warnings(&catalog));
         if dry_run {
             return Ok(catalog.with_effective());
         }
@@ -248,7 +248,7 @@ async fn update_catalog(
     let terms = CatalogChangeTerms { expected, dry_run, ..CatalogChangeTerms::default() };
     let updated = ask_for(move || {
         let (mut catalog, before) = app.catalogs.update(&name, &update, terms)?;
-        catalog.warnings.extend(app.images.boot_warning(&catalog));
+        catalog.warnings.extend(app.images.warnings(&catalog));
         if !dry_run {
             note_change(&note, &before, &catalog);
         }

@@ -5,8 +5,10 @@ use super::naming::NamePattern;
 use crate::error::HostError;
 use regex::bytes::{Regex, RegexBuilder};
 use spillway_api::bounds::Bounded;
-use spillway_api::{CatalogKind, CatalogSpec, DiskMode, Name, Network, Ready, ResetEvent, VmmKind};
-use spillway_control::SettingFault;
+use spillway_api::{
+    CatalogKind, CatalogSpec, DiskMode, GuestSystem, Name, Network, Ready, ResetEvent, VmmKind,
+};
+use spillway_control::{SettingFault, bytes};
 
 const MOST_LABELS: usize = 64;
 const MOST_LABEL_CHARS: usize = 256;
@@ -14,6 +16,8 @@ const MOST_LABEL_CHARS: usize = 256;
 const REDACTED_ONCE: &str = "(not for the role 'read')";
 const MOST_USER_DATA_BYTES: usize = 16 << 10;
 const MOST_KEYS: usize = 64;
+/// Length of a NetBIOS name.
+const MOST_WINDOWS_NAME_BYTES: usize = 15;
 const MOST_KEY_BYTES: usize = 8 << 10;
 const MOST_PATTERN_BYTES: usize = 256;
 /// Largest memory of a compiled pattern.
@@ -43,8 +47,8 @@ pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> 
     if let Some(why) = rules.iter().find_map(|rule| rule(spec)) {
         return Err(HostError::invalid(format!("catalog {name}: {why}")));
     }
-    naming(name, spec)?.name(spec.count.max(1))?;
-    let mut warnings = Vec::new();
+    let last = naming(name, spec)?.name(spec.count.max(1))?;
+    let mut warnings = windows(spec, &last);
     if spec.kind == CatalogKind::Pooled && spec.keeps_writes() {
         let mode = spec.mode().name();
         warnings.push(format!(
@@ -52,6 +56,28 @@ pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> 
         ));
     }
     Ok(warnings)
+}
+
+/// Warns of what cloudbase-init cannot do in machines of Windows.
+fn windows(spec: &CatalogSpec, machine: &Name) -> Vec<String> {
+    if spec.hardware.guest != Some(GuestSystem::Windows) {
+        return Vec::new();
+    }
+    let mut warnings = Vec::new();
+    if machine.as_str().len() > MOST_WINDOWS_NAME_BYTES {
+        warnings.push(format!(
+            "naming: '{machine}' has more than {MOST_WINDOWS_NAME_BYTES} characters, to which cloudbase-init cuts names of Windows: several \
+             machines would have the same one"
+        ));
+    }
+    if spec.kind == CatalogKind::Pooled && spec.reset() == ResetEvent::GuestReboot {
+        warnings.push(
+            "reset: cloudbase-init restarts Windows to give it its name, and guest-reboot discards that name: each start would be \
+             followed by another restart"
+                .into(),
+        );
+    }
+    warnings
 }
 
 /// Refuses settings that were redacted for a reader, because the redacted values would be lost.
@@ -140,7 +166,18 @@ fn disks(spec: &CatalogSpec) -> Objection {
     if spec.scratch_disk_bytes.is_some() && spec.kind == CatalogKind::Dedicated {
         return Some("dedicated machines keep what is written: scratch disks are for pooled ones".into());
     }
-    None
+    let Some(format) = &spec.scratch_format else { return None };
+    let least = format.system().least_disk_bytes();
+    match spec.scratch_disk_bytes {
+        None => {
+            Some("scratch_format is for scratch disks, and there are none: say scratch_disk_bytes".into())
+        }
+        Some(size) if size < least => {
+            let (word, least) = (format.system().word(), bytes(least));
+            Some(format!("scratch_format: {word} requires a scratch_disk_bytes of at least {least}"))
+        }
+        Some(_) => None,
+    }
 }
 
 fn machines(spec: &CatalogSpec) -> Objection {

@@ -24,6 +24,8 @@ fn what_can_be_is_taken() {
         r#"{"image": "debian", "mode": "direct", "overflow_store": "disk", "reset": "guest-reboot"}"#,
         r#"{"image": "debian", "count": 5000, "naming": "d####", "labels": {"team": "x"}}"#,
         r#"{"image": "debian", "data_disk_bytes": 4398046511104, "scratch_disk_bytes": 1073741824}"#,
+        r#"{"image": "debian", "scratch_disk_bytes": 67108864, "scratch_format": "ntfs:Temporary Storage"}"#,
+        r#"{"image": "debian", "scratch_disk_bytes": 16777216, "scratch_format": "ext4:scratch"}"#,
         r#"{"image": "debian", "kernel": "/boot/vmlinuz", "initrd": "/boot/initrd", "append": "root=/dev/vda quiet"}"#,
         r##"{"image": "debian", "user_data": "#cloud-config\npackages:\n\t- fio\r\n", "network": "none", "ready": "agent"}"##,
         r#"{"image": "debian", "authorized_keys": ["ssh-ed25519 AAAAC3 me@here"], "ready": "serial:login: $"}"#,
@@ -110,6 +112,39 @@ fn what_cannot_be_is_refused_with_the_reason() {
     ] {
         assert!(serde_json::from_str::<CatalogSpec>(json).is_err(), "{json}");
     }
+}
+
+#[test]
+fn what_cloudbase_init_cannot_do_is_warned_of() {
+    let warnings = |settings: &str| of(&spec(&format!(r#"{{"image": "desk", {settings}}}"#))).unwrap();
+    let windows = |settings: &str| warnings(&format!(r#""guest": "windows", {settings}"#));
+    assert_eq!(windows(r#""count": 999, "naming": "desktops-of-###""#), [""; 0]);
+    let [cut] = windows(r#""count": 999, "naming": "windows-desk-###""#).try_into().unwrap();
+    assert!(cut.contains("'windows-desk-999' has more than 15 characters"), "{cut}");
+    let [restarts] = windows(r#""reset": "guest-reboot""#).try_into().unwrap();
+    assert!(restarts.contains("another restart"), "{restarts}");
+    assert_eq!(warnings(r#""naming": "windows-desk-###", "reset": "guest-reboot""#), [""; 0]);
+}
+
+#[test]
+fn a_format_needs_a_scratch_disk_of_its_size() {
+    let with = |settings: &str| format!(r#"{{"image": "debian", {settings}}}"#);
+    for (settings, why) in [
+        (r#""scratch_format": "ext4:x""#, "there are none: say scratch_disk_bytes"),
+        (
+            r#""scratch_format": "ntfs:x", "scratch_disk_bytes": 66060288"#,
+            "ntfs requires a scratch_disk_bytes of at least 64",
+        ),
+        (
+            r#""scratch_format": "ext4:x", "scratch_disk_bytes": 15728640"#,
+            "ext4 requires a scratch_disk_bytes of at least 16",
+        ),
+    ] {
+        let error = of(&spec(&with(settings))).unwrap_err();
+        assert!(error.contains(why), "{settings}: {error}");
+    }
+    let unreadable = with(r#""scratch_disk_bytes": 67108864, "scratch_format": "ntfs:""#);
+    assert!(serde_json::from_str::<CatalogSpec>(&unreadable).is_err());
 }
 
 #[test]

@@ -9,7 +9,9 @@ use super::files::VersionFiles;
 use super::streamed::check_whole;
 use super::{BootChoice, Images};
 use crate::error::HostError;
-use spillway_api::{Catalog, ErrorCode, Finding, FindingKind, Firmware, ImageCheck, ImageVersion, Name};
+use spillway_api::{
+    Catalog, CatalogKind, ErrorCode, Finding, FindingKind, Firmware, ImageCheck, ImageVersion, Name,
+};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::{Arc, Mutex};
@@ -153,9 +155,14 @@ impl Images {
         Ok(disk.map_or(BootChoice::default(), |disk| check::boot_choice(&disk)))
     }
 
+    /// Returns what earlier checks have found that machines of this catalog cannot do.
+    pub fn warnings(&self, catalog: &Catalog) -> Vec<String> {
+        [self.boot_warning(catalog), self.domain_warning(catalog)].into_iter().flatten().collect()
+    }
+
     /// Returns a warning if the catalog has no kernel, and an earlier check has found that its version does not boot
     /// without one, or not with its firmware. Starts no check. A record that cannot be read gives no warning: the catalog is changed already.
-    pub fn boot_warning(&self, catalog: &Catalog) -> Option<String> {
+    fn boot_warning(&self, catalog: &Catalog) -> Option<String> {
         let (image, version) = (&catalog.spec.image.name, catalog.version);
         if catalog.spec.hardware.kernel.is_some() {
             return None;
@@ -176,6 +183,23 @@ impl Images {
         let missing = checked.findings.iter().find(|finding| finding.kind == FindingKind::NoBootLoader)?;
         let Finding { what, remedy, .. } = missing;
         Some(format!("its machines cannot boot {image}:{version}: {what}: {remedy}"))
+    }
+
+    /// Returns a warning if machines of the catalog are reset, and an earlier check has found that its version is a member of a domain.
+    /// Starts no check. A record that cannot be read gives no warning: the catalog is changed already.
+    fn domain_warning(&self, catalog: &Catalog) -> Option<String> {
+        if catalog.spec.kind == CatalogKind::Dedicated {
+            return None;
+        }
+        let (image, version) = (&catalog.spec.image.name, catalog.version);
+        let record = self.objects.get::<ImageVersion>(&super::key(image, version)).ok()??;
+        let checked = self.checks.known(record.value.digest.as_deref()?)?;
+        let member = checked.findings.iter().find(|finding| finding.kind == FindingKind::DomainMember)?;
+        Some(format!(
+            "pools of members of a domain are not supported: a reset brings an old password of the machine account back, and all clones of \
+             {image}:{version} share that account ({}): {}, or take type = dedicated",
+            member.what, member.remedy
+        ))
     }
 
     fn to_check(&self, name: &Name, version: u32) -> Result<(ImageVersion, VersionFiles, String), HostError> {

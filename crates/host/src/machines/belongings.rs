@@ -1,10 +1,10 @@
 //! What outlives a machine's runs: its SSH host key, its data disk and its kept disk. Owns these records and files, and
-//! the files that are made anew for each run: the seed disk and the scratch disk.
+//! the seed disk, which is made anew for each run.
 //!
 //! Invariant: a kept file is named by its machine's UUID and is removed only on request; a record names a file only once
 //! the file exists.
 
-use super::vmm::FirmwareState;
+use super::{scratch, vmm::FirmwareState};
 use crate::error::HostError;
 use crate::events::Events;
 use crate::seed::{HostKey, Seed, host_key};
@@ -27,7 +27,6 @@ const DATA: &str = "data";
 const DISKS: &str = "disks";
 /// Extension of kept disks.
 const DISK: &str = "disk";
-pub(super) const SCRATCH: &str = "scratch";
 
 /// Record of what a machine keeps between its runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -191,7 +190,9 @@ impl MachineFiles {
         let none = "no store is of class temp: add one ('spillway store add')";
         let store = store.ok_or_else(|| HostError::new(ErrorCode::Unavailable, none))?;
         self.stores.check(&store)?;
-        Ok(Some(store.path.join(SCRATCH).join(format!("{}-{}.raw", machine.name, machine.identity.uuid))))
+        Ok(Some(
+            store.path.join(scratch::FOLDER).join(format!("{}-{}.raw", machine.name, machine.identity.uuid)),
+        ))
     }
 
     /// Removes a kept file durably, and with a disk what its machine's firmware keeps. Fails if the file cannot be seen, or if it might reappear after a power loss.
@@ -253,12 +254,6 @@ pub fn write_seed(
     write().map_err(|e| failed(&path, "cannot be written", e))
 }
 
-/// Creates an empty scratch disk, and replaces what was there.
-pub fn empty(path: &Path, bytes: u64) -> Result<(), HostError> {
-    remove(path)?;
-    make(path, bytes)
-}
-
 /// Removes a file if it exists.
 pub fn remove(path: &Path) -> Result<(), HostError> {
     match fs::remove_file(path) {
@@ -269,7 +264,7 @@ pub fn remove(path: &Path) -> Result<(), HostError> {
 
 /// Creates a sparse file of at least this size, or takes the one that exists: records that were restored from a backup may not
 /// name it yet.
-fn make(path: &Path, bytes: u64) -> Result<(), HostError> {
+pub(super) fn make(path: &Path, bytes: u64) -> Result<(), HostError> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let make = || {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -296,7 +291,7 @@ fn grow(path: &Path, bytes: u64) -> Result<(), HostError> {
     grow().map_err(|e| failed(path, "cannot be used", e))
 }
 
-fn failed(path: &Path, what: &str, error: io::Error) -> HostError {
+pub(super) fn failed(path: &Path, what: &str, error: io::Error) -> HostError {
     let code = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::Exhausted,
         _ => ErrorCode::Internal,

@@ -28,6 +28,7 @@ mod registry;
 mod rolling;
 mod rollout;
 mod run;
+mod scratch;
 mod shared;
 mod status;
 mod tag;
@@ -256,7 +257,8 @@ fn take_over(shared: &MachineServices) -> Result<(), HostError> {
             .any(|name| file.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-')))
     };
     let scratch = |path: &Path| runs.iter().any(|(_, run)| run.scratch.as_deref() == Some(path));
-    shared.files.sweep(belongings::SCRATCH, |path| scratch(path) || may_be_of_one(path))?;
+    shared.files.sweep(scratch::FOLDER, |path| scratch(path) || may_be_of_one(path))?;
+    shared.files.sweep(scratch::TEMPLATES, |_| false)?;
     let copy =
         |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
     shared.files.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))

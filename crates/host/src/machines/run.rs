@@ -6,7 +6,7 @@
 //! durability over a power loss does not matter.
 
 use super::desired_state::boot_id;
-use super::{belongings, blocking};
+use super::{blocking, scratch};
 use crate::error::HostError;
 use crate::images::BootChoice;
 use crate::resources::budget::Need;
@@ -223,10 +223,10 @@ impl RunRecord {
         self.boot != boot_id()
     }
 
-    /// Empties the scratch disk.
+    /// Empties the scratch disk, and formats it.
     pub fn empty_scratch(&self) -> Result<(), HostError> {
         match (&self.scratch, self.spec.scratch_disk_bytes) {
-            (Some(path), Some(bytes)) => belongings::empty(path, bytes),
+            (Some(path), Some(bytes)) => scratch::empty(path, bytes, self.spec.scratch_format.as_ref()),
             _ => Ok(()),
         }
     }

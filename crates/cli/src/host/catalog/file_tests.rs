@@ -93,7 +93,7 @@ fn what_is_written_is_read_again() {
         "ram_bytes": 268435457, "ram_guarantee_bytes": 4096, "overflow_bytes": 10737418240,
         "overflow_store": "fast", "full": "fail", "warn_at": 70, "critical_at": 95, "iops": 500, "iops_burst": 50,
         "bandwidth_bytes": 104857600, "bandwidth_burst_bytes": 1048576, "base_cache": "none", "verify_reads": true, "data_disk_bytes": 1073741824,
-        "data_disk_store": "big", "scratch_disk_bytes": 1048576, "vcpus": 4, "memory_bytes": 4294967296,
+        "data_disk_store": "big", "scratch_disk_bytes": 1048576, "scratch_format": "ntfs:Temporary Storage", "vcpus": 4, "memory_bytes": 4294967296,
         "vmm": "external", "socket_group": "kvm", "sockets": 2, "hugepages": true, "cpu_model": "max,+avx", "machine_type": "pc-q35-7.2", "guest": "windows", "firmware": "uefi-secure", "tpm": "2.0",
         "network": {"bridge": "br0"}, "more_networks": ["user", {"bridge": "br1"}], "display": "vnc", "video": "virtio", "watchdog": "reset",
         "extra_args": ["-device", "usb-audio,id=\"x\""], "naming": "d-####", "reset": "guest-reboot", "ready": "serial:\\d+ \"login\":",

@@ -12,8 +12,8 @@ use crate::output;
 use clap::Args;
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, NewCatalog, Ready, ResetEvent, Residency, bounds,
-    parse_ttl,
+    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, NewCatalog, Ready, ResetEvent, Residency,
+    ScratchFormat, bounds, parse_ttl,
 };
 use std::path::PathBuf;
 
@@ -81,6 +81,9 @@ struct Settings {
         help = bounds::DISK_BYTES.help("Size of a scratch disk, which is empty after each reset, in a store of class temp [default: no such disk]")
     )]
     scratch_disk: Option<u64>,
+    /// File system of the scratch disk: ntfs:LABEL or ext4:LABEL [default: the disk is blank]
+    #[arg(long, value_name = "SYSTEM:LABEL", requires = "scratch_disk")]
+    scratch_format: Option<ScratchFormat>,
     /// Hardware of the machines.
     #[command(flatten)]
     hardware: HardwareOptions,
@@ -174,6 +177,7 @@ impl Settings {
             data_disk_bytes: self.data_disk,
             data_disk_store: self.data_disk_store,
             scratch_disk_bytes: self.scratch_disk,
+            scratch_format: self.scratch_format,
             hardware: self.hardware.hardware()?,
             naming: self.naming,
             reset: self.reset,

@@ -15,7 +15,7 @@ use crate::machines::status::Status;
 use crate::machines::vmm::FirmwareState;
 use crate::machines::{belongings, blocking, disk, last_words, look};
 use crate::processes::{self, ObservedProcess};
-use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
+use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use spillway_control::{Request, Touched};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
@@ -161,12 +161,13 @@ impl MachineReconciler {
         let (machine, catalog) = (machine.clone(), catalog.clone());
         blocking(move || {
             let belongings = shared.files.belongings(&machine, &catalog, resets)?;
-            let before = run.spec.scratch_disk_bytes;
+            let of = |spec: &CatalogSpec| (spec.scratch_disk_bytes, spec.scratch_format.clone());
+            let before = of(&run.spec);
             run.spec = run.next(&catalog.spec);
             run.boot_choice =
                 BootChoice::of(&run.spec, || shared.images.boot_choice(&run.image, run.version))?;
             run.data = belongings.data;
-            if run.spec.scratch_disk_bytes != before {
+            if of(&run.spec) != before {
                 run.scratch.as_deref().map_or(Ok(()), belongings::remove)?;
                 run.scratch = shared.files.scratch(&machine, &run.spec)?;
                 run.empty_scratch()?;
