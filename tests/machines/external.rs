@@ -96,6 +96,8 @@ fn a_disk_for_another_vmm_is_made_started_forgotten_and_grown() {
     // A name of the pattern is not given again when the catalog grows.
     add(&world, "vms-003", "16M");
     world.ok(&["catalog", "scale", "vms", "4"]);
+    let (code, _, error) = world.spillway(&["catalog", "scale", "vms", "3"]);
+    assert!(code != 0 && error.contains("remove them by name"), "{error}");
     let names: Vec<String> =
         world.list(Some("vms")).iter().map(|machine| machine["name"].as_str().unwrap().to_owned()).collect();
     assert_eq!(names.len(), 4, "{names:?}");

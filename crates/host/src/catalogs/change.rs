@@ -6,7 +6,7 @@ use super::records::Removal;
 use super::{Catalogs, spec, update};
 use crate::error::HostError;
 use crate::tags::Tag;
-use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name};
+use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name, VmmKind};
 
 /// Conditions of a change.
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,6 +81,13 @@ pub(super) fn check(before: &Catalog, after: &CatalogSpec, discard_data: bool) -
     let refuse = |why: &str| Err(HostError::new(ErrorCode::Conflict, format!("catalog {name}: {why}")));
     if spec.naming(name) != after.naming(name) {
         return refuse("its naming cannot be changed: make another");
+    }
+    if spec.hardware.vmm == VmmKind::External && after.count < spec.count {
+        let message = format!(
+            "its machines were added by name, and a lower count would remove any of them: remove them by name ('spillway machine delete'), and give count = {} or more",
+            spec.count
+        );
+        return refuse(&message);
     }
     if spec.hardware.vmm != after.hardware.vmm {
         return refuse("its vmm cannot be changed: make another");

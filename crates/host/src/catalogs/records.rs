@@ -273,6 +273,11 @@ impl Catalogs {
     ) -> Result<(), HostError> {
         let Some(size_bytes) = size_bytes else { return Ok(()) };
         let mode = catalog.spec.mode();
+        if catalog.spec.keeps_writes() {
+            let message =
+                format!("{name}: a disk that is kept while its machine is off has the size of its image");
+            return Err(HostError::invalid(message));
+        }
         if matches!(mode, DiskMode::Persistent | DiskMode::Ephemeral) {
             let mode = mode.name();
             return Err(HostError::invalid(format!(

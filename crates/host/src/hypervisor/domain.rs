@@ -73,6 +73,8 @@ pub fn describe(
     let machine_type = escape(hardware.machine_type.as_deref().unwrap_or(qemu::MACHINE_TYPE));
     let (firmware, features, clock) =
         (firmware(files, &path), features(files, accelerator), clock(files, accelerator));
+    // A machine that wakes up verifies nothing.
+    let sleep = if files.is_secure() { "  <pm><suspend-to-mem enabled='no'/></pm>\n" } else { "" };
     let (pages, cpu) = (pages(hardware), processors(hardware, accelerator));
     let networks = networks(hardware, &machine.identity);
     let (tpm, watchdog) = (tpm(hardware, &path), watchdog(hardware));
@@ -101,7 +103,7 @@ pub fn describe(
 {firmware}    <smbios mode='sysinfo'/>
 {kernel}  </os>
   <features><acpi/><apic/>{features}</features>
-{cpu}{clock}  <on_poweroff>destroy</on_poweroff>
+{cpu}{clock}{sleep}  <on_poweroff>destroy</on_poweroff>
   <on_reboot>{at_reboot}</on_reboot>
   <on_crash>destroy</on_crash>
   <devices>
@@ -351,6 +353,7 @@ mod tests {
             "<type arch='x86_64' machine='pc-q35-7.2'>hvm</type>",
             "<loader readonly='yes' secure='yes' type='pflash'>/a &amp; b/code</loader>",
             "<nvram>/stores/x.variables</nvram>",
+            "<pm><suspend-to-mem enabled='no'/></pm>",
             "<smm state='on'/><hyperv mode='custom'><relaxed state='on'/>",
             "<spinlocks state='on' retries='8191'/>",
             "<clock offset='localtime'>",

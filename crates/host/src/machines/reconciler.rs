@@ -78,6 +78,8 @@ pub struct MachineReconciler {
     leftovers_reported: bool,
     /// Whether the event was raised that the machine waits for the host's budget.
     wait_reported: bool,
+    /// Whether this daemon has granted the group of an external machine access to its disk.
+    group_admitted: bool,
     /// Revision of the desired state that the last step read.
     seen: Revision,
 }
@@ -151,6 +153,7 @@ impl MachineReconciler {
             firmware: Firmware::default(),
             leftovers_reported: false,
             wait_reported: false,
+            group_admitted: false,
             seen: Revision::default(),
         }
     }
@@ -294,9 +297,13 @@ impl MachineReconciler {
             return Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(&disk), None)?));
         }
         self.adjust(catalog, &mut run).await?;
-        if !run.ready {
+        if !self.group_admitted || !run.ready {
+            // Each daemon does so again: systemd sets the rights of the state's folder when it starts one.
             let (folder, served) = (self.folder.clone(), run.clone());
             blocking(move || vmm::admit_group(&folder, &served)).await?;
+            self.group_admitted = true;
+        }
+        if !run.ready {
             run.ready = true;
             self.folder.save_in_background(&run).await?;
         }

@@ -31,6 +31,8 @@ pub struct Domain {
     pub uuid: String,
     /// Its mark, if its disk is one of ours.
     pub mark: Option<Mark>,
+    /// Sockets of its disks that others serve.
+    sockets: Vec<String>,
 }
 
 impl Domain {
@@ -46,7 +48,24 @@ impl Domain {
         let mark = child(domain, "metadata")
             .and_then(|data| data.children().find(|node| node.has_tag_name((NAMESPACE, "disk"))));
         let mark = mark.map(read_mark).transpose()?;
-        Ok(Domain { uuid: uuid.to_ascii_lowercase(), mark })
+        let is_served =
+            |node: &Node<'_, '_>| node.has_tag_name("disk") && node.attribute("type") == Some("vhostuser");
+        let disks =
+            child(domain, "devices").into_iter().flat_map(|devices| devices.children().filter(is_served));
+        let path = |disk| child(disk, "source")?.attribute("path").map(str::to_owned);
+        Ok(Domain { uuid: uuid.to_ascii_lowercase(), mark, sockets: disks.filter_map(path).collect() })
+    }
+
+    /// Whether its disk is that of its own machine. A copy of a domain has the disk of the other.
+    pub fn has_own_disk(&self) -> bool {
+        let machine = self.machine();
+        let folder = |socket: &String| {
+            Path::new(socket)
+                .parent()
+                .and_then(Path::file_name)
+                .is_some_and(|folder| folder == machine.as_str())
+        };
+        self.sockets.iter().any(folder)
     }
 
     /// Name of the machine that belongs to the domain. It has no other part than the UUID, so that a domain names no machine of
@@ -70,6 +89,12 @@ pub fn adopt(text: &str, target: Option<&str>, catalog: &Name, socket: &Path) ->
     let domain = document.root_element();
     if Domain::read(text)?.mark.is_some() {
         return Err("its disk is one of spillway's already".into());
+    }
+    // Its description becomes a part of what every user of libvirt may read.
+    if document.descendants().any(|node| node.attribute("passwd").is_some()) {
+        return Err(
+            "it has a password for its screen, and its description would show that: take it out of the description first".into()
+        );
     }
     let disk = system_disk(domain, target)?;
     let mut changes =
@@ -220,6 +245,12 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        assert!(!Domain::read(&text).unwrap().has_own_disk(), "the socket is another machine's");
+        let socket = "/run/lv-11111111-2222-4333-8444-55555555555a/disk.sock";
+        let own = adopt(PLAIN, None, &"vms".parse().unwrap(), Path::new(socket)).unwrap();
+        assert!(Domain::read(&own).unwrap().has_own_disk());
+        let copy = own.replace("<uuid>11111111", "<uuid>21111111");
+        assert!(!Domain::read(&copy).unwrap().has_own_disk(), "that of a copy is the other's");
         let other = adopt(PLAIN, Some("vdb"), &"vms".parse().unwrap(), Path::new("/s")).unwrap();
         assert!(other.contains("<source file='/images/web.qcow2'/>\n      <target dev='vda'"), "{other}");
         assert!(other.contains("path='/s'"), "{other}");
@@ -243,6 +274,8 @@ mod tests {
         let refused =
             |text: &str, target| adopt(text, target, &"vms".parse().unwrap(), Path::new("/s")).unwrap_err();
         assert!(refused(&adopted(PLAIN), None).contains("already"));
+        let graphics = "<graphics type='vnc' passwd='sesame'/></devices>";
+        assert!(refused(&PLAIN.replace("</devices>", graphics), None).contains("a password"));
         assert!(refused(PLAIN, Some("vdz")).contains("no disk 'vdz'"));
         assert!(refused(&PLAIN.replace("bus='virtio'", "bus='sata'"), None).contains("bus 'sata'"));
         assert!(refused("<network/>", None).contains("not a domain's"));

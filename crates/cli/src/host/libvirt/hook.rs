@@ -5,7 +5,7 @@
 //! which waits for it; and what it does for a domain concerns the machine of that domain's UUID alone.
 
 use super::act;
-use super::description::{Domain, MOST_BYTES};
+use super::description::{Domain, MOST_BYTES, NAMESPACE};
 use crate::error::{Exit, Failure};
 use crate::host::Daemon;
 use spillway_api::{Action, MachineDetails, NewMachine};
@@ -34,9 +34,21 @@ pub fn run(arguments: &[String]) -> Result<(), Failure> {
     }
     let mut text = String::new();
     let read = std::io::stdin().lock().take(MOST_BYTES).read_to_string(&mut text);
-    // A description that is not one is libvirt's to refuse.
-    let Some(domain) = read.ok().and_then(|_| Domain::read(&text).ok()) else { return Ok(()) };
+    let known = read.map_err(|e| e.to_string()).and_then(|_| Domain::read(&text));
+    let domain = match known {
+        Ok(domain) => domain,
+        // A description without our mark is libvirt's to refuse.
+        Err(_) if !text.contains(NAMESPACE) => return Ok(()),
+        Err(why) => return Err(Failure::new(Exit::Refused, format!("domain {name}: {why}"))),
+    };
     let Some(mark) = &domain.mark else { return Ok(()) };
+    if !domain.has_own_disk() {
+        let message = format!(
+            "domain {name}: it is a copy of a domain that has a disk of spillway's, and its disk is that domain's: undefine it, and copy \
+             the other one after 'spillway libvirt release'"
+        );
+        return if operation == "prepare" { Err(Failure::new(Exit::Refused, message)) } else { Ok(()) };
+    }
     let refuse = |what: &str| {
         let message = format!(
             "domain {name}: it cannot be {what}: what it has written to its disk is on this host, and forgotten when it is turned off"

@@ -14,8 +14,8 @@ use description::Domain;
 use serde_json::json;
 use spillway_api::client::Client;
 use spillway_api::{
-    Action, Catalog, CatalogSpec, Empty, ImageRef, MachineAction, MachineDetails, Name, NewCatalog,
-    NewMachine, Page, Phase, Selector, VmmKind, bounds,
+    Action, Catalog, CatalogSpec, Empty, HostDetails, ImageRef, MachineAction, MachineDetails, Name,
+    NewCatalog, NewMachine, Page, Phase, Selector, VmmKind, bounds,
 };
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -109,8 +109,19 @@ impl Adopt {
         let any = domain.machine();
         description::adopt(&text, self.target.as_deref(), &any, Path::new("/")).map_err(fault)?;
         let (client, machine) = (daemon.client()?, domain.machine());
+        // What an earlier attempt has left, whose domain does not have it.
+        remove_leftovers(&client, &machine)?;
         let (catalog, is_own) = match (self.catalog, self.image) {
-            (Some(catalog), _) => (catalog, false),
+            (Some(catalog), _) => {
+                let found: Catalog = client.get(&format!("/v1/catalogs/{catalog}"))?;
+                if found.spec.hardware.vmm != VmmKind::External || found.spec.keeps_writes() {
+                    let message = format!(
+                        "catalog {catalog}: it must have vmm = external, and a reset that is not never"
+                    );
+                    return Err(Failure::new(Exit::Refused, message));
+                }
+                (catalog, false)
+            }
             (None, Some(image)) => {
                 let mut spec = CatalogSpec { image, disk: self.disk.settings(), ..CatalogSpec::defaults() };
                 spec.hardware.vmm = VmmKind::External;
@@ -155,8 +166,16 @@ impl WhichDomain {
         let domain = Domain::read(&text).map_err(fault)?;
         let mark = domain.mark.as_ref().filter(|mark| !mark.original.is_empty());
         let mark = mark.ok_or_else(|| fault("its disk is not one of spillway's".into()))?;
-        self.define(&mark.original)?;
+        let original = Domain::read(&mark.original).map_err(fault)?;
+        if original.uuid != domain.uuid {
+            return Err(fault(
+                "it is a copy of another domain, whose description it has: undefine it".into(),
+            ));
+        }
+        // What cannot be reached could not be removed afterwards.
         let (client, machine) = (daemon.client()?, domain.machine());
+        let _: HostDetails = client.get("/v1/host")?;
+        self.define(&mark.original)?;
         remove(&client, &machine, Some(&mark.catalog).filter(|catalog| **catalog == machine))?;
         daemon.show(&json!({ "domain": name }), |_| format!("{name} has its earlier disk\n"))
     }
@@ -166,6 +185,14 @@ impl WhichDomain {
         let state = self.virsh(&["domstate", "--domain", &self.domain])?;
         if state.trim() != "shut off" {
             let message = format!("domain {}: it is '{}': turn it off first", self.domain, state.trim());
+            return Err(Failure::new(Exit::Refused, message));
+        }
+        let about = self.virsh(&["dominfo", "--domain", &self.domain])?;
+        if about.lines().any(|line| line.starts_with("Managed save:") && line.ends_with("yes")) {
+            let message = format!(
+                "domain {0}: its memory is saved and belongs to the disk that it has now: start it, and turn it off, or 'virsh managedsave-remove {0}'",
+                self.domain
+            );
             return Err(Failure::new(Exit::Refused, message));
         }
         self.virsh(&["dumpxml", "--inactive", "--security-info", "--domain", &self.domain])
@@ -194,6 +221,20 @@ impl WhichDomain {
         let said = String::from_utf8_lossy(&done.stderr);
         let said: Vec<&str> = said.lines().map(|line| line.trim_start_matches("error: ").trim()).collect();
         Err(Failure::new(Exit::Refused, format!("libvirt: {}", said.join(": "))))
+    }
+}
+
+/// Removes the machine of a domain that has none, and its own catalog.
+fn remove_leftovers(client: &Client, machine: &Name) -> Result<(), Failure> {
+    let found: Result<MachineDetails, _> = client.get(&format!("/v1/machines/{machine}"));
+    match found {
+        Ok(found) => remove(client, machine, Some(machine).filter(|own| **own == found.machine.catalog)),
+        Err(_) => {
+            // Perhaps only the catalog was made.
+            let _: Result<Empty, _> =
+                client.delete(&format!("/v1/catalogs/{machine}?with_data=true&force=true"));
+            Ok(())
+        }
     }
 }
 

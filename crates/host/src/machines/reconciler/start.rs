@@ -212,8 +212,8 @@ impl MachineReconciler {
         let (firmware, state) = (run.boot_choice.firmware, FirmwareState::of(&self.folder, run));
         blocking(move || {
             let Some(found) = uefi::find(firmware, &machine_type)? else { return Ok(None) };
-            state.prepare_variables(&found.template)?;
-            Ok(Some((found, state.variables)))
+            let variables = state.prepare_variables(&found)?;
+            Ok(Some((found, variables)))
         })
         .await
     }

@@ -5,6 +5,7 @@
 //! beside it, under its name.
 
 use crate::error::HostError;
+use crate::hypervisor::uefi::Uefi;
 use crate::machines::run::{MachineFolder, RunRecord};
 use spillway_api::ErrorCode;
 use std::fs::{self, DirBuilder, File};
@@ -14,7 +15,9 @@ use std::path::{Path, PathBuf};
 
 /// In a machine's folder, the name before the extension.
 const NAME: &str = "firmware";
-/// Extension of the variables.
+/// Extensions of the variables: of firmware that verifies what it starts, and of other firmware. The former never uses variables in
+/// which the latter, or its guest, could have put what is trusted.
+const SECURE: &str = "secure-variables";
 const VARIABLES: &str = "variables";
 /// Extension of the folder of the module's state.
 const TPM: &str = "tpm";
@@ -24,8 +27,8 @@ const STATE: &str = "state";
 /// Files of a machine's firmware and trusted platform module.
 #[derive(Clone, Debug)]
 pub struct FirmwareState {
-    /// The variables of UEFI firmware.
-    pub variables: PathBuf,
+    /// Path without an extension.
+    base: PathBuf,
     /// Folder of the module's state, which only the daemon may enter.
     tpm: PathBuf,
 }
@@ -41,24 +44,36 @@ impl FirmwareState {
 
     /// Returns the files beside a kept disk.
     pub fn beside(disk: &Path) -> FirmwareState {
-        FirmwareState { variables: disk.with_extension(VARIABLES), tpm: disk.with_extension(TPM) }
+        FirmwareState { base: disk.to_owned(), tpm: disk.with_extension(TPM) }
     }
 
-    /// Creates the variables from their template, unless the machine has some.
-    pub fn prepare_variables(&self, template: &Path) -> Result<(), HostError> {
-        if self.variables.exists() {
-            return Ok(());
+    /// Creates the variables for this firmware from its template, unless the machine has some, and returns their path.
+    pub fn prepare_variables(&self, uefi: &Uefi) -> Result<PathBuf, HostError> {
+        let variables = self.base.with_extension(if uefi.is_secure { SECURE } else { VARIABLES });
+        let template = &uefi.template;
+        let size = |path: &Path| fs::metadata(path).map(|found| found.len()).ok();
+        if let Some(bytes) = size(&variables) {
+            if size(template) != Some(bytes) {
+                let message = format!(
+                    "{} has {bytes} bytes, and the variables of this host's UEFI firmware have another size: install the earlier \
+                     firmware, or reset the machine",
+                    variables.display()
+                );
+                return Err(HostError::new(ErrorCode::Unavailable, message));
+            }
+            return Ok(variables);
         }
         // Whoever finds the file finds it whole.
-        let partial = self.variables.with_extension("variables.new");
+        let partial = variables.with_extension("variables.new");
         let make = || {
             let mut file =
                 File::options().create(true).truncate(true).write(true).mode(0o600).open(&partial)?;
             io::copy(&mut File::open(template)?, &mut file)?;
             file.sync_all()?;
-            fs::rename(&partial, &self.variables)
+            fs::rename(&partial, &variables)
         };
-        make().map_err(|e| failed(&self.variables, &format!("cannot be made from {}", template.display()), e))
+        make().map_err(|e| failed(&variables, &format!("cannot be made from {}", template.display()), e))?;
+        Ok(variables)
     }
 
     /// Opens the module's state, and creates it if the machine has none. Its program opens it again through the descriptor, so
@@ -80,9 +95,10 @@ impl FirmwareState {
     /// Removes the files, of which no process may run any more.
     pub fn remove(&self) -> Result<(), HostError> {
         let absent = |e: io::Error| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) };
-        fs::remove_file(&self.variables)
-            .or_else(absent)
-            .map_err(|e| failed(&self.variables, "cannot be removed", e))?;
+        for extension in [VARIABLES, SECURE] {
+            let file = self.base.with_extension(extension);
+            fs::remove_file(&file).or_else(absent).map_err(|e| failed(&file, "cannot be removed", e))?;
+        }
         fs::remove_dir_all(&self.tpm).or_else(absent).map_err(|e| failed(&self.tpm, "cannot be removed", e))
     }
 }
@@ -93,4 +109,35 @@ fn failed(path: &Path, what: &str, error: io::Error) -> HostError {
         _ => ErrorCode::Internal,
     };
     HostError::new(code, format!("{} {what}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn firmware_that_verifies_has_variables_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let uefi = |template: &str, is_secure| Uefi {
+            code: "/c".into(),
+            template: dir.path().join(template),
+            is_secure,
+        };
+        fs::write(dir.path().join("plain"), "plain").unwrap();
+        fs::write(dir.path().join("keys"), "keys!").unwrap();
+        fs::write(dir.path().join("large"), "larger").unwrap();
+        let state = FirmwareState::beside(&dir.path().join("a.disk"));
+        let plain = state.prepare_variables(&uefi("plain", false)).unwrap();
+        fs::write(&plain, "guest").unwrap();
+        assert_eq!(state.prepare_variables(&uefi("plain", false)).unwrap(), plain);
+        assert_eq!(fs::read(&plain).unwrap(), b"guest", "they are the guest's");
+        let secure = state.prepare_variables(&uefi("keys", true)).unwrap();
+        assert_eq!((fs::read(&secure).unwrap(), secure != plain), (b"keys!".to_vec(), true));
+        let other = state.prepare_variables(&uefi("large", false)).unwrap_err();
+        assert!(other.message.contains("another size"), "{other}");
+        state.open_tpm(None).unwrap();
+        state.remove().unwrap();
+        state.remove().unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3, "only the templates are left");
+    }
 }
