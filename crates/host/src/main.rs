@@ -127,6 +127,13 @@ struct Arguments {
     /// Largest sum of the guests' processors, in percent of the host's
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(100..=10_000), default_value_t = 800)]
     vcpu_overcommit: u32,
+    /// Number of machines that boot at the same time, 0: no limit; others wait for their turn [default: 2 for each processor of the
+    /// host, 4 at least]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    boots_at_once: Option<u32>,
+    /// With --boots-at-once: seconds after which a machine that is not ready yet counts no longer
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600), default_value_t = 180)]
+    boot_patience: u32,
     /// When less memory than this is available, caches shrink towards their guarantees [default: a twentieth of the host's]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     memory_floor: Option<u64>,
@@ -301,6 +308,8 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         memory_reserve_bytes: arguments.memory_reserve,
         memory_overcommit_percent: arguments.memory_overcommit,
         vcpu_overcommit_percent: arguments.vcpu_overcommit,
+        boots_at_once: arguments.boots_at_once,
+        boot_patience: Duration::from_secs(arguments.boot_patience.into()),
         memory_floor_bytes: arguments.memory_floor,
         libvirt_uri: arguments.libvirt_uri,
         audit: arguments.audit,

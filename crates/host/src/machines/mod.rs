@@ -7,6 +7,7 @@ mod act;
 mod admission;
 pub mod belongings;
 mod blocking;
+mod boots;
 mod claims;
 mod closing;
 mod commit;
@@ -43,6 +44,7 @@ use crate::error::HostError;
 use crate::events::Events;
 use crate::guest_users::UserRange;
 use crate::images::Images;
+use crate::processes::{self, ObservedProcess};
 use crate::resources::budget::{Capacity, Need};
 use crate::scopes::Scopes;
 use crate::store::{Objects, RecordKind};
@@ -51,6 +53,7 @@ use act::MachineActions;
 pub use act::MachineDeleteTerms;
 use belongings::Belongings;
 use blocking::{blocking, last_words, look};
+pub use boots::BootLimits;
 use claims::Claims;
 pub use claims::{ClaimSelector, Claimant};
 use closing::HostGate;
@@ -71,7 +74,7 @@ use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
 use oversee::Overseer;
 use registry::MachineRegistry;
 use rolling::Rollouts;
-use run::MachineFolders;
+use run::{MachineFolders, RunRecord};
 use shared::MachineServices;
 use spillway_api::{Catalog, Hypervisor, Machine, Name, Power};
 use spillway_control::kvm::Accelerator;
@@ -93,7 +96,7 @@ pub(crate) const RECORDS: [RecordKind; 5] = [
 /// Schema of the file `run.json`, which is stored too.
 #[cfg(test)]
 pub(crate) fn run_schema() -> crate::store::RecordSchema {
-    crate::store::schema::<run::RunRecord>()
+    crate::store::schema::<RunRecord>()
 }
 
 /// The machines of a host, grouped by what clients can ask. A clone refers to the same machines.
@@ -142,6 +145,8 @@ pub struct MachineHostConfig {
     pub libvirt_uri: String,
     /// Budget of the host for machines.
     pub capacity: Capacity,
+    /// How many machines boot at the same time.
+    pub boots: BootLimits,
     /// Caches shrink when less memory than this is available.
     pub memory_floor_bytes: u64,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
@@ -242,6 +247,7 @@ fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     for (name, run) in runs.iter().filter(|(_, run)| !run.is_of_another_boot()) {
         shared.admission.note(name, run.need());
     }
+    note_boots(shared, &runs)?;
     shared.note_users(&runs)?;
     // The files of a run whose record cannot be read are unknown: keep all that carry its machine's name.
     let unreadable = shared.folders.unreadable()?;
@@ -260,6 +266,19 @@ fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     let copy =
         |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
     shared.files.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))
+}
+
+/// Counts the machines that boot: an earlier daemon has started their VMMs.
+fn note_boots(shared: &MachineServices, runs: &[(Name, RunRecord)]) -> Result<(), HostError> {
+    for (name, run) in runs.iter().filter(|(_, run)| !run.ready && !run.is_of_another_boot()) {
+        let vmm = processes::look(shared.folders.of(name).path(), vmm::PROCESS)?;
+        if let (ObservedProcess::Alive(_), Some(machine)) =
+            (vmm, shared.objects.get_readable::<Machine>(name.as_str())?)
+        {
+            shared.boots.note(reconciler::boot(&machine.value, run));
+        }
+    }
+    Ok(())
 }
 
 /// Returns what a machine needs by the settings of its catalog, if both records can be read.

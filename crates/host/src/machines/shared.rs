@@ -7,6 +7,7 @@ use super::MachineHostConfig;
 use super::admission::Admission;
 use super::belongings::{Belongings, MachineFiles};
 use super::blocking::blocking;
+use super::boots::BootQueue;
 use super::disk;
 use super::figures::FigureCollector;
 use super::host::MemoryWatch;
@@ -50,6 +51,7 @@ pub struct MachineServices {
     pub(super) libvirt: Arc<Libvirt>,
     pub(super) registry: Arc<MachineRegistry>,
     pub(super) admission: Arc<Admission>,
+    pub(super) boots: Arc<BootQueue>,
     pub(super) memory: Arc<MemoryWatch>,
     pub(super) files: Arc<MachineFiles>,
     pub(super) leftovers: Arc<Leftovers>,
@@ -75,6 +77,7 @@ impl MachineServices {
         let files = Arc::new(MachineFiles::new(objects.clone(), stores.clone(), events.clone()));
         MachineServices {
             admission: Arc::new(Admission::new(parts.capacity, Arc::clone(&registry))),
+            boots: Arc::new(BootQueue::new(parts.boots, Arc::clone(&registry))),
             memory: Arc::new(MemoryWatch::new(
                 parts.memory_floor_bytes,
                 events.clone(),

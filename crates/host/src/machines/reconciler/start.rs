@@ -3,7 +3,7 @@
 //! Invariant: each step may be interrupted and repeated.
 
 use super::end::clear;
-use super::{MachineReconciler, StepOutcome};
+use super::{MachineReconciler, StepOutcome, WakeupConditions};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::hypervisor::uefi::{self, Uefi};
@@ -14,12 +14,19 @@ use crate::machines::run::{PrivateCopy, RunRecord};
 use crate::machines::status::Status;
 use crate::machines::vmm::FirmwareState;
 use crate::machines::{belongings, blocking, disk, last_words, look};
-use crate::processes::{self, ObservedProcess};
+use crate::processes::{self, ObservedProcess, Process};
+use crate::resources::boots::{Boot, BootRank};
 use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use spillway_control::{Request, Touched};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
+
+/// Describes the boot of a machine.
+pub(in crate::machines) fn boot<'a>(machine: &'a Machine, run: &RunRecord) -> Boot<'a> {
+    Boot { name: &machine.name, catalog: &machine.catalog, is_checked: run.spec.ready.is_some() }
+}
 
 impl MachineReconciler {
     /// Starts a machine's disk: the first one, or another one after its process was lost with its data.
@@ -33,6 +40,7 @@ impl MachineReconciler {
         self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         if let ObservedProcess::Alive(vmm) = &vmm {
             self.vmm.end(vmm).await?;
+            self.shared.boots.end(&self.name);
         }
         if run.is_of_another_boot() {
             self.forget(run).await?;
@@ -174,6 +182,69 @@ impl MachineReconciler {
             Ok(run)
         })
         .await
+    }
+
+    /// Starts the VMM of a machine whose disk is served, when it is its turn to boot.
+    pub(super) async fn bring_up_vmm(
+        &mut self,
+        machine: &Machine,
+        wanted: &DesiredState,
+        run: RunRecord,
+        disk: &Process,
+    ) -> Result<StepOutcome, HostError> {
+        // A machine whose disk was served while it was off had returned its memory.
+        let need = run.need();
+        if let Some(status) = self.admit(need, need.without_guest()) {
+            self.publish(status.of(&run, &self.folder).by(disk, None));
+            return Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(disk), None)?));
+        }
+        let rank = match () {
+            () if wanted.is_awaited() => BootRank::Requested,
+            // Its last VMM has ended, and its disk is ready for another one.
+            () if run.asked => BootRank::Returning,
+            () => BootRank::Unrequested,
+        };
+        if let Err(wait) = self.shared.boots.take(boot(machine, &run), rank) {
+            let status = Status::new(Phase::Starting).of(&run, &self.folder).by(disk, None);
+            self.publish(status.hint(Some(wait.to_string())));
+            let rest = WakeupConditions::for_end_of(Some(disk), None)?;
+            let until = wait.until.map_or(rest.until, |until| until.min(rest.until));
+            return Ok(StepOutcome::Rest(WakeupConditions { until, ..rest }));
+        }
+        let begun = self.begin_vmm(machine, run).await;
+        if begun.is_err() {
+            self.shared.boots.end(&self.name);
+        }
+        begun
+    }
+
+    async fn begin_vmm(&mut self, machine: &Machine, mut run: RunRecord) -> Result<StepOutcome, HostError> {
+        self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
+        // The state so far belongs to the last VMM.
+        (run.ending, run.asked, run.ready, run.held, run.address) = (None, false, false, false, None);
+        run.port = self.port_for(&run)?;
+        run.user = self.shared.users().take(&self.name, &run.uuid)?;
+        self.folder.save_in_background(&run).await?;
+        let started = self.start_vmm(machine, &run).await;
+        if started.as_ref().is_err_and(|e| e.is_permanent) {
+            self.shared.admission.lower(&self.name, run.need().without_guest());
+        }
+        started.map(|()| StepOutcome::Again)
+    }
+
+    /// Ends the turn of a machine that has booted, and records the one of a machine that boots, which an earlier daemon may
+    /// have started. Returns when to look again.
+    pub(super) fn follow_boot(&self, machine: &Machine, run: &RunRecord) -> Option<Instant> {
+        let boot = boot(machine, run);
+        if !run.ready {
+            self.shared.boots.note(boot);
+            return None;
+        }
+        let until = self.shared.boots.counts_until(&self.name).filter(|_| !boot.is_checked);
+        if until.is_none() {
+            self.shared.boots.end(&self.name);
+        }
+        until
     }
 
     pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &RunRecord) -> Result<(), HostError> {
