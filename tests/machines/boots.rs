@@ -92,3 +92,53 @@ fn a_machine_that_is_never_ready_does_not_keep_others_from_booting() {
     let gone = || with_vmm(&world, "desk-002").is_empty().then_some(());
     wait_until(Duration::from_secs(20), gone).expect("it has no VMM");
 }
+
+#[test]
+fn catalogs_start_one_after_the_other() {
+    let Some(mut world) = world(&["--boots-at-once", "0"]) else { return };
+    world.import("golden", "version-1");
+    // As after a boot of the host, nobody has asked for them, and they may all start at the same time.
+    world.ok(&["host", "close", "--wait"]);
+    let ready = ["--image", "golden", "--ready", "serial:^GUEST-UP", "--autostart"];
+    world.catalog("late", 2, &[&ready[..], &["--start-order", "5", "--start-delay", "2"]].concat());
+    world.catalog("early", 2, &ready);
+    world.ok(&["host", "open"]);
+    let early = ["early-001", "early-002"];
+    let (mut has_waited, mut ready_since, mut has_died) = (false, None, false);
+    let until = Instant::now() + BOOT;
+    let starts = loop {
+        // What runs now has started when the others were ready.
+        let late = with_vmm(&world, "late");
+        let ready = early.iter().filter(|name| is_recorded_ready(&world, name)).count();
+        assert!(late.is_empty() || ready == 2, "{late:?}");
+        if ready == 2 {
+            ready_since.get_or_insert_with(Instant::now);
+        }
+        if late.len() == 2 {
+            break Instant::now();
+        }
+        let message = world.machine("late-002")["status"]["message"].as_str().unwrap_or_default().to_owned();
+        has_waited |= message.contains("of a lower start_order");
+        assert!(Instant::now() < until, "{message}");
+        if ready == 1 && !has_died {
+            has_died = true;
+            world.kill_daemon();
+            world.start_daemon();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(has_waited && starts - ready_since.unwrap() > Duration::from_secs(1));
+    for name in ["late-001", "late-002"] {
+        world.until(name, "ready", is_ready);
+    }
+    // Who asks for a machine does not wait for others, and a daemon that begins lets run what runs.
+    let before = ["late-001", "early-001"].map(|name| world.pid(name, "vmm_pid"));
+    world.set("early", &["ready = \"serial:^never\""]);
+    world.ok(&["machine", "restart", "early-002", "--force"]);
+    world.kill_daemon();
+    world.start_daemon();
+    world.ok(&["machine", "stop", "late-002", "--force", "--wait"]);
+    world.ok(&["machine", "start", "late-002", "--wait"]);
+    assert!(!is_ready(&world.machine("early-002")));
+    assert_eq!(["late-001", "early-001"].map(|name| world.pid(name, "vmm_pid")), before);
+}

@@ -1227,7 +1227,7 @@ export interface components {
          */
         CatalogSpec: {
             /**
-             * @description Kernel command line, for machines that start from a kernel file.
+             * @description Command line of that kernel.
              * @default null
              */
             append?: string | null;
@@ -1263,8 +1263,7 @@ export interface components {
              */
             count?: number;
             /**
-             * @description Model of the processors, with features, such as `Skylake-Server,+vmx,-hle`. By default the host's own with KVM, and `max`
-             *     in emulation.
+             * @description Processor model and features, such as `Skylake-Server,+vmx`. By default the host's own with KVM, and `max` in emulation.
              * @default null
              */
             cpu_model?: string | null;
@@ -1302,7 +1301,7 @@ export interface components {
             /** @default null */
             guest?: null | components["schemas"]["GuestSystem"];
             /**
-             * @description Whether the memory consists of huge pages of 2 MiB, which the host has reserved.
+             * @description Whether the memory consists of huge pages of 2 MiB. The host has to reserve them.
              * @default false
              */
             hugepages?: boolean;
@@ -1387,17 +1386,28 @@ export interface components {
             residency?: null | components["schemas"]["Residency"];
             /**
              * Format: int64
-             * @description Size in bytes of a disk for temporary data of pooled machines, which is empty after each reset. It is in the first
-             *     store of class `temp`.
+             * @description Size in bytes of a disk for temporary data, empty after each reset. It is for pooled machines, and in the first store of
+             *     class `temp`.
              */
             scratch_disk_bytes?: number | null;
             /**
              * Format: int32
-             * @description Number of processor sockets, among which the virtual processors are distributed evenly. Editions of Windows for desktops
+             * @description Number of processor sockets. They share the virtual processors evenly. Editions of Windows for desktops
              *     use at most two.
              * @default 1
              */
             sockets?: number;
+            /**
+             * Format: int32
+             * @description Seconds from then until they start. No effect in the lowest order.
+             */
+            start_delay_seconds?: number;
+            /**
+             * Format: int32
+             * @description Place in the order of starts: lower ones first. Machines of catalogs with `autostart` start once those of lower orders are
+             *     ready or have failed.
+             */
+            start_order?: number;
             /** @default none */
             tpm?: components["schemas"]["Tpm"];
             /** @description Whether machines are interchangeable, or keep what is written for one owner. */
@@ -1411,7 +1421,7 @@ export interface components {
              */
             vcpus?: number;
             /**
-             * @description Whether each MiB of the image is compared with its digest before a disk uses it for the first time. A mismatch is
+             * @description Whether each MiB of the image is compared with its digest before its first use. A mismatch is
              *     an I/O error for the guest, and an event.
              */
             verify_reads?: boolean;

@@ -13,19 +13,18 @@ const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 pub struct Hardware {
     /// Number of virtual processors of each machine.
     pub vcpus: u32,
-    /// Number of processor sockets, among which the virtual processors are distributed evenly. Editions of Windows for desktops
+    /// Number of processor sockets. They share the virtual processors evenly. Editions of Windows for desktops
     /// use at most two.
     pub sockets: u32,
     /// Memory of each machine, in bytes: whole MiB.
     pub memory_bytes: u64,
-    /// Whether the memory consists of huge pages of 2 MiB, which the host has reserved.
+    /// Whether the memory consists of huge pages of 2 MiB. The host has to reserve them.
     pub hugepages: bool,
-    /// Model of the processors, with features, such as `Skylake-Server,+vmx,-hle`. By default the host's own with KVM, and `max`
-    /// in emulation.
+    /// Processor model and features, such as `Skylake-Server,+vmx`. By default the host's own with KVM, and `max` in emulation.
     pub cpu_model: Option<String>,
     /// Machine type, such as `pc-q35-7.2`. By default `q35`: the newest of that type.
     pub machine_type: Option<String>,
-    /// Operating system of the guests, for which clock and pointer are chosen. By default the one in the image, or `linux`.
+    /// Operating system of the guests, which decides on clock and pointer. By default the image's, or `linux`.
     pub guest: Option<GuestSystem>,
     /// Firmware of each machine. By default `uefi` if the image starts only with UEFI, else `bios`.
     pub firmware: Option<Firmware>,
@@ -35,17 +34,17 @@ pub struct Hardware {
     pub network: Network,
     /// Networks of further network cards, in their order.
     pub more_networks: Vec<Network>,
-    /// Screen of each machine: none, or one that the console shows on the tab Screen, and the API as a WebSocket.
+    /// Screen of each machine. The console shows it on the tab Screen, and the API as a WebSocket.
     pub display: DisplayKind,
     /// Graphics card of a machine with a screen. By default `vga`.
     pub video: Option<Video>,
-    /// What a watchdog does to a guest that does not answer it any more. By default there is no watchdog.
+    /// What a watchdog does to a guest that does not answer. By default there is none.
     pub watchdog: Option<WatchdogAction>,
     /// Kernel to start instead of the image's boot loader: an absolute path on the host.
     pub kernel: Option<String>,
     /// Initial RAM disk of that kernel: an absolute path on the host.
     pub initrd: Option<String>,
-    /// Kernel command line, for machines that start from a kernel file.
+    /// Command line of that kernel.
     pub append: Option<String>,
     /// Further arguments of QEMU, each an element. They are passed on unchecked.
     pub extra_args: Vec<String>,

@@ -18,8 +18,8 @@ const SECRETS: &[&str] = &["user_data"];
 pub struct CatalogSpec {
     /// Image of the catalog. With a version it stays at that one; without, each start takes the published one.
     pub image: ImageRef,
-    /// For a version that is streamed: which of its chunks are brought to the host before a disk needs them, at least. By default
-    /// those that the residency of the version asks for. A version that was copied is not affected.
+    /// Chunks of a streamed version that are brought before a disk needs them, at least. By default those that the version's
+    /// residency asks for. A version that was copied is not affected.
     #[serde(default)]
     pub residency: Option<Residency>,
     /// Number of machines that the catalog has, from 0 on.
@@ -38,7 +38,7 @@ pub struct CatalogSpec {
     /// Store for overflow, difference and data files; by default the first of class `local`.
     #[serde(default)]
     pub overflow_store: Option<Name>,
-    /// Whether each MiB of the image is compared with its digest before a disk uses it for the first time. A mismatch is
+    /// Whether each MiB of the image is compared with its digest before its first use. A mismatch is
     /// an I/O error for the guest, and an event.
     #[serde(default)]
     pub verify_reads: bool,
@@ -48,8 +48,8 @@ pub struct CatalogSpec {
     /// Store for data disks; by default the first of class `local`.
     #[serde(default)]
     pub data_disk_store: Option<Name>,
-    /// Size in bytes of a disk for temporary data of pooled machines, which is empty after each reset. It is in the first
-    /// store of class `temp`.
+    /// Size in bytes of a disk for temporary data, empty after each reset. It is for pooled machines, and in the first store of
+    /// class `temp`.
     #[serde(default)]
     pub scratch_disk_bytes: Option<u64>,
     /// Virtual hardware of the machines.
@@ -77,6 +77,13 @@ pub struct CatalogSpec {
     /// Whether machines start with the daemon and are kept running.
     #[serde(default)]
     pub autostart: bool,
+    /// Place in the order of starts: lower ones first. Machines of catalogs with `autostart` start once those of lower orders are
+    /// ready or have failed.
+    #[serde(default)]
+    pub start_order: u32,
+    /// Seconds from then until they start. No effect in the lowest order.
+    #[serde(default)]
+    pub start_delay_seconds: u32,
     /// User-data for cloud-init: text, at most 16 KiB.
     #[serde(default)]
     pub user_data: Option<String>,
@@ -183,6 +190,8 @@ impl CatalogSpec {
             "ram_bytes",
             "ram_guarantee_bytes",
             "residency",
+            "start_delay_seconds",
+            "start_order",
             "warm",
         ];
         live.contains(&setting)

@@ -30,6 +30,7 @@ mod rolling;
 mod rollout;
 mod run;
 mod shared;
+mod start_order;
 mod status;
 mod tag;
 mod tasks;
@@ -76,7 +77,8 @@ use registry::MachineRegistry;
 use rolling::Rollouts;
 use run::{MachineFolders, RunRecord};
 use shared::MachineServices;
-use spillway_api::{Catalog, Hypervisor, Machine, Name, Power};
+use spillway_api::{Catalog, Hypervisor, Machine, Name, Power, Selector};
+use start_order::StartOrder;
 use spillway_control::kvm::Accelerator;
 use status::ObservedMachine;
 use std::path::{Path, PathBuf};
@@ -193,6 +195,7 @@ impl Machines {
         // Subscribe first, so that no later change is missed.
         let changes = objects.watch();
         shared.registry.begin_with(known(&shared)?);
+        order_starts(&shared, &reader, &catalogs)?;
         let tasks = TaskStarter::new(Arc::clone(&shared));
         tokio::spawn(tasks.clone().follow(changes));
         tasks.wake_all()?;
@@ -266,6 +269,20 @@ fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     let copy =
         |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
     shared.files.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))
+}
+
+/// Looks at the order of starts, before the first machine asks for it.
+fn order_starts(
+    shared: &MachineServices,
+    reader: &MachineReader,
+    catalogs: &Catalogs,
+) -> Result<(), HostError> {
+    let catalogs = catalogs.list()?;
+    if StartOrder::is_used(&catalogs) {
+        let views = views::by_catalog(reader.views(&Selector::default())?);
+        shared.order.update(&catalogs, |name| views.get(name).map_or(&[], Vec::as_slice));
+    }
+    Ok(())
 }
 
 /// Counts the machines that boot: an earlier daemon has started their VMMs.

@@ -238,6 +238,9 @@ impl MachineReconciler {
         };
         self.catalog_seen = catalog.revision;
         let Some(run) = run else {
+            if let Some(wait) = self.wait_for_others(&catalog, wanted) {
+                return Ok(StepOutcome::Rest(wait));
+            }
             let need = Need::of(&catalog.spec, self.shared.parts.hypervisor);
             if let Some(status) = self.admit(need, Need::default()) {
                 self.publish(status);

@@ -15,6 +15,7 @@ use super::leftovers::Leftovers;
 use super::placing::Placement;
 use super::registry::MachineRegistry;
 use super::run::{MachineFolders, RunRecord};
+use super::start_order::StartOrder;
 use super::turns::{StoreSet, StoreTurns, Turn};
 use crate::error::HostError;
 use crate::events::Events;
@@ -51,6 +52,7 @@ pub struct MachineServices {
     pub(super) libvirt: Arc<Libvirt>,
     pub(super) registry: Arc<MachineRegistry>,
     pub(super) admission: Arc<Admission>,
+    pub(super) order: StartOrder,
     pub(super) boots: Arc<BootQueue>,
     pub(super) memory: Arc<MemoryWatch>,
     pub(super) files: Arc<MachineFiles>,
@@ -77,6 +79,7 @@ impl MachineServices {
         let files = Arc::new(MachineFiles::new(objects.clone(), stores.clone(), events.clone()));
         MachineServices {
             admission: Arc::new(Admission::new(parts.capacity, Arc::clone(&registry))),
+            order: StartOrder::new(Arc::clone(&registry)),
             boots: Arc::new(BootQueue::new(parts.boots, Arc::clone(&registry))),
             memory: Arc::new(MemoryWatch::new(
                 parts.memory_floor_bytes,

@@ -3,7 +3,7 @@
 //! Invariant: each step may be interrupted and repeated.
 
 use super::end::clear;
-use super::{MachineReconciler, StepOutcome, WakeupConditions};
+use super::{MachineReconciler, StepOutcome, TICK, WakeupConditions};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::hypervisor::uefi::{self, Uefi};
@@ -16,7 +16,7 @@ use crate::machines::vmm::FirmwareState;
 use crate::machines::{belongings, blocking, disk, last_words, look};
 use crate::processes::{self, ObservedProcess, Process};
 use crate::resources::boots::{Boot, BootRank};
-use spillway_api::{Catalog, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
+use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use spillway_control::{Request, Touched};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
@@ -182,6 +182,19 @@ impl MachineReconciler {
             Ok(run)
         })
         .await
+    }
+
+    /// Lets the machines of catalogs of a lower order start before a machine that the daemon starts by itself. `None`: it may
+    /// start now.
+    pub(super) fn wait_for_others(&self, catalog: &Catalog, wanted: &DesiredState) -> Option<WakeupConditions> {
+        if !catalog.spec.autostart || wanted.is_awaited() {
+            return None;
+        }
+        let CatalogSpec { start_order, start_delay_seconds, .. } = catalog.spec;
+        let wait = self.shared.order.may_start(start_order, start_delay_seconds).err()?;
+        self.publish(Status::new(Phase::Starting).hint(Some(wait.to_string())));
+        let most = Instant::now() + TICK;
+        Some(WakeupConditions::until(wait.until.map_or(most, |until| until.min(most))))
     }
 
     /// Starts the VMM of a machine whose disk is served, when it is its turn to boot.
