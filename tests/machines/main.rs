@@ -1,6 +1,7 @@
 //! Machines of catalogs, run by `spillwayd`: real guests on real disks.
 #![allow(clippy::unwrap_used)]
 
+mod agent;
 mod boots;
 mod browser;
 mod cockpit;

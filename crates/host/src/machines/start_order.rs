@@ -100,8 +100,7 @@ impl StartOrder {
                 name: &view.machine.name,
                 order,
                 delay,
-                is_settled: view.status.ready
-                    || matches!(view.status.phase, Phase::Failed | Phase::Waiting),
+                is_settled: view.status.ready || matches!(view.status.phase, Phase::Failed | Phase::Waiting),
             };
             views(&catalog.name).iter().filter(starts).map(member)
         });

@@ -104,6 +104,8 @@ impl MachineReconciler {
         run: &mut RunRecord,
         grace: Duration,
     ) -> Result<Option<Instant>, HostError> {
+        // It would keep the agent's channel, which has one client at a time.
+        self.probe.stop();
         if run.held || self.disk.is_stalled() {
             self.disk.listen(self.folder.path()).await;
             // A VMM that does not answer is no reason to wait longer.

@@ -186,7 +186,11 @@ impl MachineReconciler {
 
     /// Lets the machines of catalogs of a lower order start before a machine that the daemon starts by itself. `None`: it may
     /// start now.
-    pub(super) fn wait_for_others(&self, catalog: &Catalog, wanted: &DesiredState) -> Option<WakeupConditions> {
+    pub(super) fn wait_for_others(
+        &self,
+        catalog: &Catalog,
+        wanted: &DesiredState,
+    ) -> Option<WakeupConditions> {
         if !catalog.spec.autostart || wanted.is_awaited() {
             return None;
         }
