@@ -15,6 +15,7 @@ mod libvirt;
 mod libvirtd;
 mod life;
 mod off;
+mod phone;
 mod pool;
 mod power;
 mod restore;

@@ -57,7 +57,7 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
       key: "ready",
       title: "Ready when",
       kind: "text",
-      form: "agent, tcp:PORT, serial:REGEX",
+      form: "agent, phone-home, tcp:PORT, serial:REGEX",
     },
     {
       key: "display",

@@ -90,6 +90,8 @@ pub struct DaemonSettings {
     pub boots_at_once: Option<u32>,
     /// How long a machine that is not ready counts as booting.
     pub boot_patience: Duration,
+    /// Address of this host to which machines in bridges phone home.
+    pub phone_home: Option<SocketAddr>,
     /// Caches shrink when less memory than this is available; a twentieth of the host's by default.
     pub memory_floor_bytes: Option<u64>,
     /// Destinations of the audit log; a file in the state folder by default.
@@ -210,6 +212,7 @@ impl Records {
             capacity: settings.capacity(),
             hypervisor: settings.hypervisor,
             machines: machine_folder(state),
+            takes_calls: settings.phone_home.is_some(),
         };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, complain)?;
         Ok(Records {
@@ -288,6 +291,7 @@ fn parts(
         accelerator: settings.accelerator.clone(),
         capacity: settings.capacity(),
         boots: settings.boots(),
+        phone_home: settings.phone_home,
         memory_floor_bytes: settings.memory_floor_bytes.unwrap_or(host_bytes() / 20),
         scopes: Scopes::choose(complain),
         libvirt_uri: settings.libvirt_uri.clone(),

@@ -35,7 +35,7 @@ mod tests {
         (8, "569d68d3cc23a20de3e9cf0e38263ba0495efa5c2f694f5026ce26b07a542854"),
         (9, "02b93df65f3522c3a1679c2204bc2f3ef177659fcefa7c8106166631bdd4f700"),
         (10, "43a2fb65453116dc120bb3eb8fe3f06f9706ef81d1ec0bd513e318f494c82176"),
-        (11, "cad945e22c598f5d69dbbda7ff4be9e616825ba0a366a866d7759042dee12b16"),
+        (11, "57e8fc596b25b27ca315eecb4e4226d105e98cfcda001a516c123edfd3afbf1b"),
     ];
 
     /// What is for people and clients, and changes nothing that is stored.

@@ -104,6 +104,7 @@ fn a_guest_is_the_same_machine_after_every_reset() {
         cards: &[MAC.into()],
         authorized_keys: &[who.to_owned()],
         user_data: Some("#cloud-config\nwrite_files:\n- path: /operator\n  content: was here\n"),
+        phone_home: None,
     };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("seed");

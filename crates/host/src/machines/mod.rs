@@ -23,6 +23,7 @@ mod host_start;
 pub mod leftovers;
 mod neighbours;
 mod oversee;
+mod phone_home;
 mod placing;
 mod ready;
 mod reconciler;
@@ -82,6 +83,7 @@ use spillway_api::{Catalog, Hypervisor, Machine, Name, Power, Selector};
 use spillway_control::kvm::Accelerator;
 use start_order::StartOrder;
 use status::ObservedMachine;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tasks::TaskStarter;
@@ -150,6 +152,8 @@ pub struct MachineHostConfig {
     pub capacity: Capacity,
     /// How many machines boot at the same time.
     pub boots: BootLimits,
+    /// Address of this host to which machines in bridges phone home.
+    pub phone_home: Option<SocketAddr>,
     /// Caches shrink when less memory than this is available.
     pub memory_floor_bytes: u64,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
@@ -200,11 +204,7 @@ impl Machines {
         let tasks = TaskStarter::new(Arc::clone(&shared));
         tokio::spawn(tasks.clone().follow(changes));
         tasks.wake_all()?;
-        if shared.parts.hypervisor != Hypervisor::None {
-            // Probing takes seconds on a host whose KVM runs nothing.
-            let shared = Arc::clone(&shared);
-            tokio::spawn(async move { _ = shared.accelerator().await });
-        }
+        begin_services(&shared);
         let desired = DesiredStateWriter::new(objects.clone());
         let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
         let rollouts = Arc::new(Rollouts::new(catalogs.clone(), desired.clone(), events.clone()));
@@ -217,7 +217,6 @@ impl Machines {
             Arc::clone(&rollouts),
         );
         tokio::spawn(overseer.oversee());
-        tokio::spawn(Arc::clone(&shared.memory).watch());
         let space = SpaceWatch::watched(stores, events.clone());
         Ok(Machines {
             actions: MachineActions::new(reader.clone(), catalogs.clone(), objects.clone()),
@@ -270,6 +269,19 @@ fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     let copy =
         |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
     shared.files.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))
+}
+
+/// Begins what goes on beside the machines.
+fn begin_services(shared: &Arc<MachineServices>) {
+    if shared.parts.hypervisor != Hypervisor::None {
+        // Probing takes seconds on a host whose KVM runs nothing.
+        let shared = Arc::clone(shared);
+        tokio::spawn(async move { _ = shared.accelerator().await });
+    }
+    if let Some(address) = shared.parts.phone_home {
+        tokio::spawn(Arc::clone(&shared.calls).listen(address, shared.events.clone()));
+    }
+    tokio::spawn(Arc::clone(&shared.memory).watch());
 }
 
 /// Looks at the order of starts, before the first machine asks for it.

@@ -69,6 +69,8 @@ pub async fn until_ready(
                 }
             },
             Ready::Serial(pattern) => read_console(folder, pattern).await,
+            // It is not asked: it calls.
+            Ready::PhoneHome => Err(io::ErrorKind::Unsupported.into()),
         };
         match tried {
             Ok(address) => return address,

@@ -12,6 +12,7 @@ use super::disk;
 use super::figures::FigureCollector;
 use super::host::MemoryWatch;
 use super::leftovers::Leftovers;
+use super::phone_home::PhoneCalls;
 use super::placing::Placement;
 use super::registry::MachineRegistry;
 use super::run::{MachineFolders, RunRecord};
@@ -54,6 +55,7 @@ pub struct MachineServices {
     pub(super) admission: Arc<Admission>,
     pub(super) order: StartOrder,
     pub(super) boots: Arc<BootQueue>,
+    pub(super) calls: Arc<PhoneCalls>,
     pub(super) memory: Arc<MemoryWatch>,
     pub(super) files: Arc<MachineFiles>,
     pub(super) leftovers: Arc<Leftovers>,
@@ -81,6 +83,7 @@ impl MachineServices {
             admission: Arc::new(Admission::new(parts.capacity, Arc::clone(&registry))),
             order: StartOrder::new(Arc::clone(&registry)),
             boots: Arc::new(BootQueue::new(parts.boots, Arc::clone(&registry))),
+            calls: Arc::default(),
             memory: Arc::new(MemoryWatch::new(
                 parts.memory_floor_bytes,
                 events.clone(),

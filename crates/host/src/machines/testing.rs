@@ -51,7 +51,7 @@ impl TestHost {
         let stores = Stores::open(objects.clone(), &path("store")).unwrap();
         let images = Images::of_whole(&objects, &stores);
         let (hypervisor, machines) = (Hypervisor::None, path("machines"));
-        let host = HostSettings { capacity, hypervisor, machines: machines.clone() };
+        let host = HostSettings { capacity, hypervisor, machines: machines.clone(), takes_calls: false };
         let catalogs =
             Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, &mut complain).unwrap();
         let folders = MachineFolders::new(machines.clone());
@@ -77,6 +77,7 @@ impl TestHost {
             memory_floor_bytes: 1 << 30,
             claim_ttl_seconds: None,
             scopes: Scopes::None,
+            phone_home: None,
             guest_users: None,
         };
         let shared = MachineServices::new(

@@ -90,7 +90,7 @@ struct Settings {
     /// Event that discards what a machine has written [default: power-cycle; of dedicated machines never]
     #[arg(long, value_name = "EVENT", value_parser = words::<ResetEvent>(RESETS))]
     reset: Option<ResetEvent>,
-    /// When a machine counts as ready: agent, tcp:PORT or serial:REGEX [default: as soon as it runs]
+    /// When a machine counts as ready: agent, phone-home, tcp:PORT or serial:REGEX [default: as soon as it runs]
     #[arg(long, value_name = "WHEN")]
     ready: Option<Ready>,
     #[arg(

@@ -8,7 +8,9 @@ use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::hypervisor::uefi::{self, Uefi};
 use crate::images::BootChoice;
+use crate::machines::belongings::Belongings;
 use crate::machines::desired_state::{DesiredState, boot_id};
+use crate::machines::phone_home;
 use crate::machines::ready::{GuestNetwork, until_ready};
 use crate::machines::run::{PrivateCopy, RunRecord};
 use crate::machines::status::Status;
@@ -124,6 +126,7 @@ impl MachineReconciler {
                 held: false,
                 address: None,
                 port: None,
+                phone_secret: None,
                 user: None,
                 ram_bytes: spec.ram_bytes(),
                 overflow_bytes: spec.overflow_bytes(),
@@ -134,7 +137,7 @@ impl MachineReconciler {
             };
             clear(&folder)?;
             folder.make()?;
-            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key)?;
+            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key, None)?;
             run.empty_scratch()?;
             if run.spec.mode() != DiskMode::Ephemeral {
                 folder.save(&run)?;
@@ -178,7 +181,7 @@ impl MachineReconciler {
                 run.scratch = shared.files.scratch(&machine, &run.spec)?;
                 run.empty_scratch()?;
             }
-            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key)?;
+            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key, None)?;
             Ok(run)
         })
         .await
@@ -240,13 +243,30 @@ impl MachineReconciler {
         // The state so far belongs to the last VMM.
         (run.ending, run.asked, run.ready, run.held, run.address) = (None, false, false, false, None);
         run.port = self.port_for(&run)?;
+        run.phone_secret = (run.spec.ready == Some(Ready::PhoneHome)).then(phone_home::secret).transpose()?;
         run.user = self.shared.users().take(&self.name, &run.uuid)?;
         self.folder.save_in_background(&run).await?;
+        self.tell_where_to_phone(machine, &run).await?;
         let started = self.start_vmm(machine, &run).await;
         if started.as_ref().is_err_and(|e| e.is_permanent) {
             self.shared.admission.lower(&self.name, run.need().without_guest());
         }
         started.map(|()| StepOutcome::Again)
+    }
+
+    /// Writes the seed disk again, with the URL of this boot, of a guest that phones home.
+    async fn tell_where_to_phone(&self, machine: &Machine, run: &RunRecord) -> Result<(), HostError> {
+        let Some(url) = phone_home::url(run, self.shared.parts.phone_home)? else { return Ok(()) };
+        let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
+        let (machine, spec) = (machine.clone(), run.spec.clone());
+        blocking(move || {
+            let name = machine.name.as_str();
+            let Some(found) = shared.objects.get::<Belongings>(name)? else {
+                return Err(HostError::not_found("machine", name, []));
+            };
+            belongings::write_seed(folder.path(), &machine, &spec, &found.value.host_key, Some(&url))
+        })
+        .await
     }
 
     /// Ends the turn of a machine that has booted, and records the one of a machine that boots, which an earlier daemon may
@@ -325,6 +345,18 @@ impl MachineReconciler {
                 (None, Network::User | Network::None) => GuestNetwork::Nowhere,
             };
             let (folder, agent) = (self.folder.clone(), self.vmm.agent());
+            if let (Ready::PhoneHome, Some(secret)) = (&ready, run.phone_secret.clone()) {
+                let has_door = phone_home::has_own_door(run);
+                let (calls, is_adopted) = (Arc::clone(&self.shared.calls), self.attempts.is_adopted());
+                self.probe.begin(async move {
+                    match has_door {
+                        true => phone_home::called_through(folder.path(), &secret, is_adopted).await,
+                        false => calls.called(&secret).await,
+                    }
+                    None
+                });
+                return;
+            }
             let (events, object) = (self.shared.events.clone(), format!("machine/{}", self.name));
             let tell = move |text: &str| events.raise(EventKind::Failed, &object, text);
             self.probe.begin(async move { until_ready(folder.path(), &agent, &ready, &place, tell).await });
