@@ -301,8 +301,9 @@ fn order_starts(
 /// Counts the machines that boot: an earlier daemon has started their VMMs.
 fn note_boots(shared: &MachineServices, runs: &[(Name, RunRecord)]) -> Result<(), HostError> {
     for (name, run) in runs.iter().filter(|(_, run)| !run.ready && !run.is_of_another_boot()) {
-        let vmm = processes::look(shared.folders.of(name).path(), vmm::PROCESS)?;
-        if let (ObservedProcess::Alive(_), Some(machine)) =
+        // One that cannot be examined now is counted by its task.
+        let vmm = processes::look(shared.folders.of(name).path(), vmm::PROCESS);
+        if let (Ok(ObservedProcess::Alive(_)), Some(machine)) =
             (vmm, shared.objects.get_readable::<Machine>(name.as_str())?)
         {
             shared.boots.note(reconciler::boot(&machine.value, run));
