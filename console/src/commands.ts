@@ -65,6 +65,8 @@ const OPTIONS: Record<string, string> = {
   warm: "--warm",
   claim_ttl_seconds: "--claim-ttl",
   autostart: "--autostart",
+  start_order: "--start-order",
+  start_delay_seconds: "--start-delay",
   user_data: "--user-data",
   authorized_keys: "--authorized-keys",
   kernel: "--kernel",

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod adopted;
+mod agent;
+mod boots;
 mod browser;
 mod cockpit;
 mod commit;
@@ -15,6 +17,7 @@ mod libvirt;
 mod libvirtd;
 mod life;
 mod off;
+mod phone;
 mod pool;
 mod power;
 mod restore;

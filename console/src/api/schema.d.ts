@@ -1300,7 +1300,8 @@ export interface components {
              */
             count?: number;
             /**
-             * @description Model of the processors. By default the host's, or `max` in emulation. Features may follow: `Skylake-Server,+vmx,-hle`.
+             * @description Model of the processors. Without one it is the host's, or `max` in emulation. Features may follow:
+             *     `Skylake-Server,+vmx,-hle`.
              * @default null
              */
             cpu_model?: string | null;
@@ -1371,7 +1372,7 @@ export interface components {
                 [key: string]: string;
             };
             /**
-             * @description Machine type. By default `q35`, the newest of that type. Others have a version, such as `pc-q35-7.2`.
+             * @description Machine type. By default `q35`. That is the newest of its type. Others have a version, such as `pc-q35-7.2`.
              * @default null
              */
             machine_type?: string | null;
@@ -1429,7 +1430,7 @@ export interface components {
             scratch_disk_bytes?: number | null;
             scratch_format?: null | components["schemas"]["ScratchFormat"];
             /**
-             * @description Group that may connect to disks of external machines. By default only the daemon's user may.
+             * @description Group that may connect to disks of external machines. Without one only the daemon's user may.
              * @default null
              */
             socket_group?: string | null;
@@ -1440,6 +1441,17 @@ export interface components {
              * @default 1
              */
             sockets?: number;
+            /**
+             * Format: int32
+             * @description Seconds from then until they start. No effect in the lowest order.
+             */
+            start_delay_seconds?: number;
+            /**
+             * Format: int32
+             * @description Place in the order of starts: lower ones first. Machines of catalogs with `autostart` start once those of lower orders are
+             *     ready or have failed.
+             */
+            start_order?: number;
             /** @default none */
             tpm?: components["schemas"]["Tpm"];
             /** @description Whether machines are interchangeable, or keep what is written for one owner. */

@@ -57,7 +57,7 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
       key: "ready",
       title: "Ready when",
       kind: "text",
-      form: "agent, tcp:PORT, serial:REGEX",
+      form: "agent, phone-home, tcp:PORT, serial:REGEX",
     },
     {
       key: "display",
@@ -96,6 +96,8 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
       isAdvanced: true,
     },
     { key: "autostart", title: "Start with the daemon", kind: "flag", isAdvanced: true },
+    { key: "start_order", title: "Start order", kind: "number", isAdvanced: true },
+    { key: "start_delay_seconds", title: "Start delay, s", kind: "number", isAdvanced: true },
     {
       key: "grace_seconds",
       title: "Time to shut down, s",

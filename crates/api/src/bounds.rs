@@ -58,6 +58,10 @@ pub const BANDWIDTH_BYTES: Bounds = Bounds::of(&settings::BANDWIDTH_BYTES, true)
 pub const PERCENT: Bounds = Bounds::of(&settings::PERCENT, false);
 /// Bounds of the time that a guest gets to shut down, in seconds.
 pub const GRACE_SECONDS: Bounds = Bounds::count(0, 3600);
+/// Bounds of the place of a catalog in the order of starts.
+pub const START_ORDER: Bounds = Bounds::count(0, 1000);
+/// Bounds of the time between the start of a catalog's machines and the readiness of those before them, in seconds.
+pub const START_DELAY_SECONDS: Bounds = Bounds::count(0, 3600);
 /// Bounds of the time for which a rollout spares claimed machines, in seconds.
 pub const CLAIM_GRACE_SECONDS: Bounds = Bounds::count(0, 30 * DAY);
 /// Bounds of the time without progress after which a rollout is stalled, in seconds.
@@ -204,7 +208,8 @@ bounded! {
     Hardware { vcpus: VCPUS, sockets: SOCKETS, memory_bytes: MEMORY_BYTES }
     CatalogSpec {
         count: MACHINES, warm: MACHINES, ram_guarantee_bytes: RAM_GUARANTEE_BYTES, data_disk_bytes: DISK_BYTES, scratch_disk_bytes: DISK_BYTES,
-        grace_seconds: GRACE_SECONDS, claim_ttl_seconds: TTL_SECONDS; disk, hardware
+        grace_seconds: GRACE_SECONDS, claim_ttl_seconds: TTL_SECONDS, start_order: START_ORDER,
+        start_delay_seconds: START_DELAY_SECONDS; disk, hardware
     }
     CatalogUpdate {
         rollout: BATCH, claim_grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS, max_failed: MACHINES

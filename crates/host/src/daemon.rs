@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
-use crate::machines::{MachineHostConfig, Machines};
+use crate::machines::{BootLimits, MachineHostConfig, Machines};
 use crate::operations::Operations;
 use crate::records;
 use crate::registries::{Downloads, Registries, SourceRule};
@@ -46,6 +46,9 @@ use tokio::task::JoinSet;
 /// Interval at which the audit log writes its counts.
 const AUDIT_EACH: Duration = Duration::from_secs(5);
 
+/// Machines that boot at the same time, for each processor of the host, and at least.
+const BOOTS_FOR_EACH_CPU: u32 = 2;
+const LEAST_BOOTS: u32 = 4;
 /// The program that does all traffic with registries, beside the one that serves disks.
 const STREAMD: &str = "spillway-streamd";
 /// URI of the system's libvirt.
@@ -83,6 +86,12 @@ pub struct DaemonSettings {
     pub memory_overcommit_percent: u32,
     /// Guests' processors together, in percent of the host's.
     pub vcpu_overcommit_percent: u32,
+    /// Number of machines that boot at the same time, 0: no limit; two for each processor by default, four at least.
+    pub boots_at_once: Option<u32>,
+    /// How long a machine that is not ready counts as booting.
+    pub boot_patience: Duration,
+    /// Address of this host to which machines in bridges phone home.
+    pub phone_home: Option<SocketAddr>,
     /// Caches shrink when less memory than this is available; a twentieth of the host's by default.
     pub memory_floor_bytes: Option<u64>,
     /// Destinations of the audit log; a file in the state folder by default.
@@ -103,6 +112,10 @@ pub struct DaemonSettings {
     pub import_from: Vec<SourceRule>,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
+}
+
+fn host_cpus() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32)
 }
 
 /// Destination of the audit log.
@@ -135,7 +148,7 @@ impl DaemonSettings {
     /// Returns the host's budget for machines.
     fn capacity(&self) -> Capacity {
         let host_bytes = host_bytes();
-        let host_cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
+        let host_cpus = host_cpus();
         Capacity {
             ram_bytes: self.ram_budget_bytes.unwrap_or(host_bytes / 2),
             ram_percent: self.overcommit_percent,
@@ -145,6 +158,13 @@ impl DaemonSettings {
             host_cpus,
             vcpu_percent: self.vcpu_overcommit_percent,
         }
+    }
+
+    /// Returns how many machines boot at the same time.
+    fn boots(&self) -> BootLimits {
+        let usual = (host_cpus() * BOOTS_FOR_EACH_CPU).max(LEAST_BOOTS);
+        let at_once = self.boots_at_once.unwrap_or(usual) as usize;
+        BootLimits { at_once, patience: self.boot_patience }
     }
 }
 
@@ -192,6 +212,7 @@ impl Records {
             capacity: settings.capacity(),
             hypervisor: settings.hypervisor,
             machines: machine_folder(state),
+            takes_calls: settings.phone_home.is_some(),
         };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, complain)?;
         Ok(Records {
@@ -269,6 +290,8 @@ fn parts(
         hypervisor: settings.hypervisor,
         accelerator: settings.accelerator.clone(),
         capacity: settings.capacity(),
+        boots: settings.boots(),
+        phone_home: settings.phone_home,
         memory_floor_bytes: settings.memory_floor_bytes.unwrap_or(host_bytes() / 20),
         scopes: Scopes::choose(complain),
         libvirt_uri: settings.libvirt_uri.clone(),

@@ -127,6 +127,17 @@ struct Arguments {
     /// Largest sum of the guests' processors, in percent of the host's
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(100..=10_000), default_value_t = 800)]
     vcpu_overcommit: u32,
+    /// Number of machines that boot at the same time, 0: no limit; others wait for their turn [default: 2 for each processor of the
+    /// host, 4 at least]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    boots_at_once: Option<u32>,
+    /// With --boots-at-once: seconds after which a machine that is not ready yet counts no longer
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600), default_value_t = 180)]
+    boot_patience: u32,
+    /// Address and port of this host to which machines in bridges send a POST when they are ready ('ready = phone-home'). Without
+    /// it such catalogs are refused
+    #[arg(long, value_name = "ADDR:PORT", value_parser = own_address)]
+    phone_home: Option<SocketAddr>,
     /// When less memory than this is available, caches shrink towards their guarantees [default: a twentieth of the host's]
     #[arg(long, value_name = "SIZE", value_parser = spillway_api::parse_size)]
     memory_floor: Option<u64>,
@@ -204,6 +215,15 @@ fn audit() -> impl TypedValueParser<Value = AuditTo> {
 fn audit_size(text: &str) -> Result<u64, String> {
     let bytes = spillway_api::parse_size(text).map_err(|e| e.to_string())?;
     if bytes < 1 << 20 { Err("the audit log needs at least 1M".into()) } else { Ok(bytes) }
+}
+
+/// An address that is told to guests.
+fn own_address(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text.parse().map_err(|_| "an address and a port, such as 192.0.2.1:8080")?;
+    match address.ip().is_unspecified() || address.port() == 0 {
+        true => Err("guests are told this address: it cannot be any address, nor any port".into()),
+        false => Ok(address),
+    }
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -301,6 +321,9 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         memory_reserve_bytes: arguments.memory_reserve,
         memory_overcommit_percent: arguments.memory_overcommit,
         vcpu_overcommit_percent: arguments.vcpu_overcommit,
+        boots_at_once: arguments.boots_at_once,
+        phone_home: arguments.phone_home,
+        boot_patience: Duration::from_secs(arguments.boot_patience.into()),
         memory_floor_bytes: arguments.memory_floor,
         libvirt_uri: arguments.libvirt_uri,
         audit: arguments.audit,

@@ -30,6 +30,8 @@ const META_DATA: &str = "meta-data";
 const USER_DATA: &str = "user-data";
 const VENDOR_DATA: &str = "vendor-data";
 const NETWORK_CONFIG: &str = "network-config";
+/// How often cloud-init tries to phone home, with pauses of 3 s.
+const PHONE_TRIES: u32 = 100;
 /// First line of a cloud-config file. JSON follows, which is YAML that needs no care with quotes.
 const CLOUD_CONFIG: &str = "#cloud-config\n";
 
@@ -48,6 +50,8 @@ pub struct Seed<'a> {
     pub authorized_keys: &'a [String],
     /// The operator's data for cloud-init, in any of its formats.
     pub user_data: Option<&'a str>,
+    /// URL to which the guest sends a POST when it is ready. It has a secret.
+    pub phone_home: Option<&'a str>,
 }
 
 /// An SSH host key (Ed25519), created once for a machine and kept with it.
@@ -105,12 +109,12 @@ impl Seed<'_> {
         if let Some(key) = self.authorized_keys.iter().find(|key| key.contains(char::is_control)) {
             return Err(HostError::invalid(format!("'{}' is not one line", key.escape_debug())));
         }
-        let meta_data = json!({
+        let mut meta_data = json!({
             "instance-id": format!("iid-{}", self.identity.uuid),
             "local-hostname": self.name,
             "public-keys": self.authorized_keys,
         });
-        let vendor_data = json!({
+        let mut vendor_data = json!({
             "hostname": self.name,
             "preserve_hostname": false,
             // Delete the image's keys of all types; create no others.
@@ -120,6 +124,14 @@ impl Seed<'_> {
                 "ed25519_public": self.host_key.public,
             },
         });
+        if let Some(url) = self.phone_home {
+            // For scripts of the operator.
+            meta_data["phone_home_url"] = url.into();
+            if !user_data.contains("phone_home") {
+                let post = ["instance_id", "hostname"];
+                vendor_data["phone_home"] = json!({ "url": url, "post": post, "tries": PHONE_TRIES });
+            }
+        }
         // The lease follows the card, whatever identity the image contains. Renderers other than netplan take the name from
         // `set-name`.
         let ethernet = |(number, mac): (usize, &String)| {

@@ -8,7 +8,10 @@ use spillway_api::Identity;
 use spillway_host::seed::{Seed, host_key};
 use spillway_testkit::cpio::Entry;
 use spillway_testkit::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
+use spillway_testkit::process::wait_until;
 use spillway_testkit::{has_program, skip};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -50,6 +53,9 @@ say authorized "$(cat /home/debian/.ssh/authorized_keys)"
 say card "$(cat /sys/class/net/eth0/address)"
 /lib/systemd/systemd-networkd-wait-online --interface=eth0 --timeout=60
 say address "$(ip -4 -o addr show dev eth0 | awk '{ print $4 }')"
+# The last of cloud-init's stages does it, which nobody waits for here.
+cloud-init single --name phone_home --frequency always >/dev/null 2>&1
+say phoned $?
 [ -e /left ] && say left "something of an earlier boot"
 touch /left
 say end .
@@ -78,14 +84,37 @@ fn boot(kit: &Kit, image: &Path, seed: &Path) -> Vec<String> {
         accelerator: Accelerator::Tcg,
         reboots: false,
     };
-    let card = format!("user,model=virtio-net-pci,mac={MAC}");
+    let card = format!("user,model=virtio-net-pci,mac={MAC},guestfwd=tcp:10.0.2.100:80-chardev:phone");
+    let phone = dir.path().join("phone");
+    let door = format!("socket,id=phone,path={},server=on,wait=off", phone.display());
     // What it writes goes nowhere.
-    let further = ["-snapshot", "-uuid", UUID, "-nic", &card];
+    let further = ["-snapshot", "-uuid", UUID, "-chardev", &door, "-nic", &card];
     let mut guest = Guest::start_with(kit, &spec, &further).unwrap();
+    let phone = std::thread::spawn(move || called(&phone));
     guest.wait(Duration::from_secs(900)).unwrap();
-    let reports = guest.reports();
+    let mut reports = guest.reports();
     assert!(reports.iter().any(|line| line == "end ."), "{reports:?}\n{}", guest.tail());
+    reports.push(format!("call {}", phone.join().unwrap()));
     reports
+}
+
+/// Takes the guest's call, as the daemon does; what the guest has sent until it ended.
+fn called(phone: &Path) -> String {
+    let connected = wait_until(Duration::from_secs(60), || UnixStream::connect(phone).ok());
+    let mut stream = connected.expect("QEMU listens");
+    let mut request = Vec::new();
+    let mut piece = [0; 4096];
+    while let Ok(length @ 1..) = stream.read(&mut piece) {
+        let is_first = request.is_empty();
+        request.extend_from_slice(&piece[..length]);
+        if is_first {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").unwrap();
+        }
+    }
+    let request = String::from_utf8(request).unwrap();
+    let (line, body) =
+        (request.lines().next().unwrap_or_default(), request.lines().last().unwrap_or_default());
+    format!("{line} {body}")
 }
 
 #[test]
@@ -104,6 +133,7 @@ fn a_guest_is_the_same_machine_after_every_reset() {
         cards: &[MAC.into()],
         authorized_keys: &[who.to_owned()],
         user_data: Some("#cloud-config\nwrite_files:\n- path: /operator\n  content: was here\n"),
+        phone_home: Some("http://10.0.2.100/phone-home/0123"),
     };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("seed");
@@ -130,6 +160,8 @@ fn a_guest_is_the_same_machine_after_every_reset() {
         &format!("authorized {who}"),
         &format!("card {MAC}"),
         "address 10.0.2.15/24",
+        "phoned 0",
+        &format!("call POST /phone-home/0123 HTTP/1.1 instance_id=iid-{UUID}&hostname=desk-001"),
     ] {
         assert!(first.iter().any(|found| found == line), "no '{line}': {first:#?}");
     }

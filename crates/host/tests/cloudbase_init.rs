@@ -42,6 +42,7 @@ fn python() -> Option<String> {
 fn run(name: &str, user_data: Option<&str>, page_file: &str, folder: &Path) -> Option<Value> {
     let python = python()?;
     let seed = Seed {
+        phone_home: None,
         name: &name.parse().unwrap(),
         identity: &Identity { uuid: "8e5b3c1a-0d3b-4c5e-9f60-3a1d8c2b7e4f".into(), mac: MACS[0].into() },
         host_key: &HostKey { private: "private".into(), public: "public".into() },

@@ -13,7 +13,7 @@ const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 pub struct Hardware {
     /// Whether the host's hypervisor runs the machines, or a program that somebody else starts.
     pub vmm: VmmKind,
-    /// Group that may connect to disks of external machines. By default only the daemon's user may.
+    /// Group that may connect to disks of external machines. Without one only the daemon's user may.
     pub socket_group: Option<String>,
     /// Number of virtual processors of each machine.
     pub vcpus: u32,
@@ -24,9 +24,10 @@ pub struct Hardware {
     pub memory_bytes: u64,
     /// Whether the memory consists of huge pages of 2 MiB. The host must have reserved them.
     pub hugepages: bool,
-    /// Model of the processors. By default the host's, or `max` in emulation. Features may follow: `Skylake-Server,+vmx,-hle`.
+    /// Model of the processors. Without one it is the host's, or `max` in emulation. Features may follow:
+    /// `Skylake-Server,+vmx,-hle`.
     pub cpu_model: Option<String>,
-    /// Machine type. By default `q35`, the newest of that type. Others have a version, such as `pc-q35-7.2`.
+    /// Machine type. By default `q35`. That is the newest of its type. Others have a version, such as `pc-q35-7.2`.
     pub machine_type: Option<String>,
     /// Operating system of the guests. By default the image's, or `linux`. Clock and pointer are chosen for it.
     pub guest: Option<GuestSystem>,

@@ -81,6 +81,13 @@ pub struct CatalogSpec {
     /// Whether machines start with the daemon and are kept running.
     #[serde(default)]
     pub autostart: bool,
+    /// Place in the order of starts: lower ones first. Machines of catalogs with `autostart` start once those of lower orders are
+    /// ready or have failed.
+    #[serde(default)]
+    pub start_order: u32,
+    /// Seconds from then until they start. No effect in the lowest order.
+    #[serde(default)]
+    pub start_delay_seconds: u32,
     /// User-data for cloud-init. It is text of at most 16 KiB.
     #[serde(default)]
     pub user_data: Option<String>,
@@ -195,6 +202,8 @@ impl CatalogSpec {
             "ram_bytes",
             "ram_guarantee_bytes",
             "residency",
+            "start_delay_seconds",
+            "start_order",
             "warm",
         ];
         live.contains(&setting)

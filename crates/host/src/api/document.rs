@@ -304,7 +304,7 @@ mod tests {
             assert_eq!(effects[setting], effect);
         }
         let live = effects.iter().filter(|(_, effect)| *effect == "at once").map(|(setting, _)| setting);
-        assert!(live.clone().all(|setting| CatalogSpec::is_live(setting)) && live.count() == 14);
+        assert!(live.clone().all(|setting| CatalogSpec::is_live(setting)) && live.count() == 16);
     }
 
     #[test]

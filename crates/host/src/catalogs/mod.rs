@@ -30,7 +30,7 @@ use jiff::Timestamp;
 use records::Removal;
 use spillway_api::{
     Catalog, CatalogSpec, ErrorCode, HistoryEntry, Hypervisor, Image, ImageRef, ImageVersion, Machine, Name,
-    StoreClass, VersionState,
+    Network, Ready, StoreClass, VersionState,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -62,6 +62,8 @@ pub struct HostSettings {
     pub hypervisor: Hypervisor,
     /// Folder in which machines run.
     pub machines: PathBuf,
+    /// Whether machines in bridges can phone home.
+    pub takes_calls: bool,
 }
 
 /// The catalogs of a host. A clone is the same catalogs.
@@ -256,6 +258,13 @@ impl Catalogs {
 
     /// Refuses settings that this host's hypervisor does not support.
     fn check_hypervisor(&self, name: &Name, spec: &CatalogSpec) -> Result<(), HostError> {
+        let is_in_bridge = matches!(spec.hardware.network, Network::Bridge(_));
+        if spec.ready == Some(Ready::PhoneHome) && is_in_bridge && !self.host.takes_calls {
+            return Err(HostError::invalid(format!(
+                "catalog {name}: ready: machines in a bridge phone home to an address of this host, and there is none: start spillwayd with \
+                 --phone-home ADDRESS:PORT, or take agent, tcp:PORT or serial:REGEX"
+            )));
+        }
         if spec.hypervisor(self.host.hypervisor) != Hypervisor::Libvirt {
             return Ok(());
         }
@@ -336,7 +345,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn of(hypervisor: Hypervisor, machines: &str) -> HostSettings {
-        HostSettings { capacity: NO_LIMITS, hypervisor, machines: machines.into() }
+        HostSettings { capacity: NO_LIMITS, hypervisor, machines: machines.into(), takes_calls: false }
     }
 
     #[test]
@@ -346,12 +355,17 @@ mod tests {
         let stores = Stores::open(objects.clone(), &dir.path().join("store")).unwrap();
         let tcp = json!({ "image": "debian", "ready": "tcp:22" });
         let console = json!({ "image": "debian", "ready": "serial:login" });
+        let phone = json!({ "image": "debian", "ready": "phone-home" });
+        let bridged = json!({ "image": "debian", "ready": "phone-home", "network": { "bridge": "br0" } });
         // "/console.sock" and the machine's name are behind it: 107 bytes.
         let longest = format!("/{}", "x".repeat(84));
         let longer = format!("{longest}x");
         for (hypervisor, spec, folder, why) in [
             (Hypervisor::Libvirt, &tcp, "/machines", Some("ready: tcp with network user")),
             (Hypervisor::Qemu, &tcp, "/machines", None),
+            (Hypervisor::Libvirt, &phone, "/machines", Some("ready: phone-home with network user")),
+            (Hypervisor::Qemu, &phone, "/machines", None),
+            (Hypervisor::Qemu, &bridged, "/machines", Some("start spillwayd with --phone-home")),
             (Hypervisor::Libvirt, &console, longest.as_str(), None),
             (Hypervisor::Libvirt, &console, &longer, Some("108 bytes, and a socket's path has at most 107")),
             (Hypervisor::Qemu, &console, &longer, None),

@@ -449,6 +449,7 @@ mod tests {
                 capacity: NO_LIMITS,
                 hypervisor: Hypervisor::None,
                 machines: "/machines".into(),
+                takes_calls: false,
             };
             let images = crate::images::Images::of_whole(&objects, &stores);
             let catalogs =

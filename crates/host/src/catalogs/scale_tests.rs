@@ -47,8 +47,12 @@ impl Host {
                 Ok::<_, HostError>(())
             })
             .unwrap();
-        let host =
-            HostSettings { capacity: NO_LIMITS, hypervisor: Hypervisor::None, machines: "/machines".into() };
+        let host = HostSettings {
+            capacity: NO_LIMITS,
+            hypervisor: Hypervisor::None,
+            machines: "/machines".into(),
+            takes_calls: false,
+        };
         let images = Images::of_whole(&objects, &stores);
         let catalogs =
             Catalogs::open(objects.clone(), stores, images, host, &mut |line| panic!("{line}")).unwrap();

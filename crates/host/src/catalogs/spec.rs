@@ -55,6 +55,13 @@ pub fn check(name: &Name, spec: &CatalogSpec) -> Result<Vec<String>, HostError> 
             "nothing resets its machines, and what they write is lost when the host restarts (mode {mode})"
         ));
     }
+    if spec.ready == Some(Ready::PhoneHome) && spec.keeps_writes() {
+        warnings.push(
+            "cloud-init phones home at the first boot of a guest only, and disks that are kept boot again: each boot needs a script that does \
+             it, or ready = agent"
+                .into(),
+        );
+    }
     Ok(warnings)
 }
 
@@ -208,6 +215,9 @@ fn guest(spec: &CatalogSpec) -> Objection {
         return Some(
             "ready: machines without a network take no connections: say agent or serial:REGEX".into(),
         );
+    }
+    if (&spec.ready, &spec.hardware.network) == (&Some(Ready::PhoneHome), &Network::None) {
+        return Some("ready: machines without a network cannot phone home: say agent or serial:REGEX".into());
     }
     if let Some(text) = &spec.user_data {
         if text.len() > MOST_USER_DATA_BYTES {

@@ -21,6 +21,9 @@ pub fn check_supported(spec: &CatalogSpec) -> Result<(), HostError> {
         (Some(Ready::Tcp(_)), Network::User) => Err(HostError::invalid(
             "ready: tcp with network user is QEMU's alone: with libvirt take a bridge, agent or serial",
         )),
+        (Some(Ready::PhoneHome), Network::User) => Err(HostError::invalid(
+            "ready: phone-home with network user is QEMU's alone: with libvirt take a bridge, agent or serial",
+        )),
         _ => Ok(()),
     }
 }

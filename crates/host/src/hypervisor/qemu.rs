@@ -6,7 +6,7 @@
 
 use super::uefi::Uefi;
 use spillway_api::{
-    CatalogSpec, DisplayKind, GuestSystem, Hardware, Machine, Network, Tpm, Video, WatchdogAction,
+    CatalogSpec, DisplayKind, GuestSystem, Hardware, Machine, Network, Ready, Tpm, Video, WatchdogAction,
 };
 use spillway_control::kvm::Accelerator;
 use std::ffi::OsString;
@@ -47,6 +47,16 @@ pub const HYPER_V: [&str; 10] = [
 ];
 /// Socket of the guest agent's port.
 pub const AGENT: &str = "agent.sock";
+
+/// Socket of the address to which a guest behind the user network phones home.
+pub const PHONE: &str = "phone.sock";
+/// That address, which exists in the guest's own network alone.
+pub const PHONE_ADDRESS: &str = "10.0.2.100";
+
+/// Whether a machine with these settings phones home through QEMU's user network.
+pub fn phones(spec: &CatalogSpec) -> bool {
+    (&spec.ready, &spec.hardware.network) == (&Some(Ready::PhoneHome), &Network::User)
+}
 
 /// Files of the host for a machine, besides its disk.
 #[derive(Clone, Debug, Default)]
@@ -93,6 +103,8 @@ pub struct Handles {
     pub console: Option<OwnedFd>,
     /// Listening socket of the guest agent's port.
     pub agent: OwnedFd,
+    /// Listening socket of the address to which the guest phones home.
+    pub phone: Option<OwnedFd>,
     /// The data disk, opened for reading and writing.
     pub data: Option<OwnedFd>,
     /// The scratch disk, opened for reading and writing.
@@ -112,9 +124,12 @@ pub struct Handles {
 impl Handles {
     /// All descriptors.
     pub fn all(&self) -> Vec<BorrowedFd<'_>> {
-        let Handles { monitor, console, agent, data, scratch, seed, kernel, initrd, variables, taps } = self;
-        let some =
-            [console, data, scratch, seed, kernel, initrd, variables].into_iter().chain(taps).flatten();
+        let Handles { monitor, console, agent, phone, data, scratch, seed, kernel, initrd, variables, taps } =
+            self;
+        let some = [console, phone, data, scratch, seed, kernel, initrd, variables]
+            .into_iter()
+            .chain(taps)
+            .flatten();
         [monitor, agent].into_iter().chain(some).map(AsFd::as_fd).collect()
     }
 }
@@ -273,6 +288,9 @@ impl CommandLine<'_> {
     }
 
     fn network(&mut self) {
+        if let Some(phone) = &self.handles.phone {
+            self.add("-chardev", listener("phone", phone));
+        }
         for (card, network) in self.spec.hardware.networks().enumerate() {
             let tap = self.handles.taps.get(card).and_then(Option::as_ref);
             let network = match (network, tap) {
@@ -282,7 +300,11 @@ impl CommandLine<'_> {
                         self.files.forward.filter(|_| card == 0).map_or(String::new(), |(here, there)| {
                             format!(",hostfwd=tcp:127.0.0.1:{here}-:{there}")
                         });
-                    format!("user,id=network{card}{forward}")
+                    let phone = match &self.handles.phone {
+                        Some(_) if card == 0 => format!(",guestfwd=tcp:{PHONE_ADDRESS}:80-chardev:phone"),
+                        Some(_) | None => String::new(),
+                    };
+                    format!("user,id=network{card}{forward}{phone}")
                 }
                 (Network::Bridge(_), Some(tap)) => format!("tap,id=network{card},fd={}", tap.as_raw_fd()),
                 (Network::None, _) | (Network::Bridge(_), None) => continue,

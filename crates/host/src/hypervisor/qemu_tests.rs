@@ -28,6 +28,7 @@ fn words(settings: Value, accelerator: &Accelerator, files: &HostFiles) -> Vec<S
         seed: None,
         kernel: None,
         initrd: None,
+        phone: None,
         variables: files.uefi.map(|_| descriptor()),
         taps: spec.hardware.networks().map(tap).collect(),
     };

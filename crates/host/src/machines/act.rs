@@ -233,11 +233,13 @@ fn ask(
             let message = format!("{name} is drained: 'machine undrain {name}' first");
             return Err(HostError::new(ErrorCode::Conflict, message));
         }
-        Action::Restart if is.power == Power::On => wanted.restarts += 1,
-        Action::Start | Action::Restart => wanted.power = Power::On,
-        Action::Stop => wanted.power = Power::Off,
+        Action::Restart if is.power == Power::On => {
+            (wanted.restarts, wanted.requested) = (is.restarts + 1, true)
+        }
+        Action::Start | Action::Restart => (wanted.power, wanted.requested) = (Power::On, true),
+        Action::Stop => (wanted.power, wanted.requested) = (Power::Off, false),
         Action::Reset => {
-            wanted.resets += 1;
+            (wanted.resets, wanted.requested) = (is.resets + 1, true);
             // A shutdown that is still going on ends at once too, and is not resumed.
             wanted.grace_seconds = 0;
         }
@@ -287,6 +289,30 @@ mod tests {
         let other = MachineAction { action: Action::Stop, ..reset.clone() };
         let other = actions.act(&other, &key(&other), |_| ()).unwrap_err();
         assert_eq!(other.code, ErrorCode::KeyReused);
+    }
+
+    #[test]
+    fn who_asks_for_a_machine_is_before_what_the_daemon_starts() {
+        let asks = |is: &DesiredState, action| ask(&"desk-001".parse().unwrap(), is, action, 5).unwrap();
+        let off = DesiredState::default();
+        let on = DesiredState { power: Power::On, ..DesiredState::default() };
+        for (is, action, is_awaited) in [
+            (&off, Action::Start, true),
+            (&on, Action::Restart, true),
+            (&on, Action::Reset, true),
+            (&on, Action::Drain, false),
+            (&asks(&off, Action::Start), Action::Drain, true),
+            (&asks(&off, Action::Start), Action::Stop, false),
+        ] {
+            assert_eq!(asks(is, action).is_awaited(), is_awaited, "{action:?}");
+        }
+        let spec = crate::machines::testing::spec(json!({}));
+        let mut started = asks(&off, Action::Start);
+        started.release(&spec, 0);
+        assert!(!started.is_awaited(), "its claim is over");
+        let mut fresh = asks(&asks(&off, Action::Start), Action::Stop);
+        fresh.start_fresh(&spec);
+        assert!(!fresh.is_awaited(), "the pool is filled");
     }
 
     fn actions(host: &TestHost) -> MachineActions {

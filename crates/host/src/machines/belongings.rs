@@ -227,12 +227,13 @@ impl MachineFiles {
     }
 }
 
-/// Writes the seed disk, which tells a guest its identity.
+/// Writes the seed disk, which tells a guest its identity, and where to phone when it is ready.
 pub fn write_seed(
     folder: &Path,
     machine: &Machine,
     spec: &CatalogSpec,
     host_key: &HostKey,
+    phone_home: Option<&str>,
 ) -> Result<(), HostError> {
     let cards = spec.hardware.networks().enumerate().filter(|(_, network)| **network != Network::None);
     let cards: Vec<String> = cards.map(|(card, _)| machine.identity.mac_of_card(card)).collect();
@@ -243,6 +244,7 @@ pub fn write_seed(
         cards: &cards,
         authorized_keys: &spec.authorized_keys,
         user_data: spec.user_data.as_deref(),
+        phone_home,
     };
     let path = folder.join(SEED);
     let disk = seed.disk()?;

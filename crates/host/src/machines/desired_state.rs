@@ -30,6 +30,9 @@ pub struct DesiredState {
     pub claim: Option<ClaimRecord>,
     /// Whether the machine is drained: it is neither started nor claimed.
     pub drained: bool,
+    /// Whether a client has asked for the machine's last start, restart or reset, and not the daemon. It goes first then.
+    #[serde(default)]
+    pub requested: bool,
 }
 
 /// Record of a claim. Its time is measured by the host's monotonic clock since boot, which cannot be set.
@@ -121,6 +124,7 @@ impl DesiredState {
     /// Ends the claim and resets the machine, unless its catalog keeps writes. The machine is stopped if `free` other
     /// machines are enough for the warm count and it was started for the claim, or others have taken its place.
     pub fn release(&mut self, spec: &CatalogSpec, free: usize) {
+        self.requested = false;
         let started = self.claim.take().is_some_and(|claim| claim.started);
         self.count_reset(spec);
         if (started || spec.warm > 0) && free >= spec.warm as usize {
@@ -132,8 +136,13 @@ impl DesiredState {
     pub fn start_fresh(&mut self, spec: &CatalogSpec) {
         if self.power == Power::Off {
             self.count_reset(spec);
-            self.power = Power::On;
+            (self.power, self.requested) = (Power::On, false);
         }
+    }
+
+    /// Whether somebody waits for the machine: a client has claimed it or asked for its start.
+    pub fn is_awaited(&self) -> bool {
+        self.requested || self.claim.is_some()
     }
 
     /// Counts a reset, unless the catalog keeps writes.

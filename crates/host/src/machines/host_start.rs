@@ -101,7 +101,10 @@ fn look_at(objects: &Objects, boot: &str) -> Result<(), HostError> {
             // A machine without a desired state is treated like a new one.
             if let Some(wanted) = wanted {
                 let power = if starts && !wanted.value.drained { Power::On } else { Power::Off };
-                changes.put(&machine.name, &DesiredState { power, claim: None, ..wanted.value });
+                changes.put(
+                    &machine.name,
+                    &DesiredState { power, claim: None, requested: false, ..wanted.value },
+                );
             }
         }
         Ok(())

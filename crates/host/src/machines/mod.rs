@@ -7,6 +7,7 @@ mod act;
 mod admission;
 pub mod belongings;
 mod blocking;
+mod boots;
 mod claims;
 mod closing;
 mod commit;
@@ -16,11 +17,13 @@ mod desired_writer;
 mod disk;
 mod figures;
 mod firmware;
+mod guest_agent;
 mod host;
 mod host_start;
 pub mod leftovers;
 mod neighbours;
 mod oversee;
+mod phone_home;
 mod placing;
 mod ready;
 mod reconciler;
@@ -30,6 +33,7 @@ mod rollout;
 mod run;
 mod scratch;
 mod shared;
+mod start_order;
 mod status;
 mod tag;
 mod tasks;
@@ -44,6 +48,7 @@ use crate::error::HostError;
 use crate::events::Events;
 use crate::guest_users::UserRange;
 use crate::images::Images;
+use crate::processes::{self, ObservedProcess};
 use crate::resources::budget::{Capacity, Need};
 use crate::scopes::Scopes;
 use crate::store::{Objects, RecordKind};
@@ -52,6 +57,7 @@ use act::MachineActions;
 pub use act::MachineDeleteTerms;
 use belongings::Belongings;
 use blocking::{blocking, last_words, look};
+pub use boots::BootLimits;
 use claims::Claims;
 pub use claims::{ClaimSelector, Claimant};
 use closing::HostGate;
@@ -72,11 +78,13 @@ use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
 use oversee::Overseer;
 use registry::MachineRegistry;
 use rolling::Rollouts;
-use run::MachineFolders;
+use run::{MachineFolders, RunRecord};
 use shared::MachineServices;
-use spillway_api::{Catalog, Hypervisor, Machine, Name, Power};
+use spillway_api::{Catalog, Hypervisor, Machine, Name, Power, Selector};
 use spillway_control::kvm::Accelerator;
+use start_order::StartOrder;
 use status::ObservedMachine;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tasks::TaskStarter;
@@ -94,7 +102,7 @@ pub(crate) const RECORDS: [RecordKind; 5] = [
 /// Schema of the file `run.json`, which is stored too.
 #[cfg(test)]
 pub(crate) fn run_schema() -> crate::store::RecordSchema {
-    crate::store::schema::<run::RunRecord>()
+    crate::store::schema::<RunRecord>()
 }
 
 /// The machines of a host, grouped by what clients can ask. A clone refers to the same machines.
@@ -143,6 +151,10 @@ pub struct MachineHostConfig {
     pub libvirt_uri: String,
     /// Budget of the host for machines.
     pub capacity: Capacity,
+    /// How many machines boot at the same time.
+    pub boots: BootLimits,
+    /// Address of this host to which machines in bridges phone home.
+    pub phone_home: Option<SocketAddr>,
     /// Caches shrink when less memory than this is available.
     pub memory_floor_bytes: u64,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
@@ -189,14 +201,11 @@ impl Machines {
         // Subscribe first, so that no later change is missed.
         let changes = objects.watch();
         shared.registry.begin_with(known(&shared)?);
+        order_starts(&shared, &reader, &catalogs)?;
         let tasks = TaskStarter::new(Arc::clone(&shared));
         tokio::spawn(tasks.clone().follow(changes));
         tasks.wake_all()?;
-        if shared.parts.hypervisor != Hypervisor::None {
-            // Probing takes seconds on a host whose KVM runs nothing.
-            let shared = Arc::clone(&shared);
-            tokio::spawn(async move { _ = shared.accelerator().await });
-        }
+        begin_services(&shared);
         let desired = DesiredStateWriter::new(objects.clone());
         let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
         let rollouts = Arc::new(Rollouts::new(catalogs.clone(), desired.clone(), events.clone()));
@@ -209,7 +218,6 @@ impl Machines {
             Arc::clone(&rollouts),
         );
         tokio::spawn(overseer.oversee());
-        tokio::spawn(Arc::clone(&shared.memory).watch());
         let space = SpaceWatch::watched(stores, events.clone());
         Ok(Machines {
             actions: MachineActions::new(reader.clone(), catalogs.clone(), objects.clone()),
@@ -243,6 +251,7 @@ fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     for (name, run) in runs.iter().filter(|(_, run)| !run.is_of_another_boot()) {
         shared.admission.note(name, run.need());
     }
+    note_boots(shared, &runs)?;
     shared.note_users(&runs)?;
     // The files of a run whose record cannot be read are unknown: keep all that carry its machine's name.
     let unreadable = shared.folders.unreadable()?;
@@ -262,6 +271,47 @@ fn take_over(shared: &MachineServices) -> Result<(), HostError> {
     let copy =
         |path: &Path| runs.iter().any(|(_, run)| run.copy.as_ref().is_some_and(|copy| copy.path == path));
     shared.files.sweep(placing::FOLDER, |path| copy(path) || may_be_of_one(path))
+}
+
+/// Begins what goes on beside the machines.
+fn begin_services(shared: &Arc<MachineServices>) {
+    if shared.parts.hypervisor != Hypervisor::None {
+        // Probing takes seconds on a host whose KVM runs nothing.
+        let shared = Arc::clone(shared);
+        tokio::spawn(async move { _ = shared.accelerator().await });
+    }
+    if let Some(address) = shared.parts.phone_home {
+        tokio::spawn(Arc::clone(&shared.calls).listen(address, shared.events.clone()));
+    }
+    tokio::spawn(Arc::clone(&shared.memory).watch());
+}
+
+/// Looks at the order of starts, before the first machine asks for it.
+fn order_starts(
+    shared: &MachineServices,
+    reader: &MachineReader,
+    catalogs: &Catalogs,
+) -> Result<(), HostError> {
+    let catalogs = catalogs.list()?;
+    if StartOrder::is_used(&catalogs) {
+        let views = views::by_catalog(reader.views(&Selector::default())?);
+        shared.order.update(&catalogs, |name| views.get(name).map_or(&[], Vec::as_slice));
+    }
+    Ok(())
+}
+
+/// Counts the machines that boot: an earlier daemon has started their VMMs.
+fn note_boots(shared: &MachineServices, runs: &[(Name, RunRecord)]) -> Result<(), HostError> {
+    for (name, run) in runs.iter().filter(|(_, run)| !run.ready && !run.is_of_another_boot()) {
+        // One that cannot be examined now is counted by its task.
+        let vmm = processes::look(shared.folders.of(name).path(), vmm::PROCESS);
+        if let (Ok(ObservedProcess::Alive(_)), Some(machine)) =
+            (vmm, shared.objects.get_readable::<Machine>(name.as_str())?)
+        {
+            shared.boots.note(reconciler::boot(&machine.value, run));
+        }
+    }
+    Ok(())
 }
 
 /// Returns what a machine needs by the settings of its catalog, if both records can be read.

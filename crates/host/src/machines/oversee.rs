@@ -8,13 +8,13 @@ use super::closing::HostGate;
 use super::desired_writer::DesiredStateWriter;
 use super::rolling::Rollouts;
 use super::shared::MachineServices;
-use super::views::MachineReader;
+use super::views::{MachineReader, by_catalog};
 use super::{View, blocking};
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::store::Revision;
 use spillway_api::{Catalog, EventKind, Name, Power, Selector};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -93,11 +93,10 @@ impl Overseer {
         if rests && self.gate.stop_all()? {
             return Ok((LEAST, Failures::new()));
         }
-        let mut of: HashMap<Name, Vec<View>> = HashMap::new();
-        for view in self.reader.views(&Selector::default())? {
-            of.entry(view.machine.catalog.clone()).or_default().push(view);
-        }
-        let (mut pause, mut failures) = (MOST, Failures::new());
+        let mut of = by_catalog(self.reader.views(&Selector::default())?);
+        let next = self.shared.order.update(&catalogs, |name| of.get(name).map_or(&[], Vec::as_slice));
+        let next = next.map(|next| next.saturating_duration_since(Instant::now()));
+        let (mut pause, mut failures) = (next.map_or(MOST, |next| next.min(MOST)), Failures::new());
         for view in of.values().flatten() {
             if let Err(e) = self.drain(view) {
                 failures.insert(view.machine.catalog.clone(), e.message);

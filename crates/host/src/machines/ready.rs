@@ -5,20 +5,15 @@
 //! an address only because a guest names it.
 
 use super::console::ConsoleClient;
-use super::neighbours::{check_owner, is_unicast};
+use super::guest_agent::GuestAgent;
+use super::neighbours::check_owner;
 use crate::catalogs::serial_pattern;
-use crate::hypervisor::libvirt::Libvirt;
-use crate::hypervisor::qemu;
-use crate::json_lines::JsonLines;
-use crate::short_path::ShortPath;
 use regex::bytes::Regex;
-use serde_json::{Value, json};
 use spillway_api::Ready;
 use spillway_control::console::FromHub;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpSocket, TcpStream};
@@ -28,7 +23,6 @@ use tokio::time::{sleep, timeout};
 const PAUSE: Duration = Duration::from_millis(500);
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-const MAX_LINE_BYTES: usize = 64 << 10;
 /// Longest part of a console line that is matched.
 const MAX_CONSOLE_LINE_BYTES: usize = 4 << 10;
 /// SeaBIOS's last line before a kernel given by the host. It writes the end of a line only with what it writes next, so a kernel
@@ -40,8 +34,6 @@ const LOOK: Duration = Duration::from_millis(20);
 const MAX_PACKETS: usize = 16;
 /// Number of refused addresses before the user is told: a new address may belong to its last owner for a moment.
 const REFUSALS: u32 = 3;
-/// Number of answers to earlier questions that are skipped.
-const MAX_STRAY_ANSWERS: usize = 100;
 
 /// How this host reaches a machine's network.
 #[derive(Clone, Debug)]
@@ -77,6 +69,8 @@ pub async fn until_ready(
                 }
             },
             Ready::Serial(pattern) => read_console(folder, pattern).await,
+            // It is not asked: it calls.
+            Ready::PhoneHome => Err(io::ErrorKind::Unsupported.into()),
         };
         match tried {
             Ok(address) => return address,
@@ -94,64 +88,6 @@ pub async fn until_ready(
 
 fn not_its_own(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
-}
-
-/// The channel to a guest agent.
-#[derive(Clone)]
-pub enum GuestAgent {
-    /// The agent's socket in the machine's folder.
-    Socket,
-    /// The agent commands of libvirt, for a domain.
-    Libvirt(Arc<Libvirt>, String),
-}
-
-impl GuestAgent {
-    /// Asks the agent for the guest's address.
-    async fn address(&self, folder: &Path) -> io::Result<Option<String>> {
-        match self {
-            GuestAgent::Socket => ours(folder).await,
-            GuestAgent::Libvirt(libvirt, domain) => {
-                let question = json!({ "execute": "guest-network-get-interfaces" }).to_string();
-                let asked = ["qemu-agent-command", domain, "--timeout", "3", &question];
-                let answer = libvirt.ask(&asked).await.map_err(io::Error::other)?;
-                Ok(address(&serde_json::from_str::<Value>(&answer)?["return"]))
-            }
-        }
-    }
-}
-
-async fn ours(folder: &Path) -> io::Result<Option<String>> {
-    let ask = async {
-        let socket = ShortPath::of(folder, qemu::AGENT).map_err(io::Error::other)?;
-        let mut agent = JsonLines::connect(socket.path(), MAX_LINE_BYTES).await?;
-        // Answers to earlier questions may still arrive.
-        let id =
-            u64::from(std::process::id()) << 16 | jiff::Timestamp::now().subsec_nanosecond() as u64 & 0xffff;
-        agent.send(&json!({ "execute": "guest-sync", "arguments": { "id": id } })).await?;
-        let mut strays = 0;
-        while agent.next().await?["return"] != id {
-            strays += 1;
-            if strays > MAX_STRAY_ANSWERS {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-        }
-        agent.send(&json!({ "execute": "guest-network-get-interfaces" })).await?;
-        Ok(address(&agent.next().await?["return"]))
-    };
-    timeout(PATIENCE, ask).await?
-}
-
-/// Returns the first address of this list that others can reach.
-fn address(interfaces: &Value) -> Option<String> {
-    let of = |interface: &Value| interface["ip-addresses"].as_array().cloned().unwrap_or_default();
-    let all = interfaces.as_array()?.iter().flat_map(of);
-    let mut addresses = all.filter_map(|entry| entry["ip-address"].as_str()?.parse::<IpAddr>().ok());
-    addresses
-        .find(|address| match address {
-            IpAddr::V4(v4) => is_unicast(*v4),
-            IpAddr::V6(_) => false,
-        })
-        .map(|address| address.to_string())
 }
 
 /// Connects and waits for the first byte. QEMU accepts the connection before the guest does, so a connection alone proves
@@ -295,9 +231,11 @@ fn plain(line: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hypervisor::qemu;
     use rustix::net::{
         AddressFamily, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, send, socket,
     };
+    use serde_json::{Value, json};
     use std::os::fd::OwnedFd;
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, UnixListener};
@@ -420,15 +358,5 @@ mod tests {
         assert_eq!(plain(b"/ # \x1b[J\x1b[6n"), "/ # ");
         assert_eq!(plain(b"a\x1b[1;32mb\x1b[\x07 cd\xff\x1b"), "abd\u{fffd}");
         assert_eq!(plain(b"\x1b["), "");
-    }
-
-    #[test]
-    fn an_address_is_one_that_others_reach() {
-        let of = |list: &str| address(&serde_json::from_str(list).unwrap());
-        assert_eq!(of("{}"), None);
-        assert_eq!(of(r#"[{"name":"lo","ip-addresses":[{"ip-address":"127.0.0.1"}]},{}]"#), None);
-        let two = r#"[{"ip-addresses":[{"ip-address":"169.254.1.1"},{"ip-address":"fe80::1"},{"ip-address":"x"},
-            {"ip-address":"10.0.2.15"}]}]"#;
-        assert_eq!(of(two), Some("10.0.2.15".into()));
     }
 }

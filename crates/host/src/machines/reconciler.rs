@@ -31,6 +31,7 @@ use limits::DiskLimits;
 use observation::{Observation, ObservedRun};
 use probe::ReadinessProbe;
 use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, Machine, Name, Phase, Power};
+pub(super) use start::boot;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -240,6 +241,9 @@ impl MachineReconciler {
         };
         self.catalog_seen = catalog.revision;
         let Some(run) = run else {
+            if let Some(wait) = self.wait_for_others(&catalog, wanted) {
+                return Ok(StepOutcome::Rest(wait));
+            }
             let need = Need::of(&catalog.spec, self.shared.parts.hypervisor);
             if let Some(status) = self.admit(need, Need::default()) {
                 self.publish(status);
@@ -267,7 +271,7 @@ impl MachineReconciler {
             ObservedProcess::None if run.is_outdated(&catalog) || wanted.resets > run.resets => {
                 self.power_cycle(machine, &catalog, run, wanted, disk).await
             }
-            ObservedProcess::None => self.bring_up_vmm(machine, run, &disk).await,
+            ObservedProcess::None => self.bring_up_vmm(machine, wanted, run, &disk).await,
             ObservedProcess::Ended => self.handle_vmm_end(machine, &catalog, run, wanted, disk).await,
             ObservedProcess::Alive(vmm) => {
                 self.update_running(machine, &catalog, wanted, run, (&disk, &vmm)).await
@@ -310,32 +314,6 @@ impl MachineReconciler {
         Ok(StepOutcome::Rest(self.stay_running(catalog, &run, &disk, None).await?))
     }
 
-    /// Starts the VMM of a machine whose disk is served.
-    async fn bring_up_vmm(
-        &mut self,
-        machine: &Machine,
-        mut run: RunRecord,
-        disk: &Process,
-    ) -> Result<StepOutcome, HostError> {
-        // A machine whose disk was served while it was off had returned its memory.
-        let need = run.need();
-        if let Some(status) = self.admit(need, need.without_guest()) {
-            self.publish(status.of(&run, &self.folder).by(disk, None));
-            return Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(disk), None)?));
-        }
-        self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
-        // The state so far belongs to the last VMM.
-        (run.ending, run.asked, run.ready, run.held, run.address) = (None, false, false, false, None);
-        run.port = self.port_for(&run)?;
-        run.user = self.shared.users().take(&self.name, &run.uuid)?;
-        self.folder.save_in_background(&run).await?;
-        let started = self.start_vmm(machine, &run).await;
-        if started.as_ref().is_err_and(|e| e.is_permanent) {
-            self.shared.admission.lower(&self.name, need.without_guest());
-        }
-        started.map(|()| StepOutcome::Again)
-    }
-
     /// Updates a machine that runs: ends its VMM if desired, else applies what can change while it runs.
     async fn update_running(
         &mut self,
@@ -374,6 +352,7 @@ impl MachineReconciler {
         self.probe(machine, &run);
         let wait = self.stay_running(catalog, &run, disk, Some(vmm)).await?;
         let wait = wait.at_most(self.firmware.next_look());
+        let heeds_until = [heeds_until, self.follow_boot(machine, &run)].into_iter().flatten().min();
         Ok(StepOutcome::Rest(WakeupConditions {
             until: heeds_until.unwrap_or(wait.until).min(wait.until),
             ..wait

@@ -181,7 +181,7 @@ impl Rollouts {
         for view in next.into_iter().map(|i| on[i]) {
             let grace_seconds = catalog.spec.grace_seconds;
             restarted += usize::from(self.desired.change(view, |wanted| {
-                wanted.restarts += 1;
+                (wanted.restarts, wanted.requested) = (wanted.restarts + 1, false);
                 wanted.grace_seconds = grace_seconds;
             })?);
         }

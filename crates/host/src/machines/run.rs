@@ -87,6 +87,9 @@ pub struct RunRecord {
     pub address: Option<String>,
     /// Port of the host's loopback that QEMU forwards to the guest's readiness port.
     pub port: Option<u16>,
+    /// Secret of this boot, with which the guest phones home.
+    #[serde(default)]
+    pub phone_secret: Option<String>,
     /// User and group id that the VMM runs as; `None`: as the daemon.
     #[serde(default)]
     pub user: Option<u32>,

@@ -7,13 +7,16 @@ use super::MachineHostConfig;
 use super::admission::Admission;
 use super::belongings::{Belongings, MachineFiles};
 use super::blocking::blocking;
+use super::boots::BootQueue;
 use super::disk;
 use super::figures::FigureCollector;
 use super::host::MemoryWatch;
 use super::leftovers::Leftovers;
+use super::phone_home::PhoneCalls;
 use super::placing::Placement;
 use super::registry::MachineRegistry;
 use super::run::{MachineFolders, RunRecord};
+use super::start_order::StartOrder;
 use super::turns::{StoreSet, StoreTurns, Turn};
 use crate::error::HostError;
 use crate::events::Events;
@@ -50,6 +53,9 @@ pub struct MachineServices {
     pub(super) libvirt: Arc<Libvirt>,
     pub(super) registry: Arc<MachineRegistry>,
     pub(super) admission: Arc<Admission>,
+    pub(super) order: StartOrder,
+    pub(super) boots: Arc<BootQueue>,
+    pub(super) calls: Arc<PhoneCalls>,
     pub(super) memory: Arc<MemoryWatch>,
     pub(super) files: Arc<MachineFiles>,
     pub(super) leftovers: Arc<Leftovers>,
@@ -75,6 +81,9 @@ impl MachineServices {
         let files = Arc::new(MachineFiles::new(objects.clone(), stores.clone(), events.clone()));
         MachineServices {
             admission: Arc::new(Admission::new(parts.capacity, Arc::clone(&registry))),
+            order: StartOrder::new(Arc::clone(&registry)),
+            boots: Arc::new(BootQueue::new(parts.boots, Arc::clone(&registry))),
+            calls: Arc::default(),
             memory: Arc::new(MemoryWatch::new(
                 parts.memory_floor_bytes,
                 events.clone(),

@@ -2,13 +2,13 @@
 //!
 //! Invariant: nothing happens unless a test asks for it.
 
-use super::MachineHostConfig;
 use super::desired_state::DesiredState;
 use super::figures::FigureCollector;
 use super::registry::MachineRegistry;
 use super::run::MachineFolders;
 use super::shared::MachineServices;
 use super::views::MachineReader;
+use super::{BootLimits, MachineHostConfig};
 use crate::catalogs::{Catalogs, HostSettings};
 use crate::error::HostError;
 use crate::events::Events;
@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use spillway_api::{Catalog, CatalogSpec, Hypervisor, Image, ImageVersion, Name, Power};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A host without a daemon.
 pub struct TestHost {
@@ -50,7 +51,7 @@ impl TestHost {
         let stores = Stores::open(objects.clone(), &path("store")).unwrap();
         let images = Images::of_whole(&objects, &stores);
         let (hypervisor, machines) = (Hypervisor::None, path("machines"));
-        let host = HostSettings { capacity, hypervisor, machines: machines.clone() };
+        let host = HostSettings { capacity, hypervisor, machines: machines.clone(), takes_calls: false };
         let catalogs =
             Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, &mut complain).unwrap();
         let folders = MachineFolders::new(machines.clone());
@@ -72,9 +73,11 @@ impl TestHost {
             accelerator: None,
             libvirt_uri: String::new(),
             capacity,
+            boots: BootLimits { at_once: 0, patience: Duration::from_secs(180) },
             memory_floor_bytes: 1 << 30,
             claim_ttl_seconds: None,
             scopes: Scopes::None,
+            phone_home: None,
             guest_users: None,
         };
         let shared = MachineServices::new(

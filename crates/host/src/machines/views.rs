@@ -60,6 +60,15 @@ impl View {
     }
 }
 
+/// Groups machines by their catalog.
+pub fn by_catalog(views: Vec<View>) -> HashMap<Name, Vec<View>> {
+    let mut of: HashMap<Name, Vec<View>> = HashMap::new();
+    for view in views {
+        of.entry(view.machine.catalog.clone()).or_default().push(view);
+    }
+    of
+}
+
 /// Reads views of machines.
 #[derive(Clone)]
 pub struct MachineReader {

@@ -30,6 +30,7 @@ impl Parts {
             cards: &self.cards,
             authorized_keys: &[],
             user_data: None,
+            phone_home: None,
         }
     }
 }
@@ -148,4 +149,24 @@ fn a_host_key_is_one_that_openssh_reads_and_no_other_machine_has() {
     assert_eq!(String::from_utf8(done.stdout).unwrap().trim_end(), one.public);
     assert!(one.public.starts_with("ssh-ed25519 ") && !one.public.contains('\n'));
     assert!(!format!("{one:?}").contains("PRIVATE"), "a secret is not shown");
+}
+
+#[test]
+fn the_guest_is_told_where_to_phone_unless_its_operator_has_a_phone_home_of_their_own() {
+    let parts = Parts::new();
+    let url = "http://10.0.2.100/phone-home/secret";
+    for (user_data, is_ours) in [
+        (None, true),
+        (Some("#cloud-config\npackages: [vim]\n"), true),
+        (Some("#cloud-config\nphone_home:\n  url: http://site/\n"), false),
+    ] {
+        let seed = Seed { phone_home: Some(url), user_data, ..parts.seed() };
+        let files = files(seed.disk().unwrap());
+        let meta: Value = serde_json::from_str(&files["meta-data"]).unwrap();
+        assert_eq!(meta["phone_home_url"], url);
+        let vendor = cloud_config(&files["vendor-data"]);
+        assert_eq!(vendor["phone_home"]["url"] == url, is_ours, "{user_data:?}");
+    }
+    let files = files(parts.seed().disk().unwrap());
+    assert!(!files["meta-data"].contains("phone") && !files["vendor-data"].contains("phone"));
 }

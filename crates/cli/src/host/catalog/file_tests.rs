@@ -97,7 +97,8 @@ fn what_is_written_is_read_again() {
         "vmm": "external", "socket_group": "kvm", "sockets": 2, "hugepages": true, "cpu_model": "max,+avx", "machine_type": "pc-q35-7.2", "guest": "windows", "firmware": "uefi-secure", "tpm": "2.0",
         "network": {"bridge": "br0"}, "more_networks": ["user", {"bridge": "br1"}], "display": "vnc", "video": "virtio", "watchdog": "reset",
         "extra_args": ["-device", "usb-audio,id=\"x\""], "naming": "d-####", "reset": "guest-reboot", "ready": "serial:\\d+ \"login\":",
-        "grace_seconds": 5, "warm": 3, "claim_ttl_seconds": 0, "autostart": true, "user_data": "#cloud-config\n\tx: '''\"\"\"'\r\n",
+        "grace_seconds": 5, "warm": 3, "claim_ttl_seconds": 0, "autostart": true, "start_order": 2, "start_delay_seconds": 30,
+        "user_data": "#cloud-config\n\tx: '''\"\"\"'\r\n",
         "authorized_keys": ["ssh-rsa A b", "ssh-rsa C d"], "kernel": "/boot/k", "initrd": "/boot/i",
         "append": "root=/dev/vda \"quiet\"", "labels": {"team": "a = \"b\"", "x": ""}}"##;
     let every: CatalogSpec = serde_json::from_str(every_setting).unwrap();

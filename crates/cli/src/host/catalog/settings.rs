@@ -93,7 +93,7 @@ struct Settings {
     /// Event that discards what a machine has written [default: power-cycle; of dedicated machines never]
     #[arg(long, value_name = "EVENT", value_parser = words::<ResetEvent>(RESETS))]
     reset: Option<ResetEvent>,
-    /// When a machine counts as ready: agent, tcp:PORT or serial:REGEX [default: as soon as it runs]
+    /// When a machine counts as ready: agent, phone-home, tcp:PORT or serial:REGEX [default: as soon as it runs]
     #[arg(long, value_name = "WHEN")]
     ready: Option<Ready>,
     #[arg(
@@ -112,6 +112,16 @@ struct Settings {
     /// Start the machines when spillwayd starts
     #[arg(long)]
     autostart: bool,
+    #[arg(
+        long, value_name = "N", default_value_t = 0, value_parser = number(&bounds::START_ORDER),
+        help = bounds::START_ORDER.help("With --autostart: machines start once those of catalogs with a lower number are ready or have failed")
+    )]
+    start_order: u32,
+    #[arg(
+        long, value_name = "SECONDS", default_value_t = 0, value_parser = number(&bounds::START_DELAY_SECONDS),
+        help = bounds::START_DELAY_SECONDS.help("With --start-order: how long they wait after that")
+    )]
+    start_delay: u32,
     /// File with user data for cloud-init
     #[arg(long, value_name = "FILE")]
     user_data: Option<PathBuf>,
@@ -186,6 +196,8 @@ impl Settings {
             warm: self.warm,
             claim_ttl_seconds: self.claim_ttl,
             autostart: self.autostart,
+            start_order: self.start_order,
+            start_delay_seconds: self.start_delay,
             user_data: self.user_data.as_deref().map(file::text).transpose()?,
             authorized_keys: keys.map(str::to_owned).collect(),
             labels: self.labels.into_iter().collect(),

@@ -85,6 +85,11 @@ impl Attempts {
         self.begun.is_some_and(|begun| begun.elapsed() < JUST_BEGUN)
     }
 
+    /// Whether an earlier daemon has started the VMM.
+    pub fn is_adopted(&self) -> bool {
+        self.begun.is_none()
+    }
+
     /// Number of unexpected ends of the VMM or the disk.
     pub fn crashes(&self) -> u32 {
         self.crashes

@@ -32,6 +32,7 @@ impl MachineReconciler {
         let gently = machine.is_some();
         self.probe.stop();
         self.stop_placing().await;
+        self.shared.boots.end(&self.name);
         let was_there = run.is_some();
         if let Some(mut run) = run {
             let vmm = self.vmm.look(&run).await?;
@@ -103,6 +104,8 @@ impl MachineReconciler {
         run: &mut RunRecord,
         grace: Duration,
     ) -> Result<Option<Instant>, HostError> {
+        // It would keep the agent's channel, which has one client at a time.
+        self.probe.stop();
         if run.held || self.disk.is_stalled() {
             self.disk.listen(self.folder.path()).await;
             // A VMM that does not answer is no reason to wait longer.
@@ -208,6 +211,7 @@ impl MachineReconciler {
         disk: Process,
     ) -> Result<StepOutcome, HostError> {
         self.probe.stop();
+        self.shared.boots.end(&self.name);
         // Nobody may claim the machine until the reason is known.
         self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
         let asked = run.asked || wanted.resets > run.resets || wanted.restarts > run.restarts;

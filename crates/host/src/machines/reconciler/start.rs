@@ -3,23 +3,32 @@
 //! Invariant: each step may be interrupted and repeated.
 
 use super::end::clear;
-use super::{MachineReconciler, StepOutcome};
+use super::{MachineReconciler, StepOutcome, TICK, WakeupConditions};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::hypervisor::uefi::{self, Uefi};
 use crate::images::BootChoice;
+use crate::machines::belongings::Belongings;
 use crate::machines::desired_state::{DesiredState, boot_id};
+use crate::machines::phone_home;
 use crate::machines::ready::{GuestNetwork, until_ready};
 use crate::machines::run::{PrivateCopy, RunRecord};
 use crate::machines::status::Status;
 use crate::machines::vmm::FirmwareState;
 use crate::machines::{belongings, blocking, disk, last_words, look};
-use crate::processes::{self, ObservedProcess};
+use crate::processes::{self, ObservedProcess, Process};
+use crate::resources::boots::{Boot, BootRank};
 use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, EventKind, Machine, Network, Phase, Ready};
 use spillway_control::{Request, Touched};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
+
+/// Describes the boot of a machine.
+pub(in crate::machines) fn boot<'a>(machine: &'a Machine, run: &RunRecord) -> Boot<'a> {
+    Boot { name: &machine.name, catalog: &machine.catalog, is_checked: run.spec.ready.is_some() }
+}
 
 impl MachineReconciler {
     /// Starts a machine's disk: the first one, or another one after its process was lost with its data.
@@ -33,6 +42,7 @@ impl MachineReconciler {
         self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         if let ObservedProcess::Alive(vmm) = &vmm {
             self.vmm.end(vmm).await?;
+            self.shared.boots.end(&self.name);
         }
         if run.is_of_another_boot() {
             self.forget(run).await?;
@@ -117,6 +127,7 @@ impl MachineReconciler {
                 held: false,
                 address: None,
                 port: None,
+                phone_secret: None,
                 user: None,
                 ram_bytes: spec.ram_bytes(),
                 overflow_bytes: spec.overflow_bytes(),
@@ -127,7 +138,7 @@ impl MachineReconciler {
             };
             clear(&folder)?;
             folder.make()?;
-            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key)?;
+            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key, None)?;
             run.empty_scratch()?;
             if run.spec.mode() != DiskMode::Ephemeral {
                 folder.save(&run)?;
@@ -172,10 +183,107 @@ impl MachineReconciler {
                 run.scratch = shared.files.scratch(&machine, &run.spec)?;
                 run.empty_scratch()?;
             }
-            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key)?;
+            belongings::write_seed(folder.path(), &machine, &run.spec, &belongings.host_key, None)?;
             Ok(run)
         })
         .await
+    }
+
+    /// Lets the machines of catalogs of a lower order start before a machine that the daemon starts by itself. `None`: it may
+    /// start now.
+    pub(super) fn wait_for_others(
+        &self,
+        catalog: &Catalog,
+        wanted: &DesiredState,
+    ) -> Option<WakeupConditions> {
+        if !catalog.spec.autostart || wanted.is_awaited() {
+            return None;
+        }
+        let CatalogSpec { start_order, start_delay_seconds, .. } = catalog.spec;
+        let wait = self.shared.order.may_start(start_order, start_delay_seconds).err()?;
+        self.publish(Status::new(Phase::Starting).hint(Some(wait.to_string())));
+        let most = Instant::now() + TICK;
+        Some(WakeupConditions::until(wait.until.map_or(most, |until| until.min(most))))
+    }
+
+    /// Starts the VMM of a machine whose disk is served, when it is its turn to boot.
+    pub(super) async fn bring_up_vmm(
+        &mut self,
+        machine: &Machine,
+        wanted: &DesiredState,
+        run: RunRecord,
+        disk: &Process,
+    ) -> Result<StepOutcome, HostError> {
+        // A machine whose disk was served while it was off had returned its memory.
+        let need = run.need();
+        if let Some(status) = self.admit(need, need.without_guest()) {
+            self.publish(status.of(&run, &self.folder).by(disk, None));
+            return Ok(StepOutcome::Rest(WakeupConditions::for_end_of(Some(disk), None)?));
+        }
+        let rank = match () {
+            () if wanted.is_awaited() => BootRank::Requested,
+            // Its last VMM has ended, and its disk is ready for another one.
+            () if run.asked => BootRank::Returning,
+            () => BootRank::Unrequested,
+        };
+        if let Err(wait) = self.shared.boots.take(boot(machine, &run), rank) {
+            let status = Status::new(Phase::Starting).of(&run, &self.folder).by(disk, None);
+            self.publish(status.hint(Some(wait.to_string())));
+            let rest = WakeupConditions::for_end_of(Some(disk), None)?;
+            let until = wait.until.map_or(rest.until, |until| until.min(rest.until));
+            return Ok(StepOutcome::Rest(WakeupConditions { until, ..rest }));
+        }
+        let begun = self.begin_vmm(machine, run).await;
+        if begun.is_err() {
+            self.shared.boots.end(&self.name);
+        }
+        begun
+    }
+
+    async fn begin_vmm(&mut self, machine: &Machine, mut run: RunRecord) -> Result<StepOutcome, HostError> {
+        self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
+        // The state so far belongs to the last VMM.
+        (run.ending, run.asked, run.ready, run.held, run.address) = (None, false, false, false, None);
+        run.port = self.port_for(&run)?;
+        run.phone_secret = (run.spec.ready == Some(Ready::PhoneHome)).then(phone_home::secret).transpose()?;
+        run.user = self.shared.users().take(&self.name, &run.uuid)?;
+        self.folder.save_in_background(&run).await?;
+        self.tell_where_to_phone(machine, &run).await?;
+        let started = self.start_vmm(machine, &run).await;
+        if started.as_ref().is_err_and(|e| e.is_permanent) {
+            self.shared.admission.lower(&self.name, run.need().without_guest());
+        }
+        started.map(|()| StepOutcome::Again)
+    }
+
+    /// Writes the seed disk again, with the URL of this boot, of a guest that phones home.
+    async fn tell_where_to_phone(&self, machine: &Machine, run: &RunRecord) -> Result<(), HostError> {
+        let Some(url) = phone_home::url(run, self.shared.parts.phone_home)? else { return Ok(()) };
+        let (shared, folder) = (Arc::clone(&self.shared), self.folder.clone());
+        let (machine, spec) = (machine.clone(), run.spec.clone());
+        blocking(move || {
+            let name = machine.name.as_str();
+            let Some(found) = shared.objects.get::<Belongings>(name)? else {
+                return Err(HostError::not_found("machine", name, []));
+            };
+            belongings::write_seed(folder.path(), &machine, &spec, &found.value.host_key, Some(&url))
+        })
+        .await
+    }
+
+    /// Ends the turn of a machine that has booted, and records the one of a machine that boots, which an earlier daemon may
+    /// have started. Returns when to look again.
+    pub(super) fn follow_boot(&self, machine: &Machine, run: &RunRecord) -> Option<Instant> {
+        let boot = boot(machine, run);
+        if !run.ready {
+            self.shared.boots.note(boot);
+            return None;
+        }
+        let until = self.shared.boots.counts_until(&self.name).filter(|_| !boot.is_checked);
+        if until.is_none() {
+            self.shared.boots.end(&self.name);
+        }
+        until
     }
 
     pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &RunRecord) -> Result<(), HostError> {
@@ -239,6 +347,18 @@ impl MachineReconciler {
                 (None, Network::User | Network::None) => GuestNetwork::Nowhere,
             };
             let (folder, agent) = (self.folder.clone(), self.vmm.agent());
+            if let (Ready::PhoneHome, Some(secret)) = (&ready, run.phone_secret.clone()) {
+                let has_door = phone_home::has_own_door(run);
+                let (calls, is_adopted) = (Arc::clone(&self.shared.calls), self.attempts.is_adopted());
+                self.probe.begin(async move {
+                    match has_door {
+                        true => phone_home::called_through(folder.path(), &secret, is_adopted).await,
+                        false => calls.called(&secret).await,
+                    }
+                    None
+                });
+                return;
+            }
             let (events, object) = (self.shared.events.clone(), format!("machine/{}", self.name));
             let tell = move |text: &str| events.raise(EventKind::Failed, &object, text);
             self.probe.begin(async move { until_ready(folder.path(), &agent, &ready, &place, tell).await });

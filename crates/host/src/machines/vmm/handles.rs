@@ -5,7 +5,7 @@
 
 use crate::error::HostError;
 use crate::hypervisor::bridge;
-use crate::hypervisor::qemu::{AGENT, Handles, MONITOR, SERIAL};
+use crate::hypervisor::qemu::{self, AGENT, Handles, MONITOR, PHONE, SERIAL};
 use crate::short_path::ShortPath;
 use rustix::fs::{CWD, Mode, OFlags, fchmod, openat};
 use spillway_api::{CatalogSpec, ErrorCode, Network};
@@ -34,6 +34,7 @@ pub fn open(folder: &Path, spec: &CatalogSpec, disks: &Disks) -> Result<Handles,
         monitor: listener(folder, MONITOR)?,
         console: connection(folder, SERIAL)?,
         agent: listener(folder, AGENT)?,
+        phone: qemu::phones(spec).then(|| listener(folder, PHONE)).transpose()?,
         data: disk(&disks.data, true)?,
         scratch: disk(&disks.scratch, true)?,
         seed: disk(&disks.seed, false)?,

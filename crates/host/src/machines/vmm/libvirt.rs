@@ -3,7 +3,7 @@
 //!
 //! Invariant: a domain without our metadata is never touched, whatever its name; ours is looked up by the machine's UUID.
 
-use super::super::ready::GuestAgent;
+use super::super::guest_agent::GuestAgent;
 use super::super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::super::{blocking, disk, look};
 use super::state::FirmwareState;

@@ -8,15 +8,17 @@ mod handles;
 mod libvirt;
 mod qemu;
 mod screen;
+mod shutdown;
 mod state;
 mod tpm;
 
 pub use access::admit_group;
 use access::grant_group;
+use shutdown::Shutdown;
 pub use state::FirmwareState;
 pub use tpm::PROCESS as TPM_PROCESS;
 
-use super::ready::GuestAgent;
+use super::guest_agent::GuestAgent;
 use super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::{blocking, last_words, look};
 use crate::error::HostError;
@@ -44,7 +46,8 @@ pub struct Vmm {
     folder: MachineFolder,
     libvirt: Arc<Libvirt>,
     driver: VmmDriver,
-    asked: Option<Instant>,
+    /// The shutdown that this daemon has asked the guest for.
+    shutdown: Option<Shutdown>,
     /// Until when a shutdown that was requested counts, although it is not wanted any more.
     heeds_until: Option<Instant>,
     /// Whether this daemon has stopped the guest's processors, or let them go on.
@@ -66,7 +69,7 @@ impl Vmm {
             folder,
             libvirt,
             driver: VmmDriver::Nobody,
-            asked: None,
+            shutdown: None,
             heeds_until: None,
             held: None,
             told: None,
@@ -125,16 +128,17 @@ impl Vmm {
         }
     }
 
-    /// Asks the guest to shut down, once. Returns its deadline; `None`: it has shut down, cannot be asked, or its time is
-    /// over.
+    /// Asks the guest to shut down. Returns when to look again, at its deadline at the latest; `None`: it has shut down, cannot
+    /// be asked, or its time is over.
     pub async fn shut_down(
         &mut self,
         process: &Process,
         run: &mut RunRecord,
         grace: Duration,
     ) -> Result<Option<Instant>, HostError> {
-        let (now, is_over) = (Instant::now(), |asked: Instant| asked + grace <= Instant::now());
-        if self.is_end_known(run) || self.asked.map_or(grace.is_zero(), is_over) {
+        let is_over = |asked: Instant| asked + grace <= Instant::now();
+        let asked = self.shutdown.as_ref().map(Shutdown::asked);
+        if self.is_end_known(run) || asked.map_or(grace.is_zero(), is_over) {
             return Ok(None);
         }
         // One that cannot be asked has its time, and is ended.
@@ -147,15 +151,38 @@ impl Vmm {
             // It is for the next daemon. What can be written nowhere can be stopped nevertheless.
             let _ = self.folder.save_in_background(run).await;
         }
-        if hears && self.asked.is_none() {
-            match &mut self.driver {
-                VmmDriver::Nobody => {}
-                VmmDriver::Qemu(qemu) => qemu.power_down().await,
-                VmmDriver::Libvirt(domain) => domain.power_down().await,
-            }
+        if self.shutdown.is_none() {
+            let agent = match hears && self.has_agent().await {
+                true => Some(self.agent()),
+                false => None,
+            };
+            self.shutdown = Some(Shutdown::begin(agent, self.folder.path().to_owned()).await);
         }
-        let asked = *self.asked.get_or_insert(now);
-        Ok(Some(asked + grace).filter(|_| !is_over(asked)))
+        let Some(shutdown) = &mut self.shutdown else { return Ok(None) };
+        let asked = shutdown.asked();
+        let mut until = asked + grace;
+        match shutdown.press_at(grace).await {
+            Some(at) if at > Instant::now() => until = until.min(at),
+            Some(_) if hears => {
+                shutdown.press();
+                match &mut self.driver {
+                    VmmDriver::Nobody => {}
+                    VmmDriver::Qemu(qemu) => qemu.power_down().await,
+                    VmmDriver::Libvirt(domain) => domain.power_down().await,
+                }
+            }
+            Some(_) | None => {}
+        }
+        Ok(Some(until).filter(|_| !is_over(asked)))
+    }
+
+    /// Whether the guest may have an agent.
+    async fn has_agent(&mut self) -> bool {
+        match &mut self.driver {
+            VmmDriver::Nobody => false,
+            VmmDriver::Qemu(qemu) => qemu.has_agent().await,
+            VmmDriver::Libvirt(_) => true,
+        }
     }
 
     /// Cancels a shutdown that was requested earlier. Returns until when a shutdown of the guest counts as that one;
@@ -165,7 +192,7 @@ impl Vmm {
         run: &mut RunRecord,
         grace: Duration,
     ) -> Result<Option<Instant>, HostError> {
-        let asked = self.asked.take();
+        let asked = self.shutdown.take().map(|shutdown| shutdown.asked());
         if !run.asked {
             return Ok(None);
         }
@@ -308,7 +335,7 @@ impl Vmm {
     }
 
     fn disconnect(&mut self) {
-        (self.asked, self.heeds_until, self.held) = (None, None, None);
+        (self.shutdown, self.heeds_until, self.held) = (None, None, None);
         if let VmmDriver::Qemu(qemu) = &mut self.driver {
             qemu.disconnect();
         }

@@ -179,6 +179,15 @@ impl Qemu {
         self.ending_seen = None;
     }
 
+    /// Whether a program in the guest has opened the agent's port. If that cannot be found out, one may have.
+    pub async fn has_agent(&mut self) -> bool {
+        let Some(monitor) = &mut self.monitor else { return true };
+        let Ok(devices) = monitor.execute("query-chardev").await else { return true };
+        let devices = devices.as_array().map_or(&[][..], Vec::as_slice);
+        let agent = devices.iter().find(|device| device["label"] == "agent");
+        agent.is_none_or(|agent| agent["frontend-open"] != false)
+    }
+
     /// Presses the power button.
     pub async fn power_down(&mut self) {
         if let Some(monitor) = &mut self.monitor {
@@ -401,6 +410,47 @@ mod tests {
             qemu.answered = Instant::now().checked_sub(TRUE_FOR);
             qemu.attach(&world.process, &mut world.run).await.unwrap();
             assert_eq!(world.recorded(), ending);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_button_is_pressed_at_once_without_an_agent_and_later_with_one() {
+        use super::super::Vmm;
+        use crate::hypervisor::libvirt::Libvirt;
+        for has_agent in [false, true] {
+            let mut world = World::new("power-cycle");
+            if has_agent {
+                let listener = UnixListener::bind(world.folder.path().join(qemu::AGENT)).unwrap();
+                tokio::spawn(async move {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    let (input, mut output) = stream.split();
+                    let mut lines = BufReader::new(input).lines();
+                    let sync: Value =
+                        serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap();
+                    let answer = json!({ "return": sync["arguments"]["id"] });
+                    output.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+                    pending::<()>().await;
+                });
+            }
+            let mut vmm = Vmm::new(world.folder.clone(), Arc::new(Libvirt::new("qemu:///system".into())));
+            vmm.look(&world.run).await.unwrap();
+            let presses =
+                || world.asked.lock().unwrap().iter().filter(|asked| *asked == "system_powerdown").count();
+            let grace = Duration::from_secs(8);
+            let begun = Instant::now();
+            let mut is_pressed_after = None;
+            while is_pressed_after.is_none() && begun.elapsed() < grace {
+                let until = vmm.shut_down(&world.process, &mut world.run, grace).await.unwrap().unwrap();
+                is_pressed_after = (presses() > 0).then(|| begun.elapsed());
+                if is_pressed_after.is_none() {
+                    tokio::time::sleep_until(until.into()).await;
+                }
+            }
+            let after = is_pressed_after.expect("it is pressed");
+            // The agent has taken the request within a second, and the guest has half of its time then.
+            assert_eq!(after >= grace / 2 - Duration::from_millis(100), has_agent, "{after:?}");
+            vmm.shut_down(&world.process, &mut world.run, grace).await.unwrap();
+            assert_eq!(presses(), 1, "once");
         }
     }
 

@@ -1,0 +1,195 @@
+//! The guest agent of a machine: asks it for the guest's address, and for a shutdown. Owns no connection between questions.
+//!
+//! Invariant: the agent's answers are a guest's: their length, their number and the time for them are bounded, and nothing
+//! depends on what they say but the machine itself.
+
+use super::neighbours::is_unicast;
+use crate::hypervisor::libvirt::Libvirt;
+use crate::hypervisor::qemu;
+use crate::json_lines::JsonLines;
+use crate::short_path::ShortPath;
+use serde_json::{Value, json};
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Longest wait for an answer.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+/// How long an agent may take to refuse a shutdown. It says nothing if it carries it out.
+const REFUSAL: Duration = Duration::from_secs(1);
+const MAX_LINE_BYTES: usize = 64 << 10;
+/// Number of answers to earlier questions that are skipped.
+const MAX_STRAY_ANSWERS: usize = 100;
+
+/// The channel to a guest agent.
+#[derive(Clone)]
+pub enum GuestAgent {
+    /// The agent's socket in the machine's folder.
+    Socket,
+    /// The agent commands of libvirt, for a domain.
+    Libvirt(Arc<Libvirt>, String),
+}
+
+impl GuestAgent {
+    /// Asks the agent for the guest's address.
+    pub async fn address(&self, folder: &Path) -> io::Result<Option<String>> {
+        match self {
+            GuestAgent::Socket => {
+                let ask = async {
+                    let mut agent = connect(folder).await?;
+                    agent.send(&json!({ "execute": "guest-network-get-interfaces" })).await?;
+                    Ok(address(&agent.next().await?["return"]))
+                };
+                timeout(PATIENCE, ask).await?
+            }
+            GuestAgent::Libvirt(libvirt, domain) => {
+                let answer = ask_by_libvirt(libvirt, domain, "guest-network-get-interfaces").await?;
+                Ok(address(&serde_json::from_str::<Value>(&answer)?["return"]))
+            }
+        }
+    }
+
+    /// Asks the agent to shut the guest down. An error: it does not answer, or refuses.
+    pub async fn shut_down(&self, folder: &Path) -> io::Result<()> {
+        match self {
+            GuestAgent::Socket => {
+                let ask = async {
+                    let mut agent = connect(folder).await?;
+                    let mode = json!({ "mode": "powerdown" });
+                    agent.send(&json!({ "execute": "guest-shutdown", "arguments": mode })).await?;
+                    Ok::<_, io::Error>(agent)
+                };
+                let mut agent = timeout(PATIENCE, ask).await??;
+                match timeout(REFUSAL, agent.next()).await {
+                    Ok(Ok(answer)) if !answer["error"].is_null() => Err(refused()),
+                    _ => Ok(()),
+                }
+            }
+            GuestAgent::Libvirt(libvirt, domain) => {
+                ask_by_libvirt(libvirt, domain, "guest-ping").await?;
+                // virsh waits until the guest is down. libvirt has been told by then.
+                match timeout(REFUSAL, libvirt.ask(&["shutdown", domain, "--mode", "agent"])).await {
+                    Ok(asked) => asked.map(drop).map_err(io::Error::other),
+                    Err(_) => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+fn refused() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "it refuses")
+}
+
+async fn ask_by_libvirt(libvirt: &Libvirt, domain: &str, question: &str) -> io::Result<String> {
+    let question = json!({ "execute": question }).to_string();
+    let seconds = PATIENCE.as_secs().to_string();
+    let asked = ["qemu-agent-command", domain, "--timeout", &seconds, &question];
+    libvirt.ask(&asked).await.map_err(io::Error::other)
+}
+
+/// Connects to the agent, and skips the answers to earlier questions.
+async fn connect(folder: &Path) -> io::Result<JsonLines> {
+    let socket = ShortPath::of(folder, qemu::AGENT).map_err(io::Error::other)?;
+    let mut agent = JsonLines::connect(socket.path(), MAX_LINE_BYTES).await?;
+    let id = u64::from(std::process::id()) << 16 | jiff::Timestamp::now().subsec_nanosecond() as u64 & 0xffff;
+    agent.send(&json!({ "execute": "guest-sync", "arguments": { "id": id } })).await?;
+    let mut strays = 0;
+    while agent.next().await?["return"] != id {
+        strays += 1;
+        if strays > MAX_STRAY_ANSWERS {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    Ok(agent)
+}
+
+/// Returns the first address of this list that others can reach.
+fn address(interfaces: &Value) -> Option<String> {
+    let of = |interface: &Value| interface["ip-addresses"].as_array().cloned().unwrap_or_default();
+    let all = interfaces.as_array()?.iter().flat_map(of);
+    let mut addresses = all.filter_map(|entry| entry["ip-address"].as_str()?.parse::<IpAddr>().ok());
+    addresses
+        .find(|address| match address {
+            IpAddr::V4(v4) => is_unicast(*v4),
+            IpAddr::V6(_) => false,
+        })
+        .map(|address| address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::UnixListener;
+
+    /// Serves one connection: an agent that answers a question with this many lines of its own, the last one to the point,
+    /// and a shutdown with this, if it answers that. Returns the questions.
+    async fn agent(listener: UnixListener, strays: usize, refusal: Option<Value>) -> Vec<String> {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let (input, mut output) = stream.split();
+        let mut lines = BufReader::new(input).lines();
+        let mut asked = Vec::new();
+        while let Ok(Some(line)) = lines.next_line().await {
+            let question: Value = serde_json::from_str(&line).unwrap();
+            asked.push(question["execute"].as_str().unwrap().to_owned());
+            let stray = format!("{}\n", json!({ "return": 1 })).repeat(strays);
+            let answer = match question["arguments"]["id"].as_u64() {
+                Some(id) => Some(json!({ "return": id })),
+                None => refusal.clone(),
+            };
+            let answer = answer.map(|answer| format!("{answer}\n")).unwrap_or_default();
+            if output.write_all((stray + &answer).as_bytes()).await.is_err() {
+                break;
+            }
+        }
+        asked
+    }
+
+    #[tokio::test]
+    async fn a_shutdown_is_asked_for_unless_the_agent_refuses_or_says_too_much() {
+        let refusal = json!({ "error": { "class": "CommandNotFound", "desc": "disabled" } });
+        for (strays, refusal, is_asked) in
+            [(0, None, true), (99, None, true), (0, Some(refusal), false), (200, None, false)]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let listener = UnixListener::bind(dir.path().join(qemu::AGENT)).unwrap();
+            let served = tokio::spawn(agent(listener, strays, refusal.clone()));
+            let done = GuestAgent::Socket.shut_down(dir.path()).await;
+            assert_eq!(done.is_ok(), is_asked, "{strays} {refusal:?} {done:?}");
+            let asked = served.await.unwrap();
+            assert_eq!(asked.last().is_some_and(|last| last == "guest-shutdown"), strays < 100, "{asked:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_says_nothing_or_never_ends_a_line_is_not_waited_for() {
+        let begun = Instant::now();
+        for talks in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let listener = UnixListener::bind(dir.path().join(qemu::AGENT)).unwrap();
+            let served = tokio::spawn(async move {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                while talks && stream.write_all(&[b'x'; 4096]).await.is_ok() {}
+                std::future::pending::<()>().await;
+            });
+            GuestAgent::Socket.shut_down(dir.path()).await.unwrap_err();
+            served.abort();
+        }
+        assert!(begun.elapsed() < PATIENCE * 3);
+    }
+
+    #[test]
+    fn an_address_is_one_that_others_reach() {
+        let of = |list: &str| address(&serde_json::from_str(list).unwrap());
+        assert_eq!(of("{}"), None);
+        assert_eq!(of(r#"[{"name":"lo","ip-addresses":[{"ip-address":"127.0.0.1"}]},{}]"#), None);
+        let two = r#"[{"ip-addresses":[{"ip-address":"169.254.1.1"},{"ip-address":"fe80::1"},{"ip-address":"x"},
+            {"ip-address":"10.0.2.15"}]}]"#;
+        assert_eq!(of(two), Some("10.0.2.15".into()));
+    }
+}

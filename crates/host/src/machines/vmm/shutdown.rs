@@ -1,0 +1,71 @@
+//! A guest that is asked to shut down: first its agent, then by ACPI's power button. Owns the question to the agent.
+//!
+//! Invariant: the button is pressed once at most, and always if the guest has not shut down a while after it was asked.
+
+use super::super::guest_agent::{self, GuestAgent};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// How long the guest has after its agent has taken the request.
+const AGENT_TIME: Duration = Duration::from_secs(20);
+/// How long an agent that is not there may take to say so, before the caller does something else.
+const AT_ONCE: Duration = Duration::from_millis(300);
+
+/// A shutdown that the guest was asked for.
+pub struct Shutdown {
+    asked: Instant,
+    /// Finds out whether the agent has taken the request.
+    agent: JoinHandle<bool>,
+    taken: Option<bool>,
+    is_pressed: bool,
+}
+
+impl Shutdown {
+    /// Asks the guest's agent, if there may be one.
+    pub async fn begin(agent: Option<GuestAgent>, folder: PathBuf) -> Shutdown {
+        let ask = async move {
+            match agent {
+                Some(agent) => agent.shut_down(&folder).await.is_ok(),
+                None => false,
+            }
+        };
+        let mut shutdown =
+            Shutdown { asked: Instant::now(), agent: tokio::spawn(ask), taken: None, is_pressed: false };
+        if let Ok(taken) = timeout(AT_ONCE, &mut shutdown.agent).await {
+            shutdown.taken = Some(taken.unwrap_or(false));
+        }
+        shutdown
+    }
+
+    /// When the power button is to be pressed, of a guest with this grace; `None`: it has been.
+    pub async fn press_at(&mut self, grace: Duration) -> Option<Instant> {
+        if self.taken.is_none() && self.agent.is_finished() {
+            self.taken = Some((&mut self.agent).await.unwrap_or(false));
+        }
+        let wait = match self.taken {
+            Some(false) => Duration::ZERO,
+            // A guest whose grace is short has to hear of it soon.
+            None => guest_agent::PATIENCE.min(grace / 4),
+            Some(true) => AGENT_TIME.min(grace / 2),
+        };
+        (!self.is_pressed).then(|| self.asked + wait)
+    }
+
+    /// Notes that the button was pressed.
+    pub fn press(&mut self) {
+        self.is_pressed = true;
+    }
+
+    /// When the guest was asked.
+    pub fn asked(&self) -> Instant {
+        self.asked
+    }
+}
+
+impl Drop for Shutdown {
+    fn drop(&mut self) {
+        self.agent.abort();
+    }
+}
