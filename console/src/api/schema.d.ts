@@ -1475,7 +1475,7 @@ export interface components {
             vmm?: components["schemas"]["VmmKind"];
             /**
              * Format: int32
-             * @description Number of machines that are kept started, ready and unclaimed.
+             * @description Number of machines that are kept ready and unclaimed.
              */
             warm?: number;
             /**

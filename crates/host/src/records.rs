@@ -35,7 +35,7 @@ mod tests {
         (8, "569d68d3cc23a20de3e9cf0e38263ba0495efa5c2f694f5026ce26b07a542854"),
         (9, "02b93df65f3522c3a1679c2204bc2f3ef177659fcefa7c8106166631bdd4f700"),
         (10, "43a2fb65453116dc120bb3eb8fe3f06f9706ef81d1ec0bd513e318f494c82176"),
-        (11, "cb8cb4dccd0277d82102ea90398282d33b650fb4ab7915b636e9e0af0620f572"),
+        (11, "ea3e2cc91fa654de4dd5ad0038d2d8f61064d9d6b42ee70c44c601ab7b1da160"),
     ];
 
     /// What is for people and clients, and changes nothing that is stored.

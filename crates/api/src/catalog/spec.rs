@@ -18,7 +18,7 @@ const SECRETS: &[&str] = &["user_data"];
 pub struct CatalogSpec {
     /// Image of the catalog. With a version it stays at that one; without, each start takes the published one.
     pub image: ImageRef,
-    /// Chunks of a streamed version that are brought before a disk needs them, at least. By default those that the
+    /// Chunks of a streamed version that are brought before a disk needs them, at least. Without it, those that the
     /// version asks for. A version that was copied is not affected.
     #[serde(default)]
     pub residency: Option<Residency>,
@@ -52,7 +52,7 @@ pub struct CatalogSpec {
     /// pooled machines can have one.
     #[serde(default)]
     pub scratch_disk_bytes: Option<u64>,
-    /// File system and label of scratch disks. By default they are blank. With `ntfs:LABEL` or `ext4:LABEL` they have a partition
+    /// File system and label of scratch disks. Without it they are blank. With `ntfs:LABEL` or `ext4:LABEL` they have a partition
     /// with that file system. Requires `scratch_disk_bytes`: at least 64 MiB for NTFS, and 16 MiB for ext4.
     #[serde(default)]
     pub scratch_format: Option<ScratchFormat>,
@@ -72,7 +72,7 @@ pub struct CatalogSpec {
     /// Seconds that a guest has to shut down before it is ended.
     #[serde(default = "grace_seconds")]
     pub grace_seconds: u32,
-    /// Number of machines that are kept started, ready and unclaimed.
+    /// Number of machines that are kept ready and unclaimed.
     #[serde(default)]
     pub warm: u32,
     /// Default duration of claims in seconds; 0: until they are released. The host's by default.
