@@ -54,6 +54,8 @@ pub struct DiskSource {
     pub program: PathBuf,
     /// The image's version, in raw format.
     pub base: BaseFile,
+    /// Size that the disk was given; `None`: the image's.
+    pub size_bytes: Option<u64>,
     /// Id of the image version, which protects a kept disk from being served on another image.
     pub image_id: String,
     /// List of the image's digests and the digest of the list, if reads are verified.
@@ -237,7 +239,7 @@ fn order(run: &RunRecord, source: &DiskSource) -> ServeOrder {
         nbd: (!has_vmm).then(|| NBD.into()),
         console: has_vmm.then(|| ConsoleSockets { clients: qemu::CONSOLE.into(), vmm: qemu::SERIAL.into() }),
         // An image may have grown beyond it.
-        size_bytes: run.size_bytes.map(|bytes| bytes.max(source.base.size_bytes)),
+        size_bytes: source.size_bytes.map(|bytes| bytes.max(source.base.size_bytes)),
         queues: u16::try_from(run.queues).ok().filter(|_| has_vmm),
         ..ServeSettings::default()
     };
@@ -269,6 +271,7 @@ mod tests {
         let source = DiskSource {
             program,
             base: BaseFile { path: "image".into(), streamed: None, size_bytes: 512 },
+            size_bytes: None,
             image_id: "golden:1".into(),
             digests: None,
             overflow: dir.path().into(),

@@ -58,9 +58,6 @@ pub struct RunRecord {
     /// Current rate limit of the disk.
     #[serde(default)]
     pub rate: Rate,
-    /// Size that the disk was given; `None`: the image's.
-    #[serde(default)]
-    pub size_bytes: Option<u64>,
     /// Number of queues that the disk's server offers to a VMM.
     pub queues: u32,
     /// Path of the kept disk, in mode `persistent`.

@@ -141,7 +141,8 @@ impl MachineServices {
             true => Some(self.images.digests(&run.image, run.version)?),
             false => None,
         };
-        Ok(disk::DiskSource { program: self.parts.program.clone(), base, image_id, digests, overflow })
+        let program = self.parts.program.clone();
+        Ok(disk::DiskSource { program, base, size_bytes: None, image_id, digests, overflow })
     }
 
     /// Waits for a turn in the stores that the start of a machine with these settings uses.

@@ -71,9 +71,9 @@ impl MachineReconciler {
             }
         }
         let (shared, folder, name) = (Arc::clone(&self.shared), self.folder.clone(), machine.name.clone());
-        let begun = run.clone();
+        let (begun, size_bytes) = (run.clone(), machine.size_bytes);
         let started = blocking(move || {
-            let source = shared.source(&run)?;
+            let source = disk::DiskSource { size_bytes, ..shared.source(&run)? };
             disk::start(folder.path(), &run, &source, &shared.parts.scopes)
                 .map_err(|e| HostError { message: format!("{name}: {e}"), ..e })
                 .inspect_err(|_| _ = processes::forget(folder.path(), disk::PROCESS))
@@ -116,7 +116,6 @@ impl MachineReconciler {
                 kept: kept.map(|disk| disk.path.clone()),
                 copy: None,
                 hypervisor: spec.hypervisor(shared.parts.hypervisor),
-                size_bytes: machine.size_bytes,
                 restarts: wanted.restarts,
                 resets: wanted.resets,
                 data: belongings.data,
