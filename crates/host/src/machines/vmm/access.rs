@@ -59,7 +59,8 @@ fn open_way(folder: &Path, group: u32) -> Result<(), HostError> {
     if rights & 0o001 != 0 || is_theirs && rights & 0o010 != 0 {
         return Ok(());
     }
-    if rights & 0o010 != 0 {
+    // The daemon's own group needs no way: it has the user's.
+    if rights & 0o010 != 0 && found.gid() != rustix::process::getegid().as_raw() {
         return fs::set_permissions(folder, Permissions::from_mode(rights | 0o001))
             .map_err(|e| failed("cannot be opened to another group", e));
     }
@@ -108,8 +109,9 @@ mod tests {
             let found = fs::metadata(dir.path()).unwrap();
             (found.gid(), found.mode() & 0o777)
         };
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o750)).unwrap();
         open_way(dir.path(), 4242).unwrap();
-        assert_eq!(rights(), (4242, 0o710));
+        assert_eq!(rights(), (4242, 0o710), "the daemon's own group gives way");
         open_way(dir.path(), 4242).unwrap();
         assert_eq!(rights(), (4242, 0o710));
         open_way(dir.path(), 4343).unwrap();
