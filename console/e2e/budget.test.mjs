@@ -9,8 +9,9 @@ import { base, go, launch, open } from "./lib.mjs";
 const MOST_BYTES = 80 * 1024;
 const MOST_REQUESTS = 6;
 
-test("the first page keeps its budget", async () => {
+test("the first page keeps its budget", async (t) => {
   const browser = await launch();
+  t.after(() => browser.close());
   const { context, page } = await open(browser);
   const cdp = await page.context().newCDPSession(page);
   const all = new Map();
@@ -35,5 +36,4 @@ test("the first page keeps its budget", async () => {
   assert.ok(files.length <= MOST_REQUESTS, `${files.length} requests: ${JSON.stringify(files)}`);
   assert.ok(answers.length > 0, "the first page shows what the API answers");
   await context.close();
-  await browser.close();
 });

@@ -13,6 +13,7 @@ import { can } from "../state/session.ts";
 import { toast } from "../ui/announce.tsx";
 import { plural } from "../ui/format.ts";
 import { Command, Notice, Panel } from "../ui/parts.tsx";
+import { hintOf } from "../ui/hints.ts";
 import { aboutOf, type Effect, FIELDS, SpecField, shown, wrongText } from "../ui/spec-form.tsx";
 
 const GROUPS: [Effect, string][] = [
@@ -103,7 +104,7 @@ export function CatalogSettings({ catalog }: { catalog: Catalog }) {
               {FIELDS.filter((f) => aboutOf(f.key).effect === effect).map((f) => (
                 <div key={f.key}>
                   <dt>{f.title}</dt>
-                  <dd title={aboutOf(f.key).about}>
+                  <dd title={hintOf(f.key)}>
                     {shown(f, catalog.spec[f.key]) || <span class="muted">not set</span>}
                   </dd>
                 </div>

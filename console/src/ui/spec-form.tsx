@@ -1,5 +1,5 @@
-// Fields of a catalog's settings, for the wizard and for changes. Descriptions, bounds and when a change takes effect come from
-// the API's description (spec-fields.json), so that they are the daemon's.
+// Fields of a catalog's settings, for the wizard and for changes. Descriptions (hints.json), bounds and when a change takes
+// effect (spec-fields.json) come from the API's description, so that they are the daemon's.
 //
 // Invariant: an empty field is an absent setting. The form has no defaults of its own.
 import type { Signal } from "@preact/signals";
@@ -8,6 +8,7 @@ import about from "../api/spec-fields.json";
 import { type Draft, isSame, type Key, type Wrong } from "../state/edits.ts";
 import { networkText } from "../commands.ts";
 import { parseSize, sizeText } from "./format.ts";
+import { hintOf } from "./hints.ts";
 import { Prose } from "./parts.tsx";
 
 type Kind =
@@ -213,7 +214,7 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
 
 export const FIELDS: FieldInfo[] = [...GROUPS.machines, ...GROUPS.cache, ...GROUPS.identity];
 
-type About = { effect: Effect; about: string; minimum?: number; maximum?: number; multipleOf?: number };
+type About = { effect: Effect; minimum?: number; maximum?: number; multipleOf?: number };
 const ABOUT = about as Record<string, About>;
 
 export function aboutOf(key: Key): About {
@@ -323,7 +324,7 @@ export function SpecField({
   const text = typed ?? shown(field, value);
   const parsed = typed === null ? null : read(field, typed);
   const error = parsed && "error" in parsed ? parsed.error : null;
-  const { about: description } = aboutOf(field.key);
+  const description = hintOf(field.key);
   // What somebody else has set, such as a suggestion, replaces what was typed.
   const last = useRef(value);
   useEffect(() => {
