@@ -146,6 +146,8 @@ test("a catalog is made and deleted with the keyboard alone", async () => {
   await press(page.getByRole("link", { name: "Continue" }));
   await type(page.getByRole("textbox", { name: "RAM tier" }), "8M");
   await press(page.getByRole("link", { name: "Continue" }));
+  // It is the same link in each step, and leads on once the next one is there.
+  await page.getByLabel("User data for cloud-init").waitFor();
   await press(page.getByRole("link", { name: "Continue" }));
   await press(page.getByRole("button", { name: "Create the catalog" }), "Space");
   await page.getByRole("heading", { name: "by-hand", level: 1 }).waitFor();
