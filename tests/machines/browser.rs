@@ -135,7 +135,12 @@ fn run(world: &mut World, script: &str, environment: &[(&str, &str)]) {
     let status = node.wait().unwrap();
     println!("{script}:\n{said}");
     let errors = errors.join().unwrap().unwrap();
-    assert!(status.success(), "{script}: {status}\n{}\n{errors}\n{said}", failed_steps(&said));
+    // In this order: whoever has only the first lines knows the step, and the error.
+    let step = said.lines().last().unwrap_or("nothing was done");
+    let error = errors.find("Error").map_or("", |at| &errors[at..]);
+    let error: String = error.lines().take(6).map(|line| format!("{line}\n")).collect();
+    let steps = failed_steps(&said);
+    assert!(status.success(), "{script}: {status}, at: {step}\n{error}{steps}\n{errors}\n{said}");
 }
 
 /// What a script says of the steps that failed (TAP: a line "not ok", and indented ones after it).

@@ -5,8 +5,8 @@ mod common;
 
 use common::{World, ends, refused, run};
 use spillway_api::{
-    Catalog, CatalogSpec, ErrorCode, FindingKind, GuestSystem, ImageCheck, ImageImport, NewCatalog,
-    Operation, SourceFormat, VolumeContent,
+    Catalog, CatalogSpec, CatalogUpdate, ErrorCode, FindingKind, GuestSystem, Image, ImageCheck, ImageImport,
+    NewCatalog, Operation, SourceFormat, VersionChoice, VolumeContent,
 };
 use spillway_testkit::windows::{FileLayout, hive, ntfs_volume};
 use std::os::unix::fs::FileExt;
@@ -93,33 +93,49 @@ fn windows_is_checked_as_well() {
     assert!(viostor.unwrap().why.contains("INACCESSIBLE_BOOT_DEVICE"));
 }
 
-/// What resets bring back is the password of one machine account, which all clones share.
+/// What resets bring back is the password of one machine account, which all clones share. Who has not checked the image is refused too.
 #[test]
-fn a_pool_of_members_of_a_domain_is_warned_of_once_a_check_has_found_that() {
+fn a_pool_of_members_of_a_domain_is_refused() {
     let world = World::new();
     let client = world.client();
     let system = "[\\ControlSet001\\Services\\netkvm]\n\"Start\"=dword:00000003\n\n\
                   [\\ControlSet001\\Services\\Tcpip\\Parameters]\n\"Domain\"=\"corp.example.org\"\n";
     let security = "[\\Policy\\Secrets\\$MACHINE.ACC\\CurrVal]\n@=\"x\"\n";
+    import_windows(&world, &[("SYSTEM", system)]);
     import_windows(&world, &[("SYSTEM", system), ("SECURITY", security)]);
-    let warnings = |name: &str, settings: &str| {
-        let spec = serde_json::from_str(&format!(r#"{{"image": "desk", {settings}}}"#)).unwrap();
-        let new = NewCatalog { name: name.parse().unwrap(), spec };
-        let created: Catalog = client.post("/v1/catalogs", &new).unwrap();
-        created.warnings.into_iter().filter(|warning| warning.contains("domain")).collect::<Vec<_>>()
+    let spec = |settings: &str| serde_json::from_str::<CatalogSpec>(&format!("{{{settings}}}")).unwrap();
+    let create = |name: &str, settings: &str| {
+        let new = NewCatalog { name: name.parse().unwrap(), spec: spec(settings) };
+        client.post::<_, Catalog>("/v1/catalogs", &new).map_err(|e| e.to_string())
     };
-    assert_eq!(warnings("before", r#""count": 0"#), [""; 0], "nothing is checked for that");
-    let found: ImageCheck = client.get("/v1/images/desk/versions/1/check").unwrap();
-    assert!(found.findings.iter().any(|finding| finding.kind == FindingKind::DomainMember), "{found:?}");
-    let [pool] = warnings("pool", r#""count": 0"#).try_into().unwrap();
-    for words in
-        ["pools of members of a domain are not supported", "'corp.example.org'", "take type = dedicated"]
-    {
-        assert!(pool.contains(words), "{words}: {pool}");
+    let member = r#""image": "desk:2""#;
+    let refused = create("pool", member).unwrap_err();
+    let words =
+        ["desk:2", "pools of members are not supported", "'corp.example.org'", "take type = dedicated"];
+    for words in words {
+        assert!(refused.contains(words), "{words}: {refused}");
     }
-    assert_eq!(warnings("own", r#""type": "dedicated""#), [""; 0]);
-    // So does each change of the earlier one.
-    let spec: CatalogSpec = serde_json::from_str(r#"{"image": "desk", "vcpus": 2}"#).unwrap();
-    let changed: Catalog = client.put("/v1/catalogs/before", &spec).unwrap();
-    assert!(changed.warnings.iter().any(|warning| warning.contains("members of a domain")), "{changed:?}");
+    assert!(client.get::<Catalog>("/v1/catalogs/pool").is_err());
+    create("own", &format!(r#"{member}, "type": "dedicated""#)).unwrap();
+
+    // Nor does a catalog that there is become one.
+    create("pool", r#""image": "desk:1""#).unwrap();
+    let change = |name: &str, settings: &str| {
+        client.put::<_, Catalog>(&format!("/v1/catalogs/{name}"), &spec(settings)).map_err(|e| e.to_string())
+    };
+    for (name, settings) in [("pool", member), ("own", member)] {
+        let refused = change(name, settings).unwrap_err();
+        assert!(refused.contains("pools of members"), "{name}: {refused}");
+    }
+    let update: CatalogUpdate = serde_json::from_str(&format!("{{{member}}}")).unwrap();
+    let refused = client.post::<_, Catalog>("/v1/catalogs/pool/update", &update).unwrap_err().to_string();
+    assert!(refused.contains("pools of members"), "{refused}");
+    assert_eq!(client.get::<Catalog>("/v1/catalogs/pool").unwrap().version, 1);
+
+    // A pool that follows what is published takes it, and says so; it can be changed, to have no machines.
+    create("following", r#""image": "desk""#).unwrap();
+    client.put::<_, Image>("/v1/images/desk/published", &VersionChoice { version: 2 }).unwrap();
+    let changed = change("following", r#""image": "desk", "count": 0"#).unwrap();
+    assert_eq!(changed.version, 2);
+    assert!(changed.warnings.iter().any(|warning| warning.contains("pools of members")), "{changed:?}");
 }

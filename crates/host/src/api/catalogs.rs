@@ -15,8 +15,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use spillway_api::{
-    Catalog, CatalogCurve, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, Empty, EventKind,
-    MachineDetails, Name, NewCatalog, NewMachine, Page, RolloutAction, RolloutChange, differences,
+    Catalog, CatalogCurve, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate, Difference, Empty,
+    EventKind, MachineDetails, Name, NewCatalog, NewMachine, Page, RolloutAction, RolloutChange, differences,
 };
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -104,6 +104,9 @@ async fn create_catalog(
     Query(DryRun { dry_run }): Query<DryRun>,
     Body(new): Body<NewCatalog>,
 ) -> TaggedCatalog {
+    if new.spec.kind == CatalogKind::Pooled {
+        app.images.refuse_members(&new.spec.image).await?;
+    }
     let key = if dry_run { IdempotentRequest::default() } else { key.of(&caller.name, "catalogs", &new) };
     let made = ask_for(move || {
         note.name(new.name.as_str());
@@ -192,6 +195,9 @@ async fn replace_catalog(
     Query(terms): Query<ChangeTerms>,
     Body(spec): Body<CatalogSpec>,
 ) -> TaggedCatalog {
+    if spec.kind == CatalogKind::Pooled && changes_pool(&app, &name, &spec).await? {
+        app.images.refuse_members(&spec.image).await?;
+    }
     let ChangeTerms { discard_data, with_data, force, dry_run } = terms;
     let terms = CatalogChangeTerms { expected, discard_data, with_data, force, dry_run };
     let changed = ask_for(move || {
@@ -204,6 +210,14 @@ async fn replace_catalog(
         Ok(catalog)
     });
     changed.await.map(tagged)
+}
+
+/// Whether these settings make a pool of the catalog, or a pool of another image. What is a pool of that image already may be changed
+/// in other ways: made smaller, above all.
+async fn changes_pool(app: &ApiState, name: &Name, spec: &CatalogSpec) -> Result<bool, HostError> {
+    let (app, name) = (app.clone(), name.clone());
+    let before = ask_for(move || app.catalogs.get(&name)).await?.spec;
+    Ok(before.kind != spec.kind || before.image != spec.image)
 }
 
 /// Conditions of the deletion.
@@ -245,6 +259,10 @@ async fn update_catalog(
     Query(DryRun { dry_run }): Query<DryRun>,
     Body(update): Body<CatalogUpdate>,
 ) -> TaggedCatalog {
+    let (asked, updating) = (app.clone(), name.clone());
+    if ask_for(move || asked.catalogs.get(&updating)).await?.spec.kind == CatalogKind::Pooled {
+        app.images.refuse_members(&update.image).await?;
+    }
     let terms = CatalogChangeTerms { expected, dry_run, ..CatalogChangeTerms::default() };
     let updated = ask_for(move || {
         let (mut catalog, before) = app.catalogs.update(&name, &update, terms)?;

@@ -10,7 +10,8 @@ use super::streamed::check_whole;
 use super::{BootChoice, Images};
 use crate::error::HostError;
 use spillway_api::{
-    Catalog, CatalogKind, ErrorCode, Finding, FindingKind, Firmware, ImageCheck, ImageVersion, Name,
+    Catalog, CatalogKind, ErrorCode, Finding, FindingKind, Firmware, GuestSystem, Image, ImageCheck,
+    ImageRef, ImageVersion, Name,
 };
 use std::collections::VecDeque;
 use std::fs::File;
@@ -185,8 +186,9 @@ impl Images {
         Some(format!("its machines cannot boot {image}:{version}: {what}: {remedy}"))
     }
 
-    /// Returns a warning if machines of the catalog are reset, and an earlier check has found that its version is a member of a domain.
-    /// Starts no check. A record that cannot be read gives no warning: the catalog is changed already.
+    /// Returns a warning if machines of the catalog are reset, and an earlier check has found that its version is a member of a domain:
+    /// one that was published since the catalog was made, for example. Starts no check. A record that cannot be read gives no warning:
+    /// the catalog is changed already.
     fn domain_warning(&self, catalog: &Catalog) -> Option<String> {
         if catalog.spec.kind == CatalogKind::Dedicated {
             return None;
@@ -194,12 +196,33 @@ impl Images {
         let (image, version) = (&catalog.spec.image.name, catalog.version);
         let record = self.objects.get::<ImageVersion>(&super::key(image, version)).ok()??;
         let checked = self.checks.known(record.value.digest.as_deref()?)?;
-        let member = checked.findings.iter().find(|finding| finding.kind == FindingKind::DomainMember)?;
-        Some(format!(
-            "pools of members of a domain are not supported: a reset brings an old password of the machine account back, and all clones of \
-             {image}:{version} share that account ({}): {}, or take type = dedicated",
-            member.what, member.remedy
-        ))
+        member_in(image, version, &checked.findings)
+    }
+
+    /// Refuses a pool of this image if Windows there is a member of a domain. What has not been checked yet is checked for that,
+    /// unless it has another guest. What cannot be checked is not refused.
+    pub async fn refuse_members(&self, image: &ImageRef) -> Result<(), HostError> {
+        let (images, asked) = (self.clone(), image.clone());
+        let windows = tokio::task::spawn_blocking(move || images.windows_version(&asked)).await;
+        let Ok(Ok(Some(version))) = windows else { return Ok(()) };
+        let Ok(checked) = self.check(&image.name, version).await else { return Ok(()) };
+        match member_in(&image.name, version, &checked.findings) {
+            Some(message) => Err(HostError::new(ErrorCode::Conflict, message)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the version that machines would take, if its guest is Windows.
+    fn windows_version(&self, image: &ImageRef) -> Result<Option<u32>, HostError> {
+        let published = || {
+            Ok::<_, HostError>(
+                self.objects.get::<Image>(image.name.as_str())?.and_then(|image| image.value.published),
+            )
+        };
+        let version = image.version.map_or_else(published, |version| Ok(Some(version.get())))?;
+        let Some(version) = version else { return Ok(None) };
+        let guest = self.boot_choice(&image.name, version)?.guest;
+        Ok((guest == GuestSystem::Windows).then_some(version))
     }
 
     fn to_check(&self, name: &Name, version: u32) -> Result<(ImageVersion, VersionFiles, String), HostError> {
@@ -221,6 +244,16 @@ fn look(files: &VersionFiles) -> Result<CheckedVersion, HostError> {
         true => why,
         false => files.damaged(format!("it could not be looked into in {} s", CHECK.as_secs())),
     })
+}
+
+/// Says why a pool of this version cannot work, if it is a member of a domain.
+fn member_in(image: &Name, version: u32, findings: &[Finding]) -> Option<String> {
+    let Finding { what, remedy, .. } =
+        findings.iter().find(|finding| finding.kind == FindingKind::DomainMember)?;
+    Some(format!(
+        "{image}:{version}: {what}, and pools of members are not supported: a reset brings an old password of the machine account back, \
+         and all clones share that account: {remedy}, or take type = dedicated"
+    ))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod cliff_report;
 mod environment;
 mod first_minute;
 mod first_minute_report;
+mod nbd;
 mod overhead;
 mod peers;
 mod report;
@@ -41,6 +42,8 @@ enum Part {
     Overhead,
     /// Images from a far store: boots, misses, many hosts and disks, faults, outages. For root: hosts have network namespaces
     Stream,
+    /// A disk that QEMU reaches over NBD, beside one on vhost-user: in one guest, and without a guest
+    Nbd,
     /// Scale, first-minute, cliff, then peers
     All,
 }
@@ -48,7 +51,7 @@ enum Part {
 impl Part {
     /// Whether it is all of it, or this one.
     fn includes(self, part: Part) -> bool {
-        self == part || self == Part::All && !matches!(part, Part::Overhead | Part::Stream)
+        self == part || self == Part::All && !matches!(part, Part::Overhead | Part::Stream | Part::Nbd)
     }
 }
 
@@ -56,7 +59,7 @@ impl Part {
 #[derive(Parser)]
 #[command(
     name = "bench",
-    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'first-minute' about 20, 'overhead' about 4, with --against 12, 'stream' an hour or more, 'all --quick' about 8.\n\
+    after_help = "Times: 'peers' takes about 20 minutes, 'cliff' about 50, 'scale' about 2, 'first-minute' about 20, 'overhead' about 4, with --against 12, 'stream' an hour or more, 'nbd' about 6, 'all --quick' about 8.\n\
         Nothing else may run meanwhile: both cores are used.\n\n\
         Examples:\n  \
         bench --quick                  each load on every disk\n  \
@@ -70,7 +73,7 @@ struct Options {
     /// Short points, 2 rounds; the cliff with a RAM tier of 256 MiB and half of its working sets.
     #[arg(long)]
     quick: bool,
-    /// Seconds a point in each round [default: 10, of the cliff 20, of overhead 0.2; quick 2, 1 and 0.1].
+    /// Seconds a point in each round [default: 10, of the cliff 20, of overhead 0.2, of nbd 5; quick 2, 1, 0.1 and 1].
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
     /// Rounds; the figures are medians over them [default: 3, of first-minute 5, of overhead 20; quick 2].
@@ -100,7 +103,7 @@ struct Options {
     /// Without Spillway: to try the peers.
     #[arg(long, conflicts_with = "check")]
     peers_only: bool,
-    /// The folder for bench.json, cliff.json, cliff.svg, scale.json, first-minute.json, overhead.json and stream.json.
+    /// The folder for bench.json, cliff.json, cliff.svg, scale.json, first-minute.json, overhead.json, nbd.json and stream.json.
     #[arg(long, default_value = "docs/benchmarks")]
     out: PathBuf,
     /// Exit with 1 when a target of the parts 'peers', 'scale', 'first-minute', 'overhead' and 'stream' is missed, after a list of all that are.
@@ -158,7 +161,10 @@ fn main() -> ExitCode {
 
 /// Whether every target that was to be checked was met.
 fn bench(options: &Options) -> Result<bool> {
-    ensure!(options.part != Part::Cliff || !options.check, "--check: the part 'cliff' has no targets");
+    ensure!(
+        !matches!(options.part, Part::Cliff | Part::Nbd) || !options.check,
+        "--check: this part has no targets"
+    );
     ensure!(options.part == Part::Peers || !options.peers_only, "--peers-only belongs to the part 'peers'");
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("{}: cannot create", options.out.display()))?;
@@ -175,6 +181,11 @@ fn bench(options: &Options) -> Result<bool> {
         overhead::print(&found);
         keep_json(&found, &options.out.join("overhead.json"))?;
         checks.extend(found.checks);
+    }
+    if options.part.includes(Part::Nbd) {
+        let found = nbd::measure(options, &environment)?;
+        nbd::print(&found);
+        keep_json(&found, &options.out.join("nbd.json"))?;
     }
     if options.part.includes(Part::Stream) {
         let found = stream::measure(options, &environment)?;
