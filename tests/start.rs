@@ -174,7 +174,7 @@ fn script(blocks: &[Block]) -> String {
             "sh" => script += &block.text,
             "sh install" => assert_eq!(block.text, INSTALLS, "tests/package does what installs"),
             "console" => {}
-            other => panic!("a block of '{other}', of which it is not known whether it is to be run"),
+            other => panic!("the page has a block of '{other}': say here whether it is run"),
         }
     }
     script

@@ -73,7 +73,7 @@ fn the_page_works_as_it_is_written_as_far_as_there_is_no_guest() {
             "sh" => script += text,
             "toml" => std::fs::write(dir.path().join("windows.toml"), text).unwrap(),
             "powershell" => {}
-            other => panic!("a block of '{other}', of which it is not known whether it is to be run"),
+            other => panic!("the page has a block of '{other}': say here whether it is run"),
         }
     }
     let temp = dir.path().join("temp");

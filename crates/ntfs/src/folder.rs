@@ -23,7 +23,7 @@ const ROOT_HEADER: usize = 16;
 const NODE_HEADER: usize = 24;
 
 impl<S: ByteSource> NtfsVolume<S> {
-    /// Finds an entry of a folder by its name.
+    /// Returns the entry of this name, if the folder has one.
     pub(crate) fn find_in(&self, folder: u64, name: &str) -> Result<Option<FolderItem>, NtfsError> {
         let damaged = NtfsError::Damaged("folder");
         let root = self.attribute(folder, INDEX_ROOT, NAMES)?.ok_or(damaged)?;

@@ -38,8 +38,8 @@ impl fmt::Display for OrderWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.before {
             0 => f.write_str("it starts after its catalog's start_delay_seconds"),
-            1 => f.write_str("1 machine of a lower start_order is to be ready before it"),
-            others => write!(f, "{others} machines of a lower start_order are to be ready before it"),
+            1 => f.write_str("it waits for 1 machine of a lower start_order to be ready"),
+            others => write!(f, "it waits for {others} machines of a lower start_order to be ready"),
         }
     }
 }

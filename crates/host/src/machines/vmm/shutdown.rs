@@ -39,7 +39,7 @@ impl Shutdown {
         shutdown
     }
 
-    /// When the power button is to be pressed, of a guest with this grace; `None`: it has been.
+    /// Returns when to press the power button of a guest with this grace. `None`: it was pressed.
     pub async fn press_at(&mut self, grace: Duration) -> Option<Instant> {
         if self.taken.is_none() && self.agent.is_finished() {
             self.taken = Some((&mut self.agent).await.unwrap_or(false));

@@ -1,8 +1,8 @@
 //! What firmware and the trusted platform module of a machine keep: the variables of UEFI, and the module's state. Owns the names of
 //! these files and their content before a machine's first start.
 //!
-//! Invariant: they last as long as what is written to the disk. A reset removes them with it; a disk in a file that is kept has them
-//! beside it, under its name.
+//! Invariant: they last as long as what is written to the disk. A reset removes them with it; if the disk is in a file that is kept, they are
+//! in files beside it that begin with its name.
 
 use crate::error::HostError;
 use crate::hypervisor::uefi::Uefi;
