@@ -7,7 +7,7 @@ package PVE::Storage::Custom::SpillwayPlugin;
 #
 # A volume is one of three things:
 #   vm-ID-...                        a file in the storage's folder. It keeps its content: systems are installed on it
-#   base-ID-disk-N                   a template: version 1 of the image STORAGE-base-ID-disk-N of spillwayd
+#   base-ID-disk-N                   a template: the version of the image STORAGE-base-ID-disk-N of spillwayd
 #   base-ID-disk-N/vm-ID-disk-N      a linked clone: the machine STORAGE-vm-ID-disk-N of the catalog that has the template's name
 #
 # Owns the files in the storage's folder, and those images, catalogs and machines. Never runs a shell, and never resets a disk when a
@@ -167,14 +167,15 @@ my sub items ($answer) {
     return grep { ref($_) eq 'HASH' } ref($items) eq 'ARRAY' ? @$items : ();
 }
 
-# The version that is a template: its size in bytes, and the path of its file. Undef: there is none.
+# The version that is a template. Undef: there is none. Its number is above 1 where there was a template of that name before.
 my sub template ($storeid, $scfg, $name) {
     my $image    = object($storeid, $name);
     my $shown    = answer($scfg, 'image', 'show', $image) // return undef;
-    my $versions = ref($shown->{versions}) eq 'ARRAY' ? $shown->{versions} : [];
-    my ($first)  = grep { ref($_) eq 'HASH' && ($_->{version} // 0) == 1 && ($_->{state} // '') eq 'ready' } @$versions;
-    return undef if !$first;
-    return { size => bytes($first->{size_bytes}), store => $first->{store} // '', file => "images/$image/1/disk.raw" };
+    my ($number) = ($shown->{image}{published} // '') =~ /^([1-9][0-9]{0,9})\z/ or return undef;
+    my ($found)  = grep { $_->{version} == $number && $_->{state} eq 'ready' } @{ $shown->{versions} // [] };
+    return undef if !$found;
+    my $file = "images/$image/$number/disk.raw";
+    return { number => $number, size => bytes($found->{size_bytes}), store => $found->{store}, file => $file };
 }
 
 my sub existing_template ($storeid, $scfg, $name) {
@@ -183,7 +184,7 @@ my sub existing_template ($storeid, $scfg, $name) {
 
 my sub template_path ($storeid, $scfg, $name) {
     my $template = existing_template($storeid, $scfg, $name);
-    my ($store) = grep { ($_->{name} // '') eq $template->{store} } items(answer($scfg, 'store', 'list'));
+    my ($store) = grep { $_->{name} eq $template->{store} } items(answer($scfg, 'store', 'list'));
     return checked_path("$store->{path}/$template->{file}") if $store && $store->{path};
     die "the store of '$storeid:$name' is not known\n";
 }
@@ -280,7 +281,7 @@ sub deactivate_volume ($class, $storeid, $scfg, $volname, @) {
 
 sub map_volume ($class, $storeid, $scfg, $volname, @) {
     die "'$volname' is a disposable disk: it is served over NBD, and is no file\n" if parsed($volname)->{kind} eq 'clone';
-    return scalar($class->path($scfg, $volname, $storeid, $snapname));
+    return scalar($class->path($scfg, $volname, $storeid));
 }
 
 sub unmap_volume { return 1; }
@@ -386,7 +387,8 @@ sub create_base ($class, $storeid, $scfg, $volname, @) {
     remove_template($storeid, $scfg, $base);
     print "importing '$volname' as the image '$image'\n";
     spillway($scfg, IMPORT, 'image', 'import', $image, $path, '--format', 'raw') // die "$path cannot be read by spillwayd\n";
-    my @create = ('catalog', 'create', $image, '--image', "$image:1", '--vmm', 'external', '--label', label($storeid));
+    my $number = existing_template($storeid, $scfg, $base)->{number};
+    my @create = ('catalog', 'create', $image, '--image', "$image:$number", '--vmm', 'external', '--label', label($storeid));
     for my $setting (qw(ram overflow full)) {
         my $value = $scfg->{"spillway-$setting"} // next;
         $value =~ /^($SIZE|pause|fail)\z/ or die "storage '$storeid': spillway-$setting is not '$value'\n";
