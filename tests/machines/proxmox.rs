@@ -19,9 +19,9 @@ const MIB: u64 = 1 << 20;
 const TEMPLATE: &str = "base-9000-disk-0";
 const CLONE: &str = "base-9000-disk-0/vm-101-disk-0";
 /// The machine that the daemon has for it.
-const MACHINE: &str = "spill-vm-101-disk-0";
+const MACHINE: &str = "desks-vm-101-disk-0";
 
-/// A node of Proxmox, with a storage that is called `spill`.
+/// A node of Proxmox, with a storage that is called `desks`.
 struct Node {
     perl: Child,
     input: ChildStdin,
@@ -65,7 +65,7 @@ impl Node {
     }
 
     fn call(&mut self, call: &str, arguments: Value) -> Value {
-        let mut asked = json!({ "call": call, "storage": "spill", "config": self.config });
+        let mut asked = json!({ "call": call, "storage": "desks", "config": self.config });
         asked.as_object_mut().unwrap().extend(arguments.as_object().unwrap().clone());
         writeln!(self.input, "{asked}").unwrap();
         let mut line = String::new();

@@ -45,7 +45,7 @@ fn the_plugin_is_one_that_proxmox_loads() {
         }
     }
     // Names of storages that the daemon has no names for, and settings that lead elsewhere.
-    for storage in ["Spill", "spill_1", "spill.x", &"s".repeat(31)] {
+    for storage in ["Desks", "desks_1", "desks.x", &"s".repeat(31)] {
         assert!(node.refused("add", json!({ "storage": storage })).contains("lower-case letters"));
     }
     node.ok("add", json!({ "storage": "s".repeat(30) }));
@@ -69,9 +69,9 @@ fn a_disk_becomes_a_template_and_its_clones_forget() {
         return skip("qemu-io is not installed: run 'make install-deps'");
     }
     node.template_and_clone();
-    let sizes = [(format!("spill:{TEMPLATE}"), 16 * MIB), (format!("spill:{CLONE}"), 16 * MIB)];
+    let sizes = [(format!("desks:{TEMPLATE}"), 16 * MIB), (format!("desks:{CLONE}"), 16 * MIB)];
     assert_eq!(node.volumes(), sizes);
-    let spec = world.json(&["catalog", "show", "spill-base-9000-disk-0"])["spec"].clone();
+    let spec = world.json(&["catalog", "show", "desks-base-9000-disk-0"])["spec"].clone();
     assert_eq!(
         (&spec["ram_bytes"], &spec["full"], &spec["vmm"]),
         (&json!(8 * MIB), &json!("fail"), &json!("external"))
@@ -190,7 +190,7 @@ fn names_are_free_and_what_is_gone_is_gone() {
     }
     let of_vm = node.ok("list", json!({ "vmid": "101" }));
     assert_eq!(of_vm.as_array().unwrap().len(), 4, "{of_vm}");
-    let chosen = node.ok("list", json!({ "volumes": [format!("spill:{CLONE}"), "spill:vm-7-disk-0"] }));
+    let chosen = node.ok("list", json!({ "volumes": [format!("desks:{CLONE}"), "desks:vm-7-disk-0"] }));
     assert_eq!(chosen.as_array().unwrap().len(), 1, "{chosen}");
 
     // Another storage has nothing of this one.
@@ -199,10 +199,10 @@ fn names_are_free_and_what_is_gone_is_gone() {
     // A conversion that broke off after the image was made is begun again.
     let file = world.path("pve/vm-9001-disk-0");
     node.ok("alloc", json!({ "vmid": 9001, "kib": 1024 }));
-    world.ok(&["image", "import", "spill-base-9001-disk-0", file.to_str().unwrap(), "--format", "raw"]);
+    world.ok(&["image", "import", "desks-base-9001-disk-0", file.to_str().unwrap(), "--format", "raw"]);
     assert_eq!(node.of("create_base", "vm-9001-disk-0"), "base-9001-disk-0");
     assert_eq!(
-        world.json(&["image", "show", "spill-base-9001-disk-0"])["versions"].as_array().unwrap().len(),
+        world.json(&["image", "show", "desks-base-9001-disk-0"])["versions"].as_array().unwrap().len(),
         1
     );
 
@@ -211,7 +211,7 @@ fn names_are_free_and_what_is_gone_is_gone() {
     let mut volumes: Vec<String> = node.volumes().into_iter().map(|(name, _)| name).collect();
     volumes.sort_by_key(|name| !name.contains('/'));
     for volume in &volumes {
-        let volume = volume.strip_prefix("spill:").unwrap();
+        let volume = volume.strip_prefix("desks:").unwrap();
         node.of("free", volume);
         node.of("free", volume);
     }
@@ -266,6 +266,8 @@ fn what_cannot_be_is_refused_in_words() {
         };
         let found = [has("vm-101-disk-1", 0), has(TEMPLATE, 0), has(CLONE, 0), has(CLONE, 1)];
         assert_eq!(found, [file, template, clone, running], "{feature}");
+        let of_snapshot = json!({ "feature": feature, "volume": TEMPLATE, "snapshot": "one" });
+        assert_eq!(node.ok("feature", of_snapshot), 0, "{feature}");
     }
 
     // A full clone reads the template's file, also while clones are served from it.

@@ -43,15 +43,15 @@ impl Follower<'_> {
         match words[..] {
             // What the package has is seen elsewhere (tests/deploy.rs); the VM's other settings are Proxmox's own.
             ["make", "deb"] | ["apt", ..] | ["qm", "create", ..] => {}
-            ["pvesm", "add", "spillway", "spill", ref options @ ..] => self.add_storage(options),
-            ["qm", "disk", "import", vm, file, "spill"] => {
+            ["pvesm", "add", "spillway", "desks", ref options @ ..] => self.add_storage(options),
+            ["qm", "disk", "import", vm, file, "desks"] => {
                 let file = self.world.path(file);
                 let disk = self.fill_new_disk(vm, file.to_str().unwrap(), "qcow2");
                 self.disks.insert(vm.into(), disk);
             }
             ["qm", "set", vm, "--scsi0", drive, ..] => {
                 let volume = drive.split(',').next().unwrap();
-                assert_eq!(volume.strip_prefix("spill:"), Some(&*disk(vm)));
+                assert_eq!(volume.strip_prefix("desks:"), Some(&*disk(vm)));
             }
             ["qm", "template", vm] => {
                 let base = self.node.of("create_base", &disk(vm));
@@ -108,11 +108,11 @@ fn the_page_can_be_followed() {
     follower.follow("qm start 101");
     let (_, other) = follower.disks.iter().find(|(vm, _)| *vm == "9001").expect("the second template");
     assert_eq!(other, "base-9001-disk-0");
-    for (kind, name) in [("machine", MACHINE), ("catalog", "spill-base-9000-disk-0")] {
+    for (kind, name) in [("machine", MACHINE), ("catalog", "desks-base-9000-disk-0")] {
         assert!(page.contains(&format!("`{name}`")));
         world.ok(&[kind, "show", name]);
     }
-    let spec = world.json(&["catalog", "show", "spill-base-9000-disk-0"])["spec"].clone();
+    let spec = world.json(&["catalog", "show", "desks-base-9000-disk-0"])["spec"].clone();
     assert_eq!((&spec["ram_bytes"], &spec["overflow_bytes"]), (&json!(512 * MIB), &json!(8u64 << 30)));
     let about = follower.node.ok("about", json!({}));
     for setting in about["properties"].as_object().unwrap().keys() {
