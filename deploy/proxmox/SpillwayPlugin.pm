@@ -16,7 +16,7 @@ package PVE::Storage::Custom::SpillwayPlugin;
 
 use v5.36;
 
-use Fcntl qw(O_CREAT O_EXCL O_RDWR O_WRONLY);
+use Fcntl qw(O_CREAT O_EXCL O_RDWR O_TRUNC O_WRONLY);
 use File::Path ();
 use JSON       ();
 use PVE::Cluster;
@@ -25,17 +25,15 @@ use PVE::Tools;
 use base qw(PVE::Storage::Plugin);
 
 # Versions of the storage API that this file is written for.
-use constant { OLDEST_API => 10, NEWEST_API => 15 };
-use constant MIB => 1 << 20;
+use constant { OLDEST_API => 10, NEWEST_API => 15, MIB => 1 << 20 };
 # Seconds: a question to the daemon; the start or the end of a disk; the import of a template.
 use constant { ASK => 20, RUN => 120, IMPORT => 6 * 3600 };
-# Seconds for which QEMU waits for a disk's server. A server that has died is replaced within a second.
+# Seconds for which QEMU waits for a disk's worker. One that has died is replaced within a second.
 use constant RECONNECT => 60;
 # Most bytes of an answer that are kept.
 use constant MOST_BYTES => 64 << 20;
 # As many as Proxmox permits for a guest.
 use constant MOST_VOLUMES => 1024;
-
 # Exit code of 'spillway' when there is no object of that name.
 use constant NOT_FOUND => 66;
 
@@ -89,10 +87,6 @@ my sub folder ($storeid, $scfg) {
     return checked_path($scfg->{'spillway-dir'} // "/var/lib/spillway-pve/$storeid");
 }
 
-my sub state_folder ($scfg) {
-    return checked_path($scfg->{'spillway-state'} // '/var/lib/spillway');
-}
-
 # The name that the daemon has for an object: at most 63 characters, for which the ID of the storage leaves enough. And its label.
 my sub object ($storeid, $name) {
     $storeid =~ /^([a-z](?:[a-z0-9-]{0,28}[a-z0-9])?)\z/
@@ -113,13 +107,10 @@ sub on_add_hook ($class, $storeid, $scfg, @) {
 
 # What a volume's name says: { kind => 'file' | 'template' | 'clone', name, vmid, base, base_vmid }. Its parts are untainted.
 my sub parsed ($volname) {
-    if ($volname =~ m!^(base-($ID)-$DISK)/(vm-($ID)-$DISK)\z!) {
-        return { kind => 'clone', name => $3, vmid => $4, base => $1, base_vmid => $2 };
-    } elsif ($volname =~ m!^(base-($ID)-$DISK)\z!) {
-        return { kind => 'template', name => $1, vmid => $2 };
-    } elsif ($volname =~ m!^(vm-($ID)-(?:$DISK|$OTHER))\z!) {
-        return { kind => 'file', name => $1, vmid => $2 };
-    }
+    return { kind => 'clone', name => $3, vmid => $4, base => $1, base_vmid => $2 }
+        if $volname =~ m!^(base-($ID)-$DISK)/(vm-($ID)-$DISK)\z!;
+    return { kind => 'template', name => $1, vmid => $2 } if $volname =~ m!^(base-($ID)-$DISK)\z!;
+    return { kind => 'file',     name => $1, vmid => $2 } if $volname =~ m!^(vm-($ID)-(?:$DISK|$OTHER))\z!;
     die "unable to parse spillway volume name '$volname'\n";
 }
 
@@ -178,8 +169,12 @@ my sub template ($storeid, $scfg, $name) {
     return { number => $number, size => bytes($found->{size_bytes}), store => $found->{store}, file => $file };
 }
 
+my sub existing ($storeid, $volname, $found) {
+    return $found // die "volume '$storeid:$volname' does not exist\n";
+}
+
 my sub existing_template ($storeid, $scfg, $name) {
-    return template($storeid, $scfg, $name) // die "volume '$storeid:$name' does not exist\n";
+    return existing($storeid, $name, template($storeid, $scfg, $name));
 }
 
 my sub template_path ($storeid, $scfg, $name) {
@@ -190,21 +185,34 @@ my sub template_path ($storeid, $scfg, $name) {
 }
 
 my sub clone_socket ($storeid, $scfg, $volume) {
-    return state_folder($scfg) . '/run/machines/' . object($storeid, $volume->{name}) . '/disk.nbd';
+    my $state = checked_path($scfg->{'spillway-state'} // '/var/lib/spillway');
+    return "$state/run/machines/" . object($storeid, $volume->{name}) . '/disk.nbd';
 }
 
-# Saves the fact that a clone's disk is to be forgotten, in case that the daemon cannot be reached now.
 my sub mark ($storeid, $scfg, $volume) {
     return folder($storeid, $scfg) . "/.forget-$volume->{name}";
 }
 
-# Ends a clone's disk, and with it all that was written. Nothing to do if it does not exist.
-my sub forget ($storeid, $scfg, $volume) {
+# Saves the fact that a clone's disk is to be forgotten before it is used again. With the run of it that a saved memory belongs to.
+my sub set_mark ($storeid, $scfg, $volume, $run = '') {
     my $mark = mark($storeid, $scfg, $volume);
-    sysopen(my $file, $mark, O_CREAT | O_WRONLY, 0600) or warn "$mark: $!\n";
+    sysopen(my $file, $mark, O_CREAT | O_TRUNC | O_WRONLY, 0600) or return warn "$mark: $!\n";
+    syswrite($file, $run) // warn "$mark: $!\n";
+    return;
+}
+
+# A run of a clone's disk: its process, in this boot of the node. Empty: it does not run.
+my sub run_of ($machine) {
+    my ($pid) = (($machine // {})->{status}{run}{disk_pid} // '') =~ /^([0-9]{1,10})\z/ or return '';
+    return "$pid " . PVE::Tools::file_read_firstline('/proc/sys/kernel/random/boot_id');
+}
+
+# Ends a clone's disk, and with it all that was written. The mark stays if the daemon cannot be reached. Nothing to do if there is none.
+my sub forget ($storeid, $scfg, $volume) {
+    set_mark($storeid, $scfg, $volume);
     my $machine = object($storeid, $volume->{name});
     spillway($scfg, RUN, 'machine', 'stop', $machine, '--force', '--wait', '--timeout', RUN - 10);
-    unlink($mark);
+    unlink(mark($storeid, $scfg, $volume));
     return;
 }
 
@@ -242,8 +250,6 @@ sub activate_storage ($class, $storeid, $scfg, @) {
     return 1;
 }
 
-sub deactivate_storage { return 1; }
-
 sub status ($class, $storeid, $scfg, @) {
     my $space = PVE::Tools::df(folder($storeid, $scfg), 2);
     return undef if !$space || !$space->{total};
@@ -258,24 +264,28 @@ sub activate_volume ($class, $storeid, $scfg, $volname, $snapname = undef, @) {
     } elsif ($volume->{kind} eq 'file') {
         die "volume '$storeid:$volname' does not exist\n" if !-f $class->path($scfg, $volname, $storeid);
     } else {
-        forget($storeid, $scfg, $volume) if -e mark($storeid, $scfg, $volume);
-        my $machine = object($storeid, $volume->{name});
-        my $shown   = answer($scfg, 'machine', 'show', $machine) // die "volume '$storeid:$volname' does not exist\n";
-        my $status  = ref($shown->{status}) eq 'HASH' ? $shown->{status} : {};
-        return 1 if ($status->{phase} // '') eq 'running';
+        my ($mark, $is_resumed) = (mark($storeid, $scfg, $volume), is_hibernated($volume->{vmid}));
+        forget($storeid, $scfg, $volume) if -e $mark && !$is_resumed;
+        my $name    = object($storeid, $volume->{name});
+        my $machine = existing($storeid, $volname, answer($scfg, 'machine', 'show', $name));
+        my $run     = run_of($machine);
         die "VM $volume->{vmid} is hibernated, and what its disk '$volname' held is gone, since the disk is disposable:"
-            . " 'qm unlock $volume->{vmid}', then delete the saved memory ('qm set $volume->{vmid} --delete vmstate')\n"
-            if is_hibernated($volume->{vmid});
-        spillway($scfg, RUN, 'machine', 'start', $machine, '--wait', '--timeout', RUN - 10)
-            // die "volume '$storeid:$volname' does not exist\n";
+            . " delete the saved memory ('qm set $volume->{vmid} --delete vmstate'), and start the VM\n"
+            if $is_resumed && ($run eq '' || $run ne (PVE::Tools::file_read_firstline($mark) // ''));
+        unlink($mark);
+        return 1 if ($machine->{status}{phase} // '') eq 'running';
+        existing($storeid, $volname, spillway($scfg, RUN, 'machine', 'start', $name, '--wait', '--timeout', RUN - 10));
     }
     return 1;
 }
 
 sub deactivate_volume ($class, $storeid, $scfg, $volname, @) {
     my $volume = parsed($volname);
-    return 1 if $volume->{kind} ne 'clone' || is_hibernated($volume->{vmid});
-    forget($storeid, $scfg, $volume);
+    return 1 if $volume->{kind} ne 'clone';
+    return forget($storeid, $scfg, $volume) if !is_hibernated($volume->{vmid});
+    # What it holds is kept for the VM's memory. If that is deleted, it is forgotten at the next start.
+    my $machine = eval { answer($scfg, 'machine', 'show', object($storeid, $volume->{name})) };
+    set_mark($storeid, $scfg, $volume, run_of($machine));
     return 1;
 }
 
@@ -283,8 +293,6 @@ sub map_volume ($class, $storeid, $scfg, $volname, @) {
     die "'$volname' is a disposable disk: it is served over NBD, and is no file\n" if parsed($volname)->{kind} eq 'clone';
     return scalar($class->path($scfg, $volname, $storeid));
 }
-
-sub unmap_volume { return 1; }
 
 # Making and removing volumes
 
@@ -383,7 +391,6 @@ sub create_base ($class, $storeid, $scfg, $volname, @) {
     my $image = object($storeid, $base);
     my $path  = $class->path($scfg, $volname, $storeid);
     die "volume '$storeid:$volname' does not exist\n" if !-f $path;
-
     remove_template($storeid, $scfg, $base);
     print "importing '$volname' as the image '$image'\n";
     spillway($scfg, IMPORT, 'image', 'import', $image, $path, '--format', 'raw') // die "$path cannot be read by spillwayd\n";
@@ -404,8 +411,8 @@ sub clone_image ($class, $scfg, $storeid, $volname, $vmid, $snapname = undef, @)
     my $volume = parsed($volname);
     die "'$volname' is not a template: convert its VM to a template first\n" if $volume->{kind} ne 'template';
     my $name = $class->find_free_diskname($storeid, $scfg, $vmid);
-    spillway($scfg, ASK, 'machine', 'add', object($storeid, $volume->{name}), object($storeid, parsed($name)->{name}))
-        // die "volume '$storeid:$volname' does not exist\n";
+    my @names = (object($storeid, $volume->{name}), object($storeid, parsed($name)->{name}));
+    existing($storeid, $volname, spillway($scfg, ASK, 'machine', 'add', @names));
     return "$volume->{name}/$name";
 }
 
@@ -429,8 +436,7 @@ sub volume_size_info ($class, $scfg, $storeid, $volname, @) {
     } else {
         die "'$volname' is a disposable disk, which is not backed up: exclude it (backup=0 in the options of the disk), or the VM\n"
             if is_asked_by_backup();
-        my $machine = answer($scfg, 'machine', 'show', object($storeid, $volume->{name}))
-            // die "volume '$storeid:$volname' does not exist\n";
+        my $machine = existing($storeid, $volname, answer($scfg, 'machine', 'show', object($storeid, $volume->{name})));
         my $own = $machine->{size_bytes};
         $size   = defined($own) ? bytes($own) : existing_template($storeid, $scfg, $volume->{base})->{size};
         $parent = $volume->{base};
@@ -456,8 +462,7 @@ sub volume_resize ($class, $scfg, $storeid, $volname, $size, $running = undef, $
     die "VM $volume->{vmid} is hibernated: what its disk holds would be gone\n" if is_hibernated($volume->{vmid});
     forget($storeid, $scfg, $volume);
     my $mebibytes = int(($wanted + MIB - 1) / MIB) . 'M';
-    spillway($scfg, ASK, 'machine', 'resize', object($storeid, $volume->{name}), $mebibytes)
-        // die "volume '$storeid:$volname' does not exist\n";
+    existing($storeid, $volname, spillway($scfg, ASK, 'machine', 'resize', object($storeid, $volume->{name}), $mebibytes));
     return undef;
 }
 
@@ -486,7 +491,6 @@ sub volume_snapshot_delete      { die $SNAPSHOTS; }
 sub volume_rollback_is_possible { die $SNAPSHOTS; }
 sub rename_snapshot             { die $SNAPSHOTS; }
 sub volume_snapshot_info        { return {}; }
-sub volume_qemu_snapshot_method { return 'storage'; }
 sub volume_export               { die $MOVES; }
 sub volume_import               { die $MOVES; }
 sub volume_export_formats       { return (); }

@@ -131,3 +131,10 @@ fn io(node: &mut Node, volume: &str, command: &str) -> bool {
     // A comparison that fails is said on standard output.
     done.status.success() && !String::from_utf8_lossy(&done.stdout).contains("ailed")
 }
+
+/// The worker that serves a machine's disk.
+fn worker(world: &World, machine: &str) -> u32 {
+    let keeper = world.pid(machine, "disk_pid");
+    let children = std::fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).unwrap();
+    children.trim().parse().expect("one worker")
+}

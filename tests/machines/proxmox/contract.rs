@@ -1,6 +1,6 @@
 //! Each method of the plugin, against a daemon.
 
-use super::{CLONE, MACHINE, MIB, Node, TEMPLATE, io};
+use super::{CLONE, MACHINE, MIB, Node, TEMPLATE, io, worker};
 use crate::world::{BOOT, World, is_alive, kill};
 use serde_json::json;
 use spillway_testkit::process::wait_until;
@@ -61,6 +61,17 @@ fn the_plugin_is_one_that_proxmox_loads() {
     assert!(refused.contains("nobody") && refused.contains("host show"), "{refused}");
 }
 
+/// Disks and daemon are gone, and the daemon comes back.
+fn lose_power(world: &mut World) {
+    let disk = world.pid(MACHINE, "disk_pid");
+    let worker = worker(world, MACHINE);
+    world.kill_daemon();
+    kill(disk);
+    // Without a client the worker does not outlive its supervisor.
+    wait_until(BOOT, || (!is_alive(disk) && !is_alive(worker)).then_some(())).expect("they end");
+    world.start_daemon();
+}
+
 #[test]
 fn a_disk_becomes_a_template_and_its_clones_forget() {
     let Some(mut world) = World::new("none") else { return };
@@ -104,12 +115,7 @@ fn a_disk_becomes_a_template_and_its_clones_forget() {
     node.of("activate", CLONE);
     assert!(io(&mut node, CLONE, "read -P 8 1M 64k"), "once, and not again");
 
-    // The node has lost power: disks and daemon are gone.
-    let disk = world.pid(MACHINE, "disk_pid");
-    world.kill_daemon();
-    kill(disk);
-    wait_until(BOOT, || (!is_alive(disk)).then_some(())).expect("it ends");
-    world.start_daemon();
+    lose_power(&mut world);
     node.of("activate", CLONE);
     assert!(io(&mut node, CLONE, "read -P 0 1M 64k"));
 
@@ -119,9 +125,28 @@ fn a_disk_becomes_a_template_and_its_clones_forget() {
     node.ok("deactivate", hibernated.clone());
     node.ok("activate", hibernated.clone());
     assert!(io(&mut node, CLONE, "read -P 9 1M 64k"));
-    node.of("deactivate", CLONE);
-    let refused = node.refused("activate", hibernated);
-    assert!(refused.contains("hibernated") && refused.contains("qm unlock 101"), "{refused}");
+    // It has been resumed, and is activated while it runs.
+    node.of("activate", CLONE);
+    assert!(io(&mut node, CLONE, "read -P 9 1M 64k"));
+    // The saved memory is deleted instead.
+    node.ok("deactivate", hibernated.clone());
+    node.of("activate", CLONE);
+    assert!(io(&mut node, CLONE, "read -P 0 1M 64k"));
+    // What it held is gone: the VM was turned off, or the daemon has started the disk again when the node came up.
+    for is_off in [true, false] {
+        assert!(io(&mut node, CLONE, "write -P 9 1M 64k"));
+        node.ok("deactivate", hibernated.clone());
+        if is_off {
+            world.ok(&["machine", "stop", MACHINE, "--wait"]);
+        } else {
+            lose_power(&mut world);
+            world.until(MACHINE, "running", |machine| machine["status"]["phase"] == "running");
+        }
+        let refused = node.refused("activate", hibernated.clone());
+        assert!(refused.contains("hibernated") && refused.contains("--delete vmstate"), "{refused}");
+        node.of("activate", CLONE);
+        assert!(io(&mut node, CLONE, "read -P 0 1M 64k"));
+    }
 }
 
 #[test]

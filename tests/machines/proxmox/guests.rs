@@ -1,6 +1,6 @@
 //! What the plugin gives to QEMU, in Debian's QEMU with real guests.
 
-use super::{CLONE, MACHINE, MIB, Node, TEMPLATE, io};
+use super::{CLONE, MACHINE, MIB, Node, TEMPLATE, io, worker};
 use crate::world::{BOOT, World, kill};
 use serde_json::{Value, json};
 use spillway_testkit::cpio::Entry;
@@ -50,13 +50,6 @@ fn start(kit: &Kit, dir: PathBuf, node: &Value) -> Guest {
     let device = "virtio-blk-pci,drive=drive0,bootindex=100";
     let further = ["-object", group, "-blockdev", &node.to_string(), "-device", device];
     Guest::start_with(kit, &spec, &further).unwrap()
-}
-
-/// The worker that serves a machine's disk.
-fn worker(world: &World, machine: &str) -> u32 {
-    let keeper = world.pid(machine, "disk_pid");
-    let children = std::fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).unwrap();
-    children.trim().parse().expect("one worker")
 }
 
 fn rounds(guest: &Guest) -> usize {

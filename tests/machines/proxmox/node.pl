@@ -47,6 +47,14 @@ package PVE::Tools {
         return 0;
     }
 
+    sub file_read_firstline {
+        my ($path) = @_;
+        open(my $file, '<', $path) or return undef;
+        my $line = <$file>;
+        chomp($line) if defined($line);
+        return $line;
+    }
+
     sub df { return -d $_[0] ? { total => 1000, avail => 600, used => 400 } : undef; }
 }
 
