@@ -343,10 +343,10 @@ sub alloc_image ($class, $storeid, $scfg, $vmid, $format, $name = undef, $size =
     die "format '$format' is not supported: disks of Spillway are raw\n" if ($format // 'raw') ne 'raw';
     my $volume = parsed($name // $class->find_free_diskname($storeid, $scfg, $vmid));
     die "'$name' is not a name for a disk of VM $vmid\n" if $volume->{kind} ne 'file' || $volume->{vmid} ne $vmid;
-    my ($kib) = ($size // '') =~ /^([1-9][0-9]{0,11})(?:\.[0-9]+)?\z/ or die "the size of '$volume->{name}' is no number of KiB\n";
+    my ($kib, $part) = ($size // '') =~ /^([1-9][0-9]{0,11})(\.[0-9]+)?\z/ or die "the size of '$volume->{name}' is no number of KiB\n";
     my $path = folder($storeid, $scfg) . "/$volume->{name}";
     sysopen(my $file, $path, O_CREAT | O_EXCL | O_RDWR, 0640) or die "$path: $!\n";
-    if (!truncate($file, $kib * 1024)) {
+    if (!truncate($file, ($kib + ($part ? 1 : 0)) * 1024)) {
         my $why = $!;
         unlink($path);
         die "$path: $why\n";

@@ -196,6 +196,8 @@ fn names_are_free_and_what_is_gone_is_gone() {
         "UEFI wants its size exactly"
     );
     assert_eq!(node.ok("alloc", json!({ "vmid": 101, "kib": 64 })), "vm-101-disk-2");
+    assert_eq!(node.ok("alloc", json!({ "vmid": 101, "kib": "64.5" })), "vm-101-disk-3");
+    assert_eq!(node.of("size", "vm-101-disk-3")[0], 65 << 10, "no less than was asked for");
     let named = node.ok("alloc", json!({ "vmid": 101, "kib": 4096, "name": "vm-101-cloudinit" }));
     assert_eq!(named, "vm-101-cloudinit");
     assert!(
@@ -214,7 +216,7 @@ fn names_are_free_and_what_is_gone_is_gone() {
         assert!(refused.contains(why), "{wrong}: {refused}");
     }
     let of_vm = node.ok("list", json!({ "vmid": "101" }));
-    assert_eq!(of_vm.as_array().unwrap().len(), 4, "{of_vm}");
+    assert_eq!(of_vm.as_array().unwrap().len(), 5, "{of_vm}");
     let chosen = node.ok("list", json!({ "volumes": [format!("desks:{CLONE}"), "desks:vm-7-disk-0"] }));
     assert_eq!(chosen.as_array().unwrap().len(), 1, "{chosen}");
 
