@@ -11,9 +11,10 @@ build: ## The programs, optimised, and their man pages: target/release/spillway,
 	target/release/spillway man target/release/man1
 	mkdir -p target/release/man8 && target/release/spillwayd --print-man >target/release/man8/spillwayd.8
 
-deb: build ## The Debian packages, of them and of the console's page in Cockpit: target/deb/spillway_VERSION_ARCH.deb, cockpit-spillway_VERSION_all.deb
+deb: build ## The Debian packages, of them, of the console's page in Cockpit and of the plugin for Proxmox VE: target/deb/spillway_VERSION_ARCH.deb, cockpit-spillway_VERSION_all.deb, libpve-storage-spillway_VERSION_all.deb
 	scripts/deb
 	scripts/deb-cockpit
+	scripts/deb-proxmox
 
 docs: ## The book as web pages, target/book/html, its links checked. The first time mdBook is built (some minutes; so CI checks links, and builds no pages)
 	scripts/book

@@ -217,3 +217,52 @@ fn has_what_the_daemon_gives_a_disk(asked: &str) {
     assert!(properties.contains("KillMode=mixed") && properties.contains("Before=pve-guests.service"));
     assert!(asked.contains("--service-type=exec\n"), "a program that is not there is an error of the hook");
 }
+
+/// It has what Proxmox loads, where Proxmox looks for it, and nothing that another package has.
+#[test]
+fn the_package_of_the_plugin_for_proxmox_has_the_plugin() {
+    if !spillway_testkit::has_program("dpkg-deb") {
+        return spillway_testkit::skip("dpkg-deb is not installed: this needs Debian");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let run = |command: &mut Command| {
+        let done = command.output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let make = || {
+        let mut deb = Command::new(deploy("../scripts/deb-proxmox"));
+        run(deb.arg("--out").arg(dir.path()).args(["--compress", "none"])).trim().to_owned()
+    };
+    let package = make();
+    assert!(package.ends_with("_all.deb") && package.contains("libpve-storage-spillway_"), "{package}");
+    let bytes = std::fs::read(&package).unwrap();
+    assert!(std::fs::read(make()).unwrap() == bytes, "the same files give the same bytes");
+    let tree = dir.path().join("unpacked");
+    run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&tree));
+    let listed = run(Command::new("find").arg(&tree).args(["-type", "f", "-printf", "%m %P\\n"]));
+    let files: BTreeSet<&str> = listed.lines().collect();
+    let place = "usr/share/perl5/PVE/Storage/Custom/SpillwayPlugin.pm";
+    let doc = "usr/share/doc/libpve-storage-spillway";
+    let expected =
+        [format!("644 {place}"), format!("644 {doc}/changelog.gz"), format!("644 {doc}/copyright")];
+    assert_eq!(files, expected.iter().map(String::as_str).collect());
+    let plugin = std::fs::read(deploy("proxmox/SpillwayPlugin.pm")).unwrap();
+    assert!(std::fs::read(tree.join(place)).unwrap() == plugin);
+    // Its package is that of its folder: Proxmox makes the one of the other.
+    assert!(plugin.starts_with(b"package PVE::Storage::Custom::SpillwayPlugin;\n"));
+    let field = |name: &str| run(Command::new("dpkg-deb").args(["-f", &package, name])).trim().to_owned();
+    let version = field("Version");
+    assert_eq!(field("Architecture"), "all");
+    let depends = field("Depends");
+    let spillway = format!("spillway (= {version})");
+    for wanted in ["libpve-storage-perl (>= 8)", "libjson-perl", &spillway] {
+        assert!(depends.split(", ").any(|one| one == wanted), "{depends}");
+    }
+    // VMs start after the daemon, and end before their disks.
+    for unit in ["spillwayd.service", "spillway-machines.service"] {
+        let unit = std::fs::read_to_string(deploy(unit)).unwrap();
+        let before = |line: &str| line.starts_with("Before=") && line.contains("pve-guests.service");
+        assert!(unit.lines().any(before), "{unit}");
+    }
+}

@@ -20,6 +20,7 @@ mod off;
 mod phone;
 mod pool;
 mod power;
+mod proxmox;
 mod restore;
 mod scratch;
 mod streamed;
