@@ -159,7 +159,7 @@ mod tests {
         let out = Base64::encode_string(&vec![b'o'; 16 << 20]);
         let exact = Base64::encode_string(&vec![b'e'; MOST_GUEST_OUTPUT_BYTES]);
         let agent = ScriptedAgent::returning([
-            json!({ "exited": true, "signal": 9, "out-data": out, "out-truncated": true, "err-data": exact }),
+            json!({ "exited": true, "signal": 9, "out-data": out, "err-data": exact }),
         ]);
         let result = wait(&agent.call(), 7, LIMIT).await.unwrap();
         assert_eq!((result.exit_code, result.signal), (None, Some(9)));
