@@ -12,6 +12,7 @@ mod crash;
 mod external;
 mod figures;
 mod firmware;
+mod guests;
 mod hardware;
 mod libvirt;
 mod libvirtd;

@@ -80,6 +80,10 @@ while read -r word tag; do
             esac
         done &
         answer AGENT ;;
+    ga)
+        # A real one, from the files that a test adds.
+        /payload/ga/ld.so --library-path /payload/ga /payload/ga/qemu-ga -m virtio-serial -p "$(ls /dev/vport*)" -t /tmp >/dev/null 2>&1 &
+        answer STARTED ;;
     reboot | poweroff) answer BYE; sleep 1; $word -f ;;
     esac
 done
@@ -106,6 +110,11 @@ fn accelerator() -> &'static str {
 impl World {
     /// With a daemon. `None`: the guests have not been built, or there is no such hypervisor, which is said.
     pub fn new(hypervisor: &'static str) -> Option<World> {
+        World::with_files(hypervisor, Vec::new())
+    }
+
+    /// With more files in the guests, below `payload`.
+    pub fn with_files(hypervisor: &'static str, files: Vec<Entry>) -> Option<World> {
         let Some(kit) = Kit::find() else {
             spillway_testkit::skip("the guest image is not built: run 'make image'");
             return None;
@@ -119,7 +128,8 @@ impl World {
         };
         let mut initrd = std::fs::read(kit.initrd()).unwrap();
         initrd.resize(initrd.len().next_multiple_of(4), 0);
-        let payload = [Entry::directory("payload"), Entry::file("payload/run", 0o755, GUEST)];
+        let mut payload = vec![Entry::directory("payload"), Entry::file("payload/run", 0o755, GUEST)];
+        payload.extend(files);
         initrd.extend(archive(&payload).unwrap());
         std::fs::write(dir.path().join("initrd"), initrd).unwrap();
         std::fs::copy(kit.kernel(), dir.path().join("vmlinuz")).unwrap();
@@ -230,11 +240,16 @@ impl World {
         self.ok(&[&common[..], options].concat());
     }
 
-    /// Exit code, standard output, standard error.
-    pub fn spillway(&self, arguments: &[&str]) -> (i32, String, String) {
+    /// A command that asks this daemon.
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(disk::program().unwrap());
         command.args(arguments).env("SPILLWAY_SOCKET", self.path("sock"));
-        let done = command.output().unwrap();
+        command
+    }
+
+    /// Exit code, standard output, standard error.
+    pub fn spillway(&self, arguments: &[&str]) -> (i32, String, String) {
+        let done = self.command(arguments).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (done.status.code().unwrap(), text(done.stdout), text(done.stderr))
     }

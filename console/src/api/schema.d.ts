@@ -693,6 +693,52 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/machines/{name}/exec": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Runs a program in a machine's guest by the guest agent, which needs the role `operate`. The response comes when the program has
+         *     ended, or its time limit is over. `conflict`: the machine does not run, its VMM is external, the agent refuses, or the machine
+         *     was stopped, restarted or reset meanwhile. `unavailable`: no agent answers. `busy`: 8 calls of this machine, or 64 of all, are
+         *     under way.
+         */
+        post: operations["runMachineProgram"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/machines/{name}/files": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Reads a file of at most 16 MiB in a machine's guest by the guest agent, which needs the role `operate`. The problems are those of
+         *     `exec`; `not_found`: the agent says that there is no such file; `conflict`: it is larger, or does not end.
+         */
+        get: operations["getMachineFile"];
+        /**
+         * Writes a file of at most 16 MiB in a machine's guest by the guest agent, in place of what it had, which needs the role `operate`.
+         *     If that fails the file may have a part of the content. The problems are those of `exec`; `too_large`: the content has more bytes.
+         */
+        put: operations["replaceMachineFile"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/machines/{name}/latency": {
         parameters: {
             query?: never;
@@ -2177,6 +2223,73 @@ export interface components {
          * @enum {string}
          */
         Firmware: "bios" | "uefi" | "uefi-secure";
+        /** @description A file that was written to a machine's guest. */
+        GuestFile: {
+            /**
+             * Format: int64
+             * @description Length of the file in bytes.
+             */
+            bytes: number;
+            /** @description Path of the file in the guest. */
+            path: string;
+        };
+        /** @description A program to run in a machine's guest. */
+        GuestProgram: {
+            /**
+             * @description The program, by a path or a name that the guest's agent finds in its `PATH`, and its arguments, 1 to 256. There is no
+             *     shell unless it is the program.
+             */
+            argv: string[];
+            /** @description Environment of the program, at most 256 variables: these and no others. By default that of the agent. */
+            environment?: {
+                [key: string]: string;
+            } | null;
+            /**
+             * Format: byte
+             * @description Standard input of the program, at most 64 KiB, in base64. By default there is none.
+             */
+            stdin_base64?: string | null;
+            /**
+             * Format: int32
+             * @description How many seconds the end of the program is waited for. By default 60. The program goes on when they are over: a guest
+             *     agent cannot end it.
+             */
+            time_limit_seconds?: number | null;
+        };
+        /** @description What became of a program in a machine's guest. */
+        GuestProgramResult: {
+            /** @description Whether the program has ended. `false`: the time limit is over, and it may still run. */
+            ended: boolean;
+            /**
+             * Format: int32
+             * @description Exit code of the program; `null`: it has not ended, or a signal has ended it.
+             */
+            exit_code?: number | null;
+            /**
+             * Format: int64
+             * @description Id of the process in the guest.
+             */
+            pid: number;
+            /**
+             * Format: int32
+             * @description Number of the signal, or in Windows of the exception, that has ended the program; else `null`.
+             */
+            signal?: number | null;
+            /**
+             * Format: byte
+             * @description Standard error of a program that has ended, in base64: its first MiB.
+             */
+            stderr_base64: string;
+            /** @description Whether the standard error was longer than what is here. */
+            stderr_cut: boolean;
+            /**
+             * Format: byte
+             * @description Standard output of a program that has ended, in base64: its first MiB.
+             */
+            stdout_base64: string;
+            /** @description Whether the standard output was longer than what is here. */
+            stdout_cut: boolean;
+        };
         /**
          * @description Operating system of a guest.
          * @enum {string}
@@ -5538,6 +5651,113 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["DirtyRanges"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    runMachineProgram: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["GuestProgram"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `GuestProgramResult`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GuestProgramResult"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getMachineFile: {
+        parameters: {
+            query: {
+                /** @description Path of the file in the guest, as its agent opens it: 1 to 4096 bytes. */
+                path: string;
+            };
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the media type says what the body is. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": string;
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    replaceMachineFile: {
+        parameters: {
+            query: {
+                /** @description Path of the file in the guest, as its agent opens it: 1 to 4096 bytes. */
+                path: string;
+            };
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/octet-stream": string;
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `GuestFile`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GuestFile"];
                 };
             };
             /** @description The request was not carried out; the body says why. */

@@ -76,6 +76,8 @@ pub const VERSION: Bounds = Bounds::count(1, u32::MAX as u64);
 pub const LIMIT: Bounds = Bounds::count(1, crate::MOST_ON_A_PAGE as u64);
 /// Bounds of the time for which a response is delayed, in seconds.
 pub const WAIT_SECONDS: Bounds = Bounds::count(0, 30);
+/// Bounds of the time for which the end of a program in a guest is waited for, in seconds.
+pub const TIME_LIMIT_SECONDS: Bounds = Bounds::count(1, 3600);
 /// Bounds of the part of a history, in seconds.
 pub const HISTORY_SECONDS: Bounds = Bounds::count(1, DAY);
 /// Bounds of the grace and the gap of a collection of garbage, in seconds: below an hour a push in progress could be taken for an
@@ -244,8 +246,10 @@ impl Bounded for NewCatalog {
 
 /// Returns the bounds of a field of a request body.
 pub fn of_field(schema: &str, property: &str) -> Option<&'static Bounds> {
-    if (schema, property) == ("RolloutStrategy", "batch") {
-        return Some(&BATCH);
+    match (schema, property) {
+        ("RolloutStrategy", "batch") => return Some(&BATCH),
+        ("GuestProgram", "time_limit_seconds") => return Some(&TIME_LIMIT_SECONDS),
+        _ => {}
     }
     // The settings of its disks and machines are fields of a catalog's own.
     let bodies: &[&str] = match schema {

@@ -14,6 +14,7 @@ mod dirty;
 mod event;
 pub mod exposition;
 mod figures;
+mod guest;
 mod history;
 mod host;
 mod image;
@@ -46,6 +47,11 @@ pub use event::{Event, EventId, EventKind};
 pub use figures::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, MachineCounts, MachineFigures,
     MachineFill, MachineForecast, PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
+};
+pub use guest::{
+    Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,
+    MOST_GUEST_COMMAND_BYTES, MOST_GUEST_FILE_BYTES, MOST_GUEST_INPUT_BYTES, MOST_GUEST_OUTPUT_BYTES,
+    MOST_GUEST_PATH_BYTES, MOST_GUEST_WORDS,
 };
 pub use history::{HISTORY_SERIES, History, HistorySeries};
 pub use host::{HostAction, HostBudget, HostDetails, NewHostAction, UnreadableRecord};

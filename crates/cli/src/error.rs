@@ -24,7 +24,7 @@ Exit codes:
   77  permission denied; an unknown token, or a role that is not sufficient; a certificate that is not
       trusted
   130 'machine claim --wait' was interrupted, and its claim was undone
-  'run' passes on the exit code of QEMU.";
+  'run' passes on the exit code of QEMU, and 'machine exec' that of the program: see its --help.";
 
 /// Why the program fails.
 #[derive(Clone, Debug, PartialEq, Eq)]

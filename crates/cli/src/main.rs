@@ -68,7 +68,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Events(args) => events::events(&args)?,
         Command::Upgrade(args) => upgrade::upgrade(&args)?,
         Command::Catalog { daemon, command } => return host::catalog(&daemon, command),
-        Command::Machine { daemon, command } => host::machine(&daemon, command)?,
+        Command::Machine { daemon, command } => return host::machine(&daemon, command),
         Command::Libvirt { daemon, command } => host::libvirt(&daemon, command)?,
         Command::Image { daemon, command } => host::image(&daemon, command)?,
         Command::Operation { daemon, command } => host::operation(&daemon, command)?,

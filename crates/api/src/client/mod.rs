@@ -5,6 +5,7 @@
 mod address;
 mod error;
 mod follow;
+mod guest;
 mod interrupt;
 mod pages;
 mod token;
@@ -70,10 +71,17 @@ struct ApiRequest<'a> {
     method: Method,
     path: &'a str,
     body: Vec<u8>,
+    content_type: &'static str,
     /// Revision that the object must have.
     revision: Option<u64>,
     /// Idempotency key.
     key: Option<&'a str>,
+}
+
+impl<'a> ApiRequest<'a> {
+    fn new(method: Method, path: &'a str, body: Vec<u8>) -> ApiRequest<'a> {
+        ApiRequest { method, path, body, content_type: "application/json", revision: None, key: None }
+    }
 }
 
 impl Client {
@@ -165,8 +173,7 @@ impl Client {
     pub fn follow(&self, after: Option<EventId>) -> Result<Following<'_>, ClientError> {
         let after = query(after.map(|id| ("after", id.to_string())));
         let path = format!("/v1/event-stream{after}");
-        let question =
-            ApiRequest { method: Method::GET, path: &path, body: Vec::new(), revision: None, key: None };
+        let question = ApiRequest::new(Method::GET, &path, Vec::new());
         let (sender, answer) = self.in_time(async {
             let (sender, answer) = self.send(question).await?;
             match answer.status() {
@@ -179,7 +186,7 @@ impl Client {
 
     /// Copies a large response to a writer as it arrives. Returns the value of this header.
     pub fn copy(&self, path: &str, header: &str, to: &mut dyn Write) -> Result<Option<Vec<u8>>, ClientError> {
-        let question = ApiRequest { method: Method::POST, path, body: Vec::new(), revision: None, key: None };
+        let question = ApiRequest::new(Method::POST, path, Vec::new());
         let (_sender, answer) = self.in_time(async {
             let (sender, answer) = self.send(question).await?;
             match answer.status() {
@@ -219,19 +226,37 @@ impl Client {
                 Precondition::Revision(revision) => (Some(revision), None),
                 Precondition::Key(key) => (None, Some(key)),
             };
-            let (_sender, answer) = self.send(ApiRequest { method, path, body, revision, key }).await?;
-            let (status, body) = (answer.status(), self.whole(answer.into_body()).await?);
-            if status.is_success() { Ok(body) } else { Err(self.refusal(status, &body)) }
+            self.answer_to(ApiRequest { revision, key, ..ApiRequest::new(method, path, body) }).await
         })?;
-        serde_json::from_slice(&answer).map_err(|e| self.broken(format!("its answer is not understood: {e}")))
+        self.understood(&answer)
     }
 
-    /// Waits for a result with a time limit.
+    /// Sends a request and returns the whole response.
+    async fn answer_to(&self, question: ApiRequest<'_>) -> Result<Bytes, ClientError> {
+        let (_sender, answer) = self.send(question).await?;
+        let (status, body) = (answer.status(), self.whole(answer.into_body()).await?);
+        if status.is_success() { Ok(body) } else { Err(self.refusal(status, &body)) }
+    }
+
+    fn understood<T: DeserializeOwned>(&self, answer: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(answer).map_err(|e| self.broken(format!("its answer is not understood: {e}")))
+    }
+
+    /// Waits for a result with the usual time limit.
     fn in_time<T>(&self, asked: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
+        self.within(PATIENCE, asked)
+    }
+
+    /// Waits for a result with this time limit.
+    fn within<T>(
+        &self,
+        patience: Duration,
+        asked: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
         self.runtime.block_on(async {
             let asked = async {
-                let asked = tokio::time::timeout(PATIENCE, asked).await;
-                asked.unwrap_or_else(|_| Err(self.broken(format!("no answer in {} s", PATIENCE.as_secs()))))
+                let asked = tokio::time::timeout(patience, asked).await;
+                asked.unwrap_or_else(|_| Err(self.broken(format!("no answer in {} s", patience.as_secs()))))
             };
             let Some(interrupt) = &self.interrupt else { return asked.await };
             tokio::select! {
@@ -246,7 +271,7 @@ impl Client {
         &self,
         question: ApiRequest<'_>,
     ) -> Result<(SendRequest<Full<Bytes>>, Response<Incoming>), ClientError> {
-        let ApiRequest { method, path, body, revision, key } = question;
+        let ApiRequest { method, path, body, content_type, revision, key } = question;
         let stream = self.transport.connect().await?;
         let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = shaken.map_err(|e| self.broken(e.to_string()))?;
@@ -256,7 +281,7 @@ impl Client {
             .uri(path)
             .header(header::HOST, self.transport.host())
             .header(header::ACCEPT, format!("application/json, {PROBLEM_JSON}, */*;q=0.1"))
-            .header(header::CONTENT_TYPE, "application/json");
+            .header(header::CONTENT_TYPE, content_type);
         if let Some(revision) = revision {
             request = request.header(header::IF_MATCH, format!("\"{revision}\""));
         }

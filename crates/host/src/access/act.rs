@@ -50,12 +50,22 @@ impl RequestAction {
             (&Method::GET | &Method::HEAD, ["machines", name, view @ ("console" | "screen")]) => {
                 act(Role::Operate, &format!("open {view} of"), "machine", name)
             }
+            // What a guest has is no less than what its user sees.
+            (&Method::GET | &Method::HEAD, ["machines", name, "files"]) => {
+                act(Role::Operate, "read a file of", "machine", name)
+            }
             (&Method::GET | &Method::HEAD, [_, rest @ ..]) => act(Role::Read, "read", kind, &rest.join("/")),
             // The body says which action it is.
             (&Method::POST, ["machine-actions"]) => act(Role::Operate, "act on", "machine", ""),
             (&Method::POST, ["catalogs", name, "claims"]) => act(Role::Operate, "claim", "catalog", name),
             (&Method::POST, ["catalogs", name, "machines"]) => {
                 act(Role::Admin, "add a machine to", "catalog", name)
+            }
+            (&Method::POST, ["machines", name, "exec"]) => {
+                act(Role::Operate, "run a program in", "machine", name)
+            }
+            (&Method::PUT, ["machines", name, "files"]) => {
+                act(Role::Operate, "write a file of", "machine", name)
             }
             (&Method::PUT, ["machines", name, "size"]) => act(Role::Admin, "resize", "machine", name),
             (&Method::PUT, ["machines", name, "claim"]) => act(Role::Operate, "renew", "machine", name),
@@ -113,6 +123,10 @@ mod tests {
             (Method::GET, "/v1/machines/desk-1", Read, "read", "machine", "desk-1"),
             (Method::GET, "/v1/machines/desk-1/console", Operate, "open console of", "machine", "desk-1"),
             (Method::HEAD, "/v1/machines/desk-1/screen", Operate, "open screen of", "machine", "desk-1"),
+            (Method::POST, "/v1/machines/desk-1/exec", Operate, "run a program in", "machine", "desk-1"),
+            (Method::PUT, "/v1/machines/desk-1/files", Operate, "write a file of", "machine", "desk-1"),
+            (Method::GET, "/v1/machines/desk-1/files", Operate, "read a file of", "machine", "desk-1"),
+            (Method::HEAD, "/v1/machines/desk-1/files", Operate, "read a file of", "machine", "desk-1"),
             (Method::GET, "/v1/machines/desk-1/curve", Read, "read", "machine", "desk-1/curve"),
             (Method::GET, "/v1/machines/desk-1/latency", Read, "read", "machine", "desk-1/latency"),
             (Method::GET, "/anything", Admin, "GET", "path", "/anything"),

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub enum Role {
     /// May read everything but secrets.
     Read,
-    /// May start, stop, reset, claim and release machines.
+    /// May start, stop, reset, claim and release machines, and use their consoles and guests.
     Operate,
     /// May do everything.
     Admin,

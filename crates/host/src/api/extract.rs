@@ -10,6 +10,7 @@ use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use spillway_api::bounds::{self, Bounded};
@@ -32,24 +33,57 @@ impl<T: DeserializeOwned + Serialize + Bounded, S: Send + Sync> FromRequest<S> f
     type Rejection = HostError;
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, HostError> {
-        is_json(request.headers())?;
         let note = request.extensions().get::<RequestNote>().cloned();
-        let bytes = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await;
-        let late = |_| {
-            let message = format!("the request's body did not come within {} s", BODY.as_secs());
-            HostError::new(ErrorCode::Timeout, message)
-        };
-        let bytes = bytes.map_err(late)?.map_err(|e: BytesRejection| {
-            let too_large = e.status() == StatusCode::PAYLOAD_TOO_LARGE;
-            let code = if too_large { ErrorCode::TooLarge } else { ErrorCode::Invalid };
-            HostError::new(code, format!("the request's body: {}", e.body_text()))
-        })?;
-        let value: T = serde_json::from_slice(&bytes)
-            .map_err(|e| HostError::invalid(format!("the request's body: {e}")))?;
+        let value: T = parse(request, state).await?;
         note.into_iter().for_each(|note| note.asked(&value));
-        value.check_bounds().map_err(|e| HostError::invalid(e.to_string()))?;
-        Ok(Body(value))
+        checked(value).map(Body)
     }
+}
+
+/// A JSON body that may have secrets anywhere: its route notes what is none.
+pub struct SecretBody<T>(pub T);
+
+impl<T: DeserializeOwned + Bounded, S: Send + Sync> FromRequest<S> for SecretBody<T> {
+    type Rejection = HostError;
+
+    async fn from_request(request: Request, state: &S) -> Result<SecretBody<T>, HostError> {
+        checked(parse(request, state).await?).map(SecretBody)
+    }
+}
+
+fn checked<T: Bounded>(value: T) -> Result<T, HostError> {
+    value.check_bounds().map_err(|e| HostError::invalid(e.to_string()))?;
+    Ok(value)
+}
+
+async fn parse<T: DeserializeOwned, S: Send + Sync>(request: Request, state: &S) -> Result<T, HostError> {
+    is_json(request.headers())?;
+    let bytes = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await;
+    let bytes = bytes.map_err(|_| late(BODY))?.map_err(|e: BytesRejection| {
+        let too_large = e.status() == StatusCode::PAYLOAD_TOO_LARGE;
+        let code = if too_large { ErrorCode::TooLarge } else { ErrorCode::Invalid };
+        HostError::new(code, format!("the request's body: {}", e.body_text()))
+    })?;
+    serde_json::from_slice(&bytes).map_err(|e| HostError::invalid(format!("the request's body: {e}")))
+}
+
+fn late(patience: Duration) -> HostError {
+    let message = format!("the request's body did not come within {} s", patience.as_secs());
+    HostError::new(ErrorCode::Timeout, message)
+}
+
+/// Receives a body of any type and at most so many bytes, within this time.
+pub async fn raw_body(body: axum::body::Body, most: usize, patience: Duration) -> Result<Bytes, HostError> {
+    let received = tokio::time::timeout(patience, Limited::new(body, most).collect()).await;
+    received.map_err(|_| late(patience))?.map(|body| body.to_bytes()).map_err(|e| {
+        match e.is::<LengthLimitError>() {
+            true => {
+                let message = format!("the request's body is larger than {} MiB", most >> 20);
+                HostError::new(ErrorCode::TooLarge, message)
+            }
+            false => HostError::invalid(format!("the request's body: {e}")),
+        }
+    })
 }
 
 /// Refuses a body with another content type than JSON.

@@ -14,6 +14,7 @@ mod document;
 mod events;
 mod extract;
 mod figures;
+mod guests;
 mod host;
 mod images;
 mod leftovers;
@@ -149,7 +150,13 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/images", images::routes())
         .nest("/v1/leftovers", leftovers::routes())
         .nest("/v1/machine-actions", machines::action_routes())
-        .nest("/v1/machines", machines::routes().merge(claims::machine_routes()).merge(consoles::routes()))
+        .nest(
+            "/v1/machines",
+            machines::routes()
+                .merge(claims::machine_routes())
+                .merge(consoles::routes())
+                .merge(guests::routes()),
+        )
         .nest("/v1/metrics", metrics::metric_routes())
         .nest("/v1/operations", operations::routes())
         .nest(PROBLEM_TYPES, problem::routes())

@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, Once};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, OnceCell};
 use tokio::time::timeout;
 
 const PROGRAM: &str = "virsh";
+/// What virsh writes before it reads a command from its input.
+const PROMPT: &str = "virsh # ";
 /// Longest time of an answer. libvirt itself waits up to 30 seconds for a QEMU that it starts.
 const PATIENCE: Duration = Duration::from_secs(60);
 const MOST_ANSWER_BYTES: u64 = 8 << 20;
@@ -63,31 +65,75 @@ impl Libvirt {
     /// Runs a virsh command and returns its output.
     pub async fn ask(&self, command: &[&str]) -> Result<String, HostError> {
         let what = command.first().copied().unwrap_or_default();
-        let cannot = |code, why: &str| HostError::new(code, format!("libvirt ({}): {what}: {why}", self.uri));
-        let unavailable = |why: &str| cannot(ErrorCode::Unavailable, why);
-        let mut virsh = tokio::process::Command::from(self.virsh(command));
+        let (is_done, answer, complaint) = self.talk(what, command, None).await?;
+        if is_done { Ok(answer) } else { Err(self.refused(what, &complaint)) }
+    }
+
+    /// Asks the guest agent of the domain with this UUID, which has so long to answer. What it is asked may be secret, so it is
+    /// no argument, which every user of the host could read, but input of virsh.
+    pub async fn ask_agent(
+        &self,
+        uuid: &str,
+        patience: Duration,
+        question: &Value,
+    ) -> Result<String, HostError> {
+        let what = "qemu-agent-command";
+        let line = format!("{what} {uuid} --timeout {} '{}'\n", patience.as_secs(), quotable(question));
+        let (_, answer, complaint) = self.talk(what, &[], Some(&line)).await?;
+        // virsh succeeds whatever becomes of a command of its input.
+        spoken(&answer).map(str::to_owned).ok_or_else(|| self.refused(what, &complaint))
+    }
+
+    /// Runs virsh with these arguments, and this line as input. Returns whether it has succeeded, and what it has written to its
+    /// standard output and error.
+    async fn talk(
+        &self,
+        what: &str,
+        command: &[&str],
+        line: Option<&str>,
+    ) -> Result<(bool, String, String), HostError> {
+        let unavailable = |why: &str| self.cannot(ErrorCode::Unavailable, what, why);
+        let mut virsh = self.virsh(command);
+        if line.is_some() {
+            virsh.stdin(Stdio::piped()).env("INPUTRC", "/dev/null");
+        }
+        let mut virsh = tokio::process::Command::from(virsh);
         let mut child = virsh.kill_on_drop(true).spawn().map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => unavailable("virsh is not installed (Debian: libvirt-clients)"),
             _ => unavailable(&format!("virsh cannot be started: {e}")),
         })?;
-        let (answer, complaint) = (child.stdout.take(), child.stderr.take());
+        let (input, answer, complaint) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let talk = async {
-            let said = tokio::join!(read(answer, MOST_ANSWER_BYTES), read(complaint, MOST_COMPLAINT_BYTES));
+            let write = async {
+                if let (Some(mut input), Some(line)) = (input, line) {
+                    // One that has ended has said why.
+                    let _ = input.write_all(line.as_bytes()).await;
+                }
+            };
+            let read = async {
+                tokio::join!(read(answer, MOST_ANSWER_BYTES), read(complaint, MOST_COMPLAINT_BYTES))
+            };
+            let ((), said) = tokio::join!(write, read);
             (child.wait().await, said)
         };
         let Ok((status, (answer, complaint))) = timeout(PATIENCE, talk).await else {
             return Err(unavailable(&format!("libvirtd has not answered for {} s", PATIENCE.as_secs())));
         };
-        if status.map_err(|e| unavailable(&e.to_string()))?.success() {
-            return Ok(answer);
-        }
+        Ok((status.map_err(|e| unavailable(&e.to_string()))?.success(), answer, complaint))
+    }
+
+    fn cannot(&self, code: ErrorCode, what: &str, why: &str) -> HostError {
+        HostError::new(code, format!("libvirt ({}): {what}: {why}", self.uri))
+    }
+
+    fn refused(&self, what: &str, complaint: &str) -> HostError {
         let words: Vec<&str> =
             complaint.lines().map(|line| line.trim_start_matches("error: ").trim()).collect();
         let code = match complaint.contains("failed to connect") {
             true => ErrorCode::Unavailable,
             false => ErrorCode::Internal,
         };
-        Err(cannot(code, &words.join(": ")))
+        self.cannot(code, what, &words.join(": "))
     }
 
     /// Returns the state of the domain with this UUID.
@@ -213,6 +259,29 @@ async fn read(stream: Option<impl AsyncRead + Unpin>, most_bytes: u64) -> String
     String::from_utf8_lossy(&said).into_owned()
 }
 
+/// Formats a question so that it can stand between single quotes in a line of virsh's input: in ASCII, since virsh may take other
+/// bytes for keys.
+fn quotable(question: &Value) -> String {
+    let mut text = String::new();
+    for c in question.to_string().chars() {
+        match c {
+            '\'' => text += "\\u0027",
+            ' '..='~' => text.push(c),
+            _ => {
+                let mut units = [0; 2];
+                c.encode_utf16(&mut units).iter().for_each(|unit| text += &format!("\\u{unit:04x}"));
+            }
+        }
+    }
+    text
+}
+
+/// Finds the answer of an agent in what virsh writes: its prompt, its input again, and the answer in a line of its own.
+fn spoken(output: &str) -> Option<&str> {
+    let plain = |line: &str| line.trim_start_matches(PROMPT).starts_with('{');
+    output.lines().rfind(|line| plain(line)).map(|line| line.trim_start_matches(PROMPT))
+}
+
 fn state(said: &str) -> DomainState {
     match said.trim().split_once(" (") {
         Some(("shut off", reason)) => DomainState::Off(reason.trim_end_matches(')').to_owned()),
@@ -261,6 +330,23 @@ mod tests {
         {
             assert_eq!(shutdown(nonsense), None, "{nonsense}");
         }
+    }
+
+    #[test]
+    fn an_agents_question_is_a_line_for_virsh_and_its_answer_is_found() {
+        let question = serde_json::json!({ "a": "it's \u{1f600}\n\u{7f}é\t\\" });
+        let text = quotable(&question);
+        assert!(text.bytes().all(|b| (b' '..=b'~').contains(&b) && b != b'\''), "{text}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), question);
+        let answer = "{\"return\":{\"a\":\"virsh # {\"}}";
+        for output in [
+            format!("virsh # qemu-agent-command u '{{\"a\":1}}'\n{answer}\n\nvirsh # \n"),
+            format!("virsh # {answer}\n\nvirsh # \n"),
+            format!("{answer}\n"),
+        ] {
+            assert_eq!(spoken(&output), Some(answer), "{output}");
+        }
+        assert_eq!(spoken("virsh # qemu-agent-command u '{}'\n\nvirsh # \n"), None);
     }
 
     #[test]

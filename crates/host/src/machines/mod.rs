@@ -18,6 +18,7 @@ mod disk;
 mod figures;
 mod firmware;
 mod guest_agent;
+mod guests;
 mod host;
 mod host_start;
 pub mod leftovers;
@@ -72,6 +73,8 @@ pub use figures::curves::CurvesByMachine;
 use figures::history::Histories;
 pub use figures::history::HistoryOf;
 use figures::one_disk::DiskFigures;
+pub use guests::FilePlace;
+use guests::Guests;
 use host::SpaceWatch;
 use host_start::HostStart;
 use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
@@ -122,6 +125,8 @@ pub struct Machines {
     pub commits: DiskCommits,
     /// Consoles and screens of machines.
     pub consoles: Arc<Consoles>,
+    /// Programs and files in guests.
+    pub guests: Arc<Guests>,
     /// Files that deleted machines have left.
     pub leftovers: Arc<Leftovers>,
     /// Collects the figures of all machines.
@@ -229,6 +234,7 @@ impl Machines {
                 Arc::clone(&space),
                 shared.parts.claim_ttl_seconds,
             ),
+            guests: Arc::new(Guests::new(reader.clone(), catalogs.clone(), &shared)),
             commits: DiskCommits::new(reader.clone(), catalogs, objects, images),
             leftovers: Arc::clone(&shared.leftovers),
             curves: Arc::new(CurveCollector::new(reader.clone(), folders.clone())),

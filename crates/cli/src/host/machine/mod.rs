@@ -1,6 +1,7 @@
 //! `spillway machine`.
 
 mod action;
+mod guest;
 mod table;
 
 pub use action::{failed, wait};
@@ -14,11 +15,13 @@ use crate::host::words::size;
 use crate::{attach, dirty};
 use action::{EndOptions, MachineSelection, OnceOption, SelectorOptions, act, delete, drain};
 use clap::Subcommand;
+use guest::GuestCommand;
 use serde_json::json;
 use spillway_api::client::Client;
 use spillway_api::{
     Action, DirtyRanges, MachineDetails, MachineRun, MachineSize, Name, NewMachine, bounds, size_text,
 };
+use std::process::ExitCode;
 use table::{COLUMNS, page, row};
 
 const START_EXAMPLES: &str = "\
@@ -168,6 +171,9 @@ pub enum MachineCommand {
         #[arg(long)]
         take: bool,
     },
+    /// Programs and files in its guest.
+    #[command(flatten)]
+    Guest(GuestCommand),
     /// Print the configuration with which a VMM that another program starts uses a machine's disk
     Attach {
         /// The machine
@@ -198,9 +204,17 @@ pub enum MachineCommand {
 }
 
 /// Does it.
-pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> {
+pub fn machine(daemon: &Daemon, command: MachineCommand) -> Result<ExitCode, Failure> {
+    match command {
+        MachineCommand::Guest(command) => command.run(daemon),
+        command => on_host(daemon, command).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn on_host(daemon: &Daemon, command: MachineCommand) -> Result<(), Failure> {
     let mut client = daemon.client()?;
     match command {
+        MachineCommand::Guest(command) => command.run(daemon).map(drop),
         MachineCommand::List { catalog, owner, labels, limit } => {
             let catalog = catalog.map(|catalog| ("catalog", catalog.to_string()));
             let which = labels.query(catalog.into_iter().chain(owner.map(|owner| ("owner", owner))));

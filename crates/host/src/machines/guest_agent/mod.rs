@@ -1,19 +1,30 @@
-//! The guest agent of a machine: asks it for the guest's address, and for a shutdown. Owns no connection between questions.
+//! The guest agent of a machine: asks it for the guest's address, for a shutdown, and to run programs and to read and write files
+//! (`program`, `file`). Owns no connection between questions.
 //!
 //! Invariant: the agent's answers are a guest's: their length, their number and the time for them are bounded, and nothing
 //! depends on what they say but the machine itself.
+
+mod clipped;
+mod error;
+mod exchange;
+pub mod file;
+pub mod program;
+#[cfg(test)]
+mod scripted;
 
 use super::neighbours::is_unicast;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu;
 use crate::json_lines::JsonLines;
 use crate::short_path::ShortPath;
+pub use error::AgentError;
 use serde_json::{Value, json};
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::timeout;
 
 /// Longest wait for an answer.
@@ -31,6 +42,38 @@ pub enum GuestAgent {
     Socket,
     /// The agent commands of libvirt, for a domain.
     Libvirt(Arc<Libvirt>, String),
+}
+
+/// What asks the agent of one guest until the guest's VMM ends.
+pub struct AgentCall {
+    /// The channel.
+    pub agent: GuestAgent,
+    /// The machine's folder.
+    pub folder: PathBuf,
+    /// Whoever has it asks the agent. Others wait for the end of a question, not of a program.
+    pub turn: Arc<Mutex<()>>,
+    /// Bounds how many answers, of all guests, are received at a time.
+    pub answers: Arc<Semaphore>,
+    /// Whether the VMM has ended. A machine's next VMM never begins before that.
+    pub is_over: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl AgentCall {
+    /// Asks a question. An answer is of the VMM that the call is for: what another one answers is an error.
+    pub async fn ask(&self, question: &Value) -> Result<Value, AgentError> {
+        let turn = timeout(exchange::PATIENCE * 2, self.turn.lock()).await;
+        let _turn = turn.map_err(|_| AgentError::Silent)?;
+        let answers = timeout(exchange::PATIENCE * 2, self.answers.acquire()).await;
+        let _answer = answers.map_err(|_| AgentError::Late)?;
+        if (self.is_over)() {
+            return Err(AgentError::Over);
+        }
+        let answer = match &self.agent {
+            GuestAgent::Socket => exchange::by_socket(&self.folder, question).await,
+            GuestAgent::Libvirt(libvirt, domain) => exchange::by_libvirt(libvirt, domain, question).await,
+        };
+        if (self.is_over)() { Err(AgentError::Over) } else { answer }
+    }
 }
 
 impl GuestAgent {
