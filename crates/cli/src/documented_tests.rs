@@ -57,7 +57,9 @@ fn shown(page: &str) -> Vec<Shown> {
 /// The words of each `spillway` of a line of shell.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let begins = |at: usize| line[..at].chars().next_back().is_none_or(|c| " ('".contains(c));
-    let starts = line.match_indices("spillway ").filter(|(at, _)| begins(*at));
+    // The type of a storage of Proxmox VE is no command either.
+    let is_type = |at: usize| line[..at].ends_with("pvesm add ");
+    let starts = line.match_indices("spillway ").filter(|(at, _)| begins(*at) && !is_type(*at));
     let all = starts.map(|(at, _)| words(&line[at..], line[..at].ends_with('\'')));
     // The package's name is no command.
     all.filter(|words| words.len() > 1).collect()
