@@ -1,12 +1,14 @@
 //! NBD: a disk that QEMU reaches over NBD, as Proxmox VE and others do, beside the same disk on vhost-user.
 //!
-//! Owns the pairs, twice: as two disks of one guest, where fio measures; and without a guest, where qemu-storage-daemon has
-//! QEMU's part of the way and this program is the client. Each round has two new disks, and takes each load on one and then
-//! on the other. Invariant: ratios are of one round, in which the two ways take turns at being first.
+//! Owns the comparison, twice: as two disks of one guest, where fio measures; and without a guest, where qemu-storage-daemon has
+//! QEMU's part of the way and this program is the client. There, a qcow2 overlay on the host's disk is the third side: what a guest
+//! has without Spillway. Each round has new disks, and takes each load on one after the
+//! other. Invariant: ratios are of one round, and the sides take turns at being first.
 
 use crate::Options;
 use crate::environment::{Environment, Origin};
 use crate::report::{rate, time};
+use crate::targets::{Serving, Target};
 use anyhow::{Context, Result, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -105,6 +107,8 @@ struct Row {
     load: &'static str,
     vhost_user: Vec<Run>,
     nbd: Vec<Run>,
+    /// None in a guest.
+    qcow2: Vec<Run>,
 }
 
 /// One run of a load.
@@ -133,8 +137,8 @@ pub fn measure(options: &Options, environment: &Environment) -> Result<Report> {
     let kit = Kit::find().context("there is no guest: run 'make image'")?;
     let accelerator = Accelerator::probe(&kit)?;
     let seconds = options.seconds(5.0, 1.0);
-    let [mut guest, mut bare] =
-        [(); 2].map(|()| LOADS.map(|load| Row { load: load.name, vhost_user: vec![], nbd: vec![] }));
+    let [mut guest, mut bare] = [(); 2]
+        .map(|()| LOADS.map(|load| Row { load: load.name, vhost_user: vec![], nbd: vec![], qcow2: vec![] }));
     for round in 0..options.rounds() {
         eprintln!("bench: round {}/{}, two disks of one guest", round + 1, options.rounds());
         in_guest(environment, (&kit, accelerator), seconds, round, &mut guest)?;
@@ -164,25 +168,20 @@ fn disk(environment: &Environment, dir: &Path, name: &str) -> Result<Disk> {
     Disk::start_with(&environment.spillway, &dir, &base, &["--ram", "1G", "--overflow", "1G"])
 }
 
-/// The order of the two ways in a round: 0 is vhost-user, 1 is NBD.
-fn turns(round: usize) -> [usize; 2] {
-    [round % 2, 1 - round % 2]
+/// The order of the sides in a round: 0 is vhost-user, 1 is NBD, 2 is qcow2.
+fn turns(round: usize, sides: usize) -> impl Iterator<Item = usize> {
+    (0..sides).map(move |side| (round + side) % sides)
 }
 
 impl Row {
-    fn add(&mut self, way: usize, run: Run) {
-        if way == 0 { &mut self.vhost_user } else { &mut self.nbd }.push(run);
+    fn add(&mut self, side: usize, run: Run) {
+        [&mut self.vhost_user, &mut self.nbd, &mut self.qcow2][side].push(run);
     }
 
-    /// Median of the ratios of rates within rounds: NBD to vhost-user.
-    fn ratio(&self) -> f64 {
-        let mut ratios: Vec<f64> = self
-            .vhost_user
-            .iter()
-            .zip(&self.nbd)
-            .map(|(vhost_user, nbd)| nbd.iops / vhost_user.iops)
-            .collect();
-        median(&mut ratios)
+    /// Median of the ratios of rates within rounds: of these runs to vhost-user.
+    fn ratio(&self, runs: &[Run]) -> f64 {
+        let ratios = self.vhost_user.iter().zip(runs).map(|(vhost_user, run)| run.iops / vhost_user.iops);
+        median(&mut ratios.collect::<Vec<_>>())
     }
 }
 
@@ -199,7 +198,7 @@ fn in_guest(
     let (vhost_user, nbd) = (vhost_user?, nbd?);
     let mut script = String::from("#!/bin/sh\nexec >/dev/ttyS1 2>&1\nset -e\n");
     for (at, load) in LOADS.iter().enumerate() {
-        for way in turns(round) {
+        for way in turns(round, 2) {
             let fio = load.fio(["vdb", "vdc"][way], seconds);
             writeln!(script, "{fio} >/run/found\necho \"FOUND {at} {way} $(tr -d '\\n' </run/found)\"")?;
         }
@@ -239,6 +238,7 @@ fn in_guest(
         let parts: Vec<&str> = line.splitn(3, ' ').collect();
         let [at, way, json] = parts[..] else { bail!("a report of the guest is incomplete: {line}") };
         let (at, way): (usize, usize) = (at.parse()?, way.parse()?);
+        ensure!(way < 2, "a report of the guest names no disk: {line}");
         rows.get_mut(at)
             .context("a report of the guest names no load")?
             .add(way, run_of(&serde_json::from_str(json)?)?);
@@ -263,54 +263,58 @@ fn run_of(json: &Value) -> Result<Run> {
     })
 }
 
-/// One round with this program as the client of both: of the disk itself, and of qemu-storage-daemon, which is the disk's client.
+/// Starts a qemu-storage-daemon that is the client of this disk over NBD, and exports what it reads as vhost-user.
+fn qemu_between(environment: &Environment, nbd: &Path, socket: &Path) -> Result<Server> {
+    let (nbd, exported) = (nbd.display(), socket.display());
+    let arguments = [
+        "--blockdev".to_owned(),
+        format!("driver=nbd,node-name=disk,server.type=unix,server.path={nbd},discard=unmap"),
+        "--export".to_owned(),
+        format!(
+            "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={exported},writable=on"
+        ),
+    ];
+    let program = "qemu-storage-daemon";
+    let log = socket.with_extension("log");
+    let mut qemu = Server::start(program, program, &arguments, Some(environment.serving()), &log)?;
+    qemu.wait_for(socket, Duration::from_secs(30))?;
+    Ok(qemu)
+}
+
+/// One round with this program as the client: of the disk itself, of qemu-storage-daemon as the client of another one, and of
+/// qemu-storage-daemon with a file of its own.
 fn without_guest(environment: &Environment, seconds: f64, round: usize, rows: &mut [Row]) -> Result<()> {
     let dir = tempfile::Builder::new().prefix("bare.").tempdir_in(environment.disk())?;
     let [vhost_user, nbd] = ["vhost-user", "nbd"].map(|name| disk(environment, dir.path(), name));
     let (vhost_user, nbd) = (vhost_user?, nbd?);
     let socket = dir.path().join("qemu");
-    let arguments = [
-        "--blockdev".to_owned(),
-        format!(
-            "driver=nbd,node-name=disk,server.type=unix,server.path={},discard=unmap",
-            nbd.nbd().display()
-        ),
-        "--export".to_owned(),
-        format!(
-            "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},writable=on",
-            socket.display()
-        ),
-    ];
-    let program = "qemu-storage-daemon";
-    let mut qemu = Server::start(
-        program,
-        program,
-        &arguments,
-        Some(environment.serving()),
-        &dir.path().join("qemu.log"),
-    )?;
-    qemu.wait_for(&socket, Duration::from_secs(30))?;
-    let workers = [vhost_user.worker()?, nbd.worker()?];
-    for worker in workers {
+    let mut qemu = qemu_between(environment, &nbd.nbd(), &socket)?;
+    let (vhost_user_worker, nbd_worker) = (vhost_user.worker()?, nbd.worker()?);
+    for worker in [vhost_user_worker, nbd_worker] {
         cores::pin_process(worker, environment.serving())?;
     }
     let shape = Shape { depth: 16, request_bytes: 1 << 20, ..Shape::default() };
-    let mut drivers =
-        [Driver::connect_with(&vhost_user.vhost(), shape)?, Driver::connect_with(&socket, shape)?];
+    let core = Some(environment.serving());
+    let mut qcow2 = Target::fresh(Serving::Qcow2Disk, SPAN_MIB << 20, environment, core, shape)?;
+    let mut vhost_user_driver = Driver::connect_with(&vhost_user.vhost(), shape)?;
+    let mut nbd_driver = Driver::connect_with(&socket, shape)?;
+    let pids = [vec![vhost_user_worker], vec![nbd_worker, qemu.pid()], vec![qcow2.server.pid()]];
     for (load, row) in LOADS.iter().zip(rows) {
-        for way in turns(round) {
-            let used = || cpu_seconds(workers[way]) + if way == 1 { cpu_seconds(qemu.pid()) } else { 0.0 };
+        for side in turns(round, pids.len()) {
+            let used = || pids[side].iter().map(|&pid| cpu_seconds(pid)).sum::<f64>();
+            let load = load.load(seconds, round as u64);
             let (before, begun) = (used(), Instant::now());
-            let found = drivers[way].run(&load.load(seconds, round as u64))?;
+            let found = match side {
+                0 => vhost_user_driver.run(&load)?,
+                1 => nbd_driver.run(&load)?,
+                _ => qcow2.run(&load)?,
+            };
             let share = (used() - before) / begun.elapsed().as_secs_f64();
-            let cpu_ns = Some(share / found.iops * 1e9);
-            row.add(
-                way,
-                Run { iops: found.iops, p50_ns: found.p50_ns as f64, p99_ns: found.p99_ns as f64, cpu_ns },
-            );
+            let (p50_ns, p99_ns) = (found.p50_ns as f64, found.p99_ns as f64);
+            row.add(side, Run { iops: found.iops, p50_ns, p99_ns, cpu_ns: Some(share / found.iops * 1e9) });
         }
     }
-    drop(drivers);
+    drop((vhost_user_driver, nbd_driver));
     qemu.stop()?;
     vhost_user.stop()?;
     nbd.stop()
@@ -320,41 +324,64 @@ fn without_guest(environment: &Environment, seconds: f64, round: usize, rows: &m
 pub fn print(report: &Report) {
     let tables = [
         (format!("two disks of one guest ({})", report.accelerator), &report.guest),
-        ("without a guest: qemu-storage-daemon between the client and NBD".to_owned(), &report.bare),
+        ("without a guest".to_owned(), &report.bare),
     ];
     for (title, rows) in tables {
         let mut table = Table::new();
         table.load_preset(presets::ASCII_MARKDOWN);
-        table.set_header([
-            &title,
-            "vhost-user",
-            "p50",
-            "p99",
-            "processor",
-            "NBD",
-            "p50",
-            "p99",
-            "processor",
-            "rate, NBD to vhost-user",
-        ]);
+        table.set_header([&title, "side", "a second", "p50", "p99", "processor", "rate to vhost-user"]);
         for row in rows {
-            let mut cells = vec![row.load.to_owned()];
-            for runs in [&row.vhost_user, &row.nbd] {
+            let sides =
+                [("vhost-user", &row.vhost_user), ("NBD by QEMU", &row.nbd), ("qcow2 by QEMU", &row.qcow2)];
+            for (side, runs) in sides.into_iter().filter(|(_, runs)| !runs.is_empty()) {
                 let of = |figure: fn(&Run) -> f64| median(&mut runs.iter().map(figure).collect::<Vec<_>>());
-                cells.extend([
-                    rate(of(|run| run.iops)),
-                    time(of(|run| run.p50_ns)),
-                    time(of(|run| run.p99_ns)),
-                ]);
                 let mut cpu: Vec<f64> = runs.iter().filter_map(|run| run.cpu_ns).collect();
-                cells.push(if cpu.is_empty() { "-".into() } else { time(median(&mut cpu)) });
+                let cpu = if cpu.is_empty() { "-".into() } else { time(median(&mut cpu)) };
+                let ratio = format!("{:.2}", row.ratio(runs));
+                let figures =
+                    [rate(of(|run| run.iops)), time(of(|run| run.p50_ns)), time(of(|run| run.p99_ns))];
+                table.add_row(
+                    [vec![row.load.to_owned(), side.to_owned()], figures.to_vec(), vec![cpu, ratio]].concat(),
+                );
             }
-            cells.push(format!("{:.2}", row.ratio()));
-            table.add_row(cells);
         }
-        for column in table.column_iter_mut().skip(1) {
+        for column in table.column_iter_mut().skip(2) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         println!("\n{table}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn each_side_is_first_in_turn() {
+        let orders: Vec<Vec<usize>> = (0..3).map(|round| turns(round, 3).collect()).collect();
+        assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
+        assert_eq!(turns(1, 2).collect::<Vec<_>>(), [1, 0]);
+    }
+
+    #[test]
+    fn figures_of_a_guest_are_taken_whole_or_not_at_all() {
+        let percentile = json!({ "50.000000": 1000, "99.000000": 2500 });
+        let found = json!({ "jobs": [{ "mixed": { "iops": 4.5, "lat_ns": { "percentile": percentile } } }] });
+        let run = Run { iops: 4.5, p50_ns: 1000.0, p99_ns: 2500.0, cpu_ns: None };
+        assert_eq!(run_of(&found).unwrap(), run);
+        for key in ["iops", "lat_ns"] {
+            let mut less = found.clone();
+            less["jobs"][0]["mixed"][key] = json!(0);
+            assert!(run_of(&less).unwrap_err().to_string().contains(key));
+        }
+    }
+
+    #[test]
+    fn a_ratio_is_that_of_one_round() {
+        let run = |iops| Run { iops, p50_ns: 1.0, p99_ns: 1.0, cpu_ns: None };
+        let row =
+            Row { load: "x", vhost_user: [10.0, 100.0, 1000.0].map(run).into(), nbd: vec![], qcow2: vec![] };
+        assert_eq!(row.ratio(&[1.0, 50.0, 900.0].map(run)), 0.5);
     }
 }
