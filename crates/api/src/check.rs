@@ -71,7 +71,7 @@ pub struct WindowsVersion {
 pub struct BootFacts {
     /// Kind of the partition table.
     pub partition_table: PartitionTable,
-    /// Whether the first sector contains code for a BIOS.
+    /// Whether the first sector contains code that a BIOS can start the disk with.
     pub bios_code: bool,
     /// Number of the EFI system partition. None: there is none.
     pub efi_partition: Option<u32>,

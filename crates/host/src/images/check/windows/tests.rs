@@ -159,6 +159,8 @@ fn disk(tree: &WindowsTree) -> File {
                   start=8192, size=16384, type=EBD0A0A2-B9E5-4433-87C0-68B6B72699C7\nstart=24576, size=8192\n";
     sfdisk.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
     assert!(sfdisk.wait().unwrap().success());
+    // The code that Windows Setup leaves in the first sector, which a BIOS can do nothing with.
+    disk.as_file().write_all_at(&[0x33, 0xc0, 0x8e, 0xd0], 0).unwrap();
     let programs = ["/EFI/BOOT/BOOTX64.EFI", "/EFI/Microsoft/Boot/bootmgfw.efi"];
     fat::tests::format(disk.as_file(), MIB, 2 * MIB, fatfs::FatType::Fat12, &programs);
     let volume = std::fs::read(tree.volume(FileLayout::Whole).path()).unwrap();
@@ -194,6 +196,26 @@ fn a_sound_windows_has_no_findings() {
         BootChoice { firmware: Firmware::Uefi, guest: GuestSystem::Windows },
         "what its machines get"
     );
+    assert!(!boot.bios_code, "code that finds nothing to go on with");
+}
+
+/// On a disk with a GPT the code counts if there is something for it: a BIOS boot partition, its attribute, or an active partition.
+#[test]
+fn code_for_a_bios_counts_if_it_can_go_on() {
+    const ENTRY: u64 = 1024 + 3 * 128;
+    let bios_boot: &[u8] = b"Hah!IdontNeedEFI";
+    let cases: [(u64, &[u8]); 3] = [(ENTRY, bios_boot), (ENTRY + 48, &[4]), (446, &[0x80])];
+    for (at, bytes) in cases {
+        let disk = disk(&WindowsTree::sound());
+        disk.write_all_at(bytes, at).unwrap();
+        assert!(checked(&disk).boot.bios_code, "{at}");
+        assert_eq!(boot_choice(&disk).firmware, Firmware::Bios, "{at}");
+    }
+    // Without a program for UEFI nothing starts it.
+    let disk = disk(&WindowsTree::sound());
+    disk.write_all_at(&[0; 4096], MIB).unwrap();
+    let found = checked(&disk).findings;
+    assert_eq!(found.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [FindingKind::NoBootLoader]);
 }
 
 /// What is changed, and the finding: its kind, its severity and a part of what it says.
