@@ -191,7 +191,13 @@ fn the_answer_file_says_what_it_is_for_and_nothing_else() {
 fn the_page_says_that_it_was_not_run_on_windows() {
     assert!(PAGE.contains("not run on Windows by us"));
     // What Setup or a reset would undo otherwise.
-    for words in ["start= demand", "start= auto", "PreventDeviceEncryption", "manage-bde -status C:", "Disable-LocalUser"] {
+    for words in [
+        "start= demand",
+        "start= auto",
+        "PreventDeviceEncryption",
+        "manage-bde -status C:",
+        "Disable-LocalUser",
+    ] {
         assert!(blocks().iter().any(|(kind, text)| *kind == "powershell" && text.contains(words)), "{words}");
     }
     let pool = blocks().into_iter().find(|(kind, _)| *kind == "toml").unwrap().1;

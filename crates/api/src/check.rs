@@ -254,7 +254,7 @@ pub enum FindingKind {
     NotGeneralized,
     /// Windows is a member of a domain, whose machine account all clones would share.
     DomainMember,
-    /// Windows is hibernated, or can be, or its volume was not closed.
+    /// Windows is hibernated, or can be, or its volume is marked for chkdsk.
     Hibernation,
     /// Windows writes its page file to the disk of the clone.
     PageFile,
