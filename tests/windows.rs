@@ -124,7 +124,7 @@ fn the_page_files_place_is_what_cloudbase_init_sets_itself() {
     assert_eq!(String::from_utf8_lossy(&done.stdout).trim_end(), "T:\\pagefile.sys 0 0");
 }
 
-/// Microsoft's schema is part of its Windows ADK, and cannot be here: this is what its reference says of what we use.
+/// Lists the settings. Microsoft's schema is part of its Windows ADK, and cannot be here: what is compared is a list of our own.
 const ANSWERS: &str = r#"
 import json, sys
 import xml.etree.ElementTree as tree
@@ -172,7 +172,7 @@ fn the_answer_file_says_what_it_is_for_and_nothing_else() {
         ("OOBE/HideOnlineAccountScreens", "true"),
         ("OOBE/HideWirelessSetupInOOBE", "true"),
         ("OOBE/ProtectYourPC", "3"),
-        ("TimeZone", "UTC"),
+        ("TimeZone", "@TIMEZONE@"),
         ("UserAccounts/AdministratorPassword/Value", "@PASSWORD@"),
         ("UserAccounts/AdministratorPassword/PlainText", "true"),
         ("UserAccounts/LocalAccounts/LocalAccount/Name", "user"),
@@ -190,6 +190,18 @@ fn the_answer_file_says_what_it_is_for_and_nothing_else() {
 #[test]
 fn the_page_says_that_it_was_not_run_on_windows() {
     assert!(PAGE.contains("not run on Windows by us"));
+    // What Setup or a reset would undo otherwise.
+    for words in [
+        "start= demand",
+        "start= auto",
+        "PreventDeviceEncryption",
+        "manage-bde -status C:",
+        "Disable-LocalUser",
+    ] {
+        assert!(blocks().iter().any(|(kind, text)| *kind == "powershell" && text.contains(words)), "{words}");
+    }
+    let pool = blocks().into_iter().find(|(kind, _)| *kind == "toml").unwrap().1;
+    assert!(pool.contains("\nfirmware = ") && pool.contains("\ntpm = "), "{pool}");
     for file in ["cloudbase-init.conf", "unattend.xml", "page-file.reg", "self-test.ps1"] {
         assert!(PAGE.contains(&format!("`{file}`")) && !deploy(file).is_empty(), "{file}");
     }

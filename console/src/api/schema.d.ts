@@ -1072,7 +1072,7 @@ export interface components {
         };
         /** @description What firmware finds on a disk to start a machine with. A catalog with a `kernel` needs none of this. */
         BootFacts: {
-            /** @description Whether the first sector contains code for a BIOS. */
+            /** @description Whether the first sector contains code that a BIOS can start the disk with. */
             bios_code: boolean;
             /**
              * Format: int32

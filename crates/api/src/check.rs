@@ -71,7 +71,7 @@ pub struct WindowsVersion {
 pub struct BootFacts {
     /// Kind of the partition table.
     pub partition_table: PartitionTable,
-    /// Whether the first sector contains code for a BIOS.
+    /// Whether the first sector contains code that a BIOS can start the disk with.
     pub bios_code: bool,
     /// Number of the EFI system partition. None: there is none.
     pub efi_partition: Option<u32>,
@@ -254,7 +254,7 @@ pub enum FindingKind {
     NotGeneralized,
     /// Windows is a member of a domain, whose machine account all clones would share.
     DomainMember,
-    /// Windows is hibernated, or can be, or its volume was not closed.
+    /// Windows is hibernated, or can be, or its volume is marked for chkdsk.
     Hibernation,
     /// Windows writes its page file to the disk of the clone.
     PageFile,

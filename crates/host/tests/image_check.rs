@@ -73,6 +73,12 @@ fn import_windows(world: &World, hives: &[(&str, &str)]) {
     }
     let path = world.path("disk");
     ntfs_volume(&path, 8 << 20, &world.path("tree"), FileLayout::Whole, &[]).unwrap();
+    import_disk(world);
+}
+
+/// Imports the disk as the next version.
+fn import_disk(world: &World) {
+    let path = world.path("disk");
     let import = ImageImport { path: path.display().to_string(), format: SourceFormat::Raw, store: None };
     let client = world.client();
     ends(&client, &client.post::<_, Operation>("/v1/images/desk/versions", &import).unwrap()).unwrap();
@@ -131,6 +137,27 @@ fn a_pool_of_members_of_a_domain_is_refused() {
     let refused = client.post::<_, Catalog>("/v1/catalogs/pool/update", &update).unwrap_err().to_string();
     assert!(refused.contains("pools of members"), "{refused}");
     assert_eq!(client.get::<Catalog>("/v1/catalogs/pool").unwrap().version, 1);
+
+    // Whatever else is on the disk: swap beside Windows here, on a disk that nobody has checked.
+    let whole = std::fs::read(world.path("disk")).unwrap();
+    let mut disk = vec![0; 16 << 20];
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    for (n, kind, first, sectors) in [(0, 7, 2048_u32, 16384_u32), (1, 0x82, 20480, 8192)] {
+        let entry = &mut disk[446 + n * 16..][..16];
+        entry[4] = kind;
+        entry[8..12].copy_from_slice(&first.to_le_bytes());
+        entry[12..].copy_from_slice(&sectors.to_le_bytes());
+    }
+    disk[1 << 20..][..whole.len()].copy_from_slice(&whole);
+    disk[20480 * 512 + 4086..][..10].copy_from_slice(b"SWAPSPACE2");
+    std::fs::write(world.path("disk"), disk).unwrap();
+    import_disk(&world);
+    for settings in [r#""image": "desk:3""#, r#""image": "desk:3", "guest": "windows""#] {
+        let refused = create("mixed", settings).unwrap_err();
+        assert!(refused.contains("desk:3") && refused.contains("pools of members"), "{refused}");
+    }
+    create("mixed", r#""image": "desk:3", "guest": "linux""#).unwrap();
+    assert!(change("mixed", r#""image": "desk:3""#).unwrap_err().contains("pools of members"));
 
     // A pool that follows what is published takes it, and says so; it can be changed, to have no machines.
     create("following", r#""image": "desk""#).unwrap();

@@ -117,13 +117,17 @@ impl<'a> Attribute<'a> {
         Ok(u8_at(self.0, 8)? == 0)
     }
 
-    /// Returns an error if the content is stored in another form.
+    /// Returns an error if the content is stored in another form. Content in the record is never compressed; on the root of a folder
+    /// both flags mean that new files there get them.
     pub fn check_plain(self) -> Result<(), NtfsError> {
-        match u16_at(self.0, 12)? {
-            flags if flags & COMPRESSED != 0 => Err(NtfsError::Unsupported("compressed")),
-            flags if flags & ENCRYPTED != 0 => Err(NtfsError::Unsupported("encrypted")),
-            _ => Ok(()),
+        let flags = u16_at(self.0, 12)?;
+        if flags & COMPRESSED != 0 && !self.is_resident()? {
+            return Err(NtfsError::Unsupported("compressed"));
         }
+        if flags & ENCRYPTED != 0 && self.kind()? == DATA {
+            return Err(NtfsError::Unsupported("encrypted"));
+        }
+        Ok(())
     }
 
     /// Returns the content of a resident attribute.

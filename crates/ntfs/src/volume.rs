@@ -12,7 +12,7 @@ const VOLUME: u64 = 3;
 const ROOT: u64 = 5;
 /// Part of a reference to a file that is the number of its record.
 pub(crate) const RECORD_MASK: u64 = (1 << 48) - 1;
-/// Flag of a volume that was not closed, or that needs chkdsk.
+/// Flag of a volume that needs chkdsk.
 const DIRTY: u16 = 0x0001;
 /// Largest cluster, record and list of attributes.
 const MOST_CLUSTER_BYTES: u64 = 2 << 20;
@@ -77,7 +77,7 @@ impl<S: ByteSource> NtfsVolume<S> {
         Ok(volume)
     }
 
-    /// Whether the volume is marked as not closed, or in need of chkdsk.
+    /// Whether the volume is marked as in need of chkdsk. Whether it was closed is in its log, which is not read.
     pub fn is_dirty(&self) -> Result<bool, NtfsError> {
         let information = self.attribute(VOLUME, VOLUME_INFORMATION, "")?;
         let damaged = NtfsError::Damaged("volume information");

@@ -85,6 +85,55 @@ fn scattered_files_and_large_folders_are_read() {
     assert_eq!(read(&image, "/many/last").unwrap(), Some(b"last".to_vec()));
 }
 
+/// Offset of an attribute in a record.
+fn attribute(record: &[u8], kind: u8) -> Option<usize> {
+    let mut at = usize::from(record[20]);
+    while record[at] != kind {
+        if record[at] == 0xff {
+            return None;
+        }
+        at += usize::from(u16::from_le_bytes([record[at + 4], record[at + 5]]));
+    }
+    Some(at)
+}
+
+/// Sets flags of an attribute of the file or folder with this name.
+fn set_flags(image: &mut [u8], name: &str, kind: u8, flags: u16) {
+    let name: Vec<u8> = name.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let is_its = |record: &&mut [u8]| {
+        // The name follows the header of the attribute and 66 bytes of its content.
+        let at = record.starts_with(b"FILE").then(|| attribute(record, 0x30)).flatten();
+        at.is_some_and(|at| {
+            usize::from(record[at + 24 + 64]) * 2 == name.len() && record[at + 24 + 66..].starts_with(&name)
+        })
+    };
+    let record = image.chunks_exact_mut(1024).find(is_its).unwrap();
+    let at = attribute(record, kind).unwrap();
+    record[at + 12..at + 14].copy_from_slice(&flags.to_le_bytes());
+}
+
+/// A folder has these flags for the files that are made in it.
+#[test]
+fn flags_count_where_they_say_how_the_content_is_stored() {
+    const COMPRESSED: u16 = 0x0001;
+    const ENCRYPTED: u16 = 0x4000;
+    const DATA: u8 = 0x80;
+    const INDEX_ROOT: u8 = 0x90;
+    let tree = tempfile::tempdir().unwrap();
+    put(tree.path(), "System32/SYSTEM", &content(40_000, 1));
+    put(tree.path(), "System32/short", b"short");
+    (0..200).for_each(|n| put(tree.path(), &format!("System32/other file {n}"), b""));
+    let mut image = image(tree.path(), 8 * MIB, FileLayout::Whole, &[]);
+    set_flags(&mut image, "System32", INDEX_ROOT, COMPRESSED | ENCRYPTED);
+    set_flags(&mut image, "short", DATA, COMPRESSED);
+    assert_eq!(read(&image, "/System32/SYSTEM"), Ok(Some(content(40_000, 1))));
+    assert_eq!(read(&image, "/System32/short"), Ok(Some(b"short".to_vec())), "it is in its record");
+    for (flag, why) in [(COMPRESSED, "compressed"), (ENCRYPTED, "encrypted")] {
+        set_flags(&mut image, "SYSTEM", DATA, flag);
+        assert_eq!(read(&image, "/System32/SYSTEM"), Err(NtfsError::Unsupported(why)));
+    }
+}
+
 #[test]
 fn what_is_no_volume_is_refused() {
     for bytes in [vec![], vec![0; 100], vec![0; 4096], vec![0xff; 4096]] {

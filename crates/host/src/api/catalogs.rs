@@ -105,7 +105,7 @@ async fn create_catalog(
     Body(new): Body<NewCatalog>,
 ) -> TaggedCatalog {
     if new.spec.kind == CatalogKind::Pooled {
-        app.images.refuse_members(&new.spec.image).await?;
+        app.images.refuse_members(&new.spec.image, new.spec.hardware.guest).await?;
     }
     let key = if dry_run { IdempotentRequest::default() } else { key.of(&caller.name, "catalogs", &new) };
     let made = ask_for(move || {
@@ -196,7 +196,7 @@ async fn replace_catalog(
     Body(spec): Body<CatalogSpec>,
 ) -> TaggedCatalog {
     if spec.kind == CatalogKind::Pooled && changes_pool(&app, &name, &spec).await? {
-        app.images.refuse_members(&spec.image).await?;
+        app.images.refuse_members(&spec.image, spec.hardware.guest).await?;
     }
     let ChangeTerms { discard_data, with_data, force, dry_run } = terms;
     let terms = CatalogChangeTerms { expected, discard_data, with_data, force, dry_run };
@@ -212,12 +212,12 @@ async fn replace_catalog(
     changed.await.map(tagged)
 }
 
-/// Whether these settings make a pool of the catalog, or a pool of another image. What is a pool of that image already may be changed
+/// Whether these settings make a pool of the catalog, or a pool of another image or guest. What is a pool of that image already may be changed
 /// in other ways: made smaller, above all.
 async fn changes_pool(app: &ApiState, name: &Name, spec: &CatalogSpec) -> Result<bool, HostError> {
     let (app, name) = (app.clone(), name.clone());
     let before = ask_for(move || app.catalogs.get(&name)).await?.spec;
-    Ok(before.kind != spec.kind || before.image != spec.image)
+    Ok(before.kind != spec.kind || before.image != spec.image || before.hardware.guest != spec.hardware.guest)
 }
 
 /// Conditions of the deletion.
@@ -260,8 +260,9 @@ async fn update_catalog(
     Body(update): Body<CatalogUpdate>,
 ) -> TaggedCatalog {
     let (asked, updating) = (app.clone(), name.clone());
-    if ask_for(move || asked.catalogs.get(&updating)).await?.spec.kind == CatalogKind::Pooled {
-        app.images.refuse_members(&update.image).await?;
+    let spec = ask_for(move || asked.catalogs.get(&updating)).await?.spec;
+    if spec.kind == CatalogKind::Pooled {
+        app.images.refuse_members(&update.image, spec.hardware.guest).await?;
     }
     let terms = CatalogChangeTerms { expected, dry_run, ..CatalogChangeTerms::default() };
     let updated = ask_for(move || {

@@ -199,30 +199,49 @@ impl Images {
         member_in(image, version, &checked.findings)
     }
 
-    /// Refuses a pool of this image if Windows there is a member of a domain. What has not been checked yet is checked for that,
-    /// unless it has another guest. What cannot be checked is not refused.
-    pub async fn refuse_members(&self, image: &ImageRef) -> Result<(), HostError> {
+    /// Refuses a pool of this image if Windows there is a member of a domain. What has not been checked yet is checked for that if the
+    /// setting `guest` says that it is Windows, or, without the setting, if it has NTFS. A check that fails, or has to wait too long for
+    /// others, is an error: the client may ask again. What nobody can look into, streamed or encrypted, is not refused.
+    pub async fn refuse_members(
+        &self,
+        image: &ImageRef,
+        guest: Option<GuestSystem>,
+    ) -> Result<(), HostError> {
         let (images, asked) = (self.clone(), image.clone());
-        let windows = tokio::task::spawn_blocking(move || images.windows_version(&asked)).await;
+        let windows = tokio::task::spawn_blocking(move || images.version_with_windows(&asked, guest)).await;
+        // Whoever makes the catalog says better what is wrong with an image or a version that is not there, or not ready.
         let Ok(Ok(Some(version))) = windows else { return Ok(()) };
-        let Ok(checked) = self.check(&image.name, version).await else { return Ok(()) };
-        match member_in(&image.name, version, &checked.findings) {
-            Some(message) => Err(HostError::new(ErrorCode::Conflict, message)),
-            None => Ok(()),
-        }
+        let checked = self.check(&image.name, version).await;
+        check_members(&image.name, version, checked.map(|checked| checked.findings))
     }
 
-    /// Returns the version that machines would take, if its guest is Windows.
-    fn windows_version(&self, image: &ImageRef) -> Result<Option<u32>, HostError> {
+    /// Returns the version that machines would take, if its guest may be Windows and it is here to be checked.
+    fn version_with_windows(
+        &self,
+        image: &ImageRef,
+        guest: Option<GuestSystem>,
+    ) -> Result<Option<u32>, HostError> {
         let published = || {
             Ok::<_, HostError>(
                 self.objects.get::<Image>(image.name.as_str())?.and_then(|image| image.value.published),
             )
         };
-        let version = image.version.map_or_else(published, |version| Ok(Some(version.get())))?;
-        let Some(version) = version else { return Ok(None) };
-        let guest = self.boot_choice(&image.name, version)?.guest;
-        Ok((guest == GuestSystem::Windows).then_some(version))
+        let number = image.version.map_or_else(published, |version| Ok(Some(version.get())))?;
+        let Some(number) = number else { return Ok(None) };
+        let version = self.objects.change(|changes| self.ready(changes, &image.name, number))?.value;
+        if version.residency.is_some() {
+            return Ok(None);
+        }
+        let has_ntfs = || {
+            let store = self.store_of(&version)?;
+            let disk = File::open(VersionFiles::of(&store.path, &image.name, number).disk());
+            Ok::<_, HostError>(disk.is_ok_and(|disk| check::has_ntfs(&disk)))
+        };
+        let is_windows = match guest {
+            Some(guest) => guest == GuestSystem::Windows,
+            None => has_ntfs()?,
+        };
+        Ok(is_windows.then_some(number))
     }
 
     fn to_check(&self, name: &Name, version: u32) -> Result<(ImageVersion, VersionFiles, String), HostError> {
@@ -244,6 +263,25 @@ fn look(files: &VersionFiles) -> Result<CheckedVersion, HostError> {
         true => why,
         false => files.damaged(format!("it could not be looked into in {} s", CHECK.as_secs())),
     })
+}
+
+/// Refuses a pool by the result of the check of its version.
+fn check_members(
+    image: &Name,
+    version: u32,
+    findings: Result<Vec<Finding>, HostError>,
+) -> Result<(), HostError> {
+    let findings = findings.map_err(|mut why| {
+        why.message = format!(
+            "{image}:{version} cannot be checked for Windows that is a member of a domain: {}",
+            why.message
+        );
+        why
+    })?;
+    match member_in(image, version, &findings) {
+        Some(message) => Err(HostError::new(ErrorCode::Conflict, message)),
+        None => Ok(()),
+    }
 }
 
 /// Says why a pool of this version cannot work, if it is a member of a domain.
@@ -332,6 +370,18 @@ mod tests {
         assert_eq!(checks.of("a", fail(ErrorCode::Damaged)).await.unwrap_err().code, ErrorCode::Damaged);
         let again = checks.of("a", || panic!("it is known")).await.unwrap_err();
         assert_eq!((again.code, again.message.as_str()), (ErrorCode::Damaged, "why"));
+    }
+
+    /// A pool is not made because nobody could look.
+    #[test]
+    fn a_check_that_fails_refuses_a_pool_and_says_why() {
+        let image: Name = "desk".parse().unwrap();
+        assert!(check_members(&image, 1, Ok(vec![])).is_ok());
+        for code in [ErrorCode::Conflict, ErrorCode::Damaged, ErrorCode::Unavailable, ErrorCode::Internal] {
+            let refused = check_members(&image, 1, Err(HostError::new(code, "why"))).unwrap_err();
+            assert_eq!(refused.code, code);
+            assert!(refused.message.starts_with("desk:1") && refused.message.ends_with("why"), "{refused:?}");
+        }
     }
 
     #[tokio::test]

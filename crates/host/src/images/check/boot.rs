@@ -25,10 +25,20 @@ pub fn facts(
     let fat = found.iter().zip(extents).filter(|(volume, _)| volume.content == VolumeContent::Fat);
     BootFacts {
         partition_table,
-        bios_code: volumes::has_bios_code(disk),
+        bios_code: has_bios_code(disk, partition_table, found, extents),
         efi_partition: extents.iter().find(|extent| extent.is_efi).and_then(|extent| extent.partition),
         efi_programs: fat.flat_map(|(_, extent)| fat::efi_programs(disk, extent)).take(64).collect(),
     }
+}
+
+/// Whether the first sector has code that a BIOS can start the disk with. Windows writes its code there on each disk with a GPT as
+/// well, where that code finds nothing to go on with: only UEFI starts such a Windows.
+fn has_bios_code(disk: &File, table: PartitionTable, found: &[Volume], extents: &[Extent]) -> bool {
+    let is_windows =
+        found.iter().any(|volume| matches!(volume.content, VolumeContent::Ntfs | VolumeContent::Bitlocker));
+    let goes_on = || extents.iter().any(|extent| extent.is_bios) || volumes::has_active_partition(disk);
+    let counts = table != PartitionTable::Gpt || !is_windows || goes_on();
+    counts && volumes::has_bios_code(disk)
 }
 
 /// Returns a finding if no firmware can start the disk.

@@ -263,7 +263,13 @@ pub mod tests {
             files.extend(many.iter().map(String::as_str));
             files.push("/EFI/many/last.efi");
             format(&file, MIB, size, kind, &files);
-            let volume = Extent { partition: Some(1), offset_bytes: MIB, size_bytes: size, is_efi: true };
+            let volume = Extent {
+                partition: Some(1),
+                offset_bytes: MIB,
+                size_bytes: size,
+                is_efi: true,
+                is_bios: false,
+            };
             let mut found = efi_programs(&file, &volume);
             found.sort();
             let expected = ["/EFI/BOOT/BOOTX64.EFI", "/EFI/DEBIAN/GRUBX64.EFI", "/EFI/MANY/LAST.EFI"];
@@ -300,7 +306,13 @@ pub mod tests {
                     bytes[at] = [0, 1, 0x7f, 0xff, random() as u8][random() as usize % 5];
                 }
                 file.write_all_at(&bytes, 0).unwrap();
-                let volume = Extent { partition: None, offset_bytes: 0, size_bytes: *size, is_efi: false };
+                let volume = Extent {
+                    partition: None,
+                    offset_bytes: 0,
+                    size_bytes: *size,
+                    is_efi: false,
+                    is_bios: false,
+                };
                 assert!(efi_programs(&file, &volume).len() <= MOST_PROGRAMS);
             }
         }

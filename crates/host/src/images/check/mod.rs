@@ -62,6 +62,12 @@ pub fn boot_choice(disk: &File) -> BootChoice {
     BootChoice { firmware, guest }
 }
 
+/// Whether a disk has a volume that may be Windows' and can be looked into, whatever else is there.
+pub fn has_ntfs(disk: &File) -> bool {
+    let (_, extents) = volumes::volumes(disk);
+    extents.iter().any(|extent| volumes::content(disk, extent) == VolumeContent::Ntfs)
+}
+
 /// Checks a disk, until this time.
 pub fn check(disk: &File, until: Instant) -> Result<CheckedVersion, HostError> {
     let (table, extents) = volumes::volumes(disk);

@@ -19,6 +19,16 @@ const EFI_TYPE: [u8; 16] =
     [0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b];
 /// Type of an EFI system partition in an MBR (5.2.2).
 const MBR_EFI_TYPE: u8 = 0xef;
+/// Types of partitions that hold the second part of a BIOS boot loader, as stored: GRUB's BIOS boot partition
+/// (21686148-6449-6E6F-744E-656564454649) and FreeBSD's freebsd-boot (83BD6B9D-7F41-11DC-BE0B-001560B84F0F).
+const BIOS_TYPES: [[u8; 16]; 2] = [
+    *b"Hah!IdontNeedEFI",
+    [0x9d, 0x6b, 0xbd, 0x83, 0x41, 0x7f, 0xdc, 0x11, 0xbe, 0x0b, 0x00, 0x15, 0x60, 0xb8, 0x4f, 0x0f],
+];
+/// Attribute "legacy BIOS bootable" of a partition in a GPT (5.3.3).
+const LEGACY_BIOS: u64 = 1 << 2;
+/// Mark of the active partition in an MBR.
+const ACTIVE: u8 = 0x80;
 /// Flag of discard in the default mount options (`s_default_mount_opts`).
 const EXT_DEFAULT_DISCARD: u32 = 0x0400;
 
@@ -33,12 +43,14 @@ pub struct Extent {
     pub size_bytes: u64,
     /// Whether the table marks it as the EFI system partition.
     pub is_efi: bool,
+    /// Whether a GPT says that a BIOS can go on with it: by its type or its attribute.
+    pub is_bios: bool,
 }
 
 /// Returns the partitions of a disk, or the whole disk if there are none, and the kind of table.
 pub fn volumes(disk: &File) -> (PartitionTable, Vec<Extent>) {
     let size_bytes = disk.metadata().map_or(0, |metadata| metadata.len());
-    let whole = Extent { partition: None, offset_bytes: 0, size_bytes, is_efi: false };
+    let whole = Extent { partition: None, offset_bytes: 0, size_bytes, is_efi: false, is_bios: false };
     let mut found = gpt(disk, 512);
     if found.is_empty() {
         found = gpt(disk, 4096);
@@ -65,6 +77,11 @@ pub fn volumes(disk: &File) -> (PartitionTable, Vec<Extent>) {
 pub fn has_bios_code(disk: &File) -> bool {
     let Some(sector) = read(disk, 0, 512) else { return false };
     sector[510..] == [0x55, 0xaa] && sector[..CODE_BYTES].iter().any(|&byte| byte != 0)
+}
+
+/// Whether the first sector marks a partition as active, which code there goes on with.
+pub fn has_active_partition(disk: &File) -> bool {
+    table(disk, 0).is_some_and(|entries| entries.iter().any(|entry| entry.kind != 0 && entry.is_active))
 }
 
 /// Recognises the content of a volume.
@@ -111,7 +128,7 @@ fn gpt(disk: &File, sector_bytes: u64) -> Vec<Extent> {
     let count = (count as usize).min(MOST_PARTITIONS);
     let entry = |n: usize| {
         let at = at.checked_mul(sector_bytes)?.checked_add((n * entry_bytes) as u64)?;
-        let entry = read(disk, at, 48)?;
+        let entry = read(disk, at, 56)?;
         let (first, last) = (u64_at(&entry, 32), u64_at(&entry, 40));
         let sectors = last.checked_sub(first)?.checked_add(1)?;
         let is_used = entry[..16].iter().any(|&byte| byte != 0);
@@ -121,6 +138,8 @@ fn gpt(disk: &File, sector_bytes: u64) -> Vec<Extent> {
             offset_bytes: first.checked_mul(sector_bytes)?,
             size_bytes: sectors.checked_mul(sector_bytes)?,
             is_efi: entry[..16] == EFI_TYPE,
+            is_bios: BIOS_TYPES.iter().any(|kind| entry[..16] == *kind)
+                || u64_at(&entry, 48) & LEGACY_BIOS != 0,
         })
     };
     (0..count).filter_map(entry).collect()
@@ -158,6 +177,7 @@ fn logical(disk: &File, extended: u64, found: &mut Vec<Extent>) {
 /// An entry of such a table.
 #[derive(Clone, Copy)]
 struct PartitionEntry {
+    is_active: bool,
     kind: u8,
     first: u32,
     sectors: u32,
@@ -171,6 +191,7 @@ impl PartitionEntry {
             offset_bytes: (from + u64::from(self.first)) * 512,
             size_bytes: u64::from(self.sectors) * 512,
             is_efi: self.kind == MBR_EFI_TYPE,
+            is_bios: false,
         }
     }
 }
@@ -179,6 +200,7 @@ fn table(disk: &File, sector: u64) -> Option<[PartitionEntry; 4]> {
     let sector = read(disk, sector * 512, 512)?;
     (sector[510..] == [0x55, 0xaa]).then_some(())?;
     Some([446, 462, 478, 494].map(|at| PartitionEntry {
+        is_active: sector[at] == ACTIVE,
         kind: sector[at + 4],
         first: u32_at(&sector, at + 8),
         sectors: u32_at(&sector, at + 12),
@@ -233,6 +255,7 @@ mod tests {
             offset_bytes: offset_mib << 20,
             size_bytes: size_mib << 20,
             is_efi: false,
+            is_bios: false,
         }
     }
 
@@ -252,7 +275,8 @@ mod tests {
         mbr.as_file().write_all_at(b"FAT16   ", 54).unwrap();
         assert_eq!(volumes(mbr.as_file()).1.len(), 1);
         let none = disk(1 << 20);
-        let whole = Extent { partition: None, offset_bytes: 0, size_bytes: 1 << 20, is_efi: false };
+        let whole =
+            Extent { partition: None, offset_bytes: 0, size_bytes: 1 << 20, is_efi: false, is_bios: false };
         assert_eq!(volumes(none.as_file()).1, [whole]);
         assert_eq!(volumes(disk(0).as_file()).1.len(), 1);
         // Cut off in the middle of the second.
@@ -280,7 +304,13 @@ mod tests {
     #[test]
     fn contents_are_known_by_their_first_bytes() {
         let file = disk(1 << 20);
-        let volume = Extent { partition: Some(1), offset_bytes: 4096, size_bytes: 256 << 10, is_efi: false };
+        let volume = Extent {
+            partition: Some(1),
+            offset_bytes: 4096,
+            size_bytes: 256 << 10,
+            is_efi: false,
+            is_bios: false,
+        };
         for (at, magic, expected) in [
             (0x438, &b"\x53\xef"[..], VolumeContent::Ext),
             (0, b"XFSB", VolumeContent::Xfs),

@@ -1,6 +1,6 @@
 //! Whether Windows has the agents that a machine is set up and shut down with: cloudbase-init and the QEMU guest agent.
 
-use super::WindowsSystem;
+use super::{WindowsSystem, setup};
 use crate::images::check::rules::finding;
 use spillway_api::{Finding, FindingKind, Severity};
 use spillway_ntfs::NtfsError;
@@ -10,7 +10,8 @@ const CONF: &str = r"C:\Program Files\Cloudbase Solutions\Cloudbase-Init\conf\cl
 const SERVICE: &str = r"HKLM\SYSTEM\CurrentControlSet\Services\cloudbase-init";
 const NOTHING_TELLS: &str = "a clone takes no name, network or login from its seed disk";
 const SOURCE: &str = "cloudbaseinit.metadata.services.nocloudservice.NoCloudConfigDriveService";
-/// Value of `Start` of a service that is disabled.
+/// Values of `Start` of a service: it starts with Windows; it is disabled.
+const AUTO: u32 = 2;
 const DISABLED: u32 = 4;
 
 /// Returns the finding about cloudbase-init, if any.
@@ -22,12 +23,16 @@ pub fn cloudbase_init(system: &WindowsSystem) -> Result<Vec<Finding>, NtfsError>
         let remedy = format!("install cloudbase-init, with metadata_services={SOURCE}");
         return new(FindingKind::NoCloudInit, CONF, "cloudbase-init is not installed", &remedy);
     };
-    let start = system.system.number(&system.current(r"Services\cloudbase-init"), "Start")?;
-    // Its installer disables it until Setup has ended, and Setup then runs this script.
-    let script = system.text_of("/Windows/Setup/Scripts/SetupComplete.cmd")?.unwrap_or_default();
-    if start == Some(DISABLED) && !script.to_ascii_lowercase().contains("cloudbase-init") {
-        let remedy = "sc config cloudbase-init start= auto";
-        return new(FindingKind::NoCloudInit, SERVICE, "cloudbase-init is disabled", remedy);
+    let Some(start) = system.system.number(&system.current(r"Services\cloudbase-init"), "Start")? else {
+        let remedy = "install cloudbase-init again";
+        return new(FindingKind::NoCloudInit, SERVICE, "cloudbase-init has no service", remedy);
+    };
+    if start != AUTO && !is_enabled_by_setup(system)? {
+        let what = match start {
+            DISABLED => "cloudbase-init is disabled".to_owned(),
+            start => format!("cloudbase-init does not start by itself (Start is {start}, not {AUTO})"),
+        };
+        return new(FindingKind::NoCloudInit, SERVICE, &what, "sc config cloudbase-init start= auto");
     }
     let what = match setting(&conf, "metadata_services") {
         // Without the setting it looks for other sources.
@@ -36,6 +41,16 @@ pub fn cloudbase_init(system: &WindowsSystem) -> Result<Vec<Finding>, NtfsError>
         Some(_) => "cloudbase-init does not look for a seed disk: metadata_services has no nocloudservice",
     };
     new(FindingKind::CloudInitSource, CONF, what, &format!("metadata_services={SOURCE}"))
+}
+
+/// Whether Setup has yet to run its script, which sets cloudbase-init to start with Windows: so that it does not start during Setup.
+fn is_enabled_by_setup(system: &WindowsSystem) -> Result<bool, NtfsError> {
+    if setup::is_complete(system)? {
+        return Ok(false);
+    }
+    let script = system.text_of("/Windows/Setup/Scripts/SetupComplete.cmd")?.unwrap_or_default();
+    let mut lines = script.lines().map(str::to_ascii_lowercase);
+    Ok(lines.any(|line| line.contains("cloudbase-init") && line.contains("auto")))
 }
 
 /// Returns the last value of a setting. Lines that begin with a space continue the one before.

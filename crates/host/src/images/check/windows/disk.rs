@@ -92,7 +92,7 @@ fn is_enabled(task: &str) -> bool {
     !matches!(value, Some("false" | "0"))
 }
 
-/// Returns the findings about hibernation, and about a volume that was not closed.
+/// Returns the findings about hibernation, and about a volume that needs chkdsk.
 pub fn hibernation(system: &WindowsSystem) -> Result<Vec<Finding>, NtfsError> {
     let new = |severity, path: &str, what: &str, why: &str, remedy: &str| {
         finding(FindingKind::Hibernation, severity, path, what, why, remedy)
@@ -101,7 +101,7 @@ pub fn hibernation(system: &WindowsSystem) -> Result<Vec<Finding>, NtfsError> {
     if system.volume.is_dirty()? {
         let why = "Windows examines and repairs the disk at each start of a clone, which takes time and writes to it";
         let remedy = "chkdsk C: /f, shut Windows down, and commit it again";
-        found.push(new(Severity::Warning, "C:", "the volume is marked as not closed", why, remedy));
+        found.push(new(Severity::Warning, "C:", "the volume is marked for chkdsk", why, remedy));
     }
     let off = "powercfg /h off, and shut Windows down";
     let file = system.volume.open_file("/hiberfil.sys")?;

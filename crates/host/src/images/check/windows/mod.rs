@@ -149,8 +149,10 @@ pub fn findings(
     });
     let mut version = None;
     if let Some(system) = system {
-        let current = system.number("Select", "Current").ok().flatten().unwrap_or(1);
-        let control_set = format!("ControlSet{current:03}");
+        // The next start uses the set `Default`; `Current` is the one of the start before.
+        let select = |name| system.number("Select", name).ok().flatten().filter(|set| *set != 0);
+        let next = select("Default").or_else(|| select("Current")).unwrap_or(1);
+        let control_set = format!("ControlSet{next:03}");
         let system = WindowsSystem { volume, system, software, security, control_set };
         version = system.software.as_ref().and_then(|software| setup::version(software).ok());
         for (place, rule) in RULES {

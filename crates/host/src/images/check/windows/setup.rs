@@ -14,8 +14,21 @@ const REMEDY: &str = "sysprep /generalize /oobe /shutdown, with an answer file (
 const SHARED: &str = "all clones have the same machine SID. Microsoft supports clones only after sysprep /generalize; \
      Windows 11 24H2, Windows Server 2025 and later refuse Kerberos and NTLM between machines with the same SID. \
      cloudbase-init gives clones names of their own, but no SID";
+/// Word for a setup that has come to its end.
+const COMPLETE: &str = "IMAGE_STATE_COMPLETE";
 /// First build of Windows 11, whose registry still says Windows 10.
 const WINDOWS_11: u32 = 22_000;
+
+/// Returns the word for how far Windows Setup is.
+fn image_state(software: &Registry) -> Result<Option<String>, NtfsError> {
+    software.text(r"Microsoft\Windows\CurrentVersion\Setup\State", "ImageState")
+}
+
+/// Whether Windows has gone through its setup.
+pub fn is_complete(system: &WindowsSystem) -> Result<bool, NtfsError> {
+    let state = system.software.as_ref().map_or(Ok(None), image_state)?;
+    Ok(state.as_deref() == Some(COMPLETE))
+}
 
 /// Returns the findings about Setup.
 pub fn generalized(system: &WindowsSystem) -> Result<Vec<Finding>, NtfsError> {
@@ -24,8 +37,9 @@ pub fn generalized(system: &WindowsSystem) -> Result<Vec<Finding>, NtfsError> {
     };
     // That there is no such hive is told already.
     let Some(software) = &system.software else { return Ok(vec![]) };
-    let state = software.text(r"Microsoft\Windows\CurrentVersion\Setup\State", "ImageState")?;
+    let state = image_state(software)?;
     let mut found = Vec::new();
+    // False if Windows has gone through its setup.
     let is_ready = match state.as_deref().unwrap_or_default() {
         "IMAGE_STATE_GENERALIZE_RESEAL_TO_OOBE" => true,
         "IMAGE_STATE_GENERALIZE_RESEAL_TO_AUDIT" => {
@@ -34,7 +48,7 @@ pub fn generalized(system: &WindowsSystem) -> Result<Vec<Finding>, NtfsError> {
             found.push(new(Severity::Warning, STATE, what, why));
             true
         }
-        "IMAGE_STATE_COMPLETE" => {
+        COMPLETE => {
             found.push(new(Severity::Warning, STATE, "Windows is not generalised", SHARED));
             false
         }
@@ -67,7 +81,11 @@ pub fn generalized(system: &WindowsSystem) -> Result<Vec<Finding>, NtfsError> {
         let why = "each clone goes on with Setup when it starts, and may wait for a person";
         found.push(new(Severity::Warning, SETUP, &what, why));
     }
-    // Sysprep counts its phases. Both numbers are there from the first installation on.
+    // Sysprep counts its phases. Both numbers are there from the first installation on. After `/generalize` the first one is 3, and
+    // the next start of Windows sets it to 7: only then a lower one means that sysprep was interrupted.
+    if is_ready {
+        return Ok(found);
+    }
     let status = r"Setup\Status\SysprepStatus";
     let phases = [("GeneralizationState", 7), ("CleanupState", 2)];
     for (name, done) in phases {

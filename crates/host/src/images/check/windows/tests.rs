@@ -17,6 +17,7 @@ use std::process::{Command, Stdio};
 const MIB: u64 = 1 << 20;
 const TASK: &str = "Windows/System32/Tasks/Microsoft/Windows/Defrag/ScheduledDefrag";
 const CONF: &str = "Program Files/Cloudbase Solutions/Cloudbase-Init/conf/cloudbase-init.conf";
+const SCRIPT: &str = "Windows/Setup/Scripts/SetupComplete.cmd";
 const STATE: &str = r"SOFTWARE\Microsoft\Windows\CurrentVersion\Setup\State";
 const CURRENT: &str = r"SYSTEM\ControlSet001";
 
@@ -54,9 +55,10 @@ impl WindowsTree {
         tree.put(CONF, "[DEFAULT]\r\nmetadata_services=cloudbaseinit.metadata.services.nocloudservice.NoCloudConfigDriveService\r\n");
         for (key, name, value) in [
             (r"SYSTEM\Select", "Current", "dword:00000001"),
+            (r"SYSTEM\Select", "Default", "dword:00000001"),
             (r"SYSTEM\Setup", "SystemSetupInProgress", "dword:00000001"),
             (r"SYSTEM\Setup", "CmdLine", "\"oobe\\\\windeploy.exe\""),
-            (r"SYSTEM\Setup\Status\SysprepStatus", "GeneralizationState", "dword:00000007"),
+            (r"SYSTEM\Setup\Status\SysprepStatus", "GeneralizationState", "dword:00000003"),
             (r"SYSTEM\Setup\Status\SysprepStatus", "CleanupState", "dword:00000002"),
             (r"SYSTEM\ControlSet001\Services\viostor", "Start", "dword:00000000"),
             (r"SYSTEM\ControlSet001\Services\viostor", "ImagePath", "\"System32\\\\drivers\\\\viostor.sys\""),
@@ -159,6 +161,8 @@ fn disk(tree: &WindowsTree) -> File {
                   start=8192, size=16384, type=EBD0A0A2-B9E5-4433-87C0-68B6B72699C7\nstart=24576, size=8192\n";
     sfdisk.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
     assert!(sfdisk.wait().unwrap().success());
+    // The code that Windows Setup leaves in the first sector, which a BIOS can do nothing with.
+    disk.as_file().write_all_at(&[0x33, 0xc0, 0x8e, 0xd0], 0).unwrap();
     let programs = ["/EFI/BOOT/BOOTX64.EFI", "/EFI/Microsoft/Boot/bootmgfw.efi"];
     fat::tests::format(disk.as_file(), MIB, 2 * MIB, fatfs::FatType::Fat12, &programs);
     let volume = std::fs::read(tree.volume(FileLayout::Whole).path()).unwrap();
@@ -194,6 +198,26 @@ fn a_sound_windows_has_no_findings() {
         BootChoice { firmware: Firmware::Uefi, guest: GuestSystem::Windows },
         "what its machines get"
     );
+    assert!(!boot.bios_code, "code that finds nothing to go on with");
+}
+
+/// On a disk with a GPT the code counts if there is something for it: a BIOS boot partition, its attribute, or an active partition.
+#[test]
+fn code_for_a_bios_counts_if_it_can_go_on() {
+    const ENTRY: u64 = 1024 + 3 * 128;
+    let bios_boot: &[u8] = b"Hah!IdontNeedEFI";
+    let cases: [(u64, &[u8]); 3] = [(ENTRY, bios_boot), (ENTRY + 48, &[4]), (446, &[0x80])];
+    for (at, bytes) in cases {
+        let disk = disk(&WindowsTree::sound());
+        disk.write_all_at(bytes, at).unwrap();
+        assert!(checked(&disk).boot.bios_code, "{at}");
+        assert_eq!(boot_choice(&disk).firmware, Firmware::Bios, "{at}");
+    }
+    // Without a program for UEFI nothing starts it.
+    let disk = disk(&WindowsTree::sound());
+    disk.write_all_at(&[0; 4096], MIB).unwrap();
+    let found = checked(&disk).findings;
+    assert_eq!(found.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [FindingKind::NoBootLoader]);
 }
 
 /// What is changed, and the finding: its kind, its severity and a part of what it says.
@@ -334,6 +358,21 @@ fn each_thing_that_breaks_clones_of_windows_is_found() {
             "disabled",
         ),
         (
+            |tree| tree.unset(r"SYSTEM\ControlSet001\Services\cloudbase-init", ""),
+            NoCloudInit,
+            Warning,
+            "has no service",
+        ),
+        (
+            |tree| {
+                tree.set(r"SYSTEM\ControlSet001\Services\cloudbase-init", "Start", "dword:00000003");
+                tree.put(SCRIPT, "net start cloudbase-init\r\n");
+            },
+            NoCloudInit,
+            Warning,
+            "does not start by itself",
+        ),
+        (
             |tree| {
                 tree.put(
                     CONF,
@@ -379,21 +418,29 @@ fn the_state_of_setup_is_told() {
         assert!(found.what.contains(what), "{found:?}");
     }
     let mut tree = state("IMAGE_STATE_COMPLETE");
+    tree.set(r"SYSTEM\Setup\Status\SysprepStatus", "GeneralizationState", "dword:00000007");
     let found = tree.findings();
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(found[0].why.contains("SID") && found[1].what.contains("'oobe\\\\windeploy.exe'"), "{found:?}");
     tree.unset(r"SYSTEM\Setup", "SystemSetupInProgress");
     assert_eq!(tree.finding().what, "Windows is not generalised");
+    let complete = tree.clone();
     for name in ["OOBEInProgress", "SetupType"] {
         let mut tree = tree.clone();
         tree.set(r"SYSTEM\Setup", name, "dword:00000001");
         assert_eq!(tree.findings().len(), 2, "{name}");
     }
+    // Setup has run its script already.
+    let mut tree = complete.clone();
+    tree.set(&format!(r"{CURRENT}\Services\cloudbase-init"), "Start", "dword:00000003");
+    tree.put(SCRIPT, "sc config cloudbase-init start= auto\r\n");
+    assert!(tree.findings().iter().any(|finding| finding.kind == FindingKind::NoCloudInit));
     for (name, value) in [("GeneralizationState", "dword:00000003"), ("CleanupState", "dword:00000001")] {
-        let mut tree = WindowsTree::sound();
+        let mut tree = complete.clone();
         tree.set(r"SYSTEM\Setup\Status\SysprepStatus", name, value);
-        let found = tree.finding();
-        assert!(found.kind == FindingKind::NotGeneralized && found.what.contains(name), "{found:?}");
+        let found = tree.findings();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[1].kind == FindingKind::NotGeneralized && found[1].what.contains(name), "{found:?}");
     }
     let mut tree = WindowsTree::sound();
     tree.unset(STATE, "");
@@ -430,7 +477,14 @@ fn what_does_no_harm_is_no_finding() {
         },
         |tree| {
             tree.set(r"SYSTEM\ControlSet001\Services\cloudbase-init", "Start", "dword:00000004");
-            tree.put("Windows/Setup/Scripts/SetupComplete.cmd", "sc config Cloudbase-Init start= auto\r\n");
+            tree.put(SCRIPT, "sc config Cloudbase-Init start= auto\r\n");
+        },
+        |tree| {
+            tree.set(r"SYSTEM\ControlSet001\Services\cloudbase-init", "Start", "dword:00000003");
+            tree.put(
+                SCRIPT,
+                "@echo off\r\nsc config cloudbase-init start= auto\r\nnet start cloudbase-init\r\n",
+            );
         },
         // The settings of another set do not count.
         |tree| {
@@ -453,9 +507,16 @@ fn what_does_no_harm_is_no_finding() {
 fn the_set_of_settings_is_the_one_that_starts_next() {
     let mut tree = WindowsTree::sound();
     tree.set(r"SYSTEM\Select", "Current", "dword:00000002");
-    let kinds: Vec<_> = tree.findings().into_iter().map(|finding| finding.kind).collect();
-    use FindingKind::{NoGuestAgent, NoNetworkDriver, NoVirtioDriver};
-    assert_eq!(kinds, [NoVirtioDriver, NoNetworkDriver, NoGuestAgent], "it has no drivers");
+    assert_eq!(tree.findings(), [], "the set of the start before");
+    let kinds = |tree: &WindowsTree| tree.findings().iter().map(|finding| finding.kind).collect::<Vec<_>>();
+    use FindingKind::{NoCloudInit, NoGuestAgent, NoNetworkDriver, NoVirtioDriver};
+    let empty = [NoVirtioDriver, NoCloudInit, NoNetworkDriver, NoGuestAgent];
+    for default in ["dword:00000002", "dword:00000000"] {
+        tree.set(r"SYSTEM\Select", "Default", default);
+        assert_eq!(kinds(&tree), empty, "{default}: a set without drivers and services");
+    }
+    tree.unset(r"SYSTEM\Select", "Default");
+    assert_eq!(kinds(&tree), empty);
 }
 
 #[test]
@@ -479,8 +540,8 @@ fn what_cannot_be_read_is_told() {
     bytes[information + 24 + 10] |= 1;
     volume.as_file().write_all_at(&bytes, 0).unwrap();
     let found = checked(volume.as_file()).findings;
-    let is_closed = |finding: &&Finding| finding.kind == FindingKind::Hibernation;
-    assert!(found.iter().find(is_closed).unwrap().what.contains("not closed"), "{found:?}");
+    let is_marked = |finding: &&Finding| finding.kind == FindingKind::Hibernation;
+    assert!(found.iter().find(is_marked).unwrap().what.contains("marked for chkdsk"), "{found:?}");
     // BitLocker has the same place for its mark.
     bytes[3..11].copy_from_slice(b"-FVE-FS-");
     volume.as_file().write_all_at(&bytes, 0).unwrap();
