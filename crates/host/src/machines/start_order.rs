@@ -4,9 +4,10 @@
 //! of these has become ready or failed for [`PATIENCE`].
 
 use super::View;
+use super::reconciler::CRASHES;
 use super::registry::MachineRegistry;
 use crate::store::Revision;
-use spillway_api::{Catalog, Name, Phase, Power};
+use spillway_api::{Catalog, MachineStatus, Name, Phase, Power};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -100,7 +101,7 @@ impl StartOrder {
                 name: &view.machine.name,
                 order,
                 delay,
-                is_settled: view.status.ready || matches!(view.status.phase, Phase::Failed | Phase::Waiting),
+                is_settled: is_settled(&view.status),
             };
             views(&catalog.name).iter().filter(starts).map(member)
         });
@@ -116,6 +117,16 @@ impl StartOrder {
 
     fn lock(&self) -> MutexGuard<'_, Observed> {
         self.observed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Whether a machine is ready, or will hardly be soon. One whose start has failed is tried again, and may be ready then.
+fn is_settled(status: &MachineStatus) -> bool {
+    let crashes = status.run.as_ref().map_or(0, |run| run.crashes);
+    match status.phase {
+        Phase::Failed => status.permanent || usize::try_from(crashes).is_ok_and(|crashes| crashes >= CRASHES),
+        Phase::Waiting => true,
+        _ => status.ready,
     }
 }
 
@@ -248,6 +259,34 @@ mod tests {
         world.machines[0].1 = false;
         world.look();
         assert_eq!(world.may(5), Ok(()));
+    }
+
+    #[test]
+    fn one_that_is_tried_again_soon_has_not_failed() {
+        use crate::error::HostError;
+        use crate::machines::run::MachineFolder;
+        use crate::machines::status::ObservedMachine;
+        use spillway_api::ErrorCode;
+        let folder = MachineFolder::of("/nonexistent".as_ref(), &"desk-001".parse().unwrap());
+        let run = serde_json::from_value(serde_json::json!({
+            "uuid": "u", "boot": "b", "image": "debian", "version": 1, "spec": { "image": "debian" },
+            "hypervisor": "qemu", "restarts": 0, "resets": 0, "queues": 1, "asked": false, "ready": false,
+        }));
+        let run = run.unwrap();
+        let passing = HostError::new(ErrorCode::Exhausted, "no port is free");
+        for (why, crashes, settles) in [
+            (passing.clone(), 0, false),
+            (passing.clone(), 4, false),
+            (passing.clone(), 5, true),
+            (passing.permanent(), 0, true),
+        ] {
+            let mut machine = ObservedMachine::found(Some(&run), &folder);
+            assert!(!is_settled(&machine.status(Revision::default())));
+            machine.record_failure(&why, Revision::default());
+            machine.set_crashes(crashes);
+            let status = machine.status(Revision::default());
+            assert_eq!((status.phase, is_settled(&status)), (Phase::Failed, settles), "{why} {crashes}");
+        }
     }
 
     #[test]
