@@ -1,7 +1,7 @@
 //! The order in which catalogs start their machines with the daemon. Owns when each machine was first seen ready or failed.
 //!
 //! Invariant: no machine waits for ever. The machines of an order wait for those of lower orders, and no longer once none
-//! of these has become ready or failed for [`PATIENCE`].
+//! of these has become ready or failed for [`PATIENCE`], which counts from the start of the daemon: the order is one of a boot.
 
 use super::View;
 use super::reconciler::CRASHES;
@@ -110,9 +110,10 @@ impl StartOrder {
         next
     }
 
-    /// Whether a machine of this order may start; its catalog waits this long after the machines of lower orders.
-    pub fn may_start(&self, order: u32, delay_seconds: u32) -> Result<(), OrderWait> {
-        self.lock().may_start(order, Duration::from_secs(delay_seconds.into()), Instant::now())
+    /// Whether this machine of this order may start; its catalog waits this long after the machines of lower orders. One that
+    /// was ready or failed once has had its turn.
+    pub fn may_start(&self, name: &Name, order: u32, delay_seconds: u32) -> Result<(), OrderWait> {
+        self.lock().may_start(name, order, Duration::from_secs(delay_seconds.into()), Instant::now())
     }
 
     fn lock(&self) -> MutexGuard<'_, Observed> {
@@ -172,7 +173,10 @@ impl Observed {
         (woken, next)
     }
 
-    fn may_start(&self, order: u32, delay: Duration, now: Instant) -> Result<(), OrderWait> {
+    fn may_start(&self, name: &Name, order: u32, delay: Duration, now: Instant) -> Result<(), OrderWait> {
+        if self.settled.contains_key(name) {
+            return Ok(());
+        }
         let Some(level) = self.levels.get(&order).filter(|level| !level.is_lowest) else { return Ok(()) };
         match level.released.map(|released| released + delay) {
             Some(until) if until <= now => Ok(()),
@@ -227,7 +231,12 @@ mod tests {
         }
 
         fn may(&self, order: u32) -> Result<(), OrderWait> {
-            self.observed.may_start(order, self.delay, self.now)
+            self.may_again(&format!("{order}-new"))
+        }
+
+        fn may_again(&self, name: &str) -> Result<(), OrderWait> {
+            let order = name.split('-').next().unwrap().parse().unwrap();
+            self.observed.may_start(&name.parse().unwrap(), order, self.delay, self.now)
         }
 
         fn passes(&mut self, seconds: u64) {
@@ -307,6 +316,17 @@ mod tests {
         assert!(world.look().is_empty());
         world.passes(1);
         assert_eq!(world.look(), [2], "600 s after the machines of order 1 could begin");
+    }
+
+    #[test]
+    fn one_that_was_ready_once_starts_again_whatever_the_others_do() {
+        let mut world = World::new(&["0-1", "1-1", "1-2"], 0);
+        world.settles("1-1");
+        world.look();
+        world.machines[1].1 = false;
+        world.look();
+        assert_eq!(world.may_again("1-1"), Ok(()));
+        assert_eq!(world.may_again("1-2"), Err(OrderWait { before: 1, until: None }));
     }
 
     #[test]

@@ -200,7 +200,7 @@ impl MachineReconciler {
             return None;
         }
         let CatalogSpec { start_order, start_delay_seconds, .. } = catalog.spec;
-        let wait = self.shared.order.may_start(start_order, start_delay_seconds).err()?;
+        let wait = self.shared.order.may_start(&self.name, start_order, start_delay_seconds).err()?;
         self.publish(Status::new(Phase::Starting).hint(Some(wait.to_string())));
         let most = Instant::now() + TICK;
         Some(WakeupConditions::until(wait.until.map_or(most, |until| until.min(most))))
