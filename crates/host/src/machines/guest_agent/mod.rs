@@ -113,9 +113,14 @@ impl GuestAgent {
             }
             GuestAgent::Libvirt(libvirt, domain) => {
                 ask_by_libvirt(libvirt, domain, "guest-ping").await?;
-                // virsh waits until the guest is down. libvirt has been told by then.
-                match timeout(REFUSAL, libvirt.ask(&["shutdown", domain, "--mode", "agent"])).await {
-                    Ok(asked) => asked.map(drop).map_err(io::Error::other),
+                // virsh waits until the guest is down. A slow one goes on when it is not waited for any more: libvirt may
+                // not have been told yet.
+                let (libvirt, domain) = (Arc::clone(libvirt), domain.clone());
+                let asks =
+                    tokio::spawn(async move { libvirt.ask(&["shutdown", &domain, "--mode", "agent"]).await });
+                match timeout(REFUSAL, asks).await {
+                    Ok(Ok(asked)) => asked.map(drop).map_err(io::Error::other),
+                    Ok(Err(e)) => Err(io::Error::other(e)),
                     Err(_) => Ok(()),
                 }
             }
@@ -207,6 +212,34 @@ mod tests {
             let asked = served.await.unwrap();
             assert_eq!(asked.last().is_some_and(|last| last == "guest-shutdown"), strays < 100, "{asked:?}");
         }
+    }
+
+    /// A libvirt whose virsh is this script.
+    fn scripted_libvirt(dir: &Path, script: &str) -> GuestAgent {
+        let virsh = dir.join("virsh");
+        // A process of its own writes it: a program that some process has open for writing cannot be started.
+        let write = "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 700 \"$0\"";
+        let written = std::process::Command::new("sh").args(["-c", write]).arg(&virsh).arg(script).status();
+        assert!(written.unwrap().success());
+        let libvirt = Libvirt::by(virsh.to_str().unwrap().into(), "qemu:///system".into());
+        GuestAgent::Libvirt(Arc::new(libvirt), "u".into())
+    }
+
+    #[tokio::test]
+    async fn libvirt_is_told_of_a_shutdown_however_slow_its_client_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!(
+            "case \"$*\" in *shutdown*) sleep 3; : >'{}';; *) echo '{{\"return\":{{}}}}';; esac",
+            dir.path().join("told").display()
+        );
+        scripted_libvirt(dir.path(), &script).shut_down(dir.path()).await.unwrap();
+        let begun = Instant::now();
+        while !dir.path().join("told").exists() {
+            assert!(begun.elapsed() < REFUSAL * 30, "it is never told");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let refuses = "case \"$*\" in *shutdown*) exit 1;; *) echo '{\"return\":{}}';; esac";
+        scripted_libvirt(dir.path(), refuses).shut_down(dir.path()).await.unwrap_err();
     }
 
     #[tokio::test]
