@@ -90,7 +90,7 @@ impl GuestAgent {
             }
             GuestAgent::Libvirt(libvirt, domain) => {
                 let answer = ask_by_libvirt(libvirt, domain, "guest-network-get-interfaces").await?;
-                Ok(address(&serde_json::from_str::<Value>(&answer)?["return"]))
+                Ok(address(&answer["return"]))
             }
         }
     }
@@ -132,11 +132,16 @@ fn refused() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, "it refuses")
 }
 
-async fn ask_by_libvirt(libvirt: &Libvirt, domain: &str, question: &str) -> io::Result<String> {
+/// Asks a small question. An answer that is longer than a line of the socket may be is not parsed.
+async fn ask_by_libvirt(libvirt: &Libvirt, domain: &str, question: &str) -> io::Result<Value> {
     let question = json!({ "execute": question }).to_string();
     let seconds = PATIENCE.as_secs().to_string();
     let asked = ["qemu-agent-command", domain, "--timeout", &seconds, &question];
-    libvirt.ask(&asked).await.map_err(io::Error::other)
+    let answer = libvirt.ask(&asked).await.map_err(io::Error::other)?;
+    if answer.len() > MAX_LINE_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "its answer is too long"));
+    }
+    Ok(serde_json::from_str(&answer)?)
 }
 
 /// Connects to the agent, and skips the answers to earlier questions.
@@ -240,6 +245,21 @@ mod tests {
         }
         let refuses = "case \"$*\" in *shutdown*) exit 1;; *) echo '{\"return\":{}}';; esac";
         scripted_libvirt(dir.path(), refuses).shut_down(dir.path()).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn an_answer_by_libvirt_is_as_long_as_one_by_the_socket_may_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let list =
+            r#"{\"return\":[{\"ip-addresses\":[{\"ip-address\":\"10.0.2.15\"}]}]%s}"#.replace('\\', "");
+        for (padding, is_taken) in [(60_000, true), (70_000, false), (4 << 20, false)] {
+            let script = format!("printf '{list}\\n' \"$(head -c {padding} /dev/zero | tr '\\0' ' ')\"");
+            let found = scripted_libvirt(dir.path(), &script).address(dir.path()).await;
+            match is_taken {
+                true => assert_eq!(found.unwrap(), Some("10.0.2.15".into())),
+                false => assert_eq!(found.unwrap_err().kind(), io::ErrorKind::InvalidData),
+            }
+        }
     }
 
     #[tokio::test]

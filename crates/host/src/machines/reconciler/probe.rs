@@ -94,7 +94,7 @@ mod tests {
     async fn calls_are_answered_until_the_vmm_ends_whether_the_guest_is_ready_or_not() {
         let mut probe = ReadinessProbe::default();
         let is_answering = Arc::new(());
-        let mut answer = |probe: &mut ReadinessProbe, secret: &str| {
+        let answer = |probe: &mut ReadinessProbe, secret: &str| {
             let held = Arc::clone(&is_answering);
             probe.answer_calls(secret, |_| async move {
                 let _held = held;
