@@ -43,8 +43,9 @@ impl MachineReconciler {
         self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         if let ObservedProcess::Alive(vmm) = &vmm {
             self.vmm.end(vmm).await?;
-            self.shared.boots.end(&self.name);
         }
+        // A VMM that has ended by itself, or belongs to an earlier boot of the host, does not boot either.
+        self.shared.boots.end(&self.name);
         if run.is_of_another_boot() {
             self.forget(run).await?;
             return Ok(StepOutcome::Again);
