@@ -2,7 +2,6 @@
 
 use crate::world::{BOOT, World};
 use serde_json::Value;
-use spillway_testkit::process::wait_until;
 use std::time::{Duration, Instant};
 
 /// A daemon with these options.
