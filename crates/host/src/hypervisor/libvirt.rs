@@ -32,6 +32,7 @@ const LATENESS: Duration = Duration::from_secs(2);
 
 /// A libvirt daemon.
 pub struct Libvirt {
+    program: String,
     uri: String,
     owner: OnceCell<Option<(u32, u32)>>,
     listening: Once,
@@ -59,7 +60,12 @@ pub enum DomainState {
 impl Libvirt {
     /// Creates the client. It connects when it is first used.
     pub fn new(uri: String) -> Libvirt {
-        Libvirt { uri, owner: OnceCell::new(), listening: Once::new(), shutdowns: Arc::default() }
+        Libvirt::by(PROGRAM.into(), uri)
+    }
+
+    /// Creates a client that runs another program in place of virsh.
+    pub fn by(program: String, uri: String) -> Libvirt {
+        Libvirt { program, uri, owner: OnceCell::new(), listening: Once::new(), shutdowns: Arc::default() }
     }
 
     /// Runs a virsh command and returns its output.
@@ -171,7 +177,8 @@ impl Libvirt {
     pub fn listen_to(&self, domain: &str) {
         self.shutdowns.reasons().insert(domain.to_owned(), None);
         self.listening.call_once(|| {
-            let (virsh, shutdowns) = (Libvirt::new(self.uri.clone()), Arc::clone(&self.shutdowns));
+            let (virsh, shutdowns) =
+                (Libvirt::by(self.program.clone(), self.uri.clone()), Arc::clone(&self.shutdowns));
             // The child ends with the thread that started it, so it needs its own.
             std::thread::spawn(move || {
                 loop {
@@ -227,7 +234,7 @@ impl Libvirt {
     }
 
     fn virsh(&self, command: &[&str]) -> Command {
-        let mut virsh = Command::new(PROGRAM);
+        let mut virsh = Command::new(&self.program);
         default_signals(&mut virsh);
         virsh.args(["--quiet", "--connect", &self.uri]).args(command).env("LC_ALL", "C");
         virsh.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

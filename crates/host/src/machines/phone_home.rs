@@ -1,5 +1,5 @@
-//! Machines that say themselves that they are ready, by an HTTP POST to a URL with a secret. Owns the calls that are waited for,
-//! and the listener for machines in bridges.
+//! Machines that say themselves that they are ready, by an HTTP POST to a URL with a secret. Owns the secrets
+//! that are answered to, and the listener for machines in bridges.
 //!
 //! Invariant: a guest reaches nothing but this: it can tell that its own machine is ready, and no more. What it sends is
 //! bounded in length, rate and time, and discarded.
@@ -75,35 +75,53 @@ pub fn url(run: &RunRecord, listener: Option<SocketAddr>) -> Result<Option<Strin
     Ok(Some(format!("http://{host}{PATH}{secret}")))
 }
 
-/// Waits for a call through the machine's own door. QEMU passes on what the guest sends there, of all its connections, and nothing of
-/// where one ends. So the first line of the right request is searched for in whatever comes.
+/// Answers the calls through the machine's own door, and notes each of them. QEMU passes on what the guest sends there, of all its
+/// connections, and nothing of where one ends. So the first line of the right request is searched for in whatever comes.
 ///
 /// What the guest sends while no daemon listens is lost. A daemon that adopts the machine lets it try again.
-pub async fn called_through(folder: &Path, secret: &str, is_adopted: bool) {
-    while let Err(_) | Ok(false) = listen_at(folder, secret, is_adopted).await {
-        sleep(PAUSE).await;
+pub async fn answer_at_door(folder: &Path, secret: &str, is_adopted: bool, called: &Notify) {
+    let mut may_wait = is_adopted;
+    loop {
+        let could_wait = may_wait;
+        let _ = listen_at(folder, secret, &mut may_wait, called).await;
+        // Nobody listens between two connections, so the first one is followed by the next at once.
+        if may_wait == could_wait {
+            sleep(PAUSE).await;
+        }
     }
 }
 
-async fn listen_at(folder: &Path, secret: &str, is_adopted: bool) -> io::Result<bool> {
+/// Answers calls until the connection ends. A guest that may wait for the answer to a call that was lost is told to try again, over a
+/// connection that ends a moment later: QEMU discards what no guest has waited for, which would be the answer to its next call.
+async fn listen_at(folder: &Path, secret: &str, may_wait: &mut bool, called: &Notify) -> io::Result<()> {
     let socket = ShortPath::of(folder, qemu::PHONE).map_err(io::Error::other)?;
     let mut stream = UnixStream::connect(socket.path()).await?;
-    if is_adopted {
-        stream.write_all(TRY_AGAIN.as_bytes()).await?;
-    }
     let wanted = format!("POST {PATH}{secret} HTTP/1.");
     let mut seen = Vec::with_capacity(PIECE_BYTES + wanted.len());
+    let mut piece = [0; PIECE_BYTES];
+    let mut first = 0;
+    if *may_wait {
+        stream.write_all(TRY_AGAIN.as_bytes()).await?;
+        *may_wait = false;
+        match timeout(PAUSE, stream.read(&mut piece)).await {
+            Ok(length) => first = length?,
+            Err(_) => return Ok(()),
+        }
+    }
     loop {
-        let mut piece = [0; PIECE_BYTES];
-        let length = stream.read(&mut piece).await?;
+        let length = match std::mem::take(&mut first) {
+            0 => stream.read(&mut piece).await?,
+            length => length,
+        };
         if length == 0 {
-            return Ok(false);
+            return Ok(());
         }
         seen.extend_from_slice(&piece[..length]);
-        if seen.windows(wanted.len()).any(|part| part == wanted.as_bytes()) {
-            // A guest that does not read it has called nevertheless.
-            let _ = timeout(PAUSE, stream.write_all(TAKEN.as_bytes())).await;
-            return Ok(true);
+        while let Some(at) = seen.windows(wanted.len()).position(|part| part == wanted.as_bytes()) {
+            seen.drain(..at + wanted.len());
+            // A guest that does not read the answer has called nevertheless.
+            called.notify_one();
+            timeout(PAUSE, stream.write_all(TAKEN.as_bytes())).await??;
         }
         // A line may be cut anywhere.
         seen.drain(..seen.len().saturating_sub(wanted.len()));
@@ -111,13 +129,13 @@ async fn listen_at(folder: &Path, secret: &str, is_adopted: bool) -> io::Result<
     }
 }
 
-/// Calls that are waited for, by secret.
+/// Guests whose calls are answered, by secret.
 #[derive(Default)]
 pub struct PhoneCalls {
     expected: Mutex<HashMap<String, Arc<Notify>>>,
 }
 
-/// Removes an expected call.
+/// Removes an expected guest.
 struct Expected<'a>(&'a PhoneCalls, &'a str);
 
 impl Drop for Expected<'_> {
@@ -127,12 +145,11 @@ impl Drop for Expected<'_> {
 }
 
 impl PhoneCalls {
-    /// Waits until the listener has a call with this secret.
-    pub async fn called(&self, secret: &str) {
-        let call = Arc::<Notify>::default();
-        self.lock().insert(secret.to_owned(), Arc::clone(&call));
+    /// Lets the listener answer the calls with this secret and note each of them, until this is dropped.
+    pub async fn answer_to(&self, secret: &str, called: Arc<Notify>) {
+        self.lock().insert(secret.to_owned(), called);
         let _expected = Expected(self, secret);
-        call.notified().await;
+        pending().await
     }
 
     /// Takes calls at this address, for as long as the daemon runs. The address may come and go with its bridge.
@@ -199,7 +216,7 @@ impl PhoneCalls {
         stream.shutdown().await
     }
 
-    /// Whether this is the head of a request with a secret that is waited for, or was.
+    /// Whether this is the head of a request with the secret of a guest that runs.
     fn take(&self, head: &[u8]) -> bool {
         let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
         let line = std::str::from_utf8(line).unwrap_or_default();
@@ -254,7 +271,8 @@ mod tests {
             (request("POST", "/phone-home/abd", "") + &request("GET", "/phone-home/abc", ""), false),
             (request("POST", "/v1/machines", "/phone-home/abc"), false),
         ] {
-            let called = called_through(dir.path(), "abc", false);
+            let called = Notify::new();
+            let answering = answer_at_door(dir.path(), "abc", false, &called);
             let guest = async {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 // In pieces, as they may come.
@@ -270,52 +288,131 @@ mod tests {
                 sleep(BRIEF).await;
             };
             let begun = Instant::now();
-            let ((), is_found) = tokio::join!(guest, async {
-                timeout(if is_called { BRIEF * 20 } else { BRIEF * 2 }, called).await.is_ok()
-            });
+            let is_found = tokio::select! {
+                ((), is_found) = async {
+                    tokio::join!(guest, async {
+                        timeout(if is_called { BRIEF * 20 } else { BRIEF * 2 }, called.notified()).await.is_ok()
+                    })
+                } => is_found,
+                () = answering => false,
+            };
             assert_eq!(is_found, is_called, "{:?} {:?}", &sent[..sent.len().min(80)], begun.elapsed());
         }
     }
 
-    #[tokio::test]
-    async fn a_guest_that_called_while_nobody_listened_is_told_to_try_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(dir.path().join(qemu::PHONE)).unwrap();
-        let adopted = called_through(dir.path(), "abc", true);
-        let guest = async {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut answer = [0; 12];
-            stream.read_exact(&mut answer).await.unwrap();
-            assert_eq!(&answer, b"HTTP/1.1 503");
-            stream.write_all(request("POST", "/phone-home/abc", "").as_bytes()).await.unwrap();
-            sleep(BRIEF).await;
-        };
-        tokio::join!(guest, adopted);
+    /// Sends a call through a door, and returns the status of the answer.
+    async fn status(stream: &mut UnixStream) -> String {
+        stream.write_all(request("POST", "/phone-home/abc", "").as_bytes()).await.unwrap();
+        answer(stream).await
     }
 
-    /// Sends this to a listener of its own, which waits for a call with the secret `abc`. Returns the answer, and whether
-    /// there was a call.
-    async fn call(sent: &str) -> (String, bool) {
+    /// Returns the status of the next answer.
+    async fn answer(stream: &mut UnixStream) -> String {
+        let mut text = String::new();
+        while !text.ends_with("\r\n\r\n") {
+            let byte = timeout(CALL_TIME, stream.read_u8()).await.expect("there is an answer").unwrap();
+            text.push(byte.into());
+        }
+        text.split(' ').nth(1).unwrap().to_owned()
+    }
+
+    /// Does this as the guest at the machine's door while its calls are answered.
+    async fn at_door(is_adopted: bool, guest: impl AsyncFnOnce(UnixListener, &Notify)) {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(qemu::PHONE)).unwrap();
+        let called = Notify::new();
+        tokio::select! {
+            () = answer_at_door(dir.path(), "abc", is_adopted, &called) => {}
+            () = guest(listener, &called) => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn each_call_through_the_machines_door_is_answered() {
+        at_door(false, async |listener, called| {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            for _ in 0..3 {
+                assert_eq!(status(&mut stream).await, "200");
+                called.notified().await;
+            }
+            // Two at once, as guests that do not wait may send them.
+            let both = request("POST", "/phone-home/abc", "").repeat(2);
+            stream.write_all(both.as_bytes()).await.unwrap();
+            assert_eq!([answer(&mut stream).await, answer(&mut stream).await], ["200", "200"]);
+            // QEMU may close the connection.
+            drop(stream);
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert_eq!(status(&mut stream).await, "200");
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_called_while_nobody_listened_is_told_to_try_again() {
+        at_door(true, async |listener, called| {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert_eq!(answer(&mut stream).await, "503");
+            assert_eq!(status(&mut stream).await, "200");
+            called.notified().await;
+            assert_eq!(status(&mut stream).await, "200");
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_calls_a_while_after_the_adoption_gets_no_answer_to_an_earlier_call() {
+        at_door(true, async |listener, called| {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert_eq!(answer(&mut stream).await, "503");
+            assert_eq!(
+                timeout(CALL_TIME, stream.read_u8()).await.unwrap().unwrap_err().kind(),
+                io::ErrorKind::UnexpectedEof
+            );
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert_eq!(status(&mut stream).await, "200");
+            called.notified().await;
+        })
+        .await;
+    }
+
+    /// Sends each of these to a listener of its own, one after the other, where calls with the secret `abc` are answered. Returns the
+    /// answers, and whether there was a call.
+    async fn call(sent: &[&str]) -> (Vec<String>, bool) {
         let calls = Arc::<PhoneCalls>::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let waiting = Arc::clone(&calls);
-        let called = tokio::spawn(async move { waiting.called("abc").await });
+        let (answering, called) = (Arc::clone(&calls), Arc::<Notify>::default());
+        let noted = Arc::clone(&called);
+        let answering = tokio::spawn(async move { answering.answer_to("abc", noted).await });
         while calls.lock().is_empty() {
             tokio::task::yield_now().await;
         }
-        let serving = tokio::spawn(async move { calls.accept(listener).await });
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        let _ = stream.write_all(sent.as_bytes()).await;
-        let mut answer = String::new();
-        let _ = timeout(CALL_TIME / 2, stream.read_to_string(&mut answer)).await;
+        let taking = Arc::clone(&calls);
+        let serving = tokio::spawn(async move { taking.accept(listener).await });
+        let mut answers = Vec::new();
+        for sent in sent {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let _ = stream.write_all(sent.as_bytes()).await;
+            let mut answer = String::new();
+            let _ = timeout(CALL_TIME / 2, stream.read_to_string(&mut answer)).await;
+            answers.push(answer.lines().next().unwrap_or_default().to_owned());
+        }
         serving.abort();
-        let is_called = timeout(BRIEF, called).await.is_ok();
-        (answer.lines().next().unwrap_or_default().to_owned(), is_called)
+        answering.abort();
+        let _ = answering.await;
+        assert!(calls.lock().is_empty(), "its secret is worth nothing afterwards");
+        (answers, timeout(BRIEF, called.notified()).await.is_ok())
     }
 
     #[tokio::test]
-    async fn the_listener_takes_a_call_with_a_secret_that_is_waited_for_and_nothing_else() {
+    async fn the_listener_answers_each_call_of_a_guest() {
+        let request = request("POST", "/phone-home/abc", "");
+        let (answers, is_called) = call(&[&request, &request, &request]).await;
+        assert!(is_called && answers == ["HTTP/1.1 200 OK"; 3], "{answers:?}");
+    }
+
+    #[tokio::test]
+    async fn the_listener_takes_a_call_with_the_secret_of_a_guest_that_runs_and_nothing_else() {
         let (ok, unknown) = ("HTTP/1.1 200 OK", "HTTP/1.1 404 Not Found");
         let long = format!("POST /phone-home/abc HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(9000));
         for (sent, answer, is_called) in [
@@ -329,8 +426,8 @@ mod tests {
             ("\u{0}\r\n\r\n".to_owned(), unknown, false),
             (long, "", false),
         ] {
-            let found = call(&sent).await;
-            assert_eq!(found, (answer.to_owned(), is_called), "{:?}", &sent[..sent.len().min(60)]);
+            let found = call(&[&sent]).await;
+            assert_eq!(found, (vec![answer.to_owned()], is_called), "{:?}", &sent[..sent.len().min(60)]);
         }
     }
 

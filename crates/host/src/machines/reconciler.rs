@@ -27,6 +27,7 @@ use crate::processes::{self, ObservedProcess, Process};
 use crate::resources::budget::Need;
 use crate::store::Revision;
 use attempts::Attempts;
+pub(super) use attempts::CRASHES;
 use limits::DiskLimits;
 use observation::{Observation, ObservedRun};
 use probe::ReadinessProbe;
@@ -496,8 +497,11 @@ impl MachineReconciler {
         self.raise(EventKind::Crashed, why);
         if let Some(often) = self.attempts.is_crashing(Instant::now()) {
             let error = HostError::new(ErrorCode::Internal, format!("{often}, and is tried again: {why}"));
-            let seen = self.seen;
-            self.status.send_modify(|known| known.record_failure(&error, seen));
+            let (seen, crashes) = (self.seen, self.attempts.crashes());
+            self.status.send_modify(|known| {
+                known.record_failure(&error, seen);
+                known.set_crashes(crashes);
+            });
             self.shared.registry.notify_change();
         }
     }

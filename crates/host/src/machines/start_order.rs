@@ -1,12 +1,13 @@
 //! The order in which catalogs start their machines with the daemon. Owns when each machine was first seen ready or failed.
 //!
 //! Invariant: no machine waits for ever. The machines of an order wait for those of lower orders, and no longer once none
-//! of these has become ready or failed for [`PATIENCE`].
+//! of these has become ready or failed for [`PATIENCE`], which counts from the start of the daemon: the order is one of a boot.
 
 use super::View;
+use super::reconciler::CRASHES;
 use super::registry::MachineRegistry;
 use crate::store::Revision;
-use spillway_api::{Catalog, Name, Phase, Power};
+use spillway_api::{Catalog, MachineStatus, Name, Phase, Power};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -100,7 +101,7 @@ impl StartOrder {
                 name: &view.machine.name,
                 order,
                 delay,
-                is_settled: view.status.ready || matches!(view.status.phase, Phase::Failed | Phase::Waiting),
+                is_settled: is_settled(&view.status),
             };
             views(&catalog.name).iter().filter(starts).map(member)
         });
@@ -109,13 +110,24 @@ impl StartOrder {
         next
     }
 
-    /// Whether a machine of this order may start; its catalog waits this long after the machines of lower orders.
-    pub fn may_start(&self, order: u32, delay_seconds: u32) -> Result<(), OrderWait> {
-        self.lock().may_start(order, Duration::from_secs(delay_seconds.into()), Instant::now())
+    /// Whether this machine of this order may start; its catalog waits this long after the machines of lower orders. One that
+    /// was ready or failed once has had its turn.
+    pub fn may_start(&self, name: &Name, order: u32, delay_seconds: u32) -> Result<(), OrderWait> {
+        self.lock().may_start(name, order, Duration::from_secs(delay_seconds.into()), Instant::now())
     }
 
     fn lock(&self) -> MutexGuard<'_, Observed> {
         self.observed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Whether a machine is ready, or will hardly be soon. One whose start has failed is tried again, and may be ready then.
+fn is_settled(status: &MachineStatus) -> bool {
+    let crashes = status.run.as_ref().map_or(0, |run| run.crashes);
+    match status.phase {
+        Phase::Failed => status.permanent || usize::try_from(crashes).is_ok_and(|crashes| crashes >= CRASHES),
+        Phase::Waiting => true,
+        _ => status.ready,
     }
 }
 
@@ -161,7 +173,10 @@ impl Observed {
         (woken, next)
     }
 
-    fn may_start(&self, order: u32, delay: Duration, now: Instant) -> Result<(), OrderWait> {
+    fn may_start(&self, name: &Name, order: u32, delay: Duration, now: Instant) -> Result<(), OrderWait> {
+        if self.settled.contains_key(name) {
+            return Ok(());
+        }
         let Some(level) = self.levels.get(&order).filter(|level| !level.is_lowest) else { return Ok(()) };
         match level.released.map(|released| released + delay) {
             Some(until) if until <= now => Ok(()),
@@ -216,7 +231,12 @@ mod tests {
         }
 
         fn may(&self, order: u32) -> Result<(), OrderWait> {
-            self.observed.may_start(order, self.delay, self.now)
+            self.may_again(&format!("{order}-new"))
+        }
+
+        fn may_again(&self, name: &str) -> Result<(), OrderWait> {
+            let order = name.split('-').next().unwrap().parse().unwrap();
+            self.observed.may_start(&name.parse().unwrap(), order, self.delay, self.now)
         }
 
         fn passes(&mut self, seconds: u64) {
@@ -251,6 +271,34 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_tried_again_soon_has_not_failed() {
+        use crate::error::HostError;
+        use crate::machines::run::MachineFolder;
+        use crate::machines::status::ObservedMachine;
+        use spillway_api::ErrorCode;
+        let folder = MachineFolder::of("/nonexistent".as_ref(), &"desk-001".parse().unwrap());
+        let run = serde_json::from_value(serde_json::json!({
+            "uuid": "u", "boot": "b", "image": "debian", "version": 1, "spec": { "image": "debian" },
+            "hypervisor": "qemu", "restarts": 0, "resets": 0, "queues": 1, "asked": false, "ready": false,
+        }));
+        let run = run.unwrap();
+        let passing = HostError::new(ErrorCode::Exhausted, "no port is free");
+        for (why, crashes, settles) in [
+            (passing.clone(), 0, false),
+            (passing.clone(), 4, false),
+            (passing.clone(), 5, true),
+            (passing.permanent(), 0, true),
+        ] {
+            let mut machine = ObservedMachine::found(Some(&run), &folder);
+            assert!(!is_settled(&machine.status(Revision::default())));
+            machine.record_failure(&why, Revision::default());
+            machine.set_crashes(crashes);
+            let status = machine.status(Revision::default());
+            assert_eq!((status.phase, is_settled(&status)), (Phase::Failed, settles), "{why} {crashes}");
+        }
+    }
+
+    #[test]
     fn nothing_waits_for_ever() {
         let mut world = World::new(&["0-1", "0-2", "1-1", "2-1"], 60);
         world.look();
@@ -268,6 +316,17 @@ mod tests {
         assert!(world.look().is_empty());
         world.passes(1);
         assert_eq!(world.look(), [2], "600 s after the machines of order 1 could begin");
+    }
+
+    #[test]
+    fn one_that_was_ready_once_starts_again_whatever_the_others_do() {
+        let mut world = World::new(&["0-1", "1-1", "1-2"], 0);
+        world.settles("1-1");
+        world.look();
+        world.machines[1].1 = false;
+        world.look();
+        assert_eq!(world.may_again("1-1"), Ok(()));
+        assert_eq!(world.may_again("1-2"), Err(OrderWait { before: 1, until: None }));
     }
 
     #[test]

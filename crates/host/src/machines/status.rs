@@ -121,6 +121,13 @@ impl ObservedMachine {
         (self.seen, self.settled, self.failure) = (seen, true, Some(why.message.clone()));
     }
 
+    /// Sets the number of crashes of the machine's run.
+    pub fn set_crashes(&mut self, crashes: u32) {
+        if let Some(run) = &mut self.status.run {
+            run.crashes = crashes;
+        }
+    }
+
     fn set_phase(&mut self, phase: Phase) {
         if self.status.phase != phase {
             (self.status.phase, self.status.since) = (phase, Some(Timestamp::now()));

@@ -119,6 +119,8 @@ impl BootTurns {
         self.served.insert(boot.catalog.clone(), self.turns);
         self.booting.remove(boot.name);
         self.note(boot, now);
+        // It knows.
+        self.told.retain(|told| told != boot.name);
         Ok(())
     }
 
@@ -300,6 +302,19 @@ mod tests {
         assert_eq!(world.take("a-3", Unrequested), Err(BootWait { booting: 0, before: 1, until: None }));
         assert_eq!(world.end("a-2"), [name("a-3")], "it is not wanted any more");
         assert!(world.asks("a-3", Unrequested));
+    }
+
+    #[test]
+    fn who_asks_in_time_is_not_told_of_the_turn_it_takes() {
+        let mut world = World::new(1);
+        assert!(world.asks("a-1", Unrequested));
+        assert_eq!(world.turns.told(), []);
+        // The last boot counts no longer: another one has the turn, and one that waits is told.
+        world.passes(180);
+        assert!(world.asks("a-2", Unrequested));
+        assert_eq!(world.turns.told(), []);
+        assert!(!world.asks("a-3", Unrequested));
+        assert_eq!(world.end("a-2"), [name("a-3")]);
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl GuestAgent {
             }
             GuestAgent::Libvirt(libvirt, domain) => {
                 let answer = ask_by_libvirt(libvirt, domain, "guest-network-get-interfaces").await?;
-                Ok(address(&serde_json::from_str::<Value>(&answer)?["return"]))
+                Ok(address(&answer["return"]))
             }
         }
     }
@@ -113,9 +113,14 @@ impl GuestAgent {
             }
             GuestAgent::Libvirt(libvirt, domain) => {
                 ask_by_libvirt(libvirt, domain, "guest-ping").await?;
-                // virsh waits until the guest is down. libvirt has been told by then.
-                match timeout(REFUSAL, libvirt.ask(&["shutdown", domain, "--mode", "agent"])).await {
-                    Ok(asked) => asked.map(drop).map_err(io::Error::other),
+                // virsh waits until the guest is down. A slow one goes on when it is not waited for any more: libvirt may
+                // not have been told yet.
+                let (libvirt, domain) = (Arc::clone(libvirt), domain.clone());
+                let asks =
+                    tokio::spawn(async move { libvirt.ask(&["shutdown", &domain, "--mode", "agent"]).await });
+                match timeout(REFUSAL, asks).await {
+                    Ok(Ok(asked)) => asked.map(drop).map_err(io::Error::other),
+                    Ok(Err(e)) => Err(io::Error::other(e)),
                     Err(_) => Ok(()),
                 }
             }
@@ -127,11 +132,16 @@ fn refused() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, "it refuses")
 }
 
-async fn ask_by_libvirt(libvirt: &Libvirt, domain: &str, question: &str) -> io::Result<String> {
+/// Asks a small question. An answer that is longer than a line of the socket may be is not parsed.
+async fn ask_by_libvirt(libvirt: &Libvirt, domain: &str, question: &str) -> io::Result<Value> {
     let question = json!({ "execute": question }).to_string();
     let seconds = PATIENCE.as_secs().to_string();
     let asked = ["qemu-agent-command", domain, "--timeout", &seconds, &question];
-    libvirt.ask(&asked).await.map_err(io::Error::other)
+    let answer = libvirt.ask(&asked).await.map_err(io::Error::other)?;
+    if answer.len() > MAX_LINE_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "its answer is too long"));
+    }
+    Ok(serde_json::from_str(&answer)?)
 }
 
 /// Connects to the agent, and skips the answers to earlier questions.
@@ -206,6 +216,49 @@ mod tests {
             assert_eq!(done.is_ok(), is_asked, "{strays} {refusal:?} {done:?}");
             let asked = served.await.unwrap();
             assert_eq!(asked.last().is_some_and(|last| last == "guest-shutdown"), strays < 100, "{asked:?}");
+        }
+    }
+
+    /// A libvirt whose virsh is this script.
+    fn scripted_libvirt(dir: &Path, script: &str) -> GuestAgent {
+        let virsh = dir.join("virsh");
+        // A process of its own writes it: a program that some process has open for writing cannot be started.
+        let write = "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 700 \"$0\"";
+        let written = std::process::Command::new("sh").args(["-c", write]).arg(&virsh).arg(script).status();
+        assert!(written.unwrap().success());
+        let libvirt = Libvirt::by(virsh.to_str().unwrap().into(), "qemu:///system".into());
+        GuestAgent::Libvirt(Arc::new(libvirt), "u".into())
+    }
+
+    #[tokio::test]
+    async fn libvirt_is_told_of_a_shutdown_however_slow_its_client_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!(
+            "case \"$*\" in *shutdown*) sleep 3; : >'{}';; *) echo '{{\"return\":{{}}}}';; esac",
+            dir.path().join("told").display()
+        );
+        scripted_libvirt(dir.path(), &script).shut_down(dir.path()).await.unwrap();
+        let begun = Instant::now();
+        while !dir.path().join("told").exists() {
+            assert!(begun.elapsed() < REFUSAL * 30, "it is never told");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let refuses = "case \"$*\" in *shutdown*) exit 1;; *) echo '{\"return\":{}}';; esac";
+        scripted_libvirt(dir.path(), refuses).shut_down(dir.path()).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn an_answer_by_libvirt_is_as_long_as_one_by_the_socket_may_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let list =
+            r#"{\"return\":[{\"ip-addresses\":[{\"ip-address\":\"10.0.2.15\"}]}]%s}"#.replace('\\', "");
+        for (padding, is_taken) in [(60_000, true), (70_000, false), (4 << 20, false)] {
+            let script = format!("printf '{list}\\n' \"$(head -c {padding} /dev/zero | tr '\\0' ' ')\"");
+            let found = scripted_libvirt(dir.path(), &script).address(dir.path()).await;
+            match is_taken {
+                true => assert_eq!(found.unwrap(), Some("10.0.2.15".into())),
+                false => assert_eq!(found.unwrap_err().kind(), io::ErrorKind::InvalidData),
+            }
         }
     }
 

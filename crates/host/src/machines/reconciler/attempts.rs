@@ -16,7 +16,7 @@ const STABLE: Duration = Duration::from_secs(60);
 /// No guest has done its work within this time.
 const JUST_BEGUN: Duration = Duration::from_secs(2);
 /// A machine that has crashed this often within the time below has failed.
-const CRASHES: usize = 5;
+pub const CRASHES: usize = 5;
 const CRASHES_WITHIN: Duration = Duration::from_secs(600);
 
 /// Counts failures of a machine and delays retries.

@@ -158,10 +158,16 @@ impl MachineReconciler {
         Ok(())
     }
 
+    /// Forgets a VMM that has ended or never existed, and stops to answer its guest.
+    async fn forget_vmm(&mut self) -> Result<(), HostError> {
+        self.probe.end();
+        self.vmm.forget().await
+    }
+
     /// Removes the files of a run of which nothing runs. Its record goes first: after an interruption the other files are
     /// removed before the machine's next run, or when the next daemon starts.
     pub(super) async fn forget(&mut self, run: RunRecord) -> Result<(), HostError> {
-        self.vmm.forget().await?;
+        self.forget_vmm().await?;
         let files: Vec<_> = run.copy.map(|copy| copy.path).into_iter().chain(run.scratch).collect();
         let turn = self.shared.turn_at(files.clone()).await?;
         let folder = self.folder.clone();
@@ -194,7 +200,7 @@ impl MachineReconciler {
             folder.save(&saved)
         })
         .await?;
-        self.vmm.forget().await?;
+        self.forget_vmm().await?;
         self.shared.admission.give_back(&self.name);
         self.publish(Status::new(Phase::Stopped).of(&run, &self.folder).by(disk, None).settled());
         self.remove_leftovers(Some(&run.uuid)).await;
@@ -290,7 +296,7 @@ impl MachineReconciler {
             folder.save(&run)
         })
         .await?;
-        self.vmm.forget().await?;
+        self.forget_vmm().await?;
         if forgets {
             self.raise(EventKind::Reset, "its disk has been reset");
         }

@@ -24,6 +24,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::sync::Notify;
 
 /// Describes the boot of a machine.
 pub(in crate::machines) fn boot<'a>(machine: &'a Machine, run: &RunRecord) -> Boot<'a> {
@@ -42,8 +43,9 @@ impl MachineReconciler {
         self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         if let ObservedProcess::Alive(vmm) = &vmm {
             self.vmm.end(vmm).await?;
-            self.shared.boots.end(&self.name);
         }
+        // A VMM that has ended by itself, or belongs to an earlier boot of the host, does not boot either.
+        self.shared.boots.end(&self.name);
         if run.is_of_another_boot() {
             self.forget(run).await?;
             return Ok(StepOutcome::Again);
@@ -199,7 +201,7 @@ impl MachineReconciler {
             return None;
         }
         let CatalogSpec { start_order, start_delay_seconds, .. } = catalog.spec;
-        let wait = self.shared.order.may_start(start_order, start_delay_seconds).err()?;
+        let wait = self.shared.order.may_start(&self.name, start_order, start_delay_seconds).err()?;
         self.publish(Status::new(Phase::Starting).hint(Some(wait.to_string())));
         let most = Instant::now() + TICK;
         Some(WakeupConditions::until(wait.until.map_or(most, |until| until.min(most))))
@@ -286,7 +288,7 @@ impl MachineReconciler {
     }
 
     pub(super) async fn start_vmm(&mut self, machine: &Machine, run: &RunRecord) -> Result<(), HostError> {
-        self.probe.stop();
+        self.probe.end();
         let accelerator = self.shared.accelerator().await?;
         let _turn = self.shared.turn_to_start(&self.name, &run.spec, run.version).await?;
         let forward = match (run.port, &run.spec.ready) {
@@ -335,9 +337,17 @@ impl MachineReconciler {
         listener.local_addr().map(|address| Some(address.port())).map_err(failed)
     }
 
-    /// Starts the readiness probe, unless the guest is ready or the probe runs.
+    /// Starts the readiness probe, unless the guest is ready or the probe runs. Answers the guest's calls, if it phones home.
     pub(super) fn probe(&mut self, machine: &Machine, run: &RunRecord) {
+        let called = self.answer_calls(run);
         if let (false, Some(ready), false) = (run.ready, run.spec.ready.clone(), self.probe.is_running()) {
+            if let Some(called) = called {
+                self.probe.begin(async move {
+                    called.notified().await;
+                    None
+                });
+                return;
+            }
             let place = match (run.port, &run.spec.hardware.network) {
                 (Some(port), _) => GuestNetwork::Forwarded(port),
                 (None, Network::Bridge(bridge)) => {
@@ -346,22 +356,25 @@ impl MachineReconciler {
                 (None, Network::User | Network::None) => GuestNetwork::Nowhere,
             };
             let (folder, agent) = (self.folder.clone(), self.vmm.agent());
-            if let (Ready::PhoneHome, Some(secret)) = (&ready, run.phone_secret.clone()) {
-                let has_door = phone_home::has_own_door(run);
-                let (calls, is_adopted) = (Arc::clone(&self.shared.calls), self.attempts.is_adopted());
-                self.probe.begin(async move {
-                    match has_door {
-                        true => phone_home::called_through(folder.path(), &secret, is_adopted).await,
-                        false => calls.called(&secret).await,
-                    }
-                    None
-                });
-                return;
-            }
             let (events, object) = (self.shared.events.clone(), format!("machine/{}", self.name));
             let tell = move |text: &str| events.raise(EventKind::Failed, &object, text);
             self.probe.begin(async move { until_ready(folder.path(), &agent, &ready, &place, tell).await });
         }
+    }
+
+    /// Answers the calls of a guest that phones home, ready or not. Returns what is notified of each call.
+    fn answer_calls(&mut self, run: &RunRecord) -> Option<Arc<Notify>> {
+        let secret = run.phone_secret.clone().filter(|_| run.spec.ready == Some(Ready::PhoneHome))?;
+        let has_door = phone_home::has_own_door(run);
+        let (calls, is_adopted) = (Arc::clone(&self.shared.calls), self.attempts.is_adopted());
+        let (folder, of_guest) = (self.folder.clone(), secret.clone());
+        let answers = |called: Arc<Notify>| async move {
+            match has_door {
+                true => phone_home::answer_at_door(folder.path(), &of_guest, is_adopted, &called).await,
+                false => calls.answer_to(&of_guest, called).await,
+            }
+        };
+        Some(self.probe.answer_calls(&secret, answers))
     }
 
     pub(super) async fn record_ready(&mut self, address: Option<String>) -> Result<(), HostError> {

@@ -5,6 +5,7 @@ use super::*;
 use crate::catalogs::CatalogChangeTerms;
 use crate::machines::registry::NewTask;
 use crate::machines::testing::{TestHost, spec};
+use crate::resources::boots::Boot;
 use crate::resources::budget::{Capacity, NO_LIMITS};
 use serde_json::{Value, json};
 use spillway_api::{StoreClass, StoreFolder};
@@ -89,6 +90,21 @@ impl Drop for FakeDisk {
     fn drop(&mut self) {
         let _ = self.process.end(Duration::ZERO);
     }
+}
+
+#[tokio::test]
+async fn a_machine_that_has_lost_its_disk_and_its_vmm_does_not_count_as_booting() {
+    let host = TestHost::new(NO_LIMITS);
+    host.catalog("desk", json!({ "ready": "agent" }));
+    host.want(NAME, Power::On);
+    let mut reconciler = reconciler(&host);
+    assert!(matches!(reconciler.step().await, Ok(StepOutcome::Again)), "its run is written down");
+    let (name, catalog) = (name(NAME), name("desk"));
+    host.shared.boots.note(Boot { name: &name, catalog: &catalog, is_checked: true });
+    assert!(host.shared.boots.counts_until(&name).is_some());
+    // The image of this host cannot be served.
+    let _ = reconciler.step().await;
+    assert_eq!(host.shared.boots.counts_until(&name), None);
 }
 
 /// Of a machine whose disk is served on while it is off. Nobody starts a VMM here.

@@ -141,9 +141,9 @@ impl Domain {
         GuestAgent::Libvirt(Arc::clone(&self.libvirt), self.uuid.clone())
     }
 
-    /// Presses the power button.
-    pub async fn power_down(&self) {
-        let _ = self.libvirt.ask(&["shutdown", &self.uuid, "--mode", "acpi"]).await;
+    /// Presses the power button. Returns whether libvirt has confirmed it.
+    pub async fn power_down(&self) -> bool {
+        self.libvirt.ask(&["shutdown", &self.uuid, "--mode", "acpi"]).await.is_ok()
     }
 
     /// Stops the guest's processors, or lets them go on.

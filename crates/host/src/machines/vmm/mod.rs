@@ -163,15 +163,16 @@ impl Vmm {
         let mut until = asked + grace;
         match shutdown.press_at(grace).await {
             Some(at) if at > Instant::now() => until = until.min(at),
-            Some(_) if hears => {
-                shutdown.press();
-                match &mut self.driver {
-                    VmmDriver::Nobody => {}
+            Some(_) => {
+                let is_pressed = match &mut self.driver {
+                    VmmDriver::Nobody => true,
+                    VmmDriver::Qemu(_) | VmmDriver::Libvirt(_) if !hears => false,
                     VmmDriver::Qemu(qemu) => qemu.power_down().await,
                     VmmDriver::Libvirt(domain) => domain.power_down().await,
-                }
+                };
+                until = shutdown.note_press(is_pressed).map_or(until, |again| until.min(again));
             }
-            Some(_) | None => {}
+            None => {}
         }
         Ok(Some(until).filter(|_| !is_over(asked)))
     }

@@ -188,11 +188,10 @@ impl Qemu {
         agent.is_none_or(|agent| agent["frontend-open"] != false)
     }
 
-    /// Presses the power button.
-    pub async fn power_down(&mut self) {
-        if let Some(monitor) = &mut self.monitor {
-            let _ = monitor.execute("system_powerdown").await;
-        }
+    /// Presses the power button. Returns whether QEMU has confirmed it.
+    pub async fn power_down(&mut self) -> bool {
+        let Some(monitor) = &mut self.monitor else { return false };
+        monitor.execute("system_powerdown").await.is_ok()
     }
 
     /// Tells QEMU to end.
@@ -268,6 +267,8 @@ mod tests {
 
     /// Of a monitor that closes once it has said how its VMM is.
     const CLOSES: &str = "closes";
+    /// Of a monitor that refuses all commands but questions.
+    const REFUSES: &str = "refuses";
 
     /// A machine's folder, with a process that stands for its QEMU and a monitor that answers with the status that is told.
     struct World {
@@ -302,11 +303,15 @@ mod tests {
                     while let Ok(Some(line)) = lines.next_line().await {
                         let command: Value = serde_json::from_str(&line).unwrap();
                         let command = command["execute"].as_str().unwrap().to_owned();
+                        let is_question = command.starts_with("q");
                         if command != "qmp_capabilities" {
                             commands.lock().unwrap().push(command);
                         }
                         let status = *now.borrow();
-                        let answer = json!({ "return": { "status": status } });
+                        let answer = match status == REFUSES && !is_question {
+                            true => json!({ "error": { "desc": "not now" } }),
+                            false => json!({ "return": { "status": status } }),
+                        };
                         output.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
                         asked += 1;
                         if status == CLOSES && asked == 2 {
@@ -452,6 +457,27 @@ mod tests {
             vmm.shut_down(&world.process, &mut world.run, grace).await.unwrap();
             assert_eq!(presses(), 1, "once");
         }
+    }
+
+    #[tokio::test]
+    async fn a_button_that_could_not_be_pressed_is_pressed_again() {
+        use super::super::Vmm;
+        use crate::hypervisor::libvirt::Libvirt;
+        let mut world = World::new("power-cycle");
+        let mut vmm = Vmm::new(world.folder.clone(), Arc::new(Libvirt::new("qemu:///system".into())));
+        vmm.look(&world.run).await.unwrap();
+        let grace = Duration::from_secs(100);
+        vmm.attach(&world.process, &mut world.run).await.unwrap();
+        for (status, most) in [(REFUSES, Duration::from_secs(2)), ("running", grace)] {
+            world.status.send_replace(status);
+            let until = vmm.shut_down(&world.process, &mut world.run, grace).await.unwrap().unwrap();
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(left <= most && (status == REFUSES || left > Duration::from_secs(2)), "{left:?}");
+            tokio::time::sleep(left.min(Duration::from_secs(1))).await;
+        }
+        vmm.shut_down(&world.process, &mut world.run, grace).await.unwrap();
+        let asked = world.asked.lock().unwrap();
+        assert_eq!(asked.iter().filter(|asked| *asked == "system_powerdown").count(), 2, "{asked:?}");
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! A guest that is asked to shut down: first its agent, then by ACPI's power button. Owns the question to the agent.
 //!
-//! Invariant: the button is pressed once at most, and always if the guest has not shut down a while after it was asked.
+//! Invariant: the button is pressed if the guest has not shut down a while after it was asked, again and again until the VMM has
+//! confirmed it, and never after that.
 
 use super::super::guest_agent::{self, GuestAgent};
 use std::path::PathBuf;
@@ -10,6 +11,8 @@ use tokio::time::timeout;
 
 /// How long the guest has after its agent has taken the request.
 const AGENT_TIME: Duration = Duration::from_secs(20);
+/// Delay before the button is pressed again.
+const AGAIN: Duration = Duration::from_secs(1);
 /// How long an agent that is not there may take to say so, before the caller does something else.
 const AT_ONCE: Duration = Duration::from_millis(300);
 
@@ -20,6 +23,8 @@ pub struct Shutdown {
     agent: JoinHandle<bool>,
     taken: Option<bool>,
     is_pressed: bool,
+    /// When to press the button again, after an attempt that the VMM has not confirmed.
+    again: Option<Instant>,
 }
 
 impl Shutdown {
@@ -31,8 +36,13 @@ impl Shutdown {
                 None => false,
             }
         };
-        let mut shutdown =
-            Shutdown { asked: Instant::now(), agent: tokio::spawn(ask), taken: None, is_pressed: false };
+        let mut shutdown = Shutdown {
+            asked: Instant::now(),
+            agent: tokio::spawn(ask),
+            taken: None,
+            is_pressed: false,
+            again: None,
+        };
         if let Ok(taken) = timeout(AT_ONCE, &mut shutdown.agent).await {
             shutdown.taken = Some(taken.unwrap_or(false));
         }
@@ -50,12 +60,14 @@ impl Shutdown {
             None => guest_agent::PATIENCE.min(grace / 4),
             Some(true) => AGENT_TIME.min(grace / 2),
         };
-        (!self.is_pressed).then(|| self.asked + wait)
+        (!self.is_pressed).then(|| self.again.unwrap_or(self.asked + wait))
     }
 
-    /// Notes that the button was pressed.
-    pub fn press(&mut self) {
-        self.is_pressed = true;
+    /// Notes whether the VMM has confirmed that the button was pressed. Returns when to press it again otherwise.
+    pub fn note_press(&mut self, is_pressed: bool) -> Option<Instant> {
+        self.is_pressed = is_pressed;
+        self.again = (!is_pressed).then(|| Instant::now() + AGAIN);
+        self.again
     }
 
     /// When the guest was asked.
