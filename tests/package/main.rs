@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use spillway_testkit::cpio::Entry;
-use spillway_testkit::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
+use spillway_testkit::guest::{self, Accelerator, Guest, GuestDisk, GuestSpec, Kit};
 use spillway_testkit::{disk, has_program, skip};
 use std::path::Path;
 use std::process::Command;
@@ -59,14 +59,14 @@ fn the_package_runs_under_systemd_and_machines_outlive_the_daemon() {
         dir: dir.path().into(),
         disks: vec![GuestDisk::Raw(kit.golden())],
         system: true,
-        payload: vec![
-            Entry::file("payload/spillway.deb", 0o644, package),
-            Entry::file("payload/inside", 0o755, INSIDE),
-            Entry::directory("payload/systemd"),
-            Entry::file("payload/systemd/work.service", 0o644, SERVICE),
-            Entry::directory("payload/systemd/multi-user.target.wants"),
-            Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
-        ],
+        payload: [
+            vec![
+                Entry::file("payload/spillway.deb", 0o644, package),
+                Entry::file("payload/inside", 0o755, INSIDE),
+            ],
+            guest::service("work", SERVICE),
+        ]
+        .concat(),
         memory_mib: 1024,
         vcpus: 1,
         accelerator: Accelerator::Tcg,

@@ -6,7 +6,7 @@
 
 use crate::world::{World, succeeds};
 use spillway_testkit::cpio::Entry;
-use spillway_testkit::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
+use spillway_testkit::guest::{self, Accelerator, Guest, GuestDisk, GuestSpec, Kit};
 use spillway_testkit::{Disk, skip};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -81,13 +81,8 @@ impl Machine<'_> {
             dir: world.dir().into(),
             disks: vec![GuestDisk::VhostUser(disk.vhost())],
             system: true,
-            payload: vec![
-                Entry::file("payload/work", 0o755, script),
-                Entry::directory("payload/systemd"),
-                Entry::file("payload/systemd/work.service", 0o644, SERVICE),
-                Entry::directory("payload/systemd/multi-user.target.wants"),
-                Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
-            ],
+            payload: [vec![Entry::file("payload/work", 0o755, script)], guest::service("work", SERVICE)]
+                .concat(),
             memory_mib: 512,
             vcpus: 2,
             accelerator: Accelerator::Tcg,

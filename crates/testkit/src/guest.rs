@@ -58,6 +58,17 @@ impl Kit {
     }
 }
 
+/// Files of a payload that make a booted system start this unit once it is up (systemd.unit(5)).
+pub fn service(name: &str, unit: &str) -> Vec<Entry> {
+    let wants = "payload/systemd/multi-user.target.wants";
+    vec![
+        Entry::directory("payload/systemd"),
+        Entry::file(&format!("payload/systemd/{name}.service"), 0o644, unit),
+        Entry::directory(wants),
+        Entry::link(&format!("{wants}/{name}.service"), &format!("../{name}.service")),
+    ]
+}
+
 /// The disk of a guest.
 #[derive(Clone, Debug)]
 pub enum GuestDisk {

@@ -4,7 +4,7 @@ use super::{CLONE, MACHINE, MIB, Node, TEMPLATE, io, worker};
 use crate::world::{BOOT, World, kill};
 use serde_json::{Value, json};
 use spillway_testkit::cpio::Entry;
-use spillway_testkit::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
+use spillway_testkit::guest::{self, Accelerator, Guest, GuestDisk, GuestSpec, Kit};
 use spillway_testkit::process::wait_until;
 use std::path::PathBuf;
 use std::process::Command;
@@ -34,13 +34,7 @@ fn start(kit: &Kit, dir: PathBuf, node: &Value) -> Guest {
         dir,
         disks: Vec::<GuestDisk>::new(),
         system: true,
-        payload: vec![
-            Entry::file("payload/work", 0o755, WORK),
-            Entry::directory("payload/systemd"),
-            Entry::file("payload/systemd/work.service", 0o644, SERVICE),
-            Entry::directory("payload/systemd/multi-user.target.wants"),
-            Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
-        ],
+        payload: [vec![Entry::file("payload/work", 0o755, WORK)], guest::service("work", SERVICE)].concat(),
         memory_mib: 512,
         vcpus: 2,
         accelerator: Accelerator::Tcg,

@@ -476,6 +476,8 @@ impl Reactor {
             }
         }
         if let Some(stalled) = self.io.base.stall_change(now) {
+            // Who is told finds it counted.
+            self.io.base.publish(self.disk.counters());
             self.send(&stall_event(stalled), &[]);
         }
         for at in self.io.base.take_damaged() {

@@ -61,7 +61,7 @@ pub enum GuestCommand {
     Exec(Exec),
     /// Write a file of at most 16 MiB in a machine's guest, by its guest agent
     ///
-    /// What the file had is replaced. If that fails the file may have a part of the content.
+    /// Replaces a file that exists. If that fails, the file may have a part of the content.
     #[command(after_help = PUT_EXAMPLES)]
     Put {
         /// The machine
@@ -91,7 +91,7 @@ pub struct Exec {
     /// Pass standard input on, at most 64 KiB
     #[arg(short = 'i', long)]
     stdin: bool,
-    /// A variable of the program's environment, which has those only that are given; KEY alone: its value here [default: the
+    /// Set a variable; with it, the program has only the variables given. KEY alone passes on its value here [default: the
     /// agent's environment]
     #[arg(short = 'e', long = "env", value_name = "KEY=VALUE")]
     environment: Vec<String>,

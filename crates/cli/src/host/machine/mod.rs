@@ -85,7 +85,7 @@ pub enum MachineCommand {
     Resize {
         /// The machine
         name: Name,
-        #[arg(value_parser = size(&bounds::DISK_BYTES), help = bounds::DISK_BYTES.help("Size of its disk"))]
+        #[arg(value_parser = size(&bounds::DISK_BYTES), help = bounds::DISK_BYTES.help("New size of its disk as a whole"))]
         size: u64,
     },
     /// Start machines

@@ -1,8 +1,8 @@
 //! What firmware and the trusted platform module of a machine keep: the variables of UEFI, and the module's state. Owns the names of
 //! these files and their content before a machine's first start.
 //!
-//! Invariant: they last as long as what is written to the disk. A reset removes them with it; if the disk is in a file that is kept, they are
-//! in files beside it that begin with its name.
+//! Invariant: they last as long as what is written to the disk. A reset removes them with it. A disk that is kept
+//! is a file; they are files next to it, and their names begin with its name.
 
 use crate::error::HostError;
 use crate::hypervisor::uefi::Uefi;

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use spillway_testkit::cores::{self, median};
 use spillway_testkit::cpio::Entry;
-use spillway_testkit::guest::{Accelerator, Guest, GuestDisk, GuestSpec, Kit};
+use spillway_testkit::guest::{self, Accelerator, Guest, GuestDisk, GuestSpec, Kit};
 use spillway_testkit::process::cpu_seconds;
 use spillway_testkit::{Disk, Driver, End, Load, Server, Shape};
 use std::fmt::Write as _;
@@ -213,13 +213,7 @@ fn in_guest(
             GuestDisk::Nbd(nbd.nbd()),
         ],
         system: true,
-        payload: vec![
-            Entry::file("payload/work", 0o755, script),
-            Entry::directory("payload/systemd"),
-            Entry::file("payload/systemd/work.service", 0o644, service),
-            Entry::directory("payload/systemd/multi-user.target.wants"),
-            Entry::link("payload/systemd/multi-user.target.wants/work.service", "../work.service"),
-        ],
+        payload: [vec![Entry::file("payload/work", 0o755, script)], guest::service("work", service)].concat(),
         memory_mib: 512,
         vcpus: 2,
         accelerator,
