@@ -16,7 +16,7 @@ const { SPILLWAY_DAEMON_PID, SPILLWAY_MACHINES, SPILLWAY_BUDGETS } = process.env
 const MACHINES = 2000;
 /** How long processor time is counted. */
 const COUNT_MS = 20_000;
-/** The same for what consoles cost: a list of machines is read every 30 s. Programs that are optimised are compared with one another. */
+/** The same for what consoles cost: the daemon looks at each machine, and a page at the list of them, every 30 s. */
 const SHARE_MS = SPILLWAY_BUDGETS === "1" ? 60_000 : 30_000;
 /** Longest gap between two frames while a list scrolls. */
 const FRAME_MS = 50;
@@ -74,7 +74,7 @@ async function start(from, to) {
  * How many times as much is allowed where programs are not optimised, and the host may be any. A page's own code is the same there,
  * but for the host's speed; the time between two frames is that of everything on the host.
  */
-const ROOM = SPILLWAY_BUDGETS === "1" ? { daemon: 1, page: 1, frame: 1 } : { daemon: 10, page: 2, frame: 4 };
+const ROOM = SPILLWAY_BUDGETS === "1" ? { daemon: 1, page: 1, frame: 1 } : { daemon: 6, page: 2, frame: 4 };
 
 /** What is over its budget. */
 const over = [];
