@@ -3,7 +3,7 @@
 //
 // SPILLWAY_CONSOLE_TOKEN     over TLS: the token
 import assert from "node:assert/strict";
-import { ask, base, go, launch, lines, median, open, say, sayPages, settled, spillway } from "./lib.mjs";
+import { ask, base, go, launch, lines, median, open, say, settled, spillway, tellFailure } from "./lib.mjs";
 
 const TABS = 8;
 const token = process.env.SPILLWAY_CONSOLE_TOKEN;
@@ -190,7 +190,7 @@ try {
   );
   say("done");
 } catch (error) {
-  await sayPages(browser);
+  await tellFailure(browser, error);
   throw error;
 } finally {
   await browser.close();

@@ -1,7 +1,7 @@
 // What an operator does in the first hour: a catalog from the wizard, machines that run, one that fills its cache, a size from the
 // curve, another version in steps, and back. Real machines; nothing is simulated.
 import assert from "node:assert/strict";
-import { launch, open, say, shot, spillway } from "./lib.mjs";
+import { launch, open, say, shot, spillway, tellFailure } from "./lib.mjs";
 
 const { SPILLWAY_KERNEL, SPILLWAY_INITRD, SPILLWAY_CONSOLE_URL } = process.env;
 /** Guests without KVM on a busy host need their time. */
@@ -166,7 +166,7 @@ try {
   await context.close();
   say("done");
 } catch (error) {
-  console.error(await page.locator("body").innerText());
+  await tellFailure(browser, error);
   throw error;
 } finally {
   await browser.close();

@@ -7,7 +7,7 @@
 // SPILLWAY_CONSOLE_URL is the address of Cockpit.
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { axe, base, foreign, launch, open } from "./lib.mjs";
+import { axe, base, foreign, launch, open, tellFailure } from "./lib.mjs";
 
 const [expected] = process.argv.slice(2);
 /** Guests without KVM on a busy host need their time. */
@@ -129,7 +129,7 @@ try {
   assertClean();
   say("done");
 } catch (error) {
-  for (const shown of page.frames()) console.error(await shown.locator("body").innerText().catch(String));
+  await tellFailure(browser, error);
   throw error;
 } finally {
   await browser.close();

@@ -222,10 +222,18 @@ export const say = (text) => console.log(`[${((Date.now() - begun) / 1000).toFix
 
 export const median = (numbers) => [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
 
-/** Says what is on each page of a browser, for whoever reads why a script has failed. */
-export async function sayPages(browser) {
+/**
+ * Says why a script has failed: the error first, then what is shown by each frame of each page, a console's before the page that it
+ * is in. Who keeps only the first lines knows the most important.
+ */
+export async function tellFailure(browser, error) {
+  console.error(`failed: ${error.message}`);
   for (const context of browser.contexts())
-    for (const page of context.pages()) console.error(await page.locator("body").innerText());
+    for (const page of context.pages())
+      for (const frame of page.frames().reverse()) {
+        const text = await frame.locator(".xterm-rows, body").last().innerText({ timeout: 5000 }).catch(String);
+        console.error(`${frame.url()} shows:\n${text.replace(/\n\s*\n+/g, "\n").trim()}`);
+      }
 }
 
 /** Takes a picture of a page, wide and narrow, for the book: if SPILLWAY_SHOTS names a folder. */

@@ -3,7 +3,7 @@
 //
 // Catalogs "desk", of guests that answer on their consoles, and "screen", whose machine shows each key that is pressed, are there.
 import assert from "node:assert/strict";
-import { axeInThemes, excess, go, launch, open, say, spillway } from "./lib.mjs";
+import { axeInThemes, excess, go, launch, open, say, spillway, tellFailure } from "./lib.mjs";
 
 const BOOT_MS = 400_000;
 
@@ -199,7 +199,7 @@ try {
   await context.close();
   say("done");
 } catch (error) {
-  console.error(await page.locator("body").innerText());
+  await tellFailure(browser, error);
   if (process.env.SPILLWAY_SHOTS)
     await page.screenshot({ path: `${process.env.SPILLWAY_SHOTS}/machine.png` });
   throw error;

@@ -11,10 +11,10 @@ import {
   objects,
   open,
   say,
-  sayPages,
   settled,
   signIn,
   spillway,
+  tellFailure,
 } from "./lib.mjs";
 
 const browser = await launch();
@@ -257,7 +257,7 @@ try {
   await context.close();
   say("done");
 } catch (error) {
-  await sayPages(browser);
+  await tellFailure(browser, error);
   throw error;
 } finally {
   await browser.close();

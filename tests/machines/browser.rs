@@ -137,8 +137,8 @@ fn run(world: &mut World, script: &str, environment: &[(&str, &str)]) {
     let errors = errors.join().unwrap().unwrap();
     // In this order: whoever has only the first lines knows the step, and the error.
     let step = said.lines().last().unwrap_or("nothing was done");
-    let error = errors.find("Error").map_or("", |at| &errors[at..]);
-    let error: String = error.lines().take(6).map(|line| format!("{line}\n")).collect();
+    let error = errors.find("failed: ").or_else(|| errors.find("Error")).map_or("", |at| &errors[at..]);
+    let error: String = error.lines().take(30).map(|line| format!("{line}\n")).collect();
     let steps = failed_steps(&said);
     assert!(status.success(), "{script}: {status}, at: {step}\n{error}{steps}\n{errors}\n{said}");
 }

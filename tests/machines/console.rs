@@ -231,6 +231,12 @@ fn what_a_guest_has_said_outlives_daemons_and_is_what_makes_it_ready() {
     client.types("state 82\n");
     client.until_shows("#82");
     world.start_daemon();
+    // The daemon answers when it knows what runs.
+    let machine = world.machine("desk-001");
+    assert!(
+        machine["status"]["phase"] == "running" && !machine["status"]["run"]["disk_pid"].is_null(),
+        "{machine:#}"
+    );
     let late = Cli::new(&world, "desk-001", &[]);
     ["WORKS", "#81", "#82"].iter().for_each(|text| late.until_shows(text));
     client.types("state 83\n");

@@ -55,6 +55,9 @@ const STREAMD: &str = "spillway-streamd";
 pub const LIBVIRT_URI_DEFAULT: &str = "qemu:///system";
 /// Interval at which the reserve of the database is checked.
 const RESERVE_EACH: Duration = Duration::from_secs(10);
+
+/// How long the daemon examines what an earlier one has left of machines before it answers. It goes on afterwards.
+const EXAMINATION: Duration = Duration::from_secs(10);
 /// Settings of the daemon.
 #[derive(Clone, Debug)]
 pub struct DaemonSettings {
@@ -338,6 +341,8 @@ pub async fn run(
     let listener = UnixListener::from_std(listener)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // Who asks first is told that a machine runs, not that it may start.
+    machines.reader.wait_for_examinations(EXAMINATION).await;
     ready(door.as_ref().and_then(|door| door.address()));
     service_manager.say("READY=1");
     let router = api::router(app);

@@ -118,6 +118,15 @@ impl MachineRegistry {
         self.machines().get(name).map(|machine| machine.status.subscribe())
     }
 
+    /// Waits until the tasks have examined what an earlier daemon has left of each machine.
+    pub async fn wait_for_examinations(&self) {
+        let machines: Vec<_> = self.machines().values().map(|machine| machine.status.subscribe()).collect();
+        for mut machine in machines {
+            // An error: nothing of the machine is left, and its task has ended.
+            let _ = machine.wait_for(ObservedMachine::is_examined).await;
+        }
+    }
+
     /// Counts the machines for which `is` holds.
     pub fn count(&self, is: impl Fn(&Name, &ObservedMachine) -> bool) -> usize {
         self.machines().iter().filter(|(name, machine)| is(name, &machine.status.borrow())).count()
@@ -140,5 +149,41 @@ impl MachineRegistry {
 
     fn machines(&self) -> MutexGuard<'_, HashMap<Name, TrackedMachine>> {
         self.machines.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::run::MachineFolders;
+    use crate::machines::status::Status;
+    use spillway_api::Phase;
+    use tokio::task::yield_now;
+
+    /// A registry with two machines that an earlier daemon has left, and one that was off; and their tasks.
+    fn left() -> (Arc<MachineRegistry>, [Name; 2], [NewTask; 2]) {
+        let registry = Arc::<MachineRegistry>::default();
+        let [off, runs, gone] = ["off", "runs", "gone"].map(|name| name.parse::<Name>().unwrap());
+        let folders = MachineFolders::new("/nowhere".into());
+        let found = |name: &Name| (name.clone(), ObservedMachine::found(None, &folders.of(name)));
+        registry.begin_with([(off, ObservedMachine::off(Revision(1))), found(&runs), found(&gone)]);
+        let tasks = [&runs, &gone].map(|name| registry.wake_or_begin(name).unwrap());
+        (registry, [runs, gone], tasks)
+    }
+
+    #[tokio::test]
+    async fn examined_is_what_a_task_has_published_or_whose_task_has_ended() {
+        let (registry, [_, gone], [runs, task]) = left();
+        let waiting = {
+            let registry = Arc::clone(&registry);
+            tokio::spawn(async move { registry.wait_for_examinations().await })
+        };
+        yield_now().await;
+        runs.status.send_modify(|known| known.update(Status::new(Phase::Running), Revision(1)));
+        yield_now().await;
+        assert!(!waiting.is_finished(), "the other one is not examined");
+        drop(task);
+        assert!(registry.end_task(&gone, 0));
+        waiting.await.unwrap();
     }
 }

@@ -18,6 +18,8 @@ pub struct ObservedMachine {
     status: MachineStatus,
     seen: Revision,
     settled: bool,
+    /// Whether this daemon has examined what is there of the machine.
+    examined: bool,
     disk: Option<DiskKind>,
     /// Why the last attempt has failed. It is cleared when the machine runs, stops or waits; for a machine that crashes
     /// repeatedly it stays while it runs.
@@ -45,7 +47,7 @@ impl ObservedMachine {
             permanent: false,
             run: None,
         };
-        ObservedMachine { status, seen, settled: true, disk: None, failure: None }
+        ObservedMachine { status, seen, settled: true, examined: true, disk: None, failure: None }
     }
 
     /// Creates the state of a machine with a folder that no step has examined yet; of this run, if its record can be
@@ -57,7 +59,13 @@ impl ObservedMachine {
             None => status,
         };
         known.update(status, Revision::default());
+        known.examined = false;
         known
+    }
+
+    /// Whether this daemon has examined what is there of the machine.
+    pub fn is_examined(&self) -> bool {
+        self.examined
     }
 
     /// Current phase.
@@ -111,6 +119,7 @@ impl ObservedMachine {
         (self.status.ready, self.status.address) = (status.ready, status.address);
         self.status.run = status.run;
         (self.seen, self.settled, self.disk) = (seen, status.settled, status.disk);
+        self.examined = true;
     }
 
     /// Records a failure to reach the desired state.
@@ -119,6 +128,7 @@ impl ObservedMachine {
         (self.status.message, self.status.code) = (Some(why.message.clone()), Some(why.code));
         (self.status.ready, self.status.permanent) = (false, why.is_permanent);
         (self.seen, self.settled, self.failure) = (seen, true, Some(why.message.clone()));
+        self.examined = true;
     }
 
     /// Sets the number of crashes of the machine's run.

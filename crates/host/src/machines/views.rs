@@ -239,6 +239,11 @@ impl MachineReader {
         }
     }
 
+    /// Waits until what an earlier daemon has left of each machine is examined, for this time at most.
+    pub async fn wait_for_examinations(&self, at_most: Duration) {
+        let _ = tokio::time::timeout(at_most, self.registry.wait_for_examinations()).await;
+    }
+
     /// Summary of all machines in one line, for people.
     pub async fn summary(&self) -> String {
         let objects = self.objects.clone();
