@@ -23,16 +23,15 @@ impl Adopting {
         }
         let mut world = World::new("libvirt")?;
         world.import("golden", "version-1");
-        // libvirt passes no variables on, so the hook is told here where this daemon is.
-        let hooks = world.path("qemu.d");
-        std::fs::create_dir(&hooks).unwrap();
-        std::os::unix::fs::symlink(disk::program().unwrap(), hooks.join("spillway")).unwrap();
+        // libvirt passes no variables on, so the hook is told here where this daemon is: by the script of `docs/how-to/libvirt.md`.
+        let page = include_str!("../../docs/how-to/libvirt.md");
+        let script = page.split("    #!/bin/bash\n").nth(1).and_then(|rest| rest.split("\n\n").next());
+        let script: String =
+            script.expect("the script").lines().map(|line| format!("{}\n", line.trim())).collect();
+        let text = format!("#!/bin/bash\n{script}")
+            .replace("/srv/spillway/sock", &world.path("sock").display().to_string())
+            .replace("/usr/bin/spillway", &disk::program().unwrap().display().to_string());
         let hook = world.path("hook");
-        let text = format!(
-            "#!/bin/sh\nexport SPILLWAY_SOCKET={}\nexec {}/spillway \"$@\"\n",
-            world.path("sock").display(),
-            hooks.display()
-        );
         std::fs::write(&hook, text).unwrap();
         std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
         let install = format!(
