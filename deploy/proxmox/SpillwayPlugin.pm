@@ -10,9 +10,8 @@ package PVE::Storage::Custom::SpillwayPlugin;
 #   base-ID-disk-N                   a template: the version of the image STORAGE-base-ID-disk-N of spillwayd
 #   base-ID-disk-N/vm-ID-disk-N      a linked clone: the machine STORAGE-vm-ID-disk-N of the catalog that has the template's name
 #
-# Owns the files in the storage's folder, and those images, catalogs and machines. Never runs a shell, and never resets a disk when a
-# volume is activated: Proxmox also activates volumes of VMs that run. Invariant: a clone's disk is forgotten when it is deactivated,
-# or before it is used again.
+# Owns the files in the storage's folder, and those images, catalogs and machines. Never runs a shell, and never resets the disk of a VM
+# that runs or is hibernated. Invariant: a clone's disk is forgotten when it is deactivated, or when its VM starts.
 
 use v5.36;
 
@@ -38,6 +37,8 @@ use constant MOST_VOLUMES => 1024;
 use constant NOT_FOUND => 66;
 
 our $PROGRAM = '/usr/bin/spillway';
+# Where Proxmox has the pid files of its VMs.
+our $PID_FILES = '/run/qemu-server';
 
 my $ID    = qr/[1-9][0-9]{2,8}/;
 my $DISK  = qr/disk-[0-9]{1,4}/;
@@ -189,15 +190,19 @@ my sub clone_socket ($storeid, $scfg, $volume) {
     return "$state/run/machines/" . object($storeid, $volume->{name}) . '/disk.nbd';
 }
 
+# The two files that say what is known of a clone's disk beyond what the daemon knows. docs/design/058-proxmox.md has the table of their
+# states. The mark: the disk is to be forgotten before it is used again. The record: the run of the disk that the VM was started with.
 my sub mark ($storeid, $scfg, $volume) {
     return folder($storeid, $scfg) . "/.forget-$volume->{name}";
 }
 
-# Saves the fact that a clone's disk is to be forgotten before it is used again. With the run of it that a saved memory belongs to.
-my sub set_mark ($storeid, $scfg, $volume, $run = '') {
-    my $mark = mark($storeid, $scfg, $volume);
-    sysopen(my $file, $mark, O_CREAT | O_TRUNC | O_WRONLY, 0600) or return warn "$mark: $!\n";
-    syswrite($file, $run) // warn "$mark: $!\n";
+my sub record ($storeid, $scfg, $volume) {
+    return folder($storeid, $scfg) . "/.run-$volume->{name}";
+}
+
+my sub save ($path, $content) {
+    sysopen(my $file, $path, O_CREAT | O_TRUNC | O_WRONLY, 0600) or return warn "$path: $!\n";
+    syswrite($file, $content) // warn "$path: $!\n";
     return;
 }
 
@@ -209,17 +214,42 @@ my sub run_of ($machine) {
 
 # Ends a clone's disk, and with it all that was written. The mark stays if the daemon cannot be reached. Nothing to do if there is none.
 my sub forget ($storeid, $scfg, $volume) {
-    set_mark($storeid, $scfg, $volume);
+    my $mark = mark($storeid, $scfg, $volume);
+    save($mark, '');
     my $machine = object($storeid, $volume->{name});
     spillway($scfg, RUN, 'machine', 'stop', $machine, '--force', '--wait', '--timeout', RUN - 10);
-    unlink(mark($storeid, $scfg, $volume));
+    unlink(record($storeid, $scfg, $volume));
+    unlink($mark);
     return;
 }
 
-# Whether the VM's memory was saved to a disk: what its disks hold belongs to it.
+# Whether the VM's memory was saved to a disk: what its disks hold belongs to it. 'qm unlock' removes the lock, and Proxmox resumes all the
+# same. Dies if the VM's configuration cannot be read, since what is wrongly forgotten is lost.
 my sub is_hibernated ($vmid) {
-    my $properties = eval { PVE::Cluster::get_guest_config_properties(['lock'], $vmid) } // {};
-    return (($properties->{$vmid} // {})->{lock} // '') =~ /^suspend(?:ed|ing)\z/;
+    my $properties = PVE::Cluster::get_guest_config_properties(['lock', 'vmstate'], $vmid) // {};
+    my $config     = $properties->{$vmid} // {};
+    return defined($config->{vmstate}) || ($config->{lock} // '') =~ /^suspend(?:ed|ing)\z/ ? 1 : 0;
+}
+
+# Whether the VM runs: whether the process of its pid file is a QEMU of this VM. It does if that cannot be told.
+my sub is_running ($vmid) {
+    open(my $file, '<', "$PID_FILES/$vmid.pid") or return !$!{ENOENT};
+    my ($pid) = (readline($file) // '') =~ /^([0-9]{1,10})$/ or return 1;
+    open(my $process, '<', "/proc/$pid/cmdline") or return !$!{ENOENT};
+    return (readline($process) // '') =~ /\x00-id\x00$vmid(?:\x00|\z)/ ? 1 : 0;
+}
+
+# Whether Proxmox activates volumes because it starts their VM. A version that cannot say so activates volumes of a VM that is off in its
+# start, or in an action that holds the VM's lock as a start does.
+my sub is_start ($hints) {
+    my ($hint, $is_known) = ('plugin-may-deactivate-volume', PVE::Storage::Plugin->can('is_hint_supported'));
+    return $is_known && $is_known->($hint) ? ($hints // {})->{$hint} : 1;
+}
+
+# Whether a backup asks, of the frame that has called the method of PVE::Storage that has called this plugin's.
+my sub is_asked_by_backup {
+    my ($asker) = caller(2);
+    return defined($asker) && $asker =~ /^PVE::VZDump\b/;
 }
 
 sub path ($class, $scfg, $volname, $storeid, $snapname = undef, @) {
@@ -256,7 +286,34 @@ sub status ($class, $storeid, $scfg, @) {
     return ($space->{total}, $space->{avail}, $space->{used}, 1);
 }
 
-sub activate_volume ($class, $storeid, $scfg, $volname, $snapname = undef, @) {
+my $NO_BACKUP = "is a disposable disk, which is not backed up: exclude it (backup=0 in the options of the disk), or the VM\n";
+
+# Starts a clone's disk, unless it runs. The disk of a VM that starts begins with the template; that of a VM that is resumed must be in the
+# run that the VM had.
+my sub activate_clone ($storeid, $scfg, $volname, $volume, $hints) {
+    my ($vmid, $name) = ($volume->{vmid}, object($storeid, $volume->{name}));
+    my ($record, $mark) = (record($storeid, $scfg, $volume), mark($storeid, $scfg, $volume));
+    my ($is_resumed, $is_marked) = (is_hibernated($vmid), -e $mark);
+    forget($storeid, $scfg, $volume) if !$is_resumed && ($is_marked || is_start($hints) && !is_running($vmid));
+    my $was    = $is_resumed && !$is_marked ? PVE::Tools::file_read_firstline($record) // '' : '';
+    my $looked = sub {
+        my $machine = existing($storeid, $volname, answer($scfg, 'machine', 'show', $name));
+        die "VM $vmid is hibernated, and what its disk '$volname' held is gone, since the disk is disposable:"
+            . " delete the saved memory ('qm set $vmid --delete vmstate'), and start the VM\n"
+            if $is_resumed && ($was eq '' || $was ne run_of($machine));
+        return $machine;
+    };
+    my $machine = $looked->();
+    if (($machine->{status}{phase} // '') ne 'running') {
+        existing($storeid, $volname, spillway($scfg, RUN, 'machine', 'start', $name, '--wait', '--timeout', RUN - 10));
+        $machine = $looked->();
+    }
+    # Of the first activation alone: if the disk has lost its content since, a saved memory does not belong to what it has now.
+    save($record, run_of($machine)) if !$is_resumed && !-e $record;
+    return;
+}
+
+sub activate_volume ($class, $storeid, $scfg, $volname, $snapname = undef, $cache = undef, $hints = undef, @) {
     die "disks of Spillway have no snapshots\n" if defined($snapname);
     my $volume = parsed($volname);
     if ($volume->{kind} eq 'template') {
@@ -264,28 +321,17 @@ sub activate_volume ($class, $storeid, $scfg, $volname, $snapname = undef, @) {
     } elsif ($volume->{kind} eq 'file') {
         die "volume '$storeid:$volname' does not exist\n" if !-f $class->path($scfg, $volname, $storeid);
     } else {
-        my ($mark, $is_resumed) = (mark($storeid, $scfg, $volume), is_hibernated($volume->{vmid}));
-        forget($storeid, $scfg, $volume) if -e $mark && !$is_resumed;
-        my $name    = object($storeid, $volume->{name});
-        my $machine = existing($storeid, $volname, answer($scfg, 'machine', 'show', $name));
-        my $run     = run_of($machine);
-        die "VM $volume->{vmid} is hibernated, and what its disk '$volname' held is gone, since the disk is disposable:"
-            . " delete the saved memory ('qm set $volume->{vmid} --delete vmstate'), and start the VM\n"
-            if $is_resumed && ($run eq '' || $run ne (PVE::Tools::file_read_firstline($mark) // ''));
-        unlink($mark);
-        return 1 if ($machine->{status}{phase} // '') eq 'running';
-        existing($storeid, $volname, spillway($scfg, RUN, 'machine', 'start', $name, '--wait', '--timeout', RUN - 10));
+        # A backup activates volumes before it asks for their sizes, and leaves them so.
+        die "'$volname' $NO_BACKUP" if is_asked_by_backup();
+        activate_clone($storeid, $scfg, $volname, $volume, $hints);
     }
     return 1;
 }
 
+# What the disk of a hibernated VM holds is kept for the VM's memory, and so is its record: if that is deleted, the next start forgets.
 sub deactivate_volume ($class, $storeid, $scfg, $volname, @) {
     my $volume = parsed($volname);
-    return 1 if $volume->{kind} ne 'clone';
-    return forget($storeid, $scfg, $volume) if !is_hibernated($volume->{vmid});
-    # What it holds is kept for the VM's memory. If that is deleted, it is forgotten at the next start.
-    my $machine = eval { answer($scfg, 'machine', 'show', object($storeid, $volume->{name})) };
-    set_mark($storeid, $scfg, $volume, run_of($machine));
+    forget($storeid, $scfg, $volume) if $volume->{kind} eq 'clone' && !is_hibernated($volume->{vmid});
     return 1;
 }
 
@@ -418,12 +464,6 @@ sub clone_image ($class, $scfg, $storeid, $volname, $vmid, $snapname = undef, @)
 
 # Sizes
 
-# Whether a backup asks for the size, which it does for each disk that it is to contain.
-my sub is_asked_by_backup {
-    my ($asker) = caller(2);
-    return defined($asker) && $asker =~ /^PVE::VZDump\b/;
-}
-
 sub volume_size_info ($class, $scfg, $storeid, $volname, @) {
     my $volume = parsed($volname);
     my ($size, $used, $parent, $ctime);
@@ -434,8 +474,7 @@ sub volume_size_info ($class, $scfg, $storeid, $volname, @) {
     } elsif ($volume->{kind} eq 'template') {
         $size = existing_template($storeid, $scfg, $volume->{name})->{size};
     } else {
-        die "'$volname' is a disposable disk, which is not backed up: exclude it (backup=0 in the options of the disk), or the VM\n"
-            if is_asked_by_backup();
+        die "'$volname' $NO_BACKUP" if is_asked_by_backup();
         my $machine = existing($storeid, $volname, answer($scfg, 'machine', 'show', object($storeid, $volume->{name})));
         my $own = $machine->{size_bytes};
         $size   = defined($own) ? bytes($own) : existing_template($storeid, $scfg, $volume->{base})->{size};

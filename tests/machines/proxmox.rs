@@ -6,6 +6,7 @@
 mod contract;
 mod guests;
 mod page;
+mod runs;
 
 use crate::world::World;
 use serde_json::{Value, json};
@@ -39,10 +40,12 @@ impl Node {
             return None;
         }
         let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+        std::fs::create_dir_all(world.path("pids")).unwrap();
         let mut perl = Command::new("perl")
             .args(["-T", tests.join("machines/proxmox/node.pl").to_str().unwrap()])
             .arg(tests.join("../deploy/proxmox/SpillwayPlugin.pm").canonicalize().unwrap())
             .arg(disk::program().unwrap())
+            .arg(world.path("pids"))
             // Whatever comes from the environment is not to be trusted, and makes what it is added to so.
             .env("TAINT", "tainted")
             .stdin(Stdio::piped())

@@ -62,7 +62,7 @@ fn the_plugin_is_one_that_proxmox_loads() {
 }
 
 /// Disks and daemon are gone, and the daemon comes back.
-fn lose_power(world: &mut World) {
+pub fn lose_power(world: &mut World) {
     let disk = world.pid(MACHINE, "disk_pid");
     let worker = worker(world, MACHINE);
     world.kill_daemon();
@@ -118,35 +118,6 @@ fn a_disk_becomes_a_template_and_its_clones_forget() {
     lose_power(&mut world);
     node.of("activate", CLONE);
     assert!(io(&mut node, CLONE, "read -P 0 1M 64k"));
-
-    // A saved memory belongs to what the disk holds, which stays until it is resumed; if that is gone, the VM does not go on.
-    assert!(io(&mut node, CLONE, "write -P 9 1M 64k"));
-    let hibernated = json!({ "volume": CLONE, "lock": "suspended" });
-    node.ok("deactivate", hibernated.clone());
-    node.ok("activate", hibernated.clone());
-    assert!(io(&mut node, CLONE, "read -P 9 1M 64k"));
-    // It has been resumed, and is activated while it runs.
-    node.of("activate", CLONE);
-    assert!(io(&mut node, CLONE, "read -P 9 1M 64k"));
-    // The saved memory is deleted instead.
-    node.ok("deactivate", hibernated.clone());
-    node.of("activate", CLONE);
-    assert!(io(&mut node, CLONE, "read -P 0 1M 64k"));
-    // What it held is gone: the VM was turned off, or the daemon has started the disk again when the node came up.
-    for is_off in [true, false] {
-        assert!(io(&mut node, CLONE, "write -P 9 1M 64k"));
-        node.ok("deactivate", hibernated.clone());
-        if is_off {
-            world.ok(&["machine", "stop", MACHINE, "--wait"]);
-        } else {
-            lose_power(&mut world);
-            world.until(MACHINE, "running", |machine| machine["status"]["phase"] == "running");
-        }
-        let refused = node.refused("activate", hibernated.clone());
-        assert!(refused.contains("hibernated") && refused.contains("--delete vmstate"), "{refused}");
-        node.of("activate", CLONE);
-        assert!(io(&mut node, CLONE, "read -P 0 1M 64k"));
-    }
 }
 
 #[test]
@@ -162,8 +133,11 @@ fn disks_grow_while_the_vm_is_off() {
     node.ok("resize", size(CLONE, 32 * MIB - 1024));
     assert_eq!(node.of("size", CLONE)[0], 32 * MIB);
     assert!(node.refused("resize", size(CLONE, 16 * MIB)).contains("shrink"));
-    let hibernated = json!({ "volume": CLONE, "bytes": 64 * MIB, "lock": "suspended" });
-    assert!(node.refused("resize", hibernated).contains("hibernated"));
+    for saved in [json!({ "lock": "suspended" }), json!({ "vmstate": "local:vm-101-state-suspend" })] {
+        node.ok("configure", json!({ "vmid": 101, "properties": saved }));
+        assert!(node.refused("resize", size(CLONE, 64 * MIB)).contains("hibernated"));
+    }
+    node.ok("configure", json!({ "vmid": 101, "properties": {} }));
     assert!(node.refused("resize", size(TEMPLATE, 32 * MIB)).contains("template"));
     for bytes in [json!("-1"), json!("1T"), json!("9".repeat(30)), json!(null)] {
         node.refused("resize", json!({ "volume": CLONE, "bytes": bytes }));

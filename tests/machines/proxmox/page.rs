@@ -68,12 +68,12 @@ impl Follower<'_> {
             }
             ["qm", "start", vm] => {
                 let disk = disk(vm);
-                self.node.of("activate", &disk);
+                self.node.ok("start", json!({ "vmid": vm, "volumes": [disk] }));
                 self.node.of("blockdev", &disk);
                 assert!(io(&mut self.node, &disk, "read -P 0 1M 64k"), "it is clean");
                 assert!(io(&mut self.node, &disk, "write -P 7 1M 64k"));
             }
-            ["qm", "stop", vm] => _ = self.node.of("deactivate", &disk(vm)),
+            ["qm", "stop", vm] => _ = self.node.ok("stop", json!({ "vmid": vm, "volumes": [disk(vm)] })),
             ["qm", "resize", vm, "scsi0", more] => {
                 let more: u64 = more.trim_matches(['+', 'G']).parse().unwrap();
                 let disk = disk(vm);
