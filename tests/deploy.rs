@@ -259,6 +259,11 @@ fn the_package_of_the_plugin_for_proxmox_has_the_plugin() {
     for wanted in ["libpve-storage-perl (>= 8)", "libjson-perl", &spillway] {
         assert!(depends.split(", ").any(|one| one == wanted), "{depends}");
     }
+    // The daemons that load the plugin are told of it, the one for high availability, too.
+    let control = dir.path().join("control");
+    run(Command::new("dpkg-deb").arg("-e").arg(&package).arg(&control));
+    let triggers = std::fs::read_to_string(control.join("triggers")).unwrap();
+    assert_eq!(triggers, "activate-noawait pve-api-updates\n");
     // VMs start after the daemon, and end before their disks.
     for unit in ["spillwayd.service", "spillway-machines.service"] {
         let unit = std::fs::read_to_string(deploy(unit)).unwrap();

@@ -74,8 +74,10 @@ sub properties {
 }
 
 sub options {
-    my @optional = qw(nodes disable content spillway-dir spillway-state spillway-socket spillway-ram spillway-overflow spillway-full);
-    return { map { $_ => { optional => 1 } } @optional };
+    my %optional = map { $_ => { optional => 1 } } qw(nodes disable content spillway-ram spillway-overflow spillway-full);
+    # Where the disks are, and what is known of them, does not change while there are any.
+    my %fixed = map { $_ => { optional => 1, fixed => 1 } } qw(spillway-dir spillway-state spillway-socket);
+    return { %optional, %fixed };
 }
 
 # A path of the settings, or of the daemon's answers, checked and untainted.
@@ -377,9 +379,18 @@ sub list_images ($class, $storeid, $scfg, $vmid = undef, $vollist = undef, @) {
     return \@listed;
 }
 
+# The number in a disk's name. A VM has each number once: its files become templates of the same number.
+my sub number_of ($name) {
+    return $name =~ /-disk-([0-9]{1,4})\z/ ? int($1) : undef;
+}
+
+my sub taken_numbers ($class, $storeid, $scfg, $vmid) {
+    return map { ($_ => 1) } grep { defined } map { number_of($_->{volid}) } @{ $class->list_images($storeid, $scfg, $vmid) };
+}
+
 # The first name that no volume of the VM has.
 sub find_free_diskname ($class, $storeid, $scfg, $vmid, @) {
-    my %taken = map { $_->{volid} =~ /-disk-([0-9]+)\z/ ? (int($1) => 1) : () } @{ $class->list_images($storeid, $scfg, $vmid) };
+    my %taken = taken_numbers($class, $storeid, $scfg, $vmid);
     my ($free) = grep { !$taken{$_} } 0 .. MOST_VOLUMES - 1;
     die "VM $vmid has too many disks in '$storeid'\n" if !defined($free);
     return "vm-$vmid-disk-$free";
@@ -390,6 +401,10 @@ sub alloc_image ($class, $storeid, $scfg, $vmid, $format, $name = undef, $size =
     my $volume = parsed($name // $class->find_free_diskname($storeid, $scfg, $vmid));
     die "'$name' is not a name for a disk of VM $vmid\n" if $volume->{kind} ne 'file' || $volume->{vmid} ne $vmid;
     my ($kib, $part) = ($size // '') =~ /^([1-9][0-9]{0,11})(\.[0-9]+)?\z/ or die "the size of '$volume->{name}' is no number of KiB\n";
+    if (defined(my $number = defined($name) ? number_of($volume->{name}) : undef)) {
+        my %taken = taken_numbers($class, $storeid, $scfg, $vmid);
+        die "VM $vmid has a disk $number in '$storeid' already: name another number than '$name', or none\n" if $taken{$number};
+    }
     my $path = folder($storeid, $scfg) . "/$volume->{name}";
     sysopen(my $file, $path, O_CREAT | O_EXCL | O_RDWR, 0640) or die "$path: $!\n";
     if (!truncate($file, ($kib + ($part ? 1 : 0)) * 1024)) {

@@ -23,6 +23,9 @@ fn the_plugin_is_one_that_proxmox_loads() {
         assert!(name.starts_with("spillway-"), "names of properties are those of all plugins: {name}");
         assert!(!property["description"].as_str().unwrap().is_empty());
         assert_eq!(about["options"][name]["optional"], 1);
+        // Disks would be lost from sight, and with them what is to be forgotten.
+        let is_place = ["spillway-dir", "spillway-state", "spillway-socket"].contains(&&**name);
+        assert_eq!(about["options"][name]["fixed"] == 1, is_place, "{name}");
     }
     assert_eq!(node.ok("status", json!({})), json!([1000, 600, 400, 1]));
 
@@ -189,6 +192,16 @@ fn names_are_free_and_what_is_gone_is_gone() {
         let refused = node.refused("alloc", wrong.clone());
         assert!(refused.contains(why), "{wrong}: {refused}");
     }
+    // Names that become a template that there is, or are a clone's. What is there stays.
+    for (vm, name) in
+        [(9000, "vm-9000-disk-0"), (9000, "vm-9000-disk-00"), (101, "vm-101-disk-0"), (101, "vm-101-disk-2")]
+    {
+        let refused = node.refused("alloc", json!({ "vmid": vm, "kib": 1024, "name": name }));
+        assert!(refused.contains("already") && refused.contains(name), "{refused}");
+    }
+    assert_eq!(node.of("size", TEMPLATE)[0], 16 * MIB);
+    let named = node.ok("alloc", json!({ "vmid": 9002, "kib": 1024, "name": "vm-9002-disk-7" }));
+    node.of("free", named.as_str().unwrap());
     let of_vm = node.ok("list", json!({ "vmid": "101" }));
     assert_eq!(of_vm.as_array().unwrap().len(), 5, "{of_vm}");
     let chosen = node.ok("list", json!({ "volumes": [format!("desks:{CLONE}"), "desks:vm-7-disk-0"] }));
