@@ -271,7 +271,10 @@ sub qemu_blockdev_options ($class, $scfg, $storeid, $volname, $machine_version =
         return { driver => 'file', filename => "$path" };
     }
     my $server = { type => 'unix', path => clone_socket($storeid, $scfg, $volume) };
-    return { driver => 'nbd', server => $server, 'reconnect-delay' => int(RECONNECT) };
+    # The export of this run alone: QEMU does not go on with a disk that the daemon has had to start again, as the template.
+    my ($pid) = (PVE::Tools::file_read_firstline(record($storeid, $scfg, $volume)) // '') =~ /^([0-9]{1,10}) /;
+    my %export = defined($pid) ? (export => "run-$pid") : ();
+    return { driver => 'nbd', server => $server, %export, 'reconnect-delay' => int(RECONNECT) };
 }
 
 sub activate_storage ($class, $storeid, $scfg, @) {

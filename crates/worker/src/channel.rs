@@ -64,6 +64,10 @@ pub struct Start {
     pub overflow_model: bool,
     /// NBD clients may come, who ask which parts of the disk are zero.
     pub nbd: bool,
+    /// Name of the NBD export, beside the empty one: that of each worker of this supervisor, and of no other's. A client that names it
+    /// is not connected to a later disk at the same socket, which has other content. Empty from supervisors that know no name.
+    #[serde(default)]
+    pub export: String,
     /// Request queues offered on vhost-user.
     pub queues: u16,
     /// Serial number that the guest sees; at most 20 bytes of ASCII.

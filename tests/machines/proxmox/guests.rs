@@ -106,7 +106,9 @@ fn a_path_of_the_plugin_is_one_that_qemu_and_proxmox_know() {
     let ours = node.of("blockdev", CLONE)["file"]["file"].clone();
     let theirs = node.of("path_node", CLONE);
     assert_eq!((&ours["driver"], &ours["server"]), (&theirs["driver"], &theirs["server"]));
-    assert!(theirs["export"].is_null() && ours["export"].is_null(), "{theirs}");
+    // The path is asked for before the disk runs, and so names no run.
+    assert!(theirs["export"].is_null(), "{theirs}");
+    assert_eq!(ours["export"], format!("run-{}", world.pid(MACHINE, "disk_pid")));
     assert_eq!(ours["reconnect-delay"], 60);
 
     let path = node.of("path", CLONE)[0].as_str().unwrap().to_owned();

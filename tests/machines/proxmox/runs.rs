@@ -1,10 +1,12 @@
 //! What a clone's disk holds from one start of its VM to the next, by the calls that versions of Proxmox make in each case.
 
 use super::contract::lose_power;
-use super::{CLONE, MACHINE, MIB, Node, TEMPLATE, io};
+use super::{CLONE, MACHINE, MIB, Node, TEMPLATE, io, worker};
 use crate::world::{World, kill};
 use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// The versions that `node.pl` knows.
 const VERSIONS: [f64; 3] = [8.0, 9.0, 9.1];
@@ -312,4 +314,89 @@ fn a_backup_that_is_refused_starts_no_disk() {
     // A version that asks for the size first is refused as well.
     assert!(node.refused("backup_size", json!({ "volume": CLONE })).contains("backup=0"));
     assert_eq!(node.of("size", CLONE)[0], 16 * MIB);
+}
+
+/// QEMU's block layer on a node of the plugin's, for as long as this is there.
+struct Qemu {
+    program: std::process::Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Qemu {
+    fn new(node: &Value) -> Qemu {
+        let mut program = Command::new("qemu-io")
+            .arg(format!("json:{}", json!({ "driver": "raw", "file": node })))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(program.stdout.take().unwrap()).lines();
+        Qemu { program, lines }
+    }
+
+    /// Whether a command goes well, or what is said instead.
+    fn does(&mut self, command: &str) -> Result<(), String> {
+        writeln!(self.program.stdin.as_ref().unwrap(), "{command}").unwrap();
+        loop {
+            let line = self.lines.next().expect("it answers").unwrap();
+            if line.contains("failed") || line.contains("rror") {
+                return Err(line);
+            }
+            if line.contains("ops/sec") {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+/// A guest has pages of its disk in its memory: below them, the template's content would be taken for its own.
+#[test]
+fn a_vm_that_runs_does_not_go_on_with_a_disk_that_was_lost() {
+    let Some(world) = World::new("none") else { return };
+    let Some(mut node) = Node::new(&world) else { return };
+    node.template_and_clone();
+    let mut vm = Vm { node: &mut node, pve: 9.1, volumes: vec![CLONE] };
+    vm.does("start");
+    let given = vm.node.of("blockdev", CLONE)["file"]["file"].clone();
+    let mut wanted = json!({ "driver": "nbd", "server": given["server"], "export": given["export"] });
+    wanted["reconnect-delay"] = 2.into();
+    let mut qemu = Qemu::new(&wanted);
+    qemu.does("write -P 7 1M 64k").unwrap();
+
+    // A worker alone: the next one is of the same run.
+    kill(worker(&world, MACHINE));
+    qemu.does("read -P 7 1M 64k").unwrap();
+
+    // Both processes. The daemon serves the disk again.
+    let (disk, serves) = (world.pid(MACHINE, "disk_pid"), worker(&world, MACHINE));
+    kill(disk);
+    kill(serves);
+    let is_again = |machine: &Value| {
+        let pid = machine["status"]["run"]["disk_pid"].as_u64();
+        machine["status"]["phase"] == "running" && pid.is_some_and(|pid| pid != u64::from(disk))
+    };
+    world.until(MACHINE, "running again", is_again);
+    vm.holds(0);
+    let refused = qemu.does("read -P 0 1M 64k").unwrap_err();
+    assert!(refused.contains("Input/output error"), "{refused}");
+    // Nor later, as often as it is tried.
+    assert!(qemu.does("write -P 7 1M 64k").is_err());
+    vm.holds(0);
+    drop(qemu);
+
+    // The next start has the name of its own run.
+    vm.does("stop");
+    vm.does("start");
+    let next = vm.node.of("blockdev", CLONE)["file"]["file"].clone();
+    assert_ne!(next["export"], given["export"]);
+    wanted["export"] = next["export"].clone();
+    Qemu::new(&wanted).does("read -P 0 1M 64k").unwrap();
+    vm.does("stop");
 }

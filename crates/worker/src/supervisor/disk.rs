@@ -86,6 +86,7 @@ impl Disk {
             base_model: base_model.is_some(),
             overflow_model: overflow_model.is_some(),
             nbd: options.nbd.is_some(),
+            export: format!("run-{}", std::process::id()),
             queues: options.queues(),
             serial: serial(options.identity()),
             writeback: true,

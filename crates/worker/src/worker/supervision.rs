@@ -246,7 +246,7 @@ impl Reactor {
                 }
                 let info = nbd::ExportInfo {
                     size_bytes: self.start.size_bytes,
-                    name: String::new(),
+                    name: self.start.export.clone(),
                     description: format!("Spillway disk {}", self.start.serial),
                 };
                 let mut connection =

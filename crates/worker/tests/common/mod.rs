@@ -136,6 +136,7 @@ impl Memory {
             base_model: self.base_model.is_some(),
             overflow_model: false,
             nbd: true,
+            export: "run-1".into(),
             queues: QUEUES,
             serial: "attach".into(),
             writeback: true,
