@@ -118,6 +118,20 @@ fn is_audited(world: &World) {
     );
 }
 
+/// Neither virsh nor anybody else keeps what an agent is asked.
+fn is_in_no_history(world: &World) {
+    let secret = format!("secret-{}-{}", std::process::id(), world.path("").display());
+    assert_eq!(shell(world, &format!("echo '{secret}'")).1, format!("{secret}\n"));
+    let own = fs::read_to_string(world.machines().join(".virsh/libvirt/virsh/history"));
+    assert_eq!(own.unwrap_or_default(), "");
+    let home = std::env::var_os("HOME").map(|home| std::path::PathBuf::from(home).join(".cache"));
+    let users = std::env::var_os("XDG_CACHE_HOME").map(std::path::PathBuf::from).or(home);
+    for cache in users.into_iter().chain([world.path("lv")]) {
+        let kept = fs::read_to_string(cache.join("libvirt/virsh/history")).unwrap_or_default();
+        assert!(!kept.contains(&secret), "{}", cache.display());
+    }
+}
+
 fn a_reset_ends_it(world: &World) {
     let words = ["machine", "exec", NAME, "--time-limit", "3600", "--", "/bin/busybox", "sleep", "3599"];
     let waits = world.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -146,6 +160,7 @@ fn a_guest_is_asked(hypervisor: &'static str) {
     programs_run(&world);
     files_are_written_and_read(&world);
     is_audited(&world);
+    is_in_no_history(&world);
     a_reset_ends_it(&world);
     what_cannot_be_asked_says_so(&world);
 }

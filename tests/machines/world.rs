@@ -74,6 +74,7 @@ while read -r word tag; do
             # While nobody is connected to its other end, the port has ended.
             read -r question <&3 || { usleep 50000; continue; }
             case "$question" in
+            *guest-sync-delimited*) id=${question##*\"id\":}; printf '\377{"return":%s}\n' "${id%%[!0-9]*}" >&3 ;;
             *guest-sync*) id=${question##*\"id\":}; echo "{\"return\":${id%%[!0-9]*}}" >&3 ;;
             *guest-ping*) echo '{"return":{}}' >&3 ;;
             *guest-shutdown*) poweroff -f ;;

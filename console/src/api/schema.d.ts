@@ -705,8 +705,8 @@ export interface paths {
         /**
          * Runs a program in a machine's guest by the guest agent, which needs the role `operate`. The response comes when the program has
          *     ended, or its time limit is over. `conflict`: the machine does not run, its VMM is external, the agent refuses, or the machine
-         *     was stopped, restarted or reset meanwhile. `unavailable`: no agent answers. `busy`: 8 calls of this machine, or 64 of all, are
-         *     under way.
+         *     or its guest was stopped, restarted or reset meanwhile. `unavailable`: no agent answers, or the result was lost; the problem says
+         *     whether the program may have been started. `busy`: 8 calls of this machine, or 64 of all, are under way.
          */
         post: operations["runMachineProgram"];
         delete?: never;
@@ -729,7 +729,9 @@ export interface paths {
         get: operations["getMachineFile"];
         /**
          * Writes a file of at most 16 MiB in a machine's guest by the guest agent, in place of what it had, which needs the role `operate`.
-         *     If that fails the file may have a part of the content. The problems are those of `exec`; `too_large`: the content has more bytes.
+         *     If that fails the file may have a part of the content. Files of a machine are written and read one after the other. The problems
+         *     are those of `exec`; `too_large`: the content has more bytes; `busy`: also if files of this or other machines take the place of
+         *     this one.
          */
         put: operations["replaceMachineFile"];
         post?: never;
@@ -2258,7 +2260,10 @@ export interface components {
         };
         /** @description What became of a program in a machine's guest. */
         GuestProgramResult: {
-            /** @description Whether the program has ended. `false`: the time limit is over, and it may still run. */
+            /**
+             * @description Whether the program has ended. `false`: the time limit is over, and it may still run, or what it has started still has its
+             *     outputs open.
+             */
             ended: boolean;
             /**
              * Format: int32
@@ -2267,7 +2272,7 @@ export interface components {
             exit_code?: number | null;
             /**
              * Format: int64
-             * @description Id of the process in the guest.
+             * @description Id of the process in the guest. Once the program has ended, another process may have it.
              */
             pid: number;
             /**

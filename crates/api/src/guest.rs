@@ -18,8 +18,8 @@ use utoipa::{PartialSchema, ToSchema};
 pub const GUEST_TIME_LIMIT_SECONDS_DEFAULT: u32 = 60;
 /// Largest standard input of a program in a guest.
 pub const MOST_GUEST_INPUT_BYTES: usize = 64 << 10;
-/// Largest command of a guest's program as it is sent to the agent, in JSON: words, variables, and the input in base64. An argument
-/// of `virsh` has 128 KiB at most.
+/// Largest command of a guest's program as it is sent to the agent, in JSON: words, variables, and the input in base64. It is one line
+/// of the input of `virsh`.
 pub const MOST_GUEST_COMMAND_BYTES: usize = 120 << 10;
 /// Largest part of the standard output, and of the standard error, of a program in a guest that is kept.
 pub const MOST_GUEST_OUTPUT_BYTES: usize = 1 << 20;
@@ -137,9 +137,10 @@ impl Bounded for GuestProgram {
 /// What became of a program in a machine's guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GuestProgramResult {
-    /// Id of the process in the guest.
+    /// Id of the process in the guest. Once the program has ended, another process may have it.
     pub pid: u64,
-    /// Whether the program has ended. `false`: the time limit is over, and it may still run.
+    /// Whether the program has ended. `false`: the time limit is over, and it may still run, or what it has started still has its
+    /// outputs open.
     pub ended: bool,
     /// Exit code of the program; `null`: it has not ended, or a signal has ended it.
     pub exit_code: Option<u32>,

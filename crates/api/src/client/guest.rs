@@ -8,8 +8,8 @@ use hyper::Method;
 use hyper::body::Bytes;
 use std::time::Duration;
 
-/// Longest time for a file, in addition to that for a response: a guest may be slow.
-const FILE: Duration = Duration::from_secs(240);
+/// Longest time for a file, in addition to that for a response: a guest may be slow, and other files of it may come first.
+const FILE: Duration = Duration::from_secs(480);
 
 impl Client {
     /// Runs a program in a machine's guest, and waits for its end as long as its time limit says.

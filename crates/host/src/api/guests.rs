@@ -7,7 +7,7 @@ use super::{ApiState, ProblemResponse};
 use crate::access::delay::delayed;
 use crate::access::note::RequestNote;
 use crate::error::HostError;
-use crate::machines::FilePlace;
+use crate::machines::{FilePlace, GuestCall};
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
@@ -72,8 +72,8 @@ impl FileQuery {
 
 /// Runs a program in a machine's guest by the guest agent, which needs the role `operate`. The response comes when the program has
 /// ended, or its time limit is over. `conflict`: the machine does not run, its VMM is external, the agent refuses, or the machine
-/// was stopped, restarted or reset meanwhile. `unavailable`: no agent answers. `busy`: 8 calls of this machine, or 64 of all, are
-/// under way.
+/// or its guest was stopped, restarted or reset meanwhile. `unavailable`: no agent answers, or the result was lost; the problem says
+/// whether the program may have been started. `busy`: 8 calls of this machine, or 64 of all, are under way.
 #[utoipa::path(post, path = "/{name}/exec", params(("name" = Name, Path)), request_body = GuestProgram, responses((status = 200, body = GuestProgramResult), ProblemResponse))]
 async fn run_machine_program(
     State(app): State<ApiState>,
@@ -85,15 +85,17 @@ async fn run_machine_program(
         &json!({ "program": program.argv.first(), "time_limit_seconds": program.time_limit().as_secs() }),
     );
     let call = app.machines.guests.call(&name).await?;
-    let pid = call.start(&program).await?;
+    let started = call.start(&program).await?;
     let limit = program.time_limit();
     drop(program);
     // The program runs, whoever waits for its end.
-    Ok(delayed(StatusCode::OK, async move { call.wait(pid, limit).await.map(Json) }))
+    Ok(delayed(StatusCode::OK, async move { call.wait(started, limit).await.map(Json) }))
 }
 
 /// Writes a file of at most 16 MiB in a machine's guest by the guest agent, in place of what it had, which needs the role `operate`.
-/// If that fails the file may have a part of the content. The problems are those of `exec`; `too_large`: the content has more bytes.
+/// If that fails the file may have a part of the content. Files of a machine are written and read one after the other. The problems
+/// are those of `exec`; `too_large`: the content has more bytes; `busy`: also if files of this or other machines take the place of
+/// this one.
 #[utoipa::path(put, path = "/{name}/files", params(("name" = Name, Path), FileQuery), request_body(content = inline(FileContent), content_type = "application/octet-stream"), responses((status = 200, body = GuestFile), ProblemResponse))]
 async fn replace_machine_file(
     State(app): State<ApiState>,
@@ -103,7 +105,7 @@ async fn replace_machine_file(
 ) -> Result<Json<GuestFile>, HostError> {
     let path = query.checked()?;
     let call = app.machines.guests.call(&name).await?;
-    let _place = app.machines.guests.file_place()?;
+    let _place = call.file_place().await?;
     let content = raw_body(request.into_body(), MOST_GUEST_FILE_BYTES, BODY).await?;
     call.write(&path, &content).await?;
     Ok(Json(GuestFile { path, bytes: content.len() as u64 }))
@@ -121,9 +123,9 @@ async fn get_machine_file(
 ) -> Result<Response, HostError> {
     let path = query.checked()?;
     let call = app.machines.guests.call(&name).await?;
-    let place = app.machines.guests.file_place()?;
+    let place = call.file_place().await?;
     let content = call.read(&path).await?;
-    let body = Body::from(Bytes::from_owner(HeldContent { content, _place: place }));
+    let body = Body::from(Bytes::from_owner(HeldContent { content, _place: place, _call: call }));
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 
@@ -131,6 +133,7 @@ async fn get_machine_file(
 struct HeldContent {
     content: Vec<u8>,
     _place: FilePlace,
+    _call: GuestCall,
 }
 
 impl AsRef<[u8]> for HeldContent {

@@ -34,6 +34,8 @@ const LATENESS: Duration = Duration::from_secs(2);
 pub struct Libvirt {
     program: String,
     uri: String,
+    /// Cache of the virsh processes that read commands from their input.
+    cache: PathBuf,
     owner: OnceCell<Option<(u32, u32)>>,
     listening: Once,
     shutdowns: Arc<ShutdownReasons>,
@@ -58,14 +60,16 @@ pub enum DomainState {
 }
 
 impl Libvirt {
-    /// Creates the client. It connects when it is first used.
-    pub fn new(uri: String) -> Libvirt {
-        Libvirt::by(PROGRAM.into(), uri)
+    /// Creates the client. It connects when it is first used. `cache` is a folder of its own for files of virsh, which may not
+    /// exist.
+    pub fn new(uri: String, cache: PathBuf) -> Libvirt {
+        Libvirt::by(PROGRAM.into(), uri, cache)
     }
 
     /// Creates a client that runs another program in place of virsh.
-    pub fn by(program: String, uri: String) -> Libvirt {
-        Libvirt { program, uri, owner: OnceCell::new(), listening: Once::new(), shutdowns: Arc::default() }
+    pub fn by(program: String, uri: String, cache: PathBuf) -> Libvirt {
+        let (owner, listening) = (OnceCell::new(), Once::new());
+        Libvirt { program, uri, cache, owner, listening, shutdowns: Arc::default() }
     }
 
     /// Runs a virsh command and returns its output.
@@ -75,16 +79,24 @@ impl Libvirt {
         if is_done { Ok(answer) } else { Err(self.refused(what, &complaint)) }
     }
 
-    /// Asks the guest agent of the domain with this UUID, which has so long to answer. What it is asked may be secret, so it is
-    /// no argument, which every user of the host could read, but input of virsh.
+    /// Returns what names the present run of the domain with this UUID for `ask_agent`; `None`: it is off. A later run has another
+    /// id.
+    pub async fn run_of(&self, uuid: &str) -> Result<Option<String>, HostError> {
+        let id = self.ask(&["domid", uuid]).await?;
+        // If no domain has the id any more, virsh looks for one of that name. None has a name with a sign.
+        Ok(id.trim().parse::<u32>().ok().map(|id| format!("+{id}")))
+    }
+
+    /// Asks the guest agent of a domain, which has so long to answer. What it is asked may be secret, so it is no argument, which
+    /// every user of the host could read, but input of virsh.
     pub async fn ask_agent(
         &self,
-        uuid: &str,
+        domain: &str,
         patience: Duration,
         question: &Value,
     ) -> Result<String, HostError> {
         let what = "qemu-agent-command";
-        let line = format!("{what} {uuid} --timeout {} '{}'\n", patience.as_secs(), quotable(question));
+        let line = format!("{what} {domain} --timeout {} '{}'\n", patience.as_secs(), quotable(question));
         let (_, answer, complaint) = self.talk(what, &[], Some(&line)).await?;
         // virsh succeeds whatever becomes of a command of its input.
         spoken(&answer).map(str::to_owned).ok_or_else(|| self.refused(what, &complaint))
@@ -101,7 +113,8 @@ impl Libvirt {
         let unavailable = |why: &str| self.cannot(ErrorCode::Unavailable, what, why);
         let mut virsh = self.virsh(command);
         if line.is_some() {
-            virsh.stdin(Stdio::piped()).env("INPUTRC", "/dev/null");
+            virsh.stdin(Stdio::piped());
+            self.keep_no_history(&mut virsh);
         }
         let mut virsh = tokio::process::Command::from(virsh);
         let mut child = virsh.kill_on_drop(true).spawn().map_err(|e| match e.kind() {
@@ -126,6 +139,16 @@ impl Libvirt {
             return Err(unavailable(&format!("libvirtd has not answered for {} s", PATIENCE.as_secs())));
         };
         Ok((status.map_err(|e| unavailable(&e.to_string()))?.success(), answer, complaint))
+    }
+
+    /// Prepares a virsh that reads commands from its input. It takes them for those of a person, and would write each to the history
+    /// in the user's cache.
+    fn keep_no_history(&self, virsh: &mut Command) {
+        virsh.env("XDG_CACHE_HOME", &self.cache).env("VIRSH_HISTSIZE", "0").env("INPUTRC", "/dev/null");
+        // Without this variable the socket of a user's libvirtd is looked for in the cache.
+        virsh.env("XDG_RUNTIME_DIR", user_runtime_folder());
+        // One that is started here would have this environment.
+        virsh.env("LIBVIRT_AUTOSTART", "0");
     }
 
     fn cannot(&self, code: ErrorCode, what: &str, why: &str) -> HostError {
@@ -177,8 +200,8 @@ impl Libvirt {
     pub fn listen_to(&self, domain: &str) {
         self.shutdowns.reasons().insert(domain.to_owned(), None);
         self.listening.call_once(|| {
-            let (virsh, shutdowns) =
-                (Libvirt::by(self.program.clone(), self.uri.clone()), Arc::clone(&self.shutdowns));
+            let virsh = Libvirt::by(self.program.clone(), self.uri.clone(), self.cache.clone());
+            let shutdowns = Arc::clone(&self.shutdowns);
             // The child ends with the thread that started it, so it needs its own.
             std::thread::spawn(move || {
                 loop {
@@ -326,6 +349,10 @@ fn user_runtime_folder() -> PathBuf {
 mod tests {
     use super::*;
 
+    fn at(uri: &str) -> Libvirt {
+        Libvirt::new(uri.into(), "/nonexistent".into())
+    }
+
     #[test]
     fn what_virsh_says_is_understood() {
         assert_eq!(state("running (booted)\n\n"), DomainState::On);
@@ -372,15 +399,38 @@ mod tests {
 
     #[tokio::test]
     async fn a_libvirt_that_is_not_there_says_so() {
-        let libvirt = Libvirt::new("qemu+unix:///system?socket=/nonexistent/socket".into());
+        let libvirt = at("qemu+unix:///system?socket=/nonexistent/socket");
         let error = libvirt.state("11111111-2222-4333-8444-555555555555").await.unwrap_err();
         assert_eq!(error.code, ErrorCode::Unavailable, "{error}");
         assert!(error.message.contains("/nonexistent/socket"), "{error}");
     }
 
     #[tokio::test]
+    async fn what_an_agent_is_asked_is_kept_in_no_file() {
+        if !Path::new("/usr/bin/virsh").exists() {
+            spillway_testkit::skip("virsh is not installed (Debian: libvirt-clients)");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let libvirt = Libvirt::new("test:///default".into(), dir.path().to_owned());
+        let secret = format!("secret-{}-{:?}", std::process::id(), std::time::SystemTime::now());
+        let question = serde_json::json!({ "execute": secret });
+        let run = libvirt.run_of("6695eb01-f6a4-8304-79aa-97f2502e193f").await.unwrap().unwrap();
+        let error = libvirt.ask_agent(&run, Duration::from_secs(1), &question).await.unwrap_err();
+        assert!(error.message.contains("not supported"), "it has come to this domain: {error}");
+        let own = dir.path().join("libvirt/virsh/history");
+        assert_eq!(std::fs::read_to_string(own).unwrap_or_default(), "");
+        let users = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let users = users.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+        if let Some(users) = users {
+            let kept = std::fs::read_to_string(users.join("libvirt/virsh/history")).unwrap_or_default();
+            assert!(!kept.contains("secret-"), "it is in the history of the user");
+        }
+    }
+
+    #[tokio::test]
     async fn the_first_reason_counts_and_only_of_whom_is_listened_to() {
-        let libvirt = Libvirt::new("qemu:///system".into());
+        let libvirt = at("qemu:///system");
         libvirt.shutdowns.reasons().insert("spillway-a".into(), None);
         for (domain, reason) in
             [("spillway-a", "guest-reset"), ("spillway-a", "host-signal"), ("b", "guest-shutdown")]

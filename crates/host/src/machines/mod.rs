@@ -73,8 +73,8 @@ pub use figures::curves::CurvesByMachine;
 use figures::history::Histories;
 pub use figures::history::HistoryOf;
 use figures::one_disk::DiskFigures;
-pub use guests::FilePlace;
 use guests::Guests;
+pub use guests::{FilePlace, GuestCall};
 use host::SpaceWatch;
 use host_start::HostStart;
 use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
@@ -287,7 +287,7 @@ fn begin_services(shared: &Arc<MachineServices>) {
         tokio::spawn(async move { _ = shared.accelerator().await });
     }
     if let Some(address) = shared.parts.phone_home {
-        tokio::spawn(Arc::clone(&shared.calls).listen(address, shared.events.clone()));
+        tokio::spawn(Arc::clone(&shared.guests.phone).listen(address, shared.events.clone()));
     }
     tokio::spawn(Arc::clone(&shared.memory).watch());
 }

@@ -331,8 +331,9 @@ mod tests {
                 let (mut stream, _) = agent.accept().await.unwrap();
                 let mut asked = vec![0; 4096];
                 let n = stream.read(&mut asked).await.unwrap();
-                let sync: Value = serde_json::from_slice(&asked[..n]).unwrap();
+                let sync: Value = serde_json::from_slice(asked[..n].strip_prefix(b"\xff").unwrap()).unwrap();
                 let answer = json!({ "return": sync["arguments"]["id"] });
+                stream.write_all(b"\xff").await.unwrap();
                 stream.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
                 let _ = stream.read(&mut asked).await.unwrap();
                 let answer = json!({ "return": [{ "ip-addresses": [{ "ip-address": own }] }] });

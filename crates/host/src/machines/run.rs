@@ -275,6 +275,11 @@ impl MachineFolders {
         MachineFolder::of(&self.0, name)
     }
 
+    /// Folder for files of virsh. It is no machine's: that is no name of one.
+    pub fn virsh_cache(&self) -> PathBuf {
+        self.0.join(".virsh")
+    }
+
     /// Names of the machines that have a folder.
     pub fn names(&self) -> Result<Vec<Name>, HostError> {
         let failed = |e: io::Error| self.failed("cannot be read", &e);

@@ -10,6 +10,7 @@ use super::blocking::blocking;
 use super::boots::BootQueue;
 use super::disk;
 use super::figures::FigureCollector;
+use super::guests::GuestCalls;
 use super::host::MemoryWatch;
 use super::leftovers::Leftovers;
 use super::phone_home::PhoneCalls;
@@ -55,7 +56,7 @@ pub struct MachineServices {
     pub(super) admission: Arc<Admission>,
     pub(super) order: StartOrder,
     pub(super) boots: Arc<BootQueue>,
-    pub(super) calls: Arc<PhoneCalls>,
+    pub(super) guests: GuestServices,
     pub(super) memory: Arc<MemoryWatch>,
     pub(super) files: Arc<MachineFiles>,
     pub(super) leftovers: Arc<Leftovers>,
@@ -64,6 +65,15 @@ pub struct MachineServices {
     turns: StoreTurns,
     users: Mutex<GuestUsers>,
     accelerator: OnceCell<Accelerator>,
+}
+
+/// What guests ask this host, and what they are asked.
+#[derive(Default)]
+pub struct GuestServices {
+    /// Machines that say that they are ready.
+    pub phone: Arc<PhoneCalls>,
+    /// Programs and files of clients.
+    pub calls: GuestCalls,
 }
 
 impl MachineServices {
@@ -83,7 +93,7 @@ impl MachineServices {
             admission: Arc::new(Admission::new(parts.capacity, Arc::clone(&registry))),
             order: StartOrder::new(Arc::clone(&registry)),
             boots: Arc::new(BootQueue::new(parts.boots, Arc::clone(&registry))),
-            calls: Arc::default(),
+            guests: GuestServices::default(),
             memory: Arc::new(MemoryWatch::new(
                 parts.memory_floor_bytes,
                 events.clone(),
@@ -91,7 +101,7 @@ impl MachineServices {
             )),
             leftovers: Arc::new(Leftovers::new(objects.clone(), Arc::clone(&files))),
             placement: Placement::new(stores.clone(), folders.clone()),
-            libvirt: Arc::new(Libvirt::new(parts.libvirt_uri.clone())),
+            libvirt: Arc::new(Libvirt::new(parts.libvirt_uri.clone(), folders.virsh_cache())),
             users: Mutex::new(GuestUsers::new(parts.guest_users)),
             turns: StoreTurns::new(STARTS, PATIENCE),
             accelerator: OnceCell::new_with(parts.accelerator.clone()),

@@ -12,8 +12,9 @@ use spillway_api::{
     MOST_GUEST_FILE_BYTES, MOST_GUEST_INPUT_BYTES, Name, bounds,
 };
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -167,8 +168,8 @@ impl Exec {
         if !result.ended {
             let seconds = program.time_limit().as_secs();
             let message = format!(
-                "{name}: the program has not ended within {seconds} s. It goes on as process {}, which no agent can end: end it there \
-                 ('spillway machine exec {name} -- kill {}')",
+                "{name}: process {} has not ended within {seconds} s: it goes on, or what it has started still has its outputs open. \
+                 No agent can end it: do that there ('spillway machine exec {name} -- kill {}', if it still runs)",
                 result.pid, result.pid
             );
             output::complain("error", &message);
@@ -256,20 +257,44 @@ fn target(local: &Path, remote: &str) -> PathBuf {
     }
 }
 
-/// Writes a file in full or not at all. What is no file, such as a pipe, is written to.
+/// Writes a file in full or not at all. One that replaces another has its rights, and its owner if that is allowed. What is no file,
+/// such as a pipe, is written to.
 fn store(target: &Path, content: &[u8]) -> io::Result<()> {
     // Of a link, what it leads to.
-    let target = &fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
-    if fs::metadata(target).is_ok_and(|found| !found.is_file()) {
+    let target = &match fs::canonicalize(target) {
+        Err(_) if fs::symlink_metadata(target).is_ok_and(|found| found.is_symlink()) => {
+            let message = "it is a link to nothing: remove it, or give the file that it names";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
+        }
+        found => found.unwrap_or_else(|_| target.to_owned()),
+    };
+    let old = fs::metadata(target).ok();
+    if old.as_ref().is_some_and(|old| !old.is_file()) {
         return File::options().write(true).open(target)?.write_all(content);
     }
     let mut part = target.file_name().unwrap_or_default().to_owned();
     part.push(format!(".{}.part", std::process::id()));
     let part = target.with_file_name(part);
-    let mut file = File::options().write(true).create_new(true).open(&part)?;
-    let stored =
-        file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&part, target));
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    if old.is_some() {
+        options.mode(0o600);
+    }
+    let mut file = options.open(&part)?;
+    let stored = file
+        .write_all(content)
+        .and_then(|()| old.map_or(Ok(()), |old| take_rights(&file, &old)))
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&part, target));
     stored.inspect_err(|_| _ = fs::remove_file(&part))
+}
+
+/// Gives a file the rights of another. Nobody gets rights who had none: those of a group that it cannot have are left out.
+fn take_rights(file: &File, old: &Metadata) -> io::Result<()> {
+    let is_of_group = std::os::unix::fs::fchown(file, None, Some(old.gid())).is_ok();
+    let _ = std::os::unix::fs::fchown(file, Some(old.uid()), None);
+    let mode = old.mode() & if is_of_group { 0o777 } else { 0o707 };
+    file.set_permissions(Permissions::from_mode(mode))
 }
 
 #[cfg(test)]
@@ -329,6 +354,38 @@ mod tests {
         assert_eq!(fs::read(&file).unwrap(), b"two");
         store(Path::new("/dev/null"), b"x").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[test]
+    fn a_local_file_keeps_its_rights() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        let [new, usual] = ["new", "usual"].map(|name| dir.path().join(name));
+        store(&new, b"one").unwrap();
+        File::create(&usual).unwrap();
+        assert_eq!(mode(&new), mode(&usual));
+        for rights in [0o600, 0o640, 0o400, 0o755] {
+            fs::set_permissions(&new, Permissions::from_mode(rights)).unwrap();
+            store(&new, b"two").unwrap();
+            assert_eq!((mode(&new), fs::read(&new).unwrap()), (rights, b"two".to_vec()));
+        }
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&new, Some(7), Some(8)).unwrap();
+            store(&new, b"three").unwrap();
+            let found = fs::metadata(&new).unwrap();
+            assert_eq!((found.uid(), found.gid(), mode(&new)), (7, 8, 0o755));
+        }
+    }
+
+    #[test]
+    fn a_link_to_nothing_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path().join("nothing"), &link).unwrap();
+        let error = store(&link, b"x").unwrap_err();
+        assert!(error.to_string().contains("a link to nothing"), "{error}");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

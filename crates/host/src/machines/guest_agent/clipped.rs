@@ -1,7 +1,8 @@
 //! Lines of a guest agent whose long texts are shortened while they are received. An agent sends all that a program has written in
 //! one line, of which only the beginning is kept. Owns the bytes of an incomplete line.
 //!
-//! Invariant: the memory for a line is bounded whatever is received, and a line that was JSON is JSON when it is shortened.
+//! Invariant: the memory for a line is bounded whatever is received. A line that was JSON is JSON when it is shortened, if its long
+//! texts are ASCII without pairs of escapes, as base64 is; other long texts may be cut in a character, which makes it invalid.
 
 /// Longest text of a line that is kept whole, in bytes: base64 of a little more than is kept of an output, so that what is too
 /// long is known.
@@ -16,9 +17,11 @@ const ESCAPE_BYTES: usize = 6;
 pub struct LineTooLong;
 
 /// Receives lines.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ClippedLine {
     line: Vec<u8>,
+    /// Longest line.
+    max_bytes: usize,
     /// Number of bytes of the text that is being received; `None`: it is not in a text.
     text_bytes: Option<usize>,
     /// Whether the last byte was a backslash in a text.
@@ -28,11 +31,16 @@ pub struct ClippedLine {
 }
 
 impl ClippedLine {
+    /// Creates one for lines that have at most so many bytes when they are shortened.
+    pub fn new(max_bytes: usize) -> ClippedLine {
+        ClippedLine { line: Vec::new(), max_bytes, text_bytes: None, is_escaped: false, is_clipped: false }
+    }
+
     /// Takes bytes up to the end of a line. Returns how many, and the line if it is complete.
     pub fn take(&mut self, bytes: &[u8]) -> Result<(usize, Option<Vec<u8>>), LineTooLong> {
         for (n, byte) in bytes.iter().enumerate() {
             if *byte == b'\n' {
-                let line = std::mem::take(self).line;
+                let line = std::mem::replace(self, ClippedLine::new(self.max_bytes)).line;
                 return Ok((n + 1, Some(line)));
             }
             self.push(*byte)?;
@@ -61,7 +69,7 @@ impl ClippedLine {
                 }
             }
         }
-        if self.line.len() >= MAX_LINE_BYTES {
+        if self.line.len() >= self.max_bytes {
             return Err(LineTooLong);
         }
         self.line.push(byte);
@@ -75,7 +83,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn lines(bytes: &[u8], piece: usize) -> Result<Vec<Value>, LineTooLong> {
-        let (mut line, mut found) = (ClippedLine::default(), Vec::new());
+        let (mut line, mut found) = (ClippedLine::new(MAX_LINE_BYTES), Vec::new());
         for mut piece in bytes.chunks(piece) {
             while !piece.is_empty() {
                 let (taken, whole) = line.take(piece)?;

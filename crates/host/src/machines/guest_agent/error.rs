@@ -26,6 +26,10 @@ pub enum AgentError {
     FileTooLarge,
     /// It has taken too long, although the agent answers.
     Late,
+    /// libvirt does not speak to the agent of this domain any more.
+    ConnectionLost,
+    /// A program has ended, and the answer that said how was lost, for this reason.
+    ResultLost(String),
 }
 
 impl AgentError {
@@ -37,6 +41,19 @@ impl AgentError {
     /// Creates an error of the channel.
     pub fn unreachable(why: impl fmt::Display) -> AgentError {
         AgentError::Unreachable(plain(&why.to_string()))
+    }
+
+    /// Whether the same question may have an answer later: a guest may be paused, or have more to do than to answer.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, AgentError::Silent | AgentError::Unreachable(_))
+    }
+
+    /// Converts the error of a lost answer, after which the agent has not known the program any more.
+    pub fn result_lost(self) -> AgentError {
+        AgentError::ResultLost(match self {
+            AgentError::Unreachable(why) => why,
+            _ => "the answer did not come in time".into(),
+        })
     }
 
     /// Converts the error for clients. `what` is what was asked of the guest of this machine.
@@ -59,7 +76,7 @@ impl AgentError {
             AgentError::Over => (
                 ErrorCode::Conflict,
                 format!(
-                    "{name}: {what}: the machine was stopped, restarted or reset meanwhile: ask again when it runs"
+                    "{name}: {what}: the machine or its guest was stopped, restarted or reset meanwhile: ask again when it runs"
                 ),
             ),
             AgentError::FileTooLarge => (
@@ -72,6 +89,20 @@ impl AgentError {
             AgentError::Late => (
                 ErrorCode::Unavailable,
                 format!("{name}: {what}: its guest takes too long: try again when it has less to do"),
+            ),
+            AgentError::ConnectionLost => (
+                ErrorCode::Unavailable,
+                format!(
+                    "{name}: {what}: libvirt has ended its connection to the guest agent, as it does after an answer of more than \
+                     10 MiB: stop the machine and start it again, and write large outputs to a file in the guest"
+                ),
+            ),
+            AgentError::ResultLost(why) => (
+                ErrorCode::Unavailable,
+                format!(
+                    "{name}: {what}: it has ended, and the answer of its guest agent was lost: {why}: its outputs may be too large: \
+                     write them to a file in the guest, and get that"
+                ),
             ),
             AgentError::Refused(words) if is_disabled(&words) => (
                 ErrorCode::Conflict,
@@ -137,6 +168,13 @@ mod tests {
             (AgentError::Over, ErrorCode::Conflict, "reset meanwhile"),
             (AgentError::FileTooLarge, ErrorCode::Conflict, "16 MiB"),
             (AgentError::Late, ErrorCode::Unavailable, "too long"),
+            (AgentError::ConnectionLost, ErrorCode::Unavailable, "start it again"),
+            (
+                AgentError::Silent.result_lost(),
+                ErrorCode::Unavailable,
+                "in time: its outputs may be too large",
+            ),
+            (AgentError::unreachable("4 MiB").result_lost(), ErrorCode::Unavailable, "lost: 4 MiB: "),
         ] {
             let error = error.of(&name, "the program 'sh' cannot be started");
             assert_eq!(error.code, code, "{error}");

@@ -1,7 +1,7 @@
 //! Files that a guest agent reads and writes (QEMU, qga/qapi-schema.json: `guest-file-open` and others). Owns the open file.
 //!
-//! Invariant: a file that was opened is closed whatever happens, unless its VMM has ended or the agent does not answer; and no more
-//! bytes are taken than a file may have.
+//! Invariant: a file that was opened is closed whatever happens, unless its VMM has ended or the agent does not answer; a machine has
+//! one open file at a time; and no more bytes are taken than a file may have.
 
 use super::{AgentCall, AgentError};
 use base64ct::{Base64, Encoding};
@@ -22,6 +22,7 @@ const EMPTY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Reads a file.
 pub async fn read(call: &AgentCall, path: &str) -> Result<Vec<u8>, AgentError> {
+    let _turn = call.file_turn().await?;
     let file = OpenFile::open(call, path, "rb").await?;
     let read = timeout(PATIENCE, file.read()).await.unwrap_or(Err(AgentError::Late));
     // What was read is whole, whether the agent can close the file or not.
@@ -31,6 +32,7 @@ pub async fn read(call: &AgentCall, path: &str) -> Result<Vec<u8>, AgentError> {
 
 /// Writes a file, in place of what was there. If it fails the file may have a part of the content.
 pub async fn write(call: &AgentCall, path: &str, content: &[u8]) -> Result<(), AgentError> {
+    let _turn = call.file_turn().await?;
     let file = OpenFile::open(call, path, "wb").await?;
     let written = timeout(PATIENCE, file.write(content)).await.unwrap_or(Err(AgentError::Late));
     let closed = file.close(written.as_ref().err()).await;
@@ -161,6 +163,24 @@ mod tests {
             assert!(read(&agent.call(), "/f").await.unwrap() == content, "{length}");
             assert_eq!(agent.commands().last().unwrap(), "guest-file-close");
         }
+    }
+
+    #[tokio::test]
+    async fn files_of_a_machine_are_written_one_after_the_other() {
+        let stored = Arc::<Mutex<Vec<u8>>>::default();
+        let agent = Arc::new(guest(Arc::clone(&stored)));
+        let writes = [b'a', b'b', b'c'].map(|byte| {
+            let agent = Arc::clone(&agent);
+            tokio::spawn(async move { write(&agent.call(), "/f", &[byte; 3 * WRITE_BYTES]).await.unwrap() })
+        });
+        for write in writes {
+            write.await.unwrap();
+        }
+        let stored = stored.lock().unwrap();
+        assert!(stored.len() == 3 * WRITE_BYTES && stored.iter().all(|byte| *byte == stored[0]));
+        let open = |command: &String| ["guest-file-open", "guest-file-close"].contains(&command.as_str());
+        let order: Vec<_> = agent.commands().into_iter().filter(open).collect();
+        assert_eq!(order, ["guest-file-open", "guest-file-close"].repeat(3));
     }
 
     #[tokio::test]

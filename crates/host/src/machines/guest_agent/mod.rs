@@ -4,6 +4,7 @@
 //! Invariant: the agent's answers are a guest's: their length, their number and the time for them are bounded, and nothing
 //! depends on what they say but the machine itself.
 
+mod channel;
 mod clipped;
 mod error;
 mod exchange;
@@ -11,69 +12,36 @@ pub mod file;
 pub mod program;
 #[cfg(test)]
 mod scripted;
+mod started;
 
 use super::neighbours::is_unicast;
 use crate::hypervisor::libvirt::Libvirt;
-use crate::hypervisor::qemu;
-use crate::json_lines::JsonLines;
-use crate::short_path::ShortPath;
+pub use channel::{AgentCall, AgentChannel};
 pub use error::AgentError;
+use exchange::AgentStream;
 use serde_json::{Value, json};
+pub use started::StartedProgram;
 use std::io;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, Semaphore};
 use tokio::time::timeout;
 
 /// Longest wait for an answer.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 /// How long an agent may take to refuse a shutdown. It says nothing if it carries it out.
 const REFUSAL: Duration = Duration::from_secs(1);
+/// Longest answer to a question that is the daemon's own.
 const MAX_LINE_BYTES: usize = 64 << 10;
-/// Number of answers to earlier questions that are skipped.
-const MAX_STRAY_ANSWERS: usize = 100;
 
 /// The channel to a guest agent.
 #[derive(Clone)]
 pub enum GuestAgent {
     /// The agent's socket in the machine's folder.
     Socket,
-    /// The agent commands of libvirt, for a domain.
+    /// The agent commands of libvirt, for the domain with this UUID, or a run of it (`Libvirt::run_of`).
     Libvirt(Arc<Libvirt>, String),
-}
-
-/// What asks the agent of one guest until the guest's VMM ends.
-pub struct AgentCall {
-    /// The channel.
-    pub agent: GuestAgent,
-    /// The machine's folder.
-    pub folder: PathBuf,
-    /// Whoever has it asks the agent. Others wait for the end of a question, not of a program.
-    pub turn: Arc<Mutex<()>>,
-    /// Bounds how many answers, of all guests, are received at a time.
-    pub answers: Arc<Semaphore>,
-    /// Whether the VMM has ended. A machine's next VMM never begins before that.
-    pub is_over: Box<dyn Fn() -> bool + Send + Sync>,
-}
-
-impl AgentCall {
-    /// Asks a question. An answer is of the VMM that the call is for: what another one answers is an error.
-    pub async fn ask(&self, question: &Value) -> Result<Value, AgentError> {
-        let turn = timeout(exchange::PATIENCE * 2, self.turn.lock()).await;
-        let _turn = turn.map_err(|_| AgentError::Silent)?;
-        let answers = timeout(exchange::PATIENCE * 2, self.answers.acquire()).await;
-        let _answer = answers.map_err(|_| AgentError::Late)?;
-        if (self.is_over)() {
-            return Err(AgentError::Over);
-        }
-        let answer = match &self.agent {
-            GuestAgent::Socket => exchange::by_socket(&self.folder, question).await,
-            GuestAgent::Libvirt(libvirt, domain) => exchange::by_libvirt(libvirt, domain, question).await,
-        };
-        if (self.is_over)() { Err(AgentError::Over) } else { answer }
-    }
 }
 
 impl GuestAgent {
@@ -82,11 +50,11 @@ impl GuestAgent {
         match self {
             GuestAgent::Socket => {
                 let ask = async {
-                    let mut agent = connect(folder).await?;
+                    let mut agent = AgentStream::connect(folder, MAX_LINE_BYTES).await?;
                     agent.send(&json!({ "execute": "guest-network-get-interfaces" })).await?;
-                    Ok(address(&agent.next().await?["return"]))
+                    agent.answer().await
                 };
-                timeout(PATIENCE, ask).await?
+                Ok(address(&timeout(PATIENCE, ask).await?.map_err(failed)?))
             }
             GuestAgent::Libvirt(libvirt, domain) => {
                 let answer = ask_by_libvirt(libvirt, domain, "guest-network-get-interfaces").await?;
@@ -100,14 +68,14 @@ impl GuestAgent {
         match self {
             GuestAgent::Socket => {
                 let ask = async {
-                    let mut agent = connect(folder).await?;
+                    let mut agent = AgentStream::connect(folder, MAX_LINE_BYTES).await?;
                     let mode = json!({ "mode": "powerdown" });
                     agent.send(&json!({ "execute": "guest-shutdown", "arguments": mode })).await?;
-                    Ok::<_, io::Error>(agent)
+                    Ok::<_, AgentError>(agent)
                 };
-                let mut agent = timeout(PATIENCE, ask).await??;
-                match timeout(REFUSAL, agent.next()).await {
-                    Ok(Ok(answer)) if !answer["error"].is_null() => Err(refused()),
+                let mut agent = timeout(PATIENCE, ask).await?.map_err(failed)?;
+                match timeout(REFUSAL, agent.answer()).await {
+                    Ok(Err(e @ AgentError::Refused(_))) => Err(failed(e)),
                     _ => Ok(()),
                 }
             }
@@ -128,8 +96,9 @@ impl GuestAgent {
     }
 }
 
-fn refused() -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, "it refuses")
+/// Nobody is told of it: the caller asks again, or does something else.
+fn failed(error: AgentError) -> io::Error {
+    io::Error::other(format!("{error:?}"))
 }
 
 /// Asks a small question. An answer that is longer than a line of the socket may be is not parsed.
@@ -142,22 +111,6 @@ async fn ask_by_libvirt(libvirt: &Libvirt, domain: &str, question: &str) -> io::
         return Err(io::Error::new(io::ErrorKind::InvalidData, "its answer is too long"));
     }
     Ok(serde_json::from_str(&answer)?)
-}
-
-/// Connects to the agent, and skips the answers to earlier questions.
-async fn connect(folder: &Path) -> io::Result<JsonLines> {
-    let socket = ShortPath::of(folder, qemu::AGENT).map_err(io::Error::other)?;
-    let mut agent = JsonLines::connect(socket.path(), MAX_LINE_BYTES).await?;
-    let id = u64::from(std::process::id()) << 16 | jiff::Timestamp::now().subsec_nanosecond() as u64 & 0xffff;
-    agent.send(&json!({ "execute": "guest-sync", "arguments": { "id": id } })).await?;
-    let mut strays = 0;
-    while agent.next().await?["return"] != id {
-        strays += 1;
-        if strays > MAX_STRAY_ANSWERS {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-    }
-    Ok(agent)
 }
 
 /// Returns the first address of this list that others can reach.
@@ -176,6 +129,7 @@ fn address(interfaces: &Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hypervisor::qemu;
     use std::time::Instant;
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixListener;
@@ -185,18 +139,24 @@ mod tests {
     async fn agent(listener: UnixListener, strays: usize, refusal: Option<Value>) -> Vec<String> {
         let (mut stream, _) = listener.accept().await.unwrap();
         let (input, mut output) = stream.split();
-        let mut lines = BufReader::new(input).lines();
+        let mut lines = BufReader::new(input).split(b'\n');
         let mut asked = Vec::new();
-        while let Ok(Some(line)) = lines.next_line().await {
-            let question: Value = serde_json::from_str(&line).unwrap();
+        while let Ok(Some(line)) = lines.next_segment().await {
+            let line = line.strip_prefix(b"\xff").unwrap_or(&line);
+            let question: Value = serde_json::from_slice(line).unwrap();
             asked.push(question["execute"].as_str().unwrap().to_owned());
-            let stray = format!("{}\n", json!({ "return": 1 })).repeat(strays);
+            let delimited = |answer: &Value| [b"\xff".as_slice(), format!("{answer}\n").as_bytes()].concat();
             let answer = match question["arguments"]["id"].as_u64() {
-                Some(id) => Some(json!({ "return": id })),
-                None => refusal.clone(),
+                Some(id) => [
+                    // Half a line of 40 MiB that somebody has not waited for.
+                    vec![b'A'; 40 << 20],
+                    delimited(&json!({ "return": 1 })).repeat(strays),
+                    delimited(&json!({ "return": id })),
+                ]
+                .concat(),
+                None => refusal.as_ref().map(|answer| format!("{answer}\n").into_bytes()).unwrap_or_default(),
             };
-            let answer = answer.map(|answer| format!("{answer}\n")).unwrap_or_default();
-            if output.write_all((stray + &answer).as_bytes()).await.is_err() {
+            if output.write_all(&answer).await.is_err() {
                 break;
             }
         }
@@ -219,15 +179,9 @@ mod tests {
         }
     }
 
-    /// A libvirt whose virsh is this script.
+    /// The agent of a libvirt whose virsh is this script.
     fn scripted_libvirt(dir: &Path, script: &str) -> GuestAgent {
-        let virsh = dir.join("virsh");
-        // A process of its own writes it: a program that some process has open for writing cannot be started.
-        let write = "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 700 \"$0\"";
-        let written = std::process::Command::new("sh").args(["-c", write]).arg(&virsh).arg(script).status();
-        assert!(written.unwrap().success());
-        let libvirt = Libvirt::by(virsh.to_str().unwrap().into(), "qemu:///system".into());
-        GuestAgent::Libvirt(Arc::new(libvirt), "u".into())
+        GuestAgent::Libvirt(scripted::scripted_libvirt(dir, script), "u".into())
     }
 
     #[tokio::test]

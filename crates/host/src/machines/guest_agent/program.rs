@@ -3,6 +3,7 @@
 //! Invariant: what is kept of an output is bounded, and the end of a program is waited for a bounded time: an agent cannot end a
 //! program, which goes on then.
 
+use super::started::StartedProgram;
 use super::{AgentCall, AgentError};
 use base64ct::{Base64, Encoding};
 use serde_json::{Value, json};
@@ -14,8 +15,8 @@ use tokio::time::{Instant, sleep};
 
 /// First and longest pause between two looks at a program. Each is half as long again as the last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// How many looks in a row may have no answer: a guest may be paused, or have more to do than to answer.
-const MAX_SILENT_LOOKS: u32 = 5;
+/// How many looks in a row may have no answer, before the last one.
+const MAX_FAILED_LOOKS: u32 = 5;
 
 /// Returns the question that starts a program; `None`: it is too long.
 pub fn question(program: &GuestProgram) -> Option<Value> {
@@ -31,28 +32,46 @@ pub fn question(program: &GuestProgram) -> Option<Value> {
     (question.to_string().len() <= MOST_GUEST_COMMAND_BYTES).then_some(question)
 }
 
-/// Starts a program. Returns its id in the guest.
-pub async fn start(call: &AgentCall, question: &Value) -> Result<u64, AgentError> {
-    let answer = call.ask(question).await?;
-    answer["pid"].as_u64().ok_or(AgentError::Nonsense("no id of a process"))
+/// Starts a program.
+pub async fn start(call: &AgentCall, question: &Value) -> Result<StartedProgram, AgentError> {
+    for program in call.channel.programs.abandoned() {
+        // The agent forgets one that has ended, with its outputs, when it is asked.
+        if look(call, &program).await.is_err_and(|e| !matches!(e, AgentError::Refused(_))) {
+            break;
+        }
+    }
+    let note = |answer: Value| {
+        let pid = answer["pid"].as_u64().ok_or(AgentError::Nonsense("no id of a process"))?;
+        Ok(call.channel.programs.add(pid, &call.is_over))
+    };
+    call.ask_for(question, || false, note).await
 }
 
 /// Waits until a program has ended, at most so long and a last look.
-pub async fn wait(call: &AgentCall, pid: u64, limit: Duration) -> Result<GuestProgramResult, AgentError> {
+pub async fn wait(
+    call: &AgentCall,
+    program: &StartedProgram,
+    limit: Duration,
+) -> Result<GuestProgramResult, AgentError> {
     let (mut pause, until) = (PAUSES.0, Instant::now() + limit);
-    let mut silent_looks = 0;
+    let (mut first_failure, mut failed_looks) = (None::<AgentError>, 0);
     loop {
-        match look(call, pid).await {
+        match look(call, program).await {
             Ok(Some(result)) => return Ok(result),
-            Ok(None) => silent_looks = 0,
-            Err(AgentError::Silent | AgentError::Unreachable(_)) if silent_looks < MAX_SILENT_LOOKS => {
-                silent_looks += 1
+            Ok(None) => (first_failure, failed_looks) = (None, 0),
+            Err(e) if e.is_passing() && failed_looks < MAX_FAILED_LOOKS => {
+                first_failure.get_or_insert(e);
+                failed_looks += 1;
+            }
+            // The agent has answered an earlier look, and nothing of that has arrived.
+            Err(AgentError::Refused(words)) => {
+                return Err(first_failure.map_or(AgentError::Refused(words), AgentError::result_lost));
             }
             Err(e) => return Err(e),
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Ok(unended(pid));
+            return first_failure.map_or(Ok(unended(program.pid)), Err);
         }
         sleep(pause.min(left)).await;
         pause = (pause * 3 / 2).min(PAUSES.1);
@@ -73,15 +92,25 @@ fn unended(pid: u64) -> GuestProgramResult {
 }
 
 /// Looks whether a program has ended. The agent forgets one that has.
-async fn look(call: &AgentCall, pid: u64) -> Result<Option<GuestProgramResult>, AgentError> {
-    let answer = call.ask(&json!({ "execute": "guest-exec-status", "arguments": { "pid": pid } })).await?;
+async fn look(call: &AgentCall, program: &StartedProgram) -> Result<Option<GuestProgramResult>, AgentError> {
+    let question = json!({ "execute": "guest-exec-status", "arguments": { "pid": program.pid } });
+    let ended =
+        call.ask_for(&question, || program.is_forgotten(), |answer| ended(program.pid, &answer)).await;
+    if matches!(ended, Ok(Some(_)) | Err(AgentError::Refused(_))) {
+        program.forget();
+    }
+    ended
+}
+
+/// Understands the status of a program. `None`: it has not ended.
+fn ended(pid: u64, answer: &Value) -> Result<Option<GuestProgramResult>, AgentError> {
     match answer["exited"].as_bool() {
         Some(true) => {}
         Some(false) => return Ok(None),
         None => return Err(AgentError::Nonsense("not whether a program has ended")),
     }
-    let (stdout, stdout_cut) = output(&answer, "out-data", "out-truncated")?;
-    let (stderr, stderr_cut) = output(&answer, "err-data", "err-truncated")?;
+    let (stdout, stdout_cut) = output(answer, "out-data", "out-truncated")?;
+    let (stderr, stderr_cut) = output(answer, "err-data", "err-truncated")?;
     let (exit_code, signal) = (number(&answer["exitcode"])?, number(&answer["signal"])?);
     if exit_code.is_some() == signal.is_some() {
         return Err(AgentError::Nonsense("not how a program has ended"));
@@ -128,6 +157,24 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     const LIMIT: Duration = Duration::from_secs(20);
+
+    /// Waits for a program that was started with this process id.
+    async fn wait(call: &AgentCall, pid: u64, limit: Duration) -> Result<GuestProgramResult, AgentError> {
+        let program = call.channel.programs.add(pid, &call.is_over);
+        super::wait(call, &program, limit).await
+    }
+
+    /// Starts a program. Returns its process id.
+    async fn start(call: &AgentCall, question: &Value) -> Result<u64, AgentError> {
+        super::start(call, question).await.map(|program| {
+            program.forget();
+            program.pid
+        })
+    }
+
+    fn refusal() -> Vec<u8> {
+        b"{\"error\":{\"desc\":\"Invalid parameter 'pid'\"}}\n".to_vec()
+    }
 
     fn program(value: Value) -> GuestProgram {
         serde_json::from_value(value).unwrap()
@@ -234,6 +281,82 @@ mod tests {
         assert_eq!(wait(&agent.call(), 7, LIMIT).await, Err(AgentError::Over));
         assert_eq!(wait(&agent.call(), 7, LIMIT).await, Err(AgentError::Over));
         assert_eq!(agent.commands().len(), 1, "it is not asked any more");
+    }
+
+    #[tokio::test]
+    async fn a_process_id_that_is_given_again_ends_the_wait_for_the_program_that_had_it() {
+        let agent = ScriptedAgent::new(|asked| {
+            let is_status = asked["execute"] == "guest-exec-status";
+            let theirs = json!({ "exited": true, "exitcode": 0, "out-data": "AAAA" });
+            Some(returned(&if is_status { theirs } else { json!({ "pid": 7 }) }))
+        });
+        let (call, other) = (agent.call(), agent.call());
+        let question = json!({ "execute": "guest-exec" });
+        let program = super::start(&call, &question).await.unwrap();
+        // The guest has restarted, and gives its process ids again.
+        let second = super::start(&other, &question).await.unwrap();
+        assert_eq!(super::wait(&call, &program, LIMIT).await, Err(AgentError::Over));
+        assert_eq!(agent.commands(), ["guest-exec", "guest-exec"], "its result is not taken by others");
+        assert_eq!(super::wait(&other, &second, LIMIT).await.unwrap().stdout_base64.0, [0; 3]);
+    }
+
+    #[tokio::test]
+    async fn an_agent_is_asked_for_abandoned_programs_before_the_next_one_starts() {
+        let mut looks = 0;
+        let agent = ScriptedAgent::new(move |asked| {
+            if asked["execute"] == "guest-exec" {
+                return Some(returned(&json!({ "pid": 9 })));
+            }
+            looks += 1;
+            Some(match looks {
+                1 => returned(&json!({ "exited": false })),
+                2 => returned(&json!({ "exited": true, "exitcode": 0 })),
+                _ => refusal(),
+            })
+        });
+        let call = agent.call();
+        let question = json!({ "execute": "guest-exec" });
+        let left = call.channel.programs.add(7, &call.is_over);
+        let waits = super::wait(&call, &left, LIMIT);
+        // Whoever waits leaves after the first look.
+        tokio::time::timeout(Duration::from_millis(40), waits).await.unwrap_err();
+        drop(left);
+        drop(call.channel.programs.add(8, &call.is_over));
+        start(&call, &question).await.unwrap();
+        start(&call, &question).await.unwrap();
+        let status = "guest-exec-status";
+        assert_eq!(agent.commands(), [status, status, status, "guest-exec", "guest-exec"]);
+        assert_eq!([1, 2].map(|n| agent.arguments(n)["pid"].as_u64()), [Some(7), Some(8)]);
+        assert!(call.channel.programs.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_result_that_was_lost_on_the_way_is_told_apart_from_a_wrong_process() {
+        let mut looks = 0;
+        let agent = ScriptedAgent::new(move |_| {
+            looks += 1;
+            // The connection ends in the middle of the first answer.
+            Some(if looks == 1 { ScriptedAgent::hang_up(br#"{"return":{"exited":true"#) } else { refusal() })
+        });
+        let error = wait(&agent.call(), 7, LIMIT).await.unwrap_err();
+        assert!(matches!(error, AgentError::ResultLost(_)), "{error:?}");
+        let agent = ScriptedAgent::new(|_| Some(refusal()));
+        let error = wait(&agent.call(), 7, LIMIT).await.unwrap_err();
+        assert_eq!(error, AgentError::refused("Invalid parameter 'pid'"));
+    }
+
+    #[tokio::test]
+    async fn a_last_look_without_an_answer_does_not_say_that_a_program_goes_on() {
+        let mut looks = 0;
+        let agent = ScriptedAgent::new(move |_| {
+            looks += 1;
+            Some(match looks {
+                1 => returned(&json!({ "exited": false })),
+                _ => ScriptedAgent::hang_up(b""),
+            })
+        });
+        let error = wait(&agent.call(), 7, Duration::from_millis(300)).await.unwrap_err();
+        assert!(matches!(error, AgentError::Unreachable(_)), "{error:?}");
     }
 
     #[tokio::test]

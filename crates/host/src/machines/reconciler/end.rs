@@ -104,8 +104,12 @@ impl MachineReconciler {
         run: &mut RunRecord,
         grace: Duration,
     ) -> Result<Option<Instant>, HostError> {
-        // It would keep the agent's channel, which has one client at a time.
+        // They would keep the agent's channel, which has one client at a time. Whoever asks the agent of a guest that is shutting down
+        // may do so.
         self.probe.stop();
+        if !self.vmm.is_shutting_down() {
+            self.shared.guests.calls.end_of(&self.name);
+        }
         if run.held || self.disk.is_stalled() {
             self.disk.listen(self.folder.path()).await;
             // A VMM that does not answer is no reason to wait longer.

@@ -366,7 +366,7 @@ impl MachineReconciler {
     fn answer_calls(&mut self, run: &RunRecord) -> Option<Arc<Notify>> {
         let secret = run.phone_secret.clone().filter(|_| run.spec.ready == Some(Ready::PhoneHome))?;
         let has_door = phone_home::has_own_door(run);
-        let (calls, is_adopted) = (Arc::clone(&self.shared.calls), self.attempts.is_adopted());
+        let (calls, is_adopted) = (Arc::clone(&self.shared.guests.phone), self.attempts.is_adopted());
         let (folder, of_guest) = (self.folder.clone(), secret.clone());
         let answers = |called: Arc<Notify>| async move {
             match has_door {

@@ -177,6 +177,11 @@ impl Vmm {
         Ok(Some(until).filter(|_| !is_over(asked)))
     }
 
+    /// Whether this daemon has asked the guest to shut down.
+    pub fn is_shutting_down(&self) -> bool {
+        self.shutdown.is_some()
+    }
+
     /// Whether the guest may have an agent.
     async fn has_agent(&mut self) -> bool {
         match &mut self.driver {

@@ -429,15 +429,19 @@ mod tests {
                 tokio::spawn(async move {
                     let (mut stream, _) = listener.accept().await.unwrap();
                     let (input, mut output) = stream.split();
-                    let mut lines = BufReader::new(input).lines();
-                    let sync: Value =
-                        serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap();
+                    let (mut lines, mut sync) = (BufReader::new(input), Vec::new());
+                    lines.read_until(b'\n', &mut sync).await.unwrap();
+                    let sync: Value = serde_json::from_slice(sync.strip_prefix(b"\xff").unwrap()).unwrap();
                     let answer = json!({ "return": sync["arguments"]["id"] });
+                    output.write_all(b"\xff").await.unwrap();
                     output.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
                     pending::<()>().await;
                 });
             }
-            let mut vmm = Vmm::new(world.folder.clone(), Arc::new(Libvirt::new("qemu:///system".into())));
+            let mut vmm = Vmm::new(
+                world.folder.clone(),
+                Arc::new(Libvirt::new("qemu:///system".into(), "/nonexistent".into())),
+            );
             vmm.look(&world.run).await.unwrap();
             let presses =
                 || world.asked.lock().unwrap().iter().filter(|asked| *asked == "system_powerdown").count();
@@ -464,7 +468,10 @@ mod tests {
         use super::super::Vmm;
         use crate::hypervisor::libvirt::Libvirt;
         let mut world = World::new("power-cycle");
-        let mut vmm = Vmm::new(world.folder.clone(), Arc::new(Libvirt::new("qemu:///system".into())));
+        let mut vmm = Vmm::new(
+            world.folder.clone(),
+            Arc::new(Libvirt::new("qemu:///system".into(), "/nonexistent".into())),
+        );
         vmm.look(&world.run).await.unwrap();
         let grace = Duration::from_secs(100);
         vmm.attach(&world.process, &mut world.run).await.unwrap();
@@ -485,7 +492,7 @@ mod tests {
         use super::super::Vmm;
         use crate::hypervisor::libvirt::Libvirt;
         let mut world = World::new("power-cycle");
-        let libvirt = Arc::new(Libvirt::new("qemu:///system".into()));
+        let libvirt = Arc::new(Libvirt::new("qemu:///system".into(), "/nonexistent".into()));
         let mut vmm = Vmm::new(world.folder.clone(), libvirt);
         vmm.look(&world.run).await.unwrap();
         world.can_record(false);
