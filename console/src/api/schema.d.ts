@@ -1318,7 +1318,10 @@ export interface components {
             append?: string | null;
             /** @description SSH public keys that may log in. Each is a line of `authorized_keys`. */
             authorized_keys?: string[];
-            /** @description Whether machines start with the daemon and are kept running. */
+            /**
+             * @description Whether machines start when they are created and when the host boots, and again when their guest ends. One that a client has
+             *     stopped stays off until the host boots.
+             */
             autostart?: boolean;
             /**
              * Format: int64

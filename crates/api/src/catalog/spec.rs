@@ -78,7 +78,8 @@ pub struct CatalogSpec {
     /// Default duration of claims in seconds; 0: until they are released. The host's by default.
     #[serde(default)]
     pub claim_ttl_seconds: Option<u32>,
-    /// Whether machines start with the daemon and are kept running.
+    /// Whether machines start when they are created and when the host boots, and again when their guest ends. One that a client has
+    /// stopped stays off until the host boots.
     #[serde(default)]
     pub autostart: bool,
     /// Place in the order of starts: lower ones first. Machines of catalogs with `autostart` start once those of lower orders are

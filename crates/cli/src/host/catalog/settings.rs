@@ -109,7 +109,7 @@ struct Settings {
     /// Default duration of a claim, such as 30m, 2h or 7d; none: until it is released [default: --claim-ttl of spillwayd]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     claim_ttl: Option<u32>,
-    /// Start the machines when spillwayd starts
+    /// Start machines when they are created and when the host boots, and again when their guest ends. One that was stopped stays off until then
     #[arg(long)]
     autostart: bool,
     #[arg(

@@ -48,7 +48,7 @@ Examples:
 
 const GET_EXAMPLES: &str = "\
 Examples:
-  spillway machine get desk-001 /var/log/syslog .
+  spillway machine get desk-001 /etc/hostname .
   spillway machine get desk-001 /etc/os-release - | grep VERSION_ID
   spillway machine get win-001 'C:\\Windows\\debug\\netsetup.log' netsetup.log";
 
