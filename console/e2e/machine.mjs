@@ -139,6 +139,7 @@ async function claimAndRelease() {
   await enlarge(serial);
 
   say("it is released, and forgets");
+  const before = spillway("machine", "show", "desk-001").status.run.vmm_pid;
   await page.getByRole("link", { name: "Disk" }).click();
   await page.getByText("<b>ann</b>").first().waitFor();
   await page.getByRole("button", { name: "Release" }).click();
@@ -147,7 +148,7 @@ async function claimAndRelease() {
   const until = Date.now() + BOOT_MS;
   for (;;) {
     const { status, claim } = spillway("machine", "show", "desk-001");
-    if (claim === null && status.ready && status.run?.generation !== 1) break;
+    if (claim === null && status.ready && status.run.vmm_pid !== before) break;
     assert.ok(Date.now() < until, "it does not come back");
     await page.waitForTimeout(1000);
   }
