@@ -23,7 +23,7 @@ fn the_plugin_is_one_that_proxmox_loads() {
         assert!(name.starts_with("spillway-"), "names of properties are those of all plugins: {name}");
         assert!(!property["description"].as_str().unwrap().is_empty());
         assert_eq!(about["options"][name]["optional"], 1);
-        // Disks would be lost from sight, and with them what is to be forgotten.
+        // In another folder, the plugin would not find the disks, records and marks of this one.
         let is_place = ["spillway-dir", "spillway-state", "spillway-socket"].contains(&&**name);
         assert_eq!(about["options"][name]["fixed"] == 1, is_place, "{name}");
     }
