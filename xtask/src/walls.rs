@@ -106,8 +106,21 @@ const WALLS: &[Wall] = &[
     },
     Wall { name: "spillway-api", ours: &["spillway-control"], others: None, never: SERVES },
     Wall {
+        name: "spillway-fleet",
+        ours: &["spillway-api"],
+        others: Some(&["jiff", "serde", "serde_json", "thiserror"]),
+        never: &["axum", "etcd-client", "reqwest", "clap", "io-uring"],
+    },
+    Wall {
         name: "spillway-host",
-        ours: &["spillway-api", "spillway-control", "spillway-image", "spillway-ntfs", "spillway-registry"],
+        ours: &[
+            "spillway-api",
+            "spillway-control",
+            "spillway-fleet",
+            "spillway-image",
+            "spillway-ntfs",
+            "spillway-registry",
+        ],
         others: None,
         never: &[
             "spillway",

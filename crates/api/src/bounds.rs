@@ -6,6 +6,7 @@
 use crate::catalog::{
     CatalogRollback, CatalogSpec, CatalogUpdate, Hardware, NewCatalog, RolloutChange, RolloutStrategy,
 };
+use crate::fleet::FleetSettings;
 use crate::host::NewHostAction;
 use crate::image::{ImageCommit, ImageDownload, ImageImport, VersionChoice};
 use crate::machine::{ClaimRenewal, MachineAction, MachineSize, NewClaim, NewMachine};
@@ -83,6 +84,8 @@ pub const HISTORY_SECONDS: Bounds = Bounds::count(1, DAY);
 /// Bounds of the grace and the gap of a collection of garbage, in seconds: below an hour a push in progress could be taken for an
 /// interrupted one.
 pub const COLLECTION_SECONDS: Bounds = Bounds::count(3600, 366 * DAY);
+/// Bounds of the time since its last sign of life after which a host counts as lost, in seconds. Its lease lasts 15 seconds.
+pub const LOST_AFTER_SECONDS: Bounds = Bounds::count(20, DAY);
 /// Bounds of numbers of operations and events.
 const NUMBER: Bounds = Bounds::count(0, i64::MAX as u64);
 /// Bounds of a share of a whole.
@@ -213,6 +216,7 @@ bounded! {
         grace_seconds: GRACE_SECONDS, claim_ttl_seconds: TTL_SECONDS, start_order: START_ORDER,
         start_delay_seconds: START_DELAY_SECONDS; disk, hardware
     }
+    FleetSettings { lost_after_seconds: LOST_AFTER_SECONDS, min_ready: MACHINES }
     CatalogUpdate {
         rollout: BATCH, claim_grace_seconds: CLAIM_GRACE_SECONDS, deadline_seconds: DEADLINE_SECONDS, max_failed: MACHINES
     }

@@ -14,6 +14,7 @@ mod dirty;
 mod event;
 pub mod exposition;
 mod figures;
+mod fleet;
 mod guest;
 mod history;
 mod host;
@@ -22,6 +23,7 @@ mod leftover;
 mod machine;
 mod name;
 mod nearest;
+mod need;
 mod operation;
 mod problem;
 mod registry;
@@ -48,6 +50,10 @@ pub use figures::{
     CatalogFigures, DiskCounters, DiskLevels, Figure, Figures, Greatest, MachineCounts, MachineFigures,
     MachineFill, MachineForecast, PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
+pub use fleet::{
+    FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread, Wave,
+    WaveError,
+};
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,
     MOST_GUEST_COMMAND_BYTES, MOST_GUEST_FILE_BYTES, MOST_GUEST_INPUT_BYTES, MOST_GUEST_OUTPUT_BYTES,
@@ -66,6 +72,7 @@ pub use machine::{
 };
 pub use name::{Name, NameError};
 pub use nearest::nearest;
+pub use need::Need;
 pub use operation::{Operation, OperationOutcome, OperationState};
 pub use problem::{ErrorCode, PROBLEM_JSON, PROBLEM_TYPES, Problem, ProblemType};
 pub use registry::{

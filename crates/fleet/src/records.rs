@@ -1,0 +1,168 @@
+//! Records of a fleet: what is kept in etcd, as JSON. Owns their types, and the version of their format.
+//!
+//! Invariant: a host reads nothing of a fleet whose format it does not know. What a record may hold is bounded before it is written, and
+//! whoever can write to etcd is trusted as much as the hosts are.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use spillway_api::{FleetCatalogSpec, HistoryEntry, Hypervisor, Name, Registry};
+use std::collections::BTreeMap;
+
+/// Version of the records that this program reads and writes.
+pub const FORMAT: u32 = 1;
+/// Longest record of a host's state, in bytes.
+pub const MOST_STATUS_BYTES: usize = 4096;
+
+/// Record `meta`: what all hosts must understand.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaRecord {
+    /// Version of the records. A host that does not know it takes no part.
+    pub format: u32,
+    /// Identity of the fleet, so that a host does not take another one of the same name for its own.
+    pub fleet_id: String,
+    /// Time at which the fleet was created.
+    pub created: Timestamp,
+    /// Whether Spillway places machines. If not, another program writes the shares.
+    pub placer: bool,
+}
+
+/// Record `hosts/HOST`: what is desired of a host. The host writes its zone and labels, people the rest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRecord {
+    /// Identity of the host, so that another one does not take its name.
+    pub host_id: String,
+    /// Zone of the host: hosts of a zone may fail together.
+    pub zone: Name,
+    /// Labels of the host, for `host_labels` of catalogs.
+    #[serde(default)]
+    pub labels: BTreeMap<Name, String>,
+    /// Whether the host gets no further machines.
+    #[serde(default)]
+    pub is_cordoned: bool,
+    /// Whether its machines are replaced by others elsewhere. Such a host gets no further ones, too.
+    #[serde(default)]
+    pub is_draining: bool,
+    /// Epoch of the host that somebody has declared dead: it counts as lost as long as it has no later one.
+    #[serde(default)]
+    pub dead_epoch: Option<i64>,
+}
+
+/// Record `alive/HOST`, which goes with the lease of the host. The revision that created it is the host's epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AliveRecord {
+    /// Identity of the daemon's process: a daemon that finds another one here has lost its name.
+    pub instance: String,
+    /// Boot of the host (`/proc/sys/kernel/random/boot_id`).
+    pub boot_id: String,
+    /// Address at which other hosts reach the daemon, `HOST:PORT`.
+    pub address: String,
+    /// SHA-256 of the certificate that the daemon shows there, and to other hosts, in hexadecimal digits.
+    pub certificate: String,
+    /// Version of the program.
+    pub version: String,
+    /// What runs machines on the host.
+    pub hypervisor: Hypervisor,
+}
+
+/// Record `status/HOST`: what a host has, and what its machines do. Written at most once in ten seconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusRecord {
+    /// What the machines of the fleet may take together: the budget of the host without its own catalogs.
+    pub budget: BudgetRecord,
+    /// Catalogs of the fleet on the host.
+    #[serde(default)]
+    pub catalogs: BTreeMap<Name, CatalogStatus>,
+    /// Parts of images that the host has, in thousandths of their boot sets, by image and version (`debian:3`). What is missing here
+    /// is not on the host.
+    #[serde(default)]
+    pub images: BTreeMap<String, u32>,
+}
+
+/// What machines may take of a host together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BudgetRecord {
+    /// Guarantees of caches, in bytes.
+    pub guarantee_bytes: u64,
+    /// Limits of caches, in bytes.
+    pub limit_bytes: u64,
+    /// Memory of guests, and limits of caches, in bytes.
+    pub memory_bytes: u64,
+    /// Processors of guests.
+    pub vcpus: u64,
+}
+
+/// Machines of a catalog of the fleet on a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CatalogStatus {
+    /// Generation of the share that the host has carried out last.
+    pub generation: u64,
+    /// Version that new machines get.
+    pub version: u32,
+    /// Machines that there are.
+    pub count: u32,
+    /// Of these, those that are ready.
+    pub ready: u32,
+    /// Of the ready ones, those that run the version.
+    pub updated: u32,
+    /// Of all, those that are claimed.
+    pub claimed: u32,
+    /// Of all, those that failed to start.
+    pub failed: u32,
+    /// Why the host does not do what its share says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
+/// Record `catalogs/CATALOG`: what people want of a catalog.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CatalogRecord {
+    /// Settings of the catalog.
+    pub spec: FleetCatalogSpec,
+    /// Version of the image that all machines are to get.
+    pub version: u32,
+    /// Number of the change of the settings or the version, counted from 1.
+    pub generation: u64,
+    /// Versions that the catalog has had, oldest first, with the current one last.
+    pub history: Vec<HistoryEntry>,
+    /// Time at which the catalog was created.
+    pub created: Timestamp,
+}
+
+/// Record `share/HOST/CATALOG`: how many machines of a catalog a host is to have, and of which version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShareRecord {
+    /// Number of machines.
+    pub count: u32,
+    /// Version of the image that they are to get.
+    pub version: u32,
+    /// Generation of the catalog that the share follows from.
+    pub generation: u64,
+}
+
+/// Record `images/IMAGE/VERSION`: where hosts have a version from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// Digest of the version.
+    pub digest: String,
+    /// Registry of the fleet that it is streamed from.
+    pub registry: Name,
+    /// Name of the image in the registry.
+    pub name: Name,
+    /// Size of the image, in bytes.
+    pub size_bytes: u64,
+    /// Hosts that are to have all of it, at least.
+    #[serde(default)]
+    pub full_copies: u32,
+}
+
+/// Record `registries/REGISTRY`: a registry that all hosts use. Its file of credentials is one of each host.
+pub type RegistryRecord = Registry;
+
+/// Record `leader/placer`, which goes with the lease of the host that places. The revision that created it is its term.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacerRecord {
+    /// Host whose daemon places.
+    pub host: Name,
+    /// Identity of the daemon's process.
+    pub instance: String,
+}
