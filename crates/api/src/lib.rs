@@ -35,9 +35,10 @@ mod ttl;
 
 pub use catalog::{
     BlockingMachine, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate,
-    DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, FileSystem, Firmware, Hardware, HistoryEntry, Network,
-    NewCatalog, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange, RolloutProgress, RolloutState,
-    RolloutStrategy, ScratchFormat, Tpm, Video, VmmKind, WatchdogAction, differences, settings,
+    DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, FileSystem, Firmware, FleetOwner, Hardware,
+    HistoryEntry, Network, NewCatalog, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange,
+    RolloutProgress, RolloutState, RolloutStrategy, ScratchFormat, Tpm, Video, VmmKind, WatchdogAction,
+    differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,
@@ -51,8 +52,9 @@ pub use figures::{
     MachineFill, MachineForecast, PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
 pub use fleet::{
-    FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread, Wave,
-    WaveError,
+    EtcdStatus, FleetCatalog, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails, FleetHost, FleetHostAction,
+    FleetHostChange, FleetSettings, FleetShare, HostState, IdentityKind, IsolationAction,
+    LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleetCatalog, Spread, Wave, WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

@@ -6,6 +6,7 @@
 //! Invariant: a decision is carried out only if the records that it was based on are unchanged, by the comparisons of its
 //! transaction.
 
+pub mod agent;
 pub mod keys;
 pub mod records;
 pub mod transaction;

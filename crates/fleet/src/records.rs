@@ -5,7 +5,7 @@
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use spillway_api::{FleetCatalogSpec, HistoryEntry, Hypervisor, Name, Registry};
+use spillway_api::{FleetCatalogSpec, HistoryEntry, Hypervisor, Name, Registry, RolloutStrategy};
 use std::collections::BTreeMap;
 
 /// Version of the records that this program reads and writes.
@@ -102,7 +102,10 @@ pub struct CatalogStatus {
     pub count: u32,
     /// Of these, those that are ready.
     pub ready: u32,
-    /// Of the ready ones, those that run the version.
+    /// Of all, those that are off, and nobody has asked for them.
+    #[serde(default)]
+    pub off: u32,
+    /// Of the ones that are ready or off, those that have or will take the version.
     pub updated: u32,
     /// Of all, those that are claimed.
     pub claimed: u32,
@@ -120,12 +123,19 @@ pub struct CatalogRecord {
     pub spec: FleetCatalogSpec,
     /// Version of the image that all machines are to get.
     pub version: u32,
+    /// How running machines get another version. By default two at a time on each host.
+    #[serde(default = "two_at_a_time")]
+    pub strategy: RolloutStrategy,
     /// Number of the change of the settings or the version, counted from 1.
     pub generation: u64,
     /// Versions that the catalog has had, oldest first, with the current one last.
     pub history: Vec<HistoryEntry>,
     /// Time at which the catalog was created.
     pub created: Timestamp,
+}
+
+fn two_at_a_time() -> RolloutStrategy {
+    RolloutStrategy::Batch(2)
 }
 
 /// Record `share/HOST/CATALOG`: how many machines of a catalog a host is to have, and of which version.

@@ -216,6 +216,7 @@ impl Records {
             hypervisor: settings.hypervisor,
             machines: machine_folder(state),
             takes_calls: settings.phone_home.is_some(),
+            fleet: None,
         };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, complain)?;
         Ok(Records {

@@ -41,6 +41,9 @@ pub struct Catalog {
     /// Update in progress, which restarts running machines. None: machines take the version at their next start.
     #[serde(default)]
     pub rollout: Option<Rollout>,
+    /// Fleet that the catalog belongs to: it is changed by the fleet alone. None: it belongs to its host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<FleetOwner>,
     /// Time at which the catalog was created.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
@@ -58,6 +61,15 @@ impl Catalog {
         let effective = Some(Box::new(self.spec.with_defaults(&self.name)));
         Catalog { effective, ..self }
     }
+}
+
+/// The fleet that a catalog of a host belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FleetOwner {
+    /// Name of the fleet.
+    pub fleet: Name,
+    /// Generation of the fleet's catalog whose settings the host has carried out.
+    pub generation: u64,
 }
 
 /// Body of the request that creates a catalog.

@@ -1,9 +1,14 @@
 //! Fleets: catalogs whose machines many hosts share.
 
 mod spec;
+mod status;
 mod wave;
 
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,
+};
+pub use status::{
+    EtcdStatus, FleetCatalog, FleetCatalogUpdate, FleetDetails, FleetHost, FleetHostAction, FleetHostChange,
+    FleetShare, HostState, Membership, NewFleetCatalog,
 };
 pub use wave::{Wave, WaveError};

@@ -6,6 +6,7 @@ use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::access::caller::{Caller, Role};
 use crate::access::delay::delayed;
 use crate::access::note::RequestNote;
+use crate::catalogs::ChangedBy;
 use crate::error::HostError;
 use crate::machines::MachineDeleteTerms;
 use axum::extract::State;
@@ -166,7 +167,7 @@ async fn delete_machine(
     IfMatch(expected): IfMatch,
     Query(DeleteTerms { with_data, dry_run }): Query<DeleteTerms>,
 ) -> JsonResult<Empty> {
-    let terms = MachineDeleteTerms { expected, with_data, dry_run };
+    let terms = MachineDeleteTerms { expected, with_data, dry_run, by: ChangedBy::People };
     ask(move || app.machines.actions.delete(&name, terms).map(|()| Empty {})).await
 }
 

@@ -8,6 +8,28 @@ use crate::error::HostError;
 use crate::tags::Tag;
 use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name, VmmKind};
 
+/// Who asks for a change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChangedBy {
+    /// A client of this host. It cannot change what belongs to the fleet.
+    #[default]
+    People,
+    /// The fleet of the host, which changes only what belongs to it.
+    Fleet {
+        /// Generation of the fleet's catalog that the change carries out.
+        generation: u64,
+    },
+}
+
+impl ChangedBy {
+    /// Notes in the catalog what the change carries out.
+    pub(super) fn note(self, catalog: &mut Catalog) {
+        if let (ChangedBy::Fleet { generation }, Some(owner)) = (self, &mut catalog.fleet) {
+            owner.generation = generation;
+        }
+    }
+}
+
 /// Conditions of a change.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CatalogChangeTerms {
@@ -21,6 +43,8 @@ pub struct CatalogChangeTerms {
     pub force: bool,
     /// Whether everything is checked and nothing changed.
     pub dry_run: bool,
+    /// Who asks for the change.
+    pub by: ChangedBy,
 }
 
 impl Catalogs {
@@ -37,7 +61,7 @@ impl Catalogs {
         let warnings = self.check(name, spec)?;
         self.check_names_free(name, spec)?;
         let changed = self.objects.change(|changes| {
-            let before = self.found(changes, name, terms.expected)?;
+            let before = self.found(changes, name, terms.expected, terms.by)?;
             check(&before, spec, terms.discard_data)?;
             // A claim ends with a reset, so machines that start to keep their data must not be claimed.
             let count = if !before.spec.keeps_writes() && spec.keeps_writes() { 0 } else { spec.count };
@@ -45,6 +69,7 @@ impl Catalogs {
             let mut warnings = warnings.clone();
             warnings.extend(self.check_capacity(name, spec, Some(&before.spec))?);
             let mut catalog = Catalog { spec: spec.clone(), warnings, ..before.clone() };
+            terms.by.note(&mut catalog);
             let mut notes = Vec::new();
             if before.spec.image != spec.image {
                 let version = self.version(changes, &spec.image)?;

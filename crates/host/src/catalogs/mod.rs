@@ -13,7 +13,7 @@ mod spec;
 mod streamed;
 mod update;
 
-pub use change::CatalogChangeTerms;
+pub use change::{CatalogChangeTerms, ChangedBy};
 pub(crate) use records::{check_no_removal, whole};
 pub use spec::serial_pattern;
 pub(crate) use update::{follow, follows, take};
@@ -29,8 +29,8 @@ use crate::tags::Tag;
 use jiff::Timestamp;
 use records::Removal;
 use spillway_api::{
-    Catalog, CatalogSpec, ErrorCode, HistoryEntry, Hypervisor, Image, ImageRef, ImageVersion, Machine, Name,
-    Network, Ready, StoreClass, VersionState,
+    Catalog, CatalogSpec, ErrorCode, FleetOwner, HistoryEntry, Hypervisor, Image, ImageRef, ImageVersion,
+    Machine, Name, Network, Ready, StoreClass, VersionState,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -64,6 +64,8 @@ pub struct HostSettings {
     pub machines: PathBuf,
     /// Whether machines in bridges can phone home.
     pub takes_calls: bool,
+    /// Fleet of the host, if it is in one.
+    pub fleet: Option<Name>,
 }
 
 /// The catalogs of a host. A clone is the same catalogs.
@@ -131,6 +133,27 @@ impl Catalogs {
         dry_run: bool,
         key: &IdempotentRequest,
     ) -> Result<(Catalog, bool), HostError> {
+        self.create_of(name, spec, None, dry_run, key)
+    }
+
+    /// Creates a catalog of the fleet on this host, with its machines.
+    pub fn create_for_fleet(
+        &self,
+        name: &Name,
+        spec: &CatalogSpec,
+        owner: FleetOwner,
+    ) -> Result<(), HostError> {
+        self.create_of(name, spec, Some(owner), false, &IdempotentRequest::default()).map(drop)
+    }
+
+    fn create_of(
+        &self,
+        name: &Name,
+        spec: &CatalogSpec,
+        owner: Option<FleetOwner>,
+        dry_run: bool,
+        key: &IdempotentRequest,
+    ) -> Result<(Catalog, bool), HostError> {
         spec::check_not_redacted(name, spec)?;
         let counting = self.counting();
         if let Some(created) = self.objects.change(|changes| key.made::<Timestamp>(changes))? {
@@ -164,6 +187,7 @@ impl Catalogs {
                 version,
                 history: vec![HistoryEntry { image: spec.image.name.clone(), version, since }],
                 rollout: None,
+                fleet: owner.clone(),
                 created: since,
                 warnings: warnings.clone(),
                 effective: None,
@@ -190,7 +214,7 @@ impl Catalogs {
     pub fn delete(&self, name: &Name, terms: CatalogChangeTerms) -> Result<(), HostError> {
         let counting = self.counting();
         self.objects.change(|changes| {
-            self.found(changes, name, terms.expected)?;
+            self.found(changes, name, terms.expected, terms.by)?;
             self.check_none_claimed(changes, &self.machines(Some(name))?, terms.force)?;
             changes.delete::<Catalog>(name.as_str());
             changes.put(name.as_str(), &Removal { with_data: terms.with_data });
@@ -215,11 +239,31 @@ impl Catalogs {
         }
     }
 
-    /// Returns a catalog for a change, if it has the expected tag.
-    fn found(&self, changes: &mut Changes, name: &Name, expected: Option<Tag>) -> Result<Catalog, HostError> {
+    /// Returns a catalog for a change, if it has the expected tag and is whoever's asks for the change.
+    fn found(
+        &self,
+        changes: &mut Changes,
+        name: &Name,
+        expected: Option<Tag>,
+        by: ChangedBy,
+    ) -> Result<Catalog, HostError> {
         let Some(found) = changes.get::<Catalog>(name.as_str())? else { return Err(self.none(name)) };
         Tag::from(found.revision).check(&format!("catalog {name}"), expected)?;
-        Ok(found.value)
+        let owner = found.value.fleet.as_ref().map(|owner| &owner.fleet);
+        match (by, owner) {
+            (ChangedBy::People, Some(fleet)) if self.host.fleet.as_ref() == Some(fleet) => {
+                let message = format!(
+                    "catalog {name} belongs to the fleet {fleet}, which decides about it: change it there ('spillway fleet catalog')"
+                );
+                Err(HostError::new(ErrorCode::Conflict, message))
+            }
+            (ChangedBy::Fleet { .. }, None) => {
+                let message =
+                    format!("this host has a catalog '{name}' of its own, which the fleet does not touch");
+                Err(HostError::new(ErrorCode::Exists, message))
+            }
+            _ => Ok(found.value),
+        }
     }
 
     /// Undoes what was begun for a catalog that could not be recorded.
@@ -345,7 +389,13 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn of(hypervisor: Hypervisor, machines: &str) -> HostSettings {
-        HostSettings { capacity: NO_LIMITS, hypervisor, machines: machines.into(), takes_calls: false }
+        HostSettings {
+            capacity: NO_LIMITS,
+            hypervisor,
+            machines: machines.into(),
+            takes_calls: false,
+            fleet: None,
+        }
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl Catalogs {
         let _counting = self.counting();
         self.objects.change(|changes| {
             may_go(changes)?;
-            let mut catalog = self.found(changes, &machine.catalog, None)?;
+            let mut catalog = self.found(changes, &machine.catalog, None, terms.by)?;
             catalog.spec.count = catalog.spec.count.saturating_sub(1);
             spec::check(&catalog.name, &catalog.spec)?;
             changes.put(catalog.name.as_str(), &catalog);
@@ -450,6 +450,7 @@ mod tests {
                 hypervisor: Hypervisor::None,
                 machines: "/machines".into(),
                 takes_calls: false,
+                fleet: None,
             };
             let images = crate::images::Images::of_whole(&objects, &stores);
             let catalogs =

@@ -52,6 +52,7 @@ impl Host {
             hypervisor: Hypervisor::None,
             machines: "/machines".into(),
             takes_calls: false,
+            fleet: None,
         };
         let images = Images::of_whole(&objects, &stores);
         let catalogs =

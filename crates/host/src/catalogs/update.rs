@@ -5,7 +5,7 @@
 //! brings.
 
 use super::Catalogs;
-use super::change::{CatalogChangeTerms, check};
+use super::change::{CatalogChangeTerms, ChangedBy, check};
 use super::streamed::check_mode;
 use crate::error::HostError;
 use crate::store::{Changes, Revision};
@@ -59,7 +59,7 @@ impl Catalogs {
         expected: Option<Tag>,
     ) -> Result<(Catalog, bool), HostError> {
         let ((mut catalog, is_changed), written) = self.objects.change_at(|changes| {
-            let mut catalog = self.found(changes, name, expected)?;
+            let mut catalog = self.found(changes, name, expected, ChangedBy::People)?;
             let Some(rollout) = &mut catalog.rollout else {
                 let message = format!("catalog {name}: no rollout is in progress");
                 return Err(HostError::new(ErrorCode::Conflict, message));
@@ -99,8 +99,9 @@ impl Catalogs {
         choose: impl Fn(&Catalog) -> Result<ImageRef, HostError>,
     ) -> Result<(Catalog, Catalog), HostError> {
         let moved = self.objects.change_at(|changes| {
-            let mut catalog = self.found(changes, name, terms.expected)?;
+            let mut catalog = self.found(changes, name, terms.expected, terms.by)?;
             let before = catalog.clone();
+            terms.by.note(&mut catalog);
             let mut spec = catalog.spec.clone();
             spec.image = choose(&catalog)?;
             self.check(name, &spec)?;

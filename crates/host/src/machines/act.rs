@@ -8,7 +8,7 @@ use super::closing::require_open;
 use super::desired_state::DesiredState;
 use super::tag::check_tag;
 use super::views::{MachineReader, View};
-use crate::catalogs::Catalogs;
+use crate::catalogs::{Catalogs, ChangedBy};
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
 use crate::images::check_none_committed;
@@ -43,6 +43,8 @@ pub struct MachineDeleteTerms {
     pub with_data: bool,
     /// Whether everything is checked and nothing deleted.
     pub dry_run: bool,
+    /// Who asks for the deletion.
+    pub by: ChangedBy,
 }
 
 /// Records actions of clients on machines.

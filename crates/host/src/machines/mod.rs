@@ -33,6 +33,7 @@ mod rolling;
 mod rollout;
 mod run;
 mod scratch;
+mod share;
 mod shared;
 mod start_order;
 mod status;
@@ -82,6 +83,7 @@ use oversee::Overseer;
 use registry::MachineRegistry;
 use rolling::Rollouts;
 use run::{MachineFolders, RunRecord};
+pub use share::{MachineShares, ShareCounts};
 use shared::MachineServices;
 use spillway_api::{Catalog, Hypervisor, Machine, Name, Power, Selector};
 use spillway_control::kvm::Accelerator;
@@ -127,6 +129,8 @@ pub struct Machines {
     pub consoles: Arc<Consoles>,
     /// Programs and files in guests.
     pub guests: Arc<Guests>,
+    /// Machines of catalogs that a fleet shares among hosts.
+    pub shares: MachineShares,
     /// Files that deleted machines have left.
     pub leftovers: Arc<Leftovers>,
     /// Collects the figures of all machines.
@@ -235,6 +239,7 @@ impl Machines {
                 shared.parts.claim_ttl_seconds,
             ),
             guests: Arc::new(Guests::new(reader.clone(), catalogs.clone(), &shared)),
+            shares: MachineShares::new(reader.clone(), catalogs.clone()),
             commits: DiskCommits::new(reader.clone(), catalogs, objects, images),
             leftovers: Arc::clone(&shared.leftovers),
             curves: Arc::new(CurveCollector::new(reader.clone(), folders.clone())),

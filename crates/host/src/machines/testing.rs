@@ -51,7 +51,13 @@ impl TestHost {
         let stores = Stores::open(objects.clone(), &path("store")).unwrap();
         let images = Images::of_whole(&objects, &stores);
         let (hypervisor, machines) = (Hypervisor::None, path("machines"));
-        let host = HostSettings { capacity, hypervisor, machines: machines.clone(), takes_calls: false };
+        let host = HostSettings {
+            capacity,
+            hypervisor,
+            machines: machines.clone(),
+            takes_calls: false,
+            fleet: None,
+        };
         let catalogs =
             Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, &mut complain).unwrap();
         let folders = MachineFolders::new(machines.clone());

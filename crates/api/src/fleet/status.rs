@@ -1,0 +1,236 @@
+//! A fleet as one of its hosts sees it: its state, its hosts and its catalogs, and requests about them.
+
+use super::FleetCatalogSpec;
+use crate::{HistoryEntry, Hypervisor, Name, RolloutStrategy};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::ToSchema;
+
+/// A fleet, as the host that answers sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FleetDetails {
+    /// Name of the fleet.
+    pub name: Name,
+    /// Identity of the fleet; none before it was created.
+    #[serde(default)]
+    pub fleet_id: Option<String>,
+    /// Name of the host that answers.
+    pub host: Name,
+    /// How this host takes part in the fleet.
+    pub membership: Membership,
+    /// Why it does not take part, or what it waits for, for people.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Epoch of the host: it changes when its lease has ended, and not when its daemon is restarted. None: it has no lease.
+    #[serde(default)]
+    pub epoch: Option<i64>,
+    /// Host whose daemon places machines.
+    #[serde(default)]
+    pub placer: Option<Name>,
+    /// Whether Spillway places machines. If not, another program does.
+    pub places: bool,
+    /// What keeps lost hosts from being replaced, for people. Only the host that places knows.
+    #[serde(default)]
+    pub brake: Option<String>,
+    /// State of etcd.
+    pub etcd: EtcdStatus,
+    /// Number of hosts, by their state.
+    pub hosts: BTreeMap<HostState, u32>,
+    /// Keys of records that cannot be read, with the reasons. Nothing acts on them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unreadable: BTreeMap<String, String>,
+}
+
+/// How a host takes part in a fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Membership {
+    /// It has not reached etcd yet.
+    Connecting,
+    /// There is no fleet of this name yet.
+    NoFleet,
+    /// It is about to get a lease.
+    Joining,
+    /// It is a member, and has a lease.
+    Member,
+    /// It has no connection to etcd, or lost its lease. What is on the host goes on.
+    Isolated,
+    /// It may not take part.
+    Refused,
+}
+
+/// State of etcd, as this host sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EtcdStatus {
+    /// Members that the host knows.
+    pub members: Vec<String>,
+    /// Member that it asks.
+    #[serde(default)]
+    pub connected: Option<String>,
+    /// Version of that member.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// Why no member answers, or what is wrong with etcd, for people.
+    #[serde(default)]
+    pub trouble: Option<String>,
+    /// Revision of the records that the host has seen.
+    pub revision: i64,
+}
+
+/// State of a host of a fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostState {
+    /// It renews its lease.
+    Alive,
+    /// Its lease has ended. It is not lost yet.
+    Silent,
+    /// Its lease has ended, but it answers other hosts: its machines are not replaced.
+    Isolated,
+    /// It counts as lost: its machines are replaced elsewhere.
+    Lost,
+    /// It was recorded, and has never had a lease.
+    Absent,
+}
+
+/// A host of a fleet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FleetHost {
+    /// Name of the host, unique in its fleet.
+    pub name: Name,
+    /// Zone of the host: hosts of a zone may fail together.
+    pub zone: Name,
+    /// Labels of the host.
+    pub labels: BTreeMap<Name, String>,
+    /// State of the host.
+    pub state: HostState,
+    /// Why a silent host is not replaced, for people.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Whether the host gets no further machines.
+    pub cordoned: bool,
+    /// Whether its machines are replaced elsewhere.
+    pub draining: bool,
+    /// Address at which other hosts reach its daemon; none while it has no lease.
+    #[serde(default)]
+    pub address: Option<String>,
+    /// Version of its daemon; none while it has no lease.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// What runs its machines; none while it has no lease.
+    #[serde(default)]
+    pub hypervisor: Option<Hypervisor>,
+    /// Epoch of the host; none while it has no lease.
+    #[serde(default)]
+    pub epoch: Option<i64>,
+    /// What it is to have of each catalog, and what it has reported.
+    pub shares: Vec<FleetShare>,
+    /// Memory that machines of the fleet may use on the host, in bytes; none before it has reported.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// Of that, memory of the machines that it is to have, in bytes.
+    pub used_bytes: u64,
+}
+
+/// The share of a host of a catalog: what it is to have, and what it has reported at most ten seconds ago.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FleetShare {
+    /// Host that has the share.
+    pub host: Name,
+    /// Catalog that the share is of.
+    pub catalog: Name,
+    /// Machines that the host is to have.
+    pub wanted: u32,
+    /// Version of the image that they are to get.
+    pub version: u32,
+    /// Machines that the host has.
+    pub count: u32,
+    /// Of these, those that are ready.
+    pub ready: u32,
+    /// Of these, those that are off, and nobody has asked for them.
+    pub off: u32,
+    /// Of those that are ready or off, those of the version.
+    pub updated: u32,
+    /// Machines that are claimed.
+    pub claimed: u32,
+    /// Machines that cannot be started.
+    pub failed: u32,
+    /// Why the host does not do what its share says, for people.
+    #[serde(default)]
+    pub refused: Option<String>,
+}
+
+/// A catalog of a fleet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FleetCatalog {
+    /// Name of the catalog, unique in its fleet.
+    pub name: Name,
+    /// Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
+    pub revision: i64,
+    /// Settings of the catalog.
+    pub spec: FleetCatalogSpec,
+    /// Version of the image that machines are to get.
+    pub version: u32,
+    /// How running machines get another version.
+    #[schema(value_type = RolloutStrategy)]
+    pub strategy: RolloutStrategy,
+    /// Number of the change of settings or version, counted from 1.
+    pub generation: u64,
+    /// Versions that the catalog has had, oldest first, with the current one last.
+    pub history: Vec<HistoryEntry>,
+    /// Time at which the catalog was created.
+    #[schema(value_type = String, format = DateTime)]
+    pub created: Timestamp,
+    /// Shares of the hosts, in the order of their names.
+    pub shares: Vec<FleetShare>,
+    /// Machines that no host is to have, because none has space for them.
+    pub unplaced: u32,
+    /// Why, by host, for people. Only the host that places knows.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unplaced_because: BTreeMap<Name, String>,
+}
+
+/// Body of the request that creates a catalog of a fleet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewFleetCatalog {
+    /// Name of the new catalog, unique in its fleet.
+    pub name: Name,
+    /// Settings of the new catalog; whatever is left out takes its default.
+    pub spec: FleetCatalogSpec,
+}
+
+/// Asks for another version of the image of a catalog of a fleet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FleetCatalogUpdate {
+    /// Version that machines are to get.
+    pub version: u32,
+    /// How running machines get it; none: as before.
+    #[serde(default)]
+    #[schema(value_type = Option<RolloutStrategy>)]
+    pub strategy: Option<RolloutStrategy>,
+}
+
+/// Asks for an action on a host of a fleet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FleetHostChange {
+    /// Action that is applied to the host.
+    pub action: FleetHostAction,
+}
+
+/// An action on a host of a fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FleetHostAction {
+    /// Give the host no further machines.
+    Cordon,
+    /// Give it machines again, after it was cordoned or drained.
+    Uncordon,
+    /// Replace its machines elsewhere, and give it no further ones.
+    Drain,
+    /// Replace its machines elsewhere at once: whoever asks for it knows that they do not run any more.
+    DeclareDead,
+}

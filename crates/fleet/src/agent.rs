@@ -1,0 +1,151 @@
+//! What the fleet wants of one host: catalogs with counts and versions. Owns the rule by which settings of a fleet's catalog become
+//! those of a host's.
+//!
+//! Invariant: nothing is wanted of a host unless the records are those of its fleet. Records that are gone, or cannot be read, are no
+//! order to give machines up.
+
+use crate::keys::Key;
+use crate::records::ShareRecord;
+use crate::view::{FleetView, Versioned};
+use spillway_api::{CatalogSpec, IdentityKind, ImageRef, Name, RolloutStrategy};
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+/// A catalog that a host is to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedCatalog {
+    /// Settings on this host, with its count and the version of the image.
+    pub spec: CatalogSpec,
+    /// Generation of the fleet's catalog.
+    pub generation: u64,
+    /// How running machines get another version.
+    pub strategy: RolloutStrategy,
+}
+
+/// What is wanted of a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WantedShares {
+    /// Catalogs that the host is to have. Of others that belong to the fleet it gives up all machines.
+    pub catalogs: BTreeMap<Name, WantedCatalog>,
+    /// Catalogs about which nothing is known, with the reasons: they stay as they are.
+    pub unknown: BTreeMap<Name, String>,
+}
+
+/// Returns what the records want of a host; `None` if they say nothing: they are not those of the fleet with this identity, or not there.
+pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedShares> {
+    view.meta.as_ref().filter(|meta| meta.value.fleet_id == fleet_id)?;
+    let mut wanted = WantedShares::default();
+    for key in view.unreadable.keys() {
+        match key.parse() {
+            Ok(Key::Share(of, catalog)) if of == *host => {
+                wanted.unknown.insert(catalog, format!("the record {key} cannot be read"));
+            }
+            Ok(Key::Catalog(catalog)) => {
+                wanted.unknown.insert(catalog, format!("the record {key} cannot be read"));
+            }
+            _ => {}
+        }
+    }
+    for (name, share) in view.shares.get(host).into_iter().flatten() {
+        if wanted.unknown.contains_key(name) {
+            continue;
+        }
+        // Its catalog was deleted, and its share is about to be: it is given up.
+        let Some(catalog) = view.catalogs.get(name) else { continue };
+        let spec = on_host(&catalog.value.spec.catalog, name, host, share);
+        let spec = match catalog.value.spec.fleet.identity {
+            IdentityKind::Any => spec,
+            IdentityKind::Named => continue,
+        };
+        let (generation, strategy) = (share.value.generation, catalog.value.strategy);
+        wanted.catalogs.insert(name.clone(), WantedCatalog { spec, generation, strategy });
+    }
+    Some(wanted)
+}
+
+/// The settings of a catalog on a host that has this share of it.
+fn on_host(spec: &CatalogSpec, name: &Name, host: &Name, share: &Versioned<ShareRecord>) -> CatalogSpec {
+    let ShareRecord { count, version, .. } = share.value;
+    let part = |all: u32| {
+        let part = (u64::from(all) * u64::from(count)).div_ceil(u64::from(spec.count.max(1)));
+        u32::try_from(part).unwrap_or(u32::MAX).min(count)
+    };
+    CatalogSpec {
+        image: ImageRef { name: spec.image.name.clone(), version: NonZeroU32::new(version) },
+        count,
+        warm: part(spec.warm),
+        naming: Some(spec.naming.clone().unwrap_or_else(|| format!("{name}-{host}-###"))),
+        ..spec.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::{Entry, Update};
+    use serde_json::{Value, json};
+
+    fn view(records: &[(&str, Value)]) -> FleetView {
+        let entry = |value: &Value| Entry { value: value.to_string().into_bytes(), created: 1, modified: 1 };
+        let entries = records.iter().map(|(key, value)| ((*key).to_owned(), entry(value)));
+        let mut view = FleetView::default();
+        view.apply(Update::Whole(1, entries.collect()));
+        view
+    }
+
+    fn meta() -> (&'static str, Value) {
+        let meta = json!({ "format": 1, "fleet_id": "f", "created": "2026-01-01T00:00:00Z", "placer": true });
+        ("meta", meta)
+    }
+
+    fn catalog(settings: Value) -> Value {
+        json!({
+            "spec": settings, "version": 3, "generation": 4, "history": [], "created": "2026-01-01T00:00:00Z",
+        })
+    }
+
+    fn share(count: u32) -> Value {
+        json!({ "count": count, "version": 3, "generation": 4 })
+    }
+
+    #[test]
+    fn a_host_gets_its_part_of_a_catalog() {
+        let desk = catalog(json!({ "image": "debian", "count": 100, "warm": 10, "ram_bytes": 67_108_864 }));
+        let lab = catalog(json!({ "image": "debian", "count": 2, "naming": "x-##" }));
+        let records = [
+            meta(),
+            ("catalogs/desk", desk),
+            ("catalogs/lab", lab),
+            ("share/a/desk", share(25)),
+            ("share/a/lab", share(1)),
+            ("share/a/gone", share(1)),
+            ("share/b/desk", share(75)),
+        ];
+        let host: Name = "a".parse().unwrap();
+        let wanted = wanted(&view(&records), "f", &host).unwrap();
+        let names: Vec<_> = wanted.catalogs.keys().map(Name::as_str).collect();
+        assert_eq!(names, ["desk", "lab"], "{wanted:?}");
+        let desk = &wanted.catalogs[&"desk".parse::<Name>().unwrap()];
+        assert_eq!((desk.spec.count, desk.spec.warm, desk.generation), (25, 3, 4));
+        assert_eq!(desk.spec.image.to_string(), "debian:3");
+        assert_eq!(desk.spec.naming.as_deref(), Some("desk-a-###"));
+        let lab = &wanted.catalogs[&"lab".parse::<Name>().unwrap()];
+        assert_eq!(lab.spec.naming.as_deref(), Some("x-##"));
+    }
+
+    #[test]
+    fn what_is_not_known_is_no_order() {
+        let host: Name = "a".parse().unwrap();
+        let records = [("catalogs/desk", catalog(json!({ "image": "x" }))), ("share/a/desk", share(1))];
+        assert_eq!(wanted(&view(&records), "f", &host), None, "there is no fleet");
+        assert_eq!(wanted(&view(&[meta()]), "g", &host), None, "it is another fleet");
+        assert_eq!(wanted(&view(&[meta()]), "f", &host), Some(WantedShares::default()));
+        for records in [
+            [meta(), ("catalogs/desk", json!(1)), ("share/a/desk", share(1))],
+            [meta(), ("catalogs/desk", catalog(json!({ "image": "x" }))), ("share/a/desk", json!({}))],
+        ] {
+            let wanted = wanted(&view(&records), "f", &host).unwrap();
+            assert!(wanted.catalogs.is_empty() && wanted.unknown.len() == 1, "{wanted:?}");
+        }
+    }
+}
