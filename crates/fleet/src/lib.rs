@@ -7,7 +7,9 @@
 //! transaction.
 
 pub mod agent;
+pub mod changes;
 pub mod keys;
+pub mod membership;
 pub mod records;
 pub mod transaction;
 pub mod view;

@@ -124,7 +124,7 @@ pub struct CatalogRecord {
     /// Version of the image that all machines are to get.
     pub version: u32,
     /// How running machines get another version. By default two at a time on each host.
-    #[serde(default = "two_at_a_time")]
+    #[serde(default = "default_strategy")]
     pub strategy: RolloutStrategy,
     /// Number of the change of the settings or the version, counted from 1.
     pub generation: u64,
@@ -134,7 +134,8 @@ pub struct CatalogRecord {
     pub created: Timestamp,
 }
 
-fn two_at_a_time() -> RolloutStrategy {
+/// How running machines get another version, unless somebody says otherwise.
+pub fn default_strategy() -> RolloutStrategy {
     RolloutStrategy::Batch(2)
 }
 
