@@ -55,7 +55,12 @@ impl Need {
         self.with(other, u64::saturating_sub)
     }
 
-    fn with(self, other: Need, join: fn(u64, u64) -> u64) -> Need {
+    /// The need of so many machines, without overflow.
+    pub fn times(self, machines: u32) -> Need {
+        self.with(self, |one, _| one.saturating_mul(machines.into()))
+    }
+
+    fn with(self, other: Need, join: impl Fn(u64, u64) -> u64) -> Need {
         Need {
             guarantee_bytes: join(self.guarantee_bytes, other.guarantee_bytes),
             limit_bytes: join(self.limit_bytes, other.limit_bytes),

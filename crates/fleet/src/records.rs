@@ -97,23 +97,36 @@ pub struct CatalogStatus {
     /// Generation of the share that the host has carried out last.
     pub generation: u64,
     /// Version that new machines get.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub version: u32,
     /// Machines that there are.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub count: u32,
     /// Of these, those that are ready.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub ready: u32,
     /// Of all, those that are off, and nobody has asked for them.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub off: u32,
     /// Of the ones that are ready or off, those that have or will take the version.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub updated: u32,
     /// Of all, those that are claimed.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub claimed: u32,
     /// Of all, those that failed to start.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub failed: u32,
-    /// Why the host does not do what its share says.
+    /// Why the host does not do what its share says, and will not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// What the host waits for before it does what its share says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// Record `catalogs/CATALOG`: what people want of a catalog.

@@ -41,6 +41,12 @@ impl MachineShares {
         MachineShares { reader, catalogs }
     }
 
+    /// Creates the shares of a host of a test.
+    #[cfg(test)]
+    pub fn of(reader: &MachineReader, catalogs: &Catalogs) -> MachineShares {
+        MachineShares::new(reader.clone(), catalogs.clone())
+    }
+
     fn views(&self, catalog: &Name) -> Result<Vec<View>, HostError> {
         self.reader.views(&Selector { catalog: Some(catalog.clone()), ..Selector::default() })
     }
@@ -104,7 +110,7 @@ mod tests {
     use spillway_api::FleetOwner;
 
     fn shares(host: &TestHost) -> MachineShares {
-        MachineShares::new(host.reader.clone(), host.catalogs.clone())
+        MachineShares::of(&host.reader, &host.catalogs)
     }
 
     fn owner() -> FleetOwner {

@@ -60,7 +60,26 @@ impl BudgetLine {
     }
 }
 
+/// The most that all machines of a host may take together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapacityLimits {
+    /// Guarantees of caches, in bytes.
+    pub guarantee_bytes: u64,
+    /// Limits of caches, in bytes.
+    pub limit_bytes: u64,
+    /// Memory of guests, and limits of caches, in bytes.
+    pub memory_bytes: u64,
+    /// Processors of guests.
+    pub vcpus: u64,
+}
+
 impl Capacity {
+    /// Returns the most that all machines may take together.
+    pub fn most(&self) -> CapacityLimits {
+        let [guarantee, limit, memory, vcpus] = self.lines().map(|line| line.most);
+        CapacityLimits { guarantee_bytes: guarantee, limit_bytes: limit, memory_bytes: memory, vcpus }
+    }
+
     fn memory_limit_bytes(&self) -> u64 {
         percent(self.host_bytes.saturating_sub(self.reserve_bytes), self.memory_percent)
     }

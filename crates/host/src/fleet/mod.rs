@@ -1,0 +1,5 @@
+//! The fleet of the host, if it is in one. Owns what the daemon does for that; the decisions are in the crate `fleet`.
+//!
+//! Invariant: without etcd everything on the host goes on as before.
+
+mod shares;

@@ -1,0 +1,283 @@
+//! Carries out the shares of this host: catalogs of the fleet become catalogs of the host, with its counts and versions.
+//!
+//! Owns the order of the steps. Invariant: what is not the fleet's on this host is not touched, and what the records do not say stays as it
+//! is. Each step may be repeated.
+
+use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy};
+use crate::error::HostError;
+use crate::idempotency::IdempotentRequest;
+use crate::images::Images;
+use crate::machines::MachineShares;
+use crate::registries::Registries;
+use crate::resources::budget::Capacity;
+use spillway_api::{
+    Catalog, CatalogSpec, CatalogUpdate, ErrorCode, FleetOwner, Hypervisor, ImagePull, ImageRef, Name, Need,
+    Residency, RolloutStrategy, VersionState, differences,
+};
+use spillway_fleet::agent::{WantedCatalog, WantedShares};
+use spillway_fleet::records::{BudgetRecord, CatalogStatus, ImageRecord, MOST_STATUS_BYTES, StatusRecord};
+use spillway_fleet::view::FleetView;
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+/// Longest reason in the report of a host, in characters.
+const MOST_REASON_CHARACTERS: usize = 200;
+
+/// Carries out the shares of a host.
+#[derive(Clone)]
+pub struct ShareReconciler {
+    /// Name of the fleet.
+    pub fleet: Name,
+    /// Catalogs of the host.
+    pub catalogs: Catalogs,
+    /// Machines of the host.
+    pub machines: MachineShares,
+    /// Images of the host.
+    pub images: Images,
+    /// Registries of the host.
+    pub registries: Registries,
+    /// Budget of the host.
+    pub capacity: Capacity,
+    /// What runs machines on the host.
+    pub hypervisor: Hypervisor,
+}
+
+/// Shares that are not carried out, by catalog.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnfinishedShares {
+    /// Why the host does not do what it is to do.
+    pub refused: BTreeMap<Name, String>,
+    /// What the host waits for.
+    pub waiting: BTreeMap<Name, String>,
+}
+
+impl UnfinishedShares {
+    fn note(&mut self, catalog: &Name, done: Result<(), HostError>) {
+        let Err(e) = done else { return };
+        let why: String = e.message.chars().take(MOST_REASON_CHARACTERS).collect();
+        match e.code {
+            // What another step does at this time, or a registry that is away.
+            ErrorCode::Conflict | ErrorCode::Unavailable => self.waiting.insert(catalog.clone(), why),
+            _ => self.refused.insert(catalog.clone(), why),
+        };
+    }
+}
+
+impl ShareReconciler {
+    /// Brings the catalogs of the fleet on this host to what is wanted. Returns the shares that could not carried out.
+    ///
+    /// # Errors
+    /// The records of the host cannot be read.
+    pub fn reconcile(&self, view: &FleetView, wanted: &WantedShares) -> Result<UnfinishedShares, HostError> {
+        let mut left = UnfinishedShares { refused: wanted.unknown.clone(), ..UnfinishedShares::default() };
+        let there: BTreeMap<Name, Catalog> =
+            self.catalogs.list()?.into_iter().map(|catalog| (catalog.name.clone(), catalog)).collect();
+        for (name, wanted) in &wanted.catalogs {
+            let done = match there.get(name) {
+                None if wanted.spec.count == 0 => Ok(()),
+                None => self.create(view, name, wanted),
+                Some(catalog) if !self.is_of_fleet(catalog) => {
+                    let message = format!("the host has a catalog '{name}' of its own");
+                    Err(HostError::new(ErrorCode::Exists, message))
+                }
+                Some(catalog) if wanted.spec.count == 0 => self.give_up(catalog),
+                Some(catalog) => self.change(view, catalog, wanted),
+            };
+            left.note(name, done);
+        }
+        let is_left = |catalog: &&Catalog| {
+            let is_known = wanted.catalogs.contains_key(&catalog.name);
+            self.is_of_fleet(catalog) && !is_known && !wanted.unknown.contains_key(&catalog.name)
+        };
+        for catalog in there.values().filter(is_left) {
+            left.note(&catalog.name, self.give_up(catalog));
+        }
+        Ok(left)
+    }
+
+    fn is_of_fleet(&self, catalog: &Catalog) -> bool {
+        catalog.fleet.as_ref().is_some_and(|owner| owner.fleet == self.fleet)
+    }
+
+    fn create(&self, view: &FleetView, name: &Name, wanted: &WantedCatalog) -> Result<(), HostError> {
+        self.bring_image(view, &wanted.spec)?;
+        let owner = FleetOwner { fleet: self.fleet.clone(), generation: wanted.generation };
+        self.catalogs.create_for_fleet(name, &wanted.spec, owner)
+    }
+
+    /// Changes settings, count and version, in steps: those who give up machines choose which.
+    fn change(&self, view: &FleetView, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
+        let (name, generation) = (&is.name, wanted.generation);
+        let by = ChangedBy::Fleet { generation };
+        let mut count = is.spec.count;
+        if wanted.spec.count < count {
+            count = self.machines.shrink(name, wanted.spec.count, generation)?;
+        }
+        // Claimed machines beyond the count stay until they are released.
+        let count = count.max(wanted.spec.count);
+        let settings = CatalogSpec {
+            image: is.spec.image.clone(),
+            count,
+            warm: wanted.spec.warm.min(count),
+            ..wanted.spec.clone()
+        };
+        let terms = CatalogChangeTerms { by, ..CatalogChangeTerms::default() };
+        let has_image = settings.image.name == wanted.spec.image.name;
+        let is_carried_out = is.fleet.as_ref().is_some_and(|owner| owner.generation == generation);
+        if has_image && (!is_carried_out || !differences(name, &is.spec, &settings).is_empty()) {
+            self.catalogs.change(name, &settings, terms)?;
+        }
+        if is.spec.image == wanted.spec.image {
+            return Ok(());
+        }
+        self.bring_image(view, &wanted.spec)?;
+        let strategy = if wanted.spec.keeps_writes() { RolloutStrategy::NextStart } else { wanted.strategy };
+        let update = CatalogUpdate {
+            image: wanted.spec.image.clone(),
+            rollout: strategy,
+            claim_grace_seconds: None,
+            deadline_seconds: None,
+            max_failed: 0,
+            discard_data: false,
+        };
+        self.catalogs.update(name, &update, terms)?;
+        Ok(())
+    }
+
+    /// Gives up the machines of a catalog, and the catalog when none is left.
+    fn give_up(&self, catalog: &Catalog) -> Result<(), HostError> {
+        let generation = catalog.fleet.as_ref().map_or(0, |owner| owner.generation);
+        let by = ChangedBy::Fleet { generation };
+        match self.machines.shrink(&catalog.name, 0, generation)? {
+            0 => self
+                .catalogs
+                .delete(&catalog.name, CatalogChangeTerms { by, ..CatalogChangeTerms::default() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses until the host has the version of a catalog's image. Begins to bring it from the fleet's registry.
+    fn bring_image(&self, view: &FleetView, spec: &CatalogSpec) -> Result<(), HostError> {
+        let (name, number) = (&spec.image.name, spec.image.version.map_or(0, NonZeroU32::get));
+        let record = view.images.get(&(name.clone(), number)).map(|record| &record.value);
+        let there = self.images.details(name).ok();
+        let there = there.iter().flat_map(|image| &image.versions).find(|version| version.version == number);
+        match (there, record) {
+            (Some(version), Some(record)) if version.digest.as_ref() != Some(&record.digest) => {
+                let message = format!(
+                    "the host has a {name}:{number} of its own, with another digest than the fleet's: delete it, or give it another name"
+                );
+                Err(HostError::new(ErrorCode::Exists, message))
+            }
+            (Some(version), _) if version.state == VersionState::Ready => Ok(()),
+            (Some(_), _) => Err(HostError::new(
+                ErrorCode::Conflict,
+                format!("{name}:{number} is being brought to the host"),
+            )),
+            (None, Some(record)) => self.pull(view, name, number, record, spec.residency),
+            (None, None) => {
+                let message =
+                    format!("the host has no {name}:{number}, and the fleet knows no registry that has it");
+                Err(HostError::new(ErrorCode::NotFound, message))
+            }
+        }
+    }
+
+    fn pull(
+        &self,
+        view: &FleetView,
+        name: &Name,
+        number: u32,
+        record: &ImageRecord,
+        residency: Option<Residency>,
+    ) -> Result<(), HostError> {
+        self.add_registry(view, &record.registry)?;
+        let image = ImageRef { name: record.name.clone(), version: NonZeroU32::new(number) };
+        let residency = Some(residency.unwrap_or(Residency::Boot));
+        let pull = ImagePull { registry: record.registry.clone(), image, store: None, residency };
+        self.images.pull(&self.registries, name, pull, &IdempotentRequest::default())?;
+        Err(HostError::new(ErrorCode::Conflict, format!("{name}:{number} is being brought to the host")))
+    }
+
+    /// Adds a registry of the fleet to those of the host.
+    fn add_registry(&self, view: &FleetView, name: &Name) -> Result<(), HostError> {
+        let wanted = view.registries.get(name).map(|record| &record.value);
+        let wanted =
+            wanted.ok_or_else(|| HostError::not_found("registry of the fleet", name.as_str(), []))?;
+        let there = self.registries.list()?;
+        match there.iter().find(|registry| registry.name == *name) {
+            None => self.registries.add(wanted.clone(), false).map(drop),
+            Some(there) if there.url == wanted.url && there.endpoint == wanted.endpoint => Ok(()),
+            Some(there) => {
+                let message = format!(
+                    "the host has a registry '{name}' of its own, at {}, and the fleet's is at {}: remove the host's",
+                    there.url, wanted.url
+                );
+                Err(HostError::new(ErrorCode::Exists, message))
+            }
+        }
+    }
+
+    /// Returns the report of the host.
+    ///
+    /// # Errors
+    /// The records of the host cannot be read.
+    pub fn status(&self, left: &UnfinishedShares) -> Result<StatusRecord, HostError> {
+        let mut status = StatusRecord::default();
+        let mut own = Need::default();
+        for catalog in self.catalogs.list()? {
+            if !self.is_of_fleet(&catalog) {
+                let need = Need::of(&catalog.spec, self.hypervisor);
+                own = own.and(need.times(catalog.spec.count));
+                continue;
+            }
+            let counts = self.machines.counts(&catalog.name)?;
+            let owner = catalog.fleet.as_ref();
+            let of = CatalogStatus {
+                generation: owner.map_or(0, |owner| owner.generation),
+                version: catalog.version,
+                count: counts.count,
+                ready: counts.ready,
+                off: counts.off,
+                updated: counts.updated,
+                claimed: counts.claimed,
+                failed: counts.failed,
+                refused: None,
+                waiting: None,
+            };
+            status.catalogs.insert(catalog.name, of);
+        }
+        for (name, why) in &left.refused {
+            status.catalogs.entry(name.clone()).or_default().refused = Some(why.clone());
+        }
+        for (name, why) in &left.waiting {
+            status.catalogs.entry(name.clone()).or_default().waiting = Some(why.clone());
+        }
+        let most = self.capacity.most();
+        status.budget = BudgetRecord {
+            guarantee_bytes: most.guarantee_bytes.saturating_sub(own.guarantee_bytes),
+            limit_bytes: most.limit_bytes.saturating_sub(own.limit_bytes),
+            memory_bytes: most.memory_bytes.saturating_sub(own.memory_bytes()),
+            vcpus: most.vcpus.saturating_sub(own.vcpus),
+        };
+        Ok(fitting(status))
+    }
+}
+
+/// Shortens the report until it may be written: reasons go first, then counts of catalogs, the last ones first.
+fn fitting(mut status: StatusRecord) -> StatusRecord {
+    let bytes = |status: &StatusRecord| serde_json::to_vec(status).map_or(usize::MAX, |bytes| bytes.len());
+    while bytes(&status) > MOST_STATUS_BYTES {
+        let reasons = status.catalogs.values_mut().flat_map(|of| [&mut of.refused, &mut of.waiting]);
+        let longest = reasons.filter_map(Option::as_mut);
+        match longest.max_by_key(|why| why.len()).filter(|why| why.len() > 16) {
+            Some(why) => why.truncate(why.floor_char_boundary(why.len() / 2)),
+            None => drop(status.catalogs.pop_last()),
+        }
+    }
+    status
+}
+
+#[cfg(test)]
+#[path = "shares_tests.rs"]
+mod tests;
