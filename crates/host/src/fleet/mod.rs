@@ -2,4 +2,5 @@
 //!
 //! Invariant: without etcd everything on the host goes on as before.
 
+mod details;
 mod shares;
