@@ -51,8 +51,8 @@ pub use figures::{
     MachineFill, MachineForecast, PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
 pub use fleet::{
-    FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread, Wave,
-    WaveError,
+    FleetCatalogSpec, FleetReach, FleetSelf, FleetSettings, IdentityKind, IsolationAction,
+    LOST_AFTER_SECONDS_DEFAULT, Spread, Wave, WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

@@ -10,6 +10,7 @@ pub mod daemon;
 pub mod error;
 pub mod events;
 pub mod failure;
+pub mod fleet;
 pub mod guest_users;
 mod hypervisor;
 pub mod idempotency;

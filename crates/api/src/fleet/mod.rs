@@ -1,8 +1,10 @@
 //! Fleets: catalogs whose machines many hosts share.
 
+mod reach;
 mod spec;
 mod wave;
 
+pub use reach::{FleetReach, FleetSelf};
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,
 };
