@@ -53,8 +53,8 @@ pub use figures::{
 };
 pub use fleet::{
     EtcdStatus, FleetCatalog, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails, FleetHost, FleetHostAction,
-    FleetHostChange, FleetSettings, FleetShare, HostState, IdentityKind, IsolationAction,
-    LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleetCatalog, Spread, Wave, WaveError,
+    FleetHostChange, FleetReach, FleetSelf, FleetSettings, FleetShare, HostState, IdentityKind,
+    IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleetCatalog, Spread, Wave, WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

@@ -10,6 +10,7 @@ use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
 use crate::events::{Events, log_line};
 use crate::failure::Failure;
+use crate::fleet::door::{FleetDoor, FleetDoorSettings, FleetListener, Identity};
 use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
@@ -113,6 +114,8 @@ pub struct DaemonSettings {
     pub peers: Option<PeerOrder>,
     /// Hosts that images may be downloaded from.
     pub import_from: Vec<SourceRule>,
+    /// The listener for other hosts of the fleet.
+    pub fleet: Option<FleetDoorSettings>,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
 }
@@ -234,7 +237,13 @@ impl Records {
     }
 
     /// Adopts the machines. Returns the state of the API's routes.
-    fn app(self, parts: MachineHostConfig, audit: Audit, state: &Path) -> Result<ApiState> {
+    fn app(
+        self,
+        parts: MachineHostConfig,
+        audit: Audit,
+        fleet: Option<Arc<FleetDoor>>,
+        state: &Path,
+    ) -> Result<ApiState> {
         let Records {
             store,
             objects,
@@ -260,6 +269,7 @@ impl Records {
             catalogs,
             downloads,
             events,
+            fleet,
             idempotency,
             images,
             machines,
@@ -329,7 +339,8 @@ pub async fn run(
         None => serving::listen(&settings.socket, settings.socket_mode)?,
     };
     let audit = Audit::new(settings.audit(state.path())?);
-    let app = records.app(parts, audit.clone(), state.path())?;
+    let (fleet, fleet_listener) = open_fleet(settings.fleet, state.path()).await?.unzip();
+    let app = records.app(parts, audit.clone(), fleet, state.path())?;
     let (events, machines) = (app.events.clone(), app.machines.clone());
     tokio::spawn(keep_reserve(Arc::clone(&app.state.store), events.clone()));
 
@@ -350,6 +361,7 @@ pub async fn run(
     // As tasks of the runtime's threads, one of which then also serves the connection: this thread would have to wake another for each.
     let mut listeners = JoinSet::new();
     listeners.spawn(serving::accept(listener, router.clone()));
+    listeners.spawn(serving::accept_fleet(fleet_listener, router.clone()));
     listeners.spawn(serving::accept_remote(door.clone(), router));
     tokio::select! {
         () = service_manager.attend(async || machines.reader.summary().await) => {}
@@ -367,6 +379,18 @@ pub async fn run(
         let _ = std::fs::remove_file(&settings.socket);
     }
     Ok(())
+}
+
+/// Opens the listener for other hosts of the fleet. Nobody is let in before the members are known.
+async fn open_fleet(
+    settings: Option<FleetDoorSettings>,
+    state: &Path,
+) -> Result<Option<(Arc<FleetDoor>, Arc<FleetListener>)>> {
+    let Some(FleetDoorSettings { host, listen }) = settings else { return Ok(None) };
+    let identity = Identity::open(state, &host)?;
+    let door = FleetDoor::new(host, &identity);
+    let listener = FleetListener::open(listen, &identity, door.members.clone()).await?;
+    Ok(Some((Arc::new(door), Arc::new(listener))))
 }
 
 /// Keeps space in reserve for actions that free space. Raises an event when there is none, and when there is again.

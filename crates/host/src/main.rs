@@ -334,6 +334,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         stream_fill_bytes_per_second: arguments.stream_fill_rate,
         peers: arguments.peers.order().context("--peer-listen")?,
         import_from: arguments.import_from,
+        fleet: None,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,

@@ -1,9 +1,11 @@
 //! Fleets: catalogs whose machines many hosts share.
 
+mod reach;
 mod spec;
 mod status;
 mod wave;
 
+pub use reach::{FleetReach, FleetSelf};
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,
 };

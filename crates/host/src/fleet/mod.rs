@@ -4,5 +4,6 @@
 //! Invariant: without etcd everything on the host goes on as before.
 
 mod details;
+pub mod door;
 pub mod etcd;
 mod shares;
