@@ -52,9 +52,10 @@ pub use figures::{
     MachineFill, MachineForecast, PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
 pub use fleet::{
-    EtcdStatus, FleetCatalog, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails, FleetHost, FleetHostAction,
-    FleetHostChange, FleetReach, FleetSelf, FleetSettings, FleetShare, HostState, IdentityKind,
-    IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleetCatalog, Spread, Wave, WaveError,
+    EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails,
+    FleetHost, FleetHostAction, FleetHostChange, FleetReach, FleetSelf, FleetSettings, FleetShare, HostState,
+    IdentityKind, IsolationAction, JoinToken, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet,
+    NewFleetCatalog, PlacerChange, Spread, Wave, WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

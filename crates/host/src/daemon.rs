@@ -10,7 +10,7 @@ use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
 use crate::events::{Events, log_line};
 use crate::failure::Failure;
-use crate::fleet::door::{FleetDoor, FleetDoorSettings, FleetListener, Identity};
+use crate::fleet::{FleetHostSettings, HostParts, OpenFleet};
 use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
@@ -114,8 +114,8 @@ pub struct DaemonSettings {
     pub peers: Option<PeerOrder>,
     /// Hosts that images may be downloaded from.
     pub import_from: Vec<SourceRule>,
-    /// The listener for other hosts of the fleet.
-    pub fleet: Option<FleetDoorSettings>,
+    /// The fleet that the host takes part in.
+    pub fleet: Option<FleetHostSettings>,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
 }
@@ -219,7 +219,7 @@ impl Records {
             hypervisor: settings.hypervisor,
             machines: machine_folder(state),
             takes_calls: settings.phone_home.is_some(),
-            fleet: None,
+            fleet: settings.fleet.as_ref().map(|fleet| fleet.address.fleet.clone()),
         };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, complain)?;
         Ok(Records {
@@ -241,7 +241,7 @@ impl Records {
         self,
         parts: MachineHostConfig,
         audit: Audit,
-        fleet: Option<Arc<FleetDoor>>,
+        fleet: Option<OpenFleet>,
         state: &Path,
     ) -> Result<ApiState> {
         let Records {
@@ -260,8 +260,29 @@ impl Records {
         tokio::spawn(streaming.clone().follow(objects.watch()));
         streaming.begin(parts.scopes.clone(), events.clone(), move || streamed.all_streamed())?;
         let idempotency = Idempotency::new(objects.clone());
-        let machines =
-            Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
+        let (capacity, hypervisor) = (parts.capacity, parts.hypervisor);
+        let machines = Machines::open(
+            events.clone(),
+            objects.clone(),
+            stores.clone(),
+            images.clone(),
+            catalogs.clone(),
+            parts,
+        )?;
+        let door = fleet.as_ref().map(|fleet| Arc::clone(&fleet.door));
+        let begin = |fleet: OpenFleet| {
+            fleet.begin(HostParts {
+                objects,
+                events: events.clone(),
+                catalogs: catalogs.clone(),
+                images: images.clone(),
+                registries: registries.clone(),
+                machines: machines.shares.clone(),
+                capacity,
+                hypervisor,
+            })
+        };
+        let fleet_service = fleet.map(begin).transpose()?;
         Ok(Arc::new(ApiParts {
             audit,
             answered: ResponseCounters::default(),
@@ -269,7 +290,8 @@ impl Records {
             catalogs,
             downloads,
             events,
-            fleet,
+            fleet: door,
+            fleet_service,
             idempotency,
             images,
             machines,
@@ -339,7 +361,11 @@ pub async fn run(
         None => serving::listen(&settings.socket, settings.socket_mode)?,
     };
     let audit = Audit::new(settings.audit(state.path())?);
-    let (fleet, fleet_listener) = open_fleet(settings.fleet, state.path()).await?.unzip();
+    let fleet = match settings.fleet {
+        Some(fleet) => Some(OpenFleet::open(fleet, state.path()).await?),
+        None => None,
+    };
+    let fleet_listener = fleet.as_ref().map(|fleet| Arc::clone(&fleet.listener));
     let app = records.app(parts, audit.clone(), fleet, state.path())?;
     let (events, machines) = (app.events.clone(), app.machines.clone());
     tokio::spawn(keep_reserve(Arc::clone(&app.state.store), events.clone()));
@@ -379,18 +405,6 @@ pub async fn run(
         let _ = std::fs::remove_file(&settings.socket);
     }
     Ok(())
-}
-
-/// Opens the listener for other hosts of the fleet. Nobody is let in before the members are known.
-async fn open_fleet(
-    settings: Option<FleetDoorSettings>,
-    state: &Path,
-) -> Result<Option<(Arc<FleetDoor>, Arc<FleetListener>)>> {
-    let Some(FleetDoorSettings { host, listen }) = settings else { return Ok(None) };
-    let identity = Identity::open(state, &host)?;
-    let door = FleetDoor::new(host, &identity);
-    let listener = FleetListener::open(listen, &identity, door.members.clone()).await?;
-    Ok(Some((Arc::new(door), Arc::new(listener))))
 }
 
 /// Keeps space in reserve for actions that free space. Raises an event when there is none, and when there is again.

@@ -6,4 +6,13 @@
 mod details;
 pub mod door;
 pub mod etcd;
+mod open;
+mod options;
+mod record;
+mod service;
 mod shares;
+
+pub use open::{HostParts, OpenFleet};
+pub use options::{FleetHostSettings, FleetOptions};
+pub(crate) use record::RECORDS;
+pub use service::{FleetParts, FleetService};
