@@ -6,10 +6,18 @@
 //! Invariant: a decision is carried out only if the records that it was based on are unchanged, by the comparisons of its
 //! transaction.
 
+pub mod election;
 pub mod keys;
+pub mod liveness;
 pub mod records;
 pub mod transaction;
 pub mod view;
+
+#[cfg(test)]
+extern crate self as spillway_fleet;
+#[cfg(test)]
+#[path = "../tests/common/sample.rs"]
+mod sample;
 
 /// A moment on the clock of this host that goes on during a suspension (`CLOCK_BOOTTIME`), in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
