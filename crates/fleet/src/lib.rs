@@ -9,12 +9,17 @@
 pub mod election;
 pub mod keys;
 pub mod liveness;
+pub mod placement;
+pub mod placer;
 pub mod records;
 pub mod transaction;
 pub mod view;
 
 #[cfg(test)]
 extern crate self as spillway_fleet;
+#[cfg(test)]
+#[path = "../tests/common/driver.rs"]
+mod driver;
 #[cfg(test)]
 #[path = "../tests/common/sample.rs"]
 mod sample;
