@@ -380,6 +380,16 @@ pub async fn run(
     Ok(())
 }
 
+/// The parts of a daemon, for tests of its routes: without listeners.
+#[cfg(test)]
+pub(crate) fn app_of(settings: &DaemonSettings, fleet: Option<Arc<FleetDoor>>) -> Result<ApiState> {
+    let state = &settings.state;
+    let mut complain = |_: &str| {};
+    let records = Records::open(settings, state, &mut complain)?;
+    let audit = Audit::new(settings.audit(state)?);
+    records.app(parts(settings, state, &mut complain)?, audit, fleet, state)
+}
+
 /// Opens the listener for other hosts of the fleet. Nobody is let in before the members are known.
 async fn open_fleet(
     settings: Option<FleetDoorSettings>,
