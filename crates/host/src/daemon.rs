@@ -10,6 +10,8 @@ use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
 use crate::events::{Events, log_line};
 use crate::failure::Failure;
+#[cfg(test)]
+use crate::fleet::door::FleetDoor;
 use crate::fleet::{FleetHostSettings, HostParts, OpenFleet};
 use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
@@ -405,6 +407,17 @@ pub async fn run(
         let _ = std::fs::remove_file(&settings.socket);
     }
     Ok(())
+}
+
+/// The parts of a daemon, for tests of its routes: without listeners.
+#[cfg(test)]
+pub(crate) fn app_of(settings: &DaemonSettings, fleet: Option<Arc<FleetDoor>>) -> Result<ApiState> {
+    let state = &settings.state;
+    let mut complain = |_: &str| {};
+    let records = Records::open(settings, state, &mut complain)?;
+    let audit = Audit::new(settings.audit(state)?);
+    let app = records.app(parts(settings, state, &mut complain)?, audit, None, state)?;
+    Ok(Arc::new(ApiParts { fleet, ..Arc::into_inner(app).context("nobody else has it yet")? }))
 }
 
 /// Keeps space in reserve for actions that free space. Raises an event when there is none, and when there is again.

@@ -33,7 +33,7 @@ use utoipa_axum::routes;
 /// Longest time until a response begins. Requests that wait are bounded by the host that carries them out.
 const RESPONSE: Duration = Duration::from_secs(2 * 3600);
 /// How often it is looked whether the other host still answers, while its response is waited for, and whether the user may still have it.
-const LOOK: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
 /// Headers that belong to one connection (RFC 9110, 7.6.1), beside those that `Connection` names.
 const OF_CONNECTION: [HeaderName; 9] = [
     header::CONNECTION,

@@ -17,6 +17,8 @@ pub use identity::{CertificateDigest, Identity};
 pub use listener::{FleetListener, PendingMember};
 pub use members::{Member, Members};
 pub use pool::HostBody;
+#[cfg(test)]
+pub(crate) use verify::client_config as test_client_config;
 
 use spillway_api::Name;
 use std::net::SocketAddr;

@@ -40,7 +40,7 @@ pub(super) fn server_config(identity: &Identity, members: Members) -> ServerConf
 }
 
 /// Settings of a connection to the host with this certificate.
-pub(super) fn client_config(identity: &Identity, certificate: CertificateDigest) -> ClientConfig {
+pub(crate) fn client_config(identity: &Identity, certificate: CertificateDigest) -> ClientConfig {
     let provider = Arc::new(ring::default_provider());
     let verifier = PinnedVerifier { certificate, provider: Arc::clone(&provider) };
     let mut config = ClientConfig::builder_with_provider(provider)
