@@ -155,7 +155,7 @@ impl Catalogs {
         dry_run: bool,
         key: &IdempotentRequest,
     ) -> Result<(Catalog, bool), HostError> {
-        spec::check_not_redacted(name, spec)?;
+        check_not_redacted(name, spec)?;
         let counting = self.counting();
         if let Some(created) = self.objects.change(|changes| key.made::<Timestamp>(changes))? {
             let catalog = self.get(name)?;

@@ -8,6 +8,7 @@ pub mod door;
 pub mod etcd;
 mod open;
 mod options;
+mod placing;
 mod record;
 mod service;
 mod shares;

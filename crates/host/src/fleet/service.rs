@@ -7,6 +7,7 @@
 use super::details::{self, PlacerKnowledge};
 use super::door::{FleetDoor, Member};
 use super::etcd::{EtcdAlarm, EtcdHealth, EtcdReach, FleetStore, FleetStoreError, now};
+use super::placing::place;
 use super::record::FleetMembership;
 use super::shares::{ShareReconciler, UnfinishedShares};
 use crate::error::HostError;
@@ -19,6 +20,7 @@ use spillway_api::{
 use spillway_fleet::Moment;
 use spillway_fleet::agent::wanted;
 use spillway_fleet::changes::ChangeError;
+use spillway_fleet::election::Identity;
 use spillway_fleet::keys::Key;
 use spillway_fleet::membership::{BelievedLease, HostMembership, Standing};
 use spillway_fleet::records::StatusRecord;
@@ -86,6 +88,7 @@ impl FleetService {
     pub fn begin(parts: FleetParts) -> FleetService {
         let FleetParts { members, store, door, events, objects, reconciler, membership } = parts;
         let own = membership.own();
+        let identity = Identity { host: own.name.clone(), instance: own.alive.instance.clone() };
         let inner = Inner {
             name: reconciler.fleet.clone(),
             host: own.name.clone(),
@@ -102,6 +105,7 @@ impl FleetService {
             fleet_id: Mutex::new(membership.fleet_id().map(str::to_owned)),
         };
         let service = FleetService(Arc::new(inner));
+        tokio::spawn(place(service.clone(), identity));
         tokio::spawn(service.clone().follow());
         tokio::spawn(service.clone().take_part(membership));
         tokio::spawn(service.clone().carry_out());
@@ -112,6 +116,31 @@ impl FleetService {
     /// The records, as this host has seen them last.
     pub fn view(&self) -> watch::Ref<'_, FleetView> {
         self.0.view.borrow()
+    }
+
+    /// The same, for who waits for changes.
+    pub(super) fn subscribe(&self) -> watch::Receiver<FleetView> {
+        self.0.view.subscribe()
+    }
+
+    /// Records of the fleet.
+    pub(super) fn store(&self) -> &FleetStore {
+        &self.0.store
+    }
+
+    /// Connections to other hosts.
+    pub(super) fn door(&self) -> &Arc<FleetDoor> {
+        &self.0.door
+    }
+
+    /// Events of the host.
+    pub(super) fn events(&self) -> &Events {
+        &self.0.events
+    }
+
+    /// Keeps what the placer knows, for people.
+    pub(super) fn keep_knowledge(&self, knowledge: PlacerKnowledge) {
+        *locked(&self.0.knowledge) = knowledge;
     }
 
     /// What the placer knows, if this host is it.
@@ -264,7 +293,8 @@ impl FleetService {
     async fn follow(self) {
         let mut updates = self.0.store.follow();
         while let Some(update) = updates.recv().await {
-            let is_alive = |(key, _): &(String, Option<_>)| key.starts_with("alive/");
+            let is_alive =
+                |(key, _): &(String, Option<_>)| key.starts_with("alive/") || key.starts_with("hosts/");
             let has_members = match &update {
                 Update::Whole(..) => true,
                 Update::Changes(_, changes) => changes.iter().any(is_alive),
@@ -274,14 +304,14 @@ impl FleetService {
                 continue;
             }
             let view = self.view();
+            // One whose lease has ended may still answer. Only who is removed is no member any more.
+            let earlier =
+                view.hosts.keys().filter_map(|name| Some((name.clone(), self.0.door.members.get(name)?)));
+            let mut members: BTreeMap<Name, Member> = earlier.collect();
             // A record that cannot be read is no member.
-            let members: BTreeMap<Name, Member> = view
-                .alive
-                .iter()
-                .filter_map(|(name, alive)| {
-                    Some((name.clone(), Member::of(&alive.value, alive.created).ok()?))
-                })
-                .collect();
+            members.extend(view.alive.iter().filter_map(|(name, alive)| {
+                Some((name.clone(), Member::of(&alive.value, alive.created).ok()?))
+            }));
             self.0.door.members.replace(members);
         }
     }
