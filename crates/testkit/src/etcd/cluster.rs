@@ -25,6 +25,8 @@ pub struct EtcdOptions {
     pub tls: bool,
     /// Further options of etcd's command line.
     pub more: Vec<String>,
+    /// Address of all members; by default one of the loopback network that is the cluster's own.
+    pub address: Option<Ipv4Addr>,
 }
 
 /// A record as etcd has it.
@@ -63,7 +65,7 @@ impl EtcdCluster {
     pub fn start_with(members: usize, program: EtcdProgram, options: &EtcdOptions) -> Result<EtcdCluster> {
         let folder = tempfile::Builder::new().prefix("etcd-").tempdir()?;
         let authority = options.tls.then(|| Authority::new(&folder.path().join("tls"))).transpose()?;
-        let address = own_address();
+        let address = options.address.unwrap_or_else(own_address);
         if let Some(authority) = &authority {
             let file = |name: &str| folder.path().join("tls").join(name);
             authority.sign(&format!("IP:{address}"), &file("server.crt"), &file("server.key"))?;
