@@ -149,11 +149,14 @@ impl Course {
         }
     }
 
-    /// Waits until the follower has what etcd has. The time from the first answer of etcd, which may elect a leader before.
-    async fn compare(&self, what: &str) -> Duration {
+    /// Waits until the follower has what etcd has, and a write that was made meanwhile without the proxies. The time from its answer, for
+    /// which etcd may have had to elect a leader.
+    async fn compare(&mut self, what: &str) -> Duration {
         let mut truth = None;
+        let value = self.rng.next_u64().to_string();
         until(&format!("etcd answers after {what}"), Duration::from_secs(15), || {
-            truth = self.scene.cluster.records(PREFIX).ok();
+            let written = self.scene.cluster.put(&format!("{PREFIX}status/last"), &value);
+            truth = written.and_then(|()| self.scene.cluster.records(PREFIX)).ok();
             truth.is_some()
         })
         .await;

@@ -23,7 +23,7 @@ const MARGIN_MS: u64 = 3_000;
 /// Time until a failed request is repeated.
 const PAUSE: Duration = Duration::from_millis(250);
 /// The same, after one that other members would refuse too.
-const LONG_PAUSE: Duration = Duration::from_secs(1);
+const LONG_PAUSE: Duration = Duration::from_secs(3);
 
 /// The lease of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,10 @@ struct Keeper {
 impl Keeper {
     /// Grants or renews. Returns the time until the next step.
     async fn step(&mut self) -> Duration {
-        let Ok(member) = self.link.member().await else { return PAUSE };
+        let member = match self.link.member().await {
+            Ok(member) => member,
+            Err(error) => return if error.is_permanent() { LONG_PAUSE } else { PAUSE },
+        };
         let done = match self.id {
             None => self.grant(&member).await.map(|()| true),
             Some(id) => match self.renew(&member, id).await {
