@@ -1,4 +1,4 @@
-//! The client of etcd with real clusters: what follows the records misses nothing, the lease is believed no longer than etcd has it, and a
+//! The client of etcd with real clusters: what follows the records misses nothing, the lease is valid no longer than etcd has it, and a
 //! member that does not answer is left.
 #![allow(clippy::unwrap_used)]
 

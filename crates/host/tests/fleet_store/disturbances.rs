@@ -51,6 +51,9 @@ async fn a_follower_sees_every_state(program: EtcdProgram) {
         let what = course.disturb().await;
         course.write().await;
         let late = course.compare(&format!("disturbance {step} of seed {seed}: {what}")).await;
+        if late > SOON / 2 {
+            println!("{late:?} after disturbance {step}: {what}");
+        }
         slowest = slowest.max(late);
         took.push(late);
     }

@@ -1,4 +1,4 @@
-//! The lease of a host: believed no longer than etcd has it, kept while a member dies, replaced when it has ended, and adopted by the next
+//! The lease of a host: valid no longer than etcd has it, kept while a member dies, replaced when it has ended, and adopted by the next
 //! daemon.
 
 use crate::scene::{PREFIX, Scene, apply_at_last, until, with_both, writing};
@@ -48,11 +48,11 @@ async fn a_lease_outlives_a_member(program: EtcdProgram) {
         }
         let lease = store.lease().borrow().unwrap();
         assert_eq!(lease.id, first.id, "it is the same lease");
-        assert!(lease.is_believed(now()), "it was renewed in time: {lease:?} at {:?}", now());
+        assert!(lease.is_valid(now()), "it was renewed in time: {lease:?} at {:?}", now());
         if lease != last {
-            // etcd has renewed it after the moment from which it is believed: and so it has it for longer.
+            // etcd has renewed it after the moment from which it counts here: and so it has it for longer.
             let (least, _) = end_at_etcd(&scene.cluster, lease.id).unwrap();
-            assert!(lease.believed_until < least, "{lease:?}, and etcd has it until {least:?}");
+            assert!(lease.valid_until < least, "{lease:?}, and etcd has it until {least:?}");
             (renewals, last) = (renewals + 1, lease);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -69,29 +69,29 @@ async fn a_lease_ends_with_the_way_to_etcd(program: EtcdProgram) {
     scene.proxies.iter().for_each(|proxy| proxy.set_mode(ProxyMode::Swallows));
     let begun = now();
     let is_there = || scene.cluster.records(PREFIX).unwrap().1.contains_key("leader/placer");
-    let mut was_believed_last = Moment(0);
+    let mut last_valid = Moment(0);
     while is_there() {
         let lease = store.lease().borrow().unwrap();
         assert_eq!(lease.id, first.id);
-        if lease.is_believed(now()) {
-            was_believed_last = now();
+        if lease.is_valid(now()) {
+            last_valid = now();
         }
         assert!(now().since_ms(begun) < 40_000, "etcd has ended the lease");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let ended = now();
     let lease = store.lease().borrow().unwrap();
-    assert!(!lease.is_believed(ended), "etcd has ended it: {lease:?} at {ended:?}");
-    assert!(was_believed_last > begun, "it was believed for some time after the last answer");
-    assert!(ended.since_ms(was_believed_last) >= 1_000, "it ends here before it does there");
+    assert!(!lease.is_valid(ended), "etcd has ended it: {lease:?} at {ended:?}");
+    assert!(last_valid > begun, "it was valid for some time after the last answer");
+    assert!(ended.since_ms(last_valid) >= 1_000, "it ends here before it does there");
     println!(
         "{program:?}: a lease ended here {} ms before it ended at etcd",
-        ended.since_ms(lease.believed_until)
+        ended.since_ms(lease.valid_until)
     );
     scene.proxies.iter().for_each(|proxy| proxy.set_mode(ProxyMode::Passes));
     let mut leases = store.lease();
     let other =
-        leases.wait_for(|lease| lease.is_some_and(|lease| lease.id != first.id && lease.is_believed(now())));
+        leases.wait_for(|lease| lease.is_some_and(|lease| lease.id != first.id && lease.is_valid(now())));
     let other = tokio::time::timeout(SOON, other).await.unwrap().unwrap().unwrap();
     apply_at_last(&store, vec![Write::PutWithLease(Key::Placer, "{}".into())]).await;
     assert!(end_at_etcd(&scene.cluster, other.id).is_some() && is_there());
@@ -110,7 +110,7 @@ async fn the_next_daemon_adopts_the_lease(program: EtcdProgram) {
     let store = FleetStore::open(settings(first.id));
     let adopted = lease_of(&store).await;
     assert_eq!(adopted.id, first.id);
-    assert!(adopted.believed_until > first.believed_until);
+    assert!(adopted.valid_until > first.valid_until);
     // One that ends while it is used.
     scene.cluster.ctl(&["lease", "revoke", &format!("{:x}", first.id)]).unwrap();
     let with_lease = writing(vec![Write::PutWithLease(Key::Placer, "{}".into())]);
@@ -128,5 +128,5 @@ async fn the_next_daemon_adopts_the_lease(program: EtcdProgram) {
     let store = FleetStore::open(settings(long));
     let lease = lease_of(&store).await;
     assert_ne!(lease.id, long);
-    assert!(lease.believed_until < now().after_ms(LEASE_SECONDS.unsigned_abs() * 1000));
+    assert!(lease.valid_until < now().after_ms(LEASE_SECONDS.unsigned_abs() * 1000));
 }

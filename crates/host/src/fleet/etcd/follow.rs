@@ -25,7 +25,7 @@ const QUIET: Duration = Duration::from_millis(750);
 /// Time that it has to answer then.
 const PATIENCE: Duration = Duration::from_millis(750);
 /// The longest pause between two lists.
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// The pause after what other members would refuse as well.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
