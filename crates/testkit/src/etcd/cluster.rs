@@ -135,8 +135,8 @@ impl EtcdCluster {
         let log = self.log(member);
         let server = self.members[member].server.as_mut().context("the member was not started")?;
         let ready = wait_until(PATIENCE, || {
-            let is_ready = std::fs::read_to_string(&log)
-                .is_ok_and(|text| text.contains("ready to serve client requests"));
+            let is_ready =
+                std::fs::read_to_string(&log).is_ok_and(|text| text.contains("serving client traffic"));
             (is_ready || server.ended().ok().flatten().is_some()).then_some(is_ready)
         });
         ensure!(ready == Some(true), "{} is not ready\n{}", server.command, server.tail());
@@ -177,6 +177,11 @@ impl EtcdCluster {
         let well = (0..self.len()).filter(|member| self.is_well(*member));
         let found = well.into_iter().find(|member| self.status(*member).is_ok_and(|(id, _)| id == leader));
         found.context("the leader does not answer")
+    }
+
+    /// Identity of a member, as etcd has it.
+    pub fn member_id(&self, member: usize) -> Result<u64> {
+        Ok(self.status(member)?.0)
     }
 
     /// Identity of a member, and that of its leader.
