@@ -104,7 +104,7 @@ impl World {
                     self.reachable.insert(name(&host));
                 }
             }
-            2..=4 if is_known && !is_alive => drop(self.fleet.begin_lease(&host)),
+            2..=4 if is_known && !is_alive => _ = self.fleet.begin_lease(&host),
             5 if is_known => {
                 self.fleet.budget(&host, random.below(40) * GIB);
                 self.shrunk.insert(name(&host));

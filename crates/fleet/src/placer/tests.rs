@@ -40,9 +40,9 @@ fn each_transaction_compares_the_term_and_what_it_was_decided_on() {
     let term = view.placer.as_ref().unwrap().created;
     assert_eq!(transaction.comparisons[0], Comparison::Created(Key::Placer, term));
     let changes = [
-        |fleet: &mut Fleet| drop(fleet.placer("p")),
-        |fleet: &mut Fleet| drop(fleet.set("hosts/h1", json!({"is_cordoned": true}))),
-        |fleet: &mut Fleet| drop(fleet.set("catalogs/desk", json!({"generation": 2}))),
+        |fleet: &mut Fleet| _ = fleet.placer("p"),
+        |fleet: &mut Fleet| _ = fleet.set("hosts/h1", json!({"is_cordoned": true})),
+        |fleet: &mut Fleet| _ = fleet.set("catalogs/desk", json!({"generation": 2})),
         |fleet: &mut Fleet| fleet.share("h2", "desk", 1),
     ];
     for (n, change) in changes.iter().enumerate() {
