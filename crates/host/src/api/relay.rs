@@ -23,7 +23,7 @@ use body::PassedBody;
 use hyper::service::Service;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::service::TowerToHyperService;
-use spillway_api::{ErrorCode, FleetSelf, Name};
+use spillway_api::{ErrorCode, Name};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -152,7 +152,10 @@ impl Passage {
         let mut failed = 0;
         loop {
             sleep(LOOK).await;
-            match self.fleet.client.get::<FleetSelf>(&self.host, SELF, REACH).await {
+            let mut question = Request::new(Body::empty());
+            *question.uri_mut() = Uri::from_static(SELF);
+            // Any answer shows that it goes on.
+            match self.fleet.client.whole(&self.host, question, REACH).await {
                 Ok(_) => failed = 0,
                 Err(HostClientError::Unreachable { host, address, why, .. }) if failed == 1 => {
                     return HostClientError::Unreachable { host, address, why, is_sent: !is_read };

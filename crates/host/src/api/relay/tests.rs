@@ -13,7 +13,7 @@ use axum::routing::get;
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use spillway_api::{Hypervisor, Problem, Session, SessionProof, SessionRole};
+use spillway_api::{FleetSelf, Hypervisor, Problem, Session, SessionProof, SessionRole};
 use spillway_testkit::websocket::{self, Message};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -516,12 +516,11 @@ async fn large_bodies_are_passed_on_in_small_parts() {
 /// A host that stops while it carries a request out ends the wait; one that only takes its time does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_stops_meanwhile_is_not_waited_for() {
-    let own = || async { axum::Json(json!({ "host": "host-b", "instance": "i" })) };
     let slow = || async {
         sleep(LOOK * 8).await;
         "at last"
     };
-    let a = with_routes(Router::new().route("/v1/slow", get(slow).post(slow)).route(SELF, get(own))).await;
+    let a = with_routes(Router::new().route("/v1/slow", get(slow).post(slow))).await;
     let answer = a.local("GET", "/v1/fleet/hosts/host-b/api/v1/slow", "", "").await;
     assert_eq!((answer.status, answer.body.as_str()), (200, "at last"));
     // It answers nothing, not even whether it is there.
@@ -549,9 +548,7 @@ async fn a_client_that_leaves_ends_its_request_at_the_other_host() {
         let _waiting = Waiting(count);
         std::future::pending::<String>().await
     };
-    let own = || async { axum::Json(json!({ "host": "host-b", "instance": "i" })) };
-    let a = with_routes(Router::new().route("/v1/wait", get(wait.clone()).post(wait)).route(SELF, get(own)))
-        .await;
+    let a = with_routes(Router::new().route("/v1/wait", get(wait.clone()).post(wait))).await;
     for method in ["GET", "POST"] {
         let mut stream = UnixStream::connect(a.socket()).await.unwrap();
         let head = format!(
