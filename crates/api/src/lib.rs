@@ -38,7 +38,7 @@ pub use catalog::{
     DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, FileSystem, Firmware, FleetOwner, Hardware,
     HistoryEntry, Network, NewCatalog, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange,
     RolloutProgress, RolloutState, RolloutStrategy, ScratchFormat, Tpm, Video, VmmKind, WatchdogAction,
-    differences, settings,
+    differences, fleet_differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,
@@ -52,9 +52,10 @@ pub use figures::{
     MachineFill, MachineForecast, PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
 pub use fleet::{
-    EtcdStatus, FleetCatalog, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails, FleetHost, FleetHostAction,
-    FleetHostChange, FleetSettings, FleetShare, HostState, IdentityKind, IsolationAction,
-    LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleetCatalog, Spread, Wave, WaveError,
+    EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails,
+    FleetHost, FleetHostAction, FleetHostChange, FleetSettings, FleetShare, HostState, IdentityKind,
+    IsolationAction, JoinToken, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog,
+    PlacerChange, Spread, Wave, WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

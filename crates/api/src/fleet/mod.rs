@@ -1,9 +1,11 @@
 //! Fleets: catalogs whose machines many hosts share.
 
+mod request;
 mod spec;
 mod status;
 mod wave;
 
+pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,
 };
