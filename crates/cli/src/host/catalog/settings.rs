@@ -2,8 +2,10 @@
 //!
 //! Invariant: a setting without an option has its default.
 
+use super::file::{self, NewObject};
 use super::hardware::HardwareOptions;
-use super::{file, show, warn};
+use super::kind::FileSettings;
+use super::{show, warn};
 use crate::args::settings::DiskOptions;
 use crate::error::Failure;
 use crate::host::Daemon;
@@ -12,8 +14,8 @@ use crate::output;
 use clap::Args;
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, NewCatalog, Ready, ResetEvent, Residency,
-    ScratchFormat, bounds, parse_ttl,
+    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, Ready, ResetEvent, Residency, ScratchFormat, bounds,
+    parse_ttl,
 };
 use std::path::PathBuf;
 
@@ -137,7 +139,7 @@ impl Create {
     /// Makes it.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
         let dry_run = self.dry_run;
-        let new = self.request()?;
+        let new = self.request(|spec| spec)?;
         let question = if dry_run { "?dry_run=true" } else { "" };
         let created: Catalog = client.post(&format!("/v1/catalogs{question}"), &new)?;
         warn(&created);
@@ -147,12 +149,23 @@ impl Create {
         show(daemon, &created)
     }
 
-    fn request(self) -> Result<NewCatalog, Failure> {
+    /// Whether nothing is to be created.
+    pub fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    /// Returns the catalog of the options, whose settings are completed, or that of the file.
+    pub fn request<S: FileSettings>(
+        self,
+        complete: impl FnOnce(CatalogSpec) -> S,
+    ) -> Result<NewObject<S>, Failure> {
         let Some(file) = self.file else {
-            let name = self.name.ok_or_else(|| Failure::usage("the catalog needs a name: give one, such as 'spillway catalog create desk --image debian'"))?;
-            return Ok(NewCatalog { name, spec: self.settings.spec()? });
+            let name = self.name.ok_or_else(|| {
+                Failure::usage("the catalog needs a name: give one, such as 'create desk --image debian'")
+            })?;
+            return Ok(NewObject { name, spec: complete(self.settings.spec()?) });
         };
-        let mut catalogs = file::read(&file)?;
+        let mut catalogs = file::read::<S>(&file)?;
         let names = catalogs.iter().map(|new| new.name.as_str()).collect::<Vec<_>>().join(", ");
         let which = match &self.name {
             Some(name) => catalogs.iter().position(|new| new.name == *name),
