@@ -29,7 +29,7 @@ use update::{Rollback, Update};
 #[derive(Debug, Subcommand)]
 pub enum CatalogCommand {
     /// Create a catalog: a number of machines of an image
-    #[command(after_help = help::CREATE)]
+    #[command(after_help = help::CREATE, mut_args(settings::not_with_file))]
     Create(Box<Create>),
     /// Create and change catalogs to match a file
     #[command(after_help = help::APPLY)]

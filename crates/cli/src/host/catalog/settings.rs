@@ -11,7 +11,7 @@ use crate::error::Failure;
 use crate::host::Daemon;
 use crate::host::words::{RESIDENCIES, label, number, size, words};
 use crate::output;
-use clap::Args;
+use clap::{Arg, Args};
 use spillway_api::client::Client;
 use spillway_api::{
     Catalog, CatalogKind, CatalogSpec, ImageRef, Name, Ready, ResetEvent, Residency, ScratchFormat, bounds,
@@ -31,7 +31,7 @@ pub struct Create {
     #[arg(required_unless_present = "file")]
     name: Option<Name>,
     /// Read the settings from a file, TOML or JSON; - for standard input. Without a name, the file must have one catalog
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["Settings", "HardwareOptions", "DiskOptions", "LimitOptions", "RateLimit"])]
+    #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Check everything, create nothing
     #[arg(long)]
@@ -39,6 +39,14 @@ pub struct Create {
     /// What is wanted.
     #[command(flatten)]
     settings: Settings,
+}
+
+/// Refuses an option of a setting beside a file, which has all settings. A group of options does not have those of its parts.
+pub fn not_with_file(option: Arg) -> Arg {
+    match option.get_id().as_str() {
+        "name" | "file" | "dry_run" => option,
+        _ => option.conflicts_with("file"),
+    }
 }
 
 /// What is wanted.
