@@ -32,7 +32,8 @@ States of a host:
   isolated  its lease has ended, but other hosts reach its daemon: its machines are not replaced
   lost      its machines are replaced on other hosts
   absent    it was recorded, and has never had a lease
-A host that is cordoned or draining says so behind its state.
+A host that is cordoned or draining says so behind its state. Only the host that places ('spillway fleet status' names it)
+knows which silent hosts are lost or isolated, and why one of them is not replaced: run the command there.
 
 MACHINES counts what the host has reported, of what it is to have; it reports at most every ten seconds. MEMORY is what
 machines of the fleet take there, of what they may take.
@@ -89,16 +90,16 @@ A host that is silent counts as lost by itself after the catalog's lost_after (4
 etcd had trouble, or another host still reaches it ('spillway fleet hosts' says which). This command is for those cases: you
 have seen that the host is off. It takes effect at once and asks nothing. While the host renews its lease, it is refused.
 
-If the machines do run on, there are two of each for as long as the host is away. When it comes back it gives its own up.
-It counts as alive again then, without another command. Machines that keep data are never replaced: they are back with their
-host.
+If the machines do run on, there are more than were asked for until the host comes back and gives up its own. It counts as
+alive again then, without another command. Machines that keep data are never replaced: they are back with their host.
 
 Example:
   spillway fleet host declare-dead host-a";
 
 pub const REMOVE: &str = "\
-Its records and shares are removed from etcd, and its machines are replaced on other hosts, except those that keep data. Stop
-its spillwayd first, or start it without --fleet. Until then a host that is alive is refused.
+Its records and shares are removed from etcd, and other hosts get machines in place of its own. If the catalog keeps data, these
+begin empty: the data stays on the host that is removed. Stop the spillwayd there first, or start it without --fleet; a host
+that is alive is refused.
 
 Example:
   spillway fleet host remove host-a";

@@ -92,8 +92,8 @@ pub fn host(daemon: &Daemon, client: &Client, command: FleetHostCommand) -> Resu
             let kept = kept(&host, &catalogs(client)?);
             daemon.show(&host, |_| {
                 format!(
-                    "{name} counts as lost from now on: its machines are replaced on other hosts, and claims of them are over. If \
-                     it comes back, it gives its old ones up, those that nobody has claimed first\n{}",
+                    "{name} counts as lost from now on: its machines are replaced on other hosts at once. If it comes back, it \
+                     gives up those that it has: claimed ones when they are released, the others at once\n{}",
                     kept_words(&kept)
                 )
             })
@@ -143,10 +143,11 @@ impl Drain {
         }
         let kept = kept(&host, &all);
         daemon.show(&host, |host| {
-            let claimed = ShareTotals::of(&host.shares).claimed;
+            let goes = host.shares.iter().filter(|share| !keeps_data(share, &all));
+            let claimed = ShareTotals::of(goes).claimed;
             let what = match (self.wait, claimed) {
                 (false, _) => format!(
-                    "{name} is drained: its machines are replaced on other hosts, and it gives up its own as those get ready. \
+                    "{name} is draining: its machines are replaced on other hosts, and it gives up its own as those get ready. \
                      Claimed ones stay until they are released\n"
                 ),
                 (true, 0) => format!("{name} is drained: its machines are replaced on other hosts\n"),

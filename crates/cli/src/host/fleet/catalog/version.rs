@@ -64,8 +64,9 @@ fn version(image: &ImageRef, catalog: &FleetCatalog) -> Result<u32, Failure> {
     }
     let version = image.version.ok_or_else(|| {
         Failure::usage(format!(
-            "which version of {has}? {name} has {}: give one, such as {has}:2",
-            catalog.version
+            "which version of {has}? {name} has {}: give one, such as {has}:{}",
+            catalog.version,
+            catalog.version.saturating_add(1)
         ))
     })?;
     Ok(version.get())
@@ -104,7 +105,7 @@ mod tests {
         .unwrap();
         let asked = |image: &str| version(&image.parse().unwrap(), &catalog);
         assert_eq!(asked("debian:4"), Ok(4));
-        assert!(asked("debian").unwrap_err().message.contains("desk has 3"));
+        assert!(asked("debian").unwrap_err().message.contains("desk has 3: give one, such as debian:4"));
         assert!(asked("ubuntu:4").unwrap_err().message.contains("desk has the image debian"));
     }
 }
