@@ -6,7 +6,10 @@
 use crate::catalog::{
     CatalogRollback, CatalogSpec, CatalogUpdate, Hardware, NewCatalog, RolloutChange, RolloutStrategy,
 };
-use crate::fleet::FleetSettings;
+use crate::fleet::{
+    FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetHostChange, FleetSettings, NewFleet,
+    NewFleetCatalog, PlacerChange,
+};
 use crate::host::NewHostAction;
 use crate::image::{ImageCommit, ImageDownload, ImageImport, VersionChoice};
 use crate::machine::{ClaimRenewal, MachineAction, MachineSize, NewClaim, NewMachine};
@@ -240,6 +243,24 @@ bounded! {
     Registry {}
     RegistryCollection { grace_seconds: COLLECTION_SECONDS, gap_seconds: COLLECTION_SECONDS }
     StoreFolder {}
+    NewFleet {}
+    PlacerChange {}
+    FleetHostChange {}
+    FleetCatalogUpdate { version: VERSION, strategy: BATCH }
+    FleetCatalogRollback { to: VERSION }
+}
+
+impl Bounded for FleetCatalogSpec {
+    fn check_bounds(&self) -> Result<(), OutOfBounds> {
+        self.catalog.check_bounds()?;
+        self.fleet.check_bounds()
+    }
+}
+
+impl Bounded for NewFleetCatalog {
+    fn check_bounds(&self) -> Result<(), OutOfBounds> {
+        self.spec.check_bounds()
+    }
 }
 
 impl Bounded for NewCatalog {
@@ -258,6 +279,7 @@ pub fn of_field(schema: &str, property: &str) -> Option<&'static Bounds> {
     // The settings of its disks and machines are fields of a catalog's own.
     let bodies: &[&str] = match schema {
         "CatalogSpec" => &["CatalogSpec", "DiskSettings", "Hardware"],
+        "FleetCatalogSpec" => &["CatalogSpec", "DiskSettings", "FleetSettings", "Hardware"],
         _ => &[schema],
     };
     let row = BODIES.iter().find(|(body, field, _)| bodies.contains(body) && *field == property);

@@ -123,11 +123,13 @@ pub enum EventKind {
     Waiting,
     /// A rollout has stalled or progressed again, or was paused, resumed or aborted.
     Rollout,
+    /// The host has joined its fleet or lost its connection to it, or the fleet has replaced a host, or does not.
+    Fleet,
 }
 
 impl EventKind {
     /// All kinds of events, in the order of the documentation.
-    pub const ALL: [EventKind; 15] = [
+    pub const ALL: [EventKind; 16] = [
         EventKind::Started,
         EventKind::Ready,
         EventKind::Stopped,
@@ -143,6 +145,7 @@ impl EventKind {
         EventKind::Lost,
         EventKind::Waiting,
         EventKind::Rollout,
+        EventKind::Fleet,
     ];
 }
 

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 /// Who the caller of a request is, and what it may do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
-    /// Name of the token, or the user of the unix socket: `uid 0`.
+    /// Name of the token, or the user of the unix socket: `uid 0`. Of a user of another host of the fleet: `ci (at host-a)`.
     pub caller: String,
     /// Role of the caller: that of its token, or `admin` on the unix socket.
     pub role: SessionRole,
@@ -39,6 +39,8 @@ pub enum SessionProof {
     Token,
     /// The cookie of a session.
     Session,
+    /// Another host of the fleet, which has passed the request on, has identified it.
+    Fleet,
 }
 
 /// A token that a session is to stand for.

@@ -5,7 +5,7 @@
 //! order to give machines up.
 
 use crate::keys::Key;
-use crate::records::ShareRecord;
+use crate::records::{ImageRecord, RegistryRecord, ShareRecord};
 use crate::view::{FleetView, Versioned};
 use spillway_api::{CatalogSpec, IdentityKind, ImageRef, Name, RolloutStrategy};
 use std::collections::BTreeMap;
@@ -20,6 +20,17 @@ pub struct WantedCatalog {
     pub generation: u64,
     /// How running machines get another version.
     pub strategy: RolloutStrategy,
+    /// Where the host has the image from, if the fleet knows.
+    pub source: Option<ImageSource>,
+}
+
+/// Where a host has a version of an image from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageSource {
+    /// The version.
+    pub image: ImageRecord,
+    /// Its registry, if the fleet has that.
+    pub registry: Option<RegistryRecord>,
 }
 
 /// What is wanted of a host.
@@ -58,7 +69,12 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
             IdentityKind::Named => continue,
         };
         let (generation, strategy) = (share.value.generation, catalog.value.strategy);
-        wanted.catalogs.insert(name.clone(), WantedCatalog { spec, generation, strategy });
+        let source =
+            view.images.get(&(spec.image.name.clone(), share.value.version)).map(|image| ImageSource {
+                image: image.value.clone(),
+                registry: view.registries.get(&image.value.registry).map(|registry| registry.value.clone()),
+            });
+        wanted.catalogs.insert(name.clone(), WantedCatalog { spec, generation, strategy, source });
     }
     Some(wanted)
 }

@@ -8,11 +8,24 @@
 
 pub mod agent;
 pub mod changes;
+pub mod election;
 pub mod keys;
+pub mod liveness;
 pub mod membership;
+pub mod placement;
+pub mod placer;
 pub mod records;
 pub mod transaction;
 pub mod view;
+
+#[cfg(test)]
+extern crate self as spillway_fleet;
+#[cfg(test)]
+#[path = "../tests/common/driver.rs"]
+mod driver;
+#[cfg(test)]
+#[path = "../tests/common/sample.rs"]
+mod sample;
 
 /// A moment on the clock of this host that goes on during a suspension (`CLOCK_BOOTTIME`), in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

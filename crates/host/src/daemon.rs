@@ -10,6 +10,9 @@ use crate::catalogs::{Catalogs, HostSettings};
 use crate::confined;
 use crate::events::{Events, log_line};
 use crate::failure::Failure;
+#[cfg(test)]
+use crate::fleet::door::FleetDoor;
+use crate::fleet::{FleetHostSettings, HostParts, OpenFleet};
 use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
@@ -113,6 +116,8 @@ pub struct DaemonSettings {
     pub peers: Option<PeerOrder>,
     /// Hosts that images may be downloaded from.
     pub import_from: Vec<SourceRule>,
+    /// The fleet that the host takes part in.
+    pub fleet: Option<FleetHostSettings>,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
     pub claim_ttl_seconds: Option<u32>,
 }
@@ -216,7 +221,7 @@ impl Records {
             hypervisor: settings.hypervisor,
             machines: machine_folder(state),
             takes_calls: settings.phone_home.is_some(),
-            fleet: None,
+            fleet: settings.fleet.as_ref().map(|fleet| fleet.address.fleet.clone()),
         };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, complain)?;
         Ok(Records {
@@ -234,7 +239,13 @@ impl Records {
     }
 
     /// Adopts the machines. Returns the state of the API's routes.
-    fn app(self, parts: MachineHostConfig, audit: Audit, state: &Path) -> Result<ApiState> {
+    fn app(
+        self,
+        parts: MachineHostConfig,
+        audit: Audit,
+        fleet: Option<OpenFleet>,
+        state: &Path,
+    ) -> Result<ApiState> {
         let Records {
             store,
             objects,
@@ -251,8 +262,29 @@ impl Records {
         tokio::spawn(streaming.clone().follow(objects.watch()));
         streaming.begin(parts.scopes.clone(), events.clone(), move || streamed.all_streamed())?;
         let idempotency = Idempotency::new(objects.clone());
-        let machines =
-            Machines::open(events.clone(), objects, stores.clone(), images.clone(), catalogs.clone(), parts)?;
+        let (capacity, hypervisor) = (parts.capacity, parts.hypervisor);
+        let machines = Machines::open(
+            events.clone(),
+            objects.clone(),
+            stores.clone(),
+            images.clone(),
+            catalogs.clone(),
+            parts,
+        )?;
+        let door = fleet.as_ref().map(|fleet| Arc::clone(&fleet.door));
+        let begin = |fleet: OpenFleet| {
+            fleet.begin(HostParts {
+                objects,
+                events: events.clone(),
+                catalogs: catalogs.clone(),
+                images: images.clone(),
+                registries: registries.clone(),
+                machines: machines.shares.clone(),
+                capacity,
+                hypervisor,
+            })
+        };
+        let fleet_service = fleet.map(begin).transpose()?;
         Ok(Arc::new(ApiParts {
             audit,
             answered: ResponseCounters::default(),
@@ -260,6 +292,8 @@ impl Records {
             catalogs,
             downloads,
             events,
+            fleet: door,
+            fleet_service,
             idempotency,
             images,
             machines,
@@ -329,7 +363,12 @@ pub async fn run(
         None => serving::listen(&settings.socket, settings.socket_mode)?,
     };
     let audit = Audit::new(settings.audit(state.path())?);
-    let app = records.app(parts, audit.clone(), state.path())?;
+    let fleet = match settings.fleet {
+        Some(fleet) => Some(OpenFleet::open(fleet, state.path()).await?),
+        None => None,
+    };
+    let fleet_listener = fleet.as_ref().map(|fleet| Arc::clone(&fleet.listener));
+    let app = records.app(parts, audit.clone(), fleet, state.path())?;
     let (events, machines) = (app.events.clone(), app.machines.clone());
     tokio::spawn(keep_reserve(Arc::clone(&app.state.store), events.clone()));
 
@@ -350,6 +389,7 @@ pub async fn run(
     // As tasks of the runtime's threads, one of which then also serves the connection: this thread would have to wake another for each.
     let mut listeners = JoinSet::new();
     listeners.spawn(serving::accept(listener, router.clone()));
+    listeners.spawn(serving::accept_fleet(fleet_listener, router.clone()));
     listeners.spawn(serving::accept_remote(door.clone(), router));
     tokio::select! {
         () = service_manager.attend(async || machines.reader.summary().await) => {}
@@ -367,6 +407,17 @@ pub async fn run(
         let _ = std::fs::remove_file(&settings.socket);
     }
     Ok(())
+}
+
+/// The parts of a daemon, for tests of its routes: without listeners.
+#[cfg(test)]
+pub(crate) fn app_of(settings: &DaemonSettings, fleet: Option<Arc<FleetDoor>>) -> Result<ApiState> {
+    let state = &settings.state;
+    let mut complain = |_: &str| {};
+    let records = Records::open(settings, state, &mut complain)?;
+    let audit = Audit::new(settings.audit(state)?);
+    let app = records.app(parts(settings, state, &mut complain)?, audit, None, state)?;
+    Ok(Arc::new(ApiParts { fleet, ..Arc::into_inner(app).context("nobody else has it yet")? }))
 }
 
 /// Keeps space in reserve for actions that free space. Raises an event when there is none, and when there is again.

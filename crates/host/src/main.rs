@@ -14,6 +14,7 @@ use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::events::log_line;
 use spillway_host::failure::{self, Failure};
+use spillway_host::fleet::FleetOptions;
 use spillway_host::guest_users::UserChoice;
 use spillway_host::registries::SourceRule;
 use spillway_host::streaming::PeerOptions;
@@ -166,6 +167,8 @@ struct Arguments {
     stream_fill_rate: u64,
     #[command(flatten)]
     peers: PeerOptions,
+    #[command(flatten)]
+    fleet: FleetOptions,
     /// Host that 'image import' may download from: HOST, HOST:PORT, http://HOST or http://HOST:PORT for one without TLS, or '*' for any host with
     /// a public address. Add ',local' for a host with a loopback or link-local address. May be repeated [default: none]
     #[arg(long, value_name = "RULE")]
@@ -334,6 +337,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         stream_fill_bytes_per_second: arguments.stream_fill_rate,
         peers: arguments.peers.order().context("--peer-listen")?,
         import_from: arguments.import_from,
+        fleet: arguments.fleet.settings()?,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,

@@ -3,7 +3,7 @@
 //! Invariant: the version of the records changes whenever a stored type does.
 
 use crate::store::RecordKind;
-use crate::{backup, catalogs, idempotency, images, machines, registries, stores, streaming};
+use crate::{backup, catalogs, fleet, idempotency, images, machines, registries, stores, streaming};
 
 /// Returns all kinds.
 pub fn kinds() -> Vec<RecordKind> {
@@ -13,6 +13,7 @@ pub fn kinds() -> Vec<RecordKind> {
         .chain(streaming::RECORDS)
         .chain(idempotency::RECORDS)
         .chain(backup::RECORDS)
+        .chain(fleet::RECORDS)
         .collect()
 }
 

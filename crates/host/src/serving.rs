@@ -3,15 +3,16 @@
 //! Invariant: connections are bounded in number, in the time that they may be idle, and in the time that they may leave a
 //! response unread.
 
-use crate::access::Peer;
 use crate::access::caller::PeerAddress;
 use crate::access::connections::{ConnectionLimits, ConnectionSlot, Connections};
 use crate::access::flow::{Flow, track};
 use crate::access::lingering::LingeringStream;
 use crate::access::paced::{PacedStream, ReaderLimits};
 use crate::access::tls::{RemoteListener, speaks_http_2};
+use crate::access::{Authority, Peer};
 use crate::api;
 use crate::failure::Failure;
+use crate::fleet::door::FleetListener;
 use crate::state_folder::TAKEOVER_DEADLINE;
 use anyhow::{Context, Result, bail};
 use axum::response::Response;
@@ -57,7 +58,7 @@ pub async fn accept(listener: UnixListener, router: Router) {
             PeerAddress::Local { uid: who.as_ref().map(|who| who.uid()), pid: who.and_then(|who| who.pid()) };
         // All connections of that user are busy: refuse this one.
         let Ok(place) = connections.admit(source) else { continue };
-        let peer = Peer { source, known: None, place: Arc::clone(&place) };
+        let peer = Peer { source, authority: Authority::Kernel, place: Arc::clone(&place) };
         tokio::spawn(until_closed(place, serve(stream, router.clone(), peer)));
     }
 }
@@ -74,13 +75,38 @@ pub async fn accept_remote(door: Option<Arc<RemoteListener>>, router: Router) {
         };
         let source = PeerAddress::Remote(stranger.address.ip());
         let Ok(place) = connections.admit(source) else { continue };
-        let peer = Peer { source, known: Some(Arc::clone(&door.known)), place: Arc::clone(&place) };
+        let authority = Authority::Tokens(Arc::clone(&door.known));
+        let peer = Peer { source, authority, place: Arc::clone(&place) };
         let router = router.clone();
         tokio::spawn(until_closed(place, async move {
             match stranger.greet().await {
                 Some(stream) if speaks_http_2(&stream) => serve_http_2(stream, router, peer).await,
                 Some(stream) => serve(stream, router, peer).await,
                 None => {}
+            }
+        }));
+    }
+}
+
+/// Accepts connections of other hosts of the fleet, if there is a listener.
+pub async fn accept_fleet(door: Option<Arc<FleetListener>>, router: Router) {
+    let Some(door) = door else { return pending().await };
+    let router = router.layer(middleware::from_fn(track)).layer(middleware::from_fn(api::complete));
+    let connections = Connections::new(ConnectionLimits::REMOTE);
+    loop {
+        let Some(stranger) = door.next().await else {
+            tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
+            continue;
+        };
+        let source = PeerAddress::Remote(stranger.address.ip());
+        let Ok(place) = connections.admit(source) else { continue };
+        let (router, kept) = (router.clone(), Arc::clone(&place));
+        tokio::spawn(until_closed(place, async move {
+            let Some((stream, member)) = stranger.greet().await else { return };
+            let peer = Peer { source, authority: Authority::Member(Arc::new(member)), place: kept };
+            match speaks_http_2(&stream) {
+                true => serve_http_2(stream, router, peer).await,
+                false => serve(stream, router, peer).await,
             }
         }));
     }

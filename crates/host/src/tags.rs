@@ -25,6 +25,11 @@ impl Tag {
         Tag(u64::from_be_bytes(first) >> 1)
     }
 
+    /// The number, for objects whose tag is their revision in another store.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
     /// Refuses to change an object (`what` names it) whose tag is not the one that the client has read.
     pub fn check(self, what: &str, expected: Option<Tag>) -> Result<(), HostError> {
         match expected {

@@ -10,6 +10,7 @@ pub mod cpio;
 pub mod daemon;
 pub mod disk;
 pub mod driver;
+pub mod etcd;
 pub mod flow;
 pub mod footprint;
 pub mod guest;

@@ -142,6 +142,13 @@ impl Server {
             .with_context(|| format!("{}: cannot be stopped", self.name))
     }
 
+    /// Lets it go on after [`Server::pause`].
+    pub fn resume(&mut self) -> Result<()> {
+        ensure!(self.ended()?.is_none(), "{}: has ended\n{}", self.name, self.tail());
+        kill_process(Pid::from_child(&self.child), Signal::CONT)
+            .with_context(|| format!("{}: cannot go on", self.name))
+    }
+
     /// Kills it and does not wait: it must be killed or dropped after that.
     pub fn kill_soon(&mut self) {
         let _ = self.child.kill();

@@ -1,10 +1,12 @@
 //! Fleets: catalogs whose machines many hosts share.
 
+mod reach;
 mod request;
 mod spec;
 mod status;
 mod wave;
 
+pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,

@@ -9,6 +9,9 @@ use serde::Serialize;
 /// Longest name of an object that is kept, in characters.
 const MAX_NAME_CHARACTERS: usize = 256;
 
+/// Verb of a request that another host of the fleet is to carry out.
+const PASS_ON: &str = "pass on to";
+
 /// Action of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestAction {
@@ -30,6 +33,11 @@ pub struct ActionObject {
 }
 
 impl RequestAction {
+    /// Whether another host of the fleet is to carry out the request.
+    pub fn is_passed_on(&self) -> bool {
+        self.verb == PASS_ON
+    }
+
     /// Returns the action of a request with this method and path.
     pub fn of(method: &Method, path: &str) -> RequestAction {
         let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
@@ -46,6 +54,8 @@ impl RequestAction {
             other => other.strip_suffix('s').unwrap_or(other),
         };
         match (method, &parts[1..]) {
+            // The host that carries it out checks the role.
+            (_, ["fleet", "hosts", host, "api", _, ..]) => act(Role::Read, PASS_ON, "host", host),
             // A WebSocket begins as a GET, and whoever has one can do what the guest's keyboard can.
             (&Method::GET | &Method::HEAD, ["machines", name, view @ ("console" | "screen")]) => {
                 act(Role::Operate, &format!("open {view} of"), "machine", name)
@@ -129,6 +139,10 @@ mod tests {
             (Method::HEAD, "/v1/machines/desk-1/files", Operate, "read a file of", "machine", "desk-1"),
             (Method::GET, "/v1/machines/desk-1/curve", Read, "read", "machine", "desk-1/curve"),
             (Method::GET, "/v1/machines/desk-1/latency", Read, "read", "machine", "desk-1/latency"),
+            (Method::GET, "/v1/fleet/self", Read, "read", "fleet", "self"),
+            (Method::GET, "/v1/fleet/hosts/b/api/v1/images", Read, "pass on to", "host", "b"),
+            (Method::DELETE, "/v1/fleet/hosts/b/api/v1/images/x", Read, "pass on to", "host", "b"),
+            (Method::DELETE, "/v1/fleet/hosts/b/api", Admin, "api", "fleet", "hosts"),
             (Method::GET, "/anything", Admin, "GET", "path", "/anything"),
             (Method::POST, "/v1/machine-actions", Operate, "act on", "machine", ""),
             (Method::POST, "/v1/catalogs/desk/claims", Operate, "claim", "catalog", "desk"),

@@ -1,6 +1,8 @@
-//! Callers of the API: the user of a local process, or the owner of a token. Owns the roles and the textual forms.
+//! Callers of the API: the user of a local process, the owner of a token, or the user of another host. Owns the roles and the textual
+//! forms.
 //!
-//! Invariant: a caller is identified by the kernel (unix socket) or by a token (TCP), never by the content of a request.
+//! Invariant: a caller is identified by the kernel (unix socket), by a token (TCP) or by the daemon of another host (fleet), never by the
+//! content of its request.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -74,7 +76,7 @@ impl fmt::Display for PeerAddress {
 /// Identity, role and origin of a caller.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// Name of the token, or `uid 0`.
+    /// Name of the token, or `uid 0`; of a user of another host `ci (at host-a)`.
     pub name: Arc<str>,
     /// Role of the caller.
     pub role: Role,
@@ -96,6 +98,8 @@ pub enum Proof {
         /// The rest of its time.
         left: Duration,
     },
+    /// The daemon of another host of the fleet has said so.
+    Member,
 }
 
 impl fmt::Display for Caller {

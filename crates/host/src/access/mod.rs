@@ -19,6 +19,7 @@ pub mod tls;
 pub mod tokens;
 
 use crate::error::HostError;
+use crate::fleet::door::MemberPeer;
 use crate::work;
 use act::RequestAction;
 use audit::{Audit, RequestOutcome};
@@ -39,10 +40,42 @@ use tokens::Tokens;
 pub struct Peer {
     /// Origin of the connection.
     pub source: PeerAddress,
-    /// Who is let in, over TCP. On the unix socket nobody is asked: whoever can open it may do everything.
-    pub known: Option<Arc<Known>>,
+    /// What identifies the callers of requests on the connection.
+    pub authority: Authority,
     /// Slot of the connection.
     pub place: Arc<ConnectionSlot>,
+}
+
+impl Peer {
+    /// Whether who has made a request has the role now.
+    pub fn may(&self, headers: &HeaderMap, role: Role) -> bool {
+        match &self.authority {
+            Authority::Kernel => true,
+            Authority::Tokens(known) => known.may(headers, role),
+            Authority::Member(member) => member.may(headers, role),
+        }
+    }
+}
+
+/// What identifies the callers of a listener.
+#[derive(Clone)]
+pub enum Authority {
+    /// The permissions of the unix socket: whoever can open it may do everything.
+    Kernel,
+    /// Tokens, and sessions that stand for them.
+    Tokens(Arc<Known>),
+    /// The daemon of another host of the fleet, which says who asks there.
+    Member(Arc<MemberPeer>),
+}
+
+impl Authority {
+    /// Returns the tokens and sessions, if the listener has them.
+    pub fn known(&self) -> Option<&Arc<Known>> {
+        match self {
+            Authority::Tokens(known) => Some(known),
+            Authority::Kernel | Authority::Member(_) => None,
+        }
+    }
 }
 
 /// Who is let in over TCP.
@@ -110,7 +143,8 @@ pub async fn guard(State(audit): State<Audit>, mut request: Request, next: Next)
     };
     let is_let_in = may_do(&caller, &act, is_read, request.headers());
     request.extensions_mut().insert(caller.clone());
-    if act.role == Role::Read && is_read {
+    // The host that carries out a request that is passed on has the line in its own log.
+    if act.role == Role::Read && is_read || act.is_passed_on() && is_let_in.is_ok() {
         return work::for_request(busy, next.run(request)).await;
     }
     let note = RequestNote::default();
@@ -162,23 +196,29 @@ fn identify(request: &Request) -> Result<Identified, (HostError, PeerAddress)> {
         let nobody = HostError::new(ErrorCode::Unauthenticated, "the caller cannot be identified");
         return Err((nobody, PeerAddress::Local { uid: None, pid: None }));
     };
-    let (caller, token) = match (&peer.known, peer.source) {
-        (None, PeerAddress::Local { uid, .. }) => {
-            let name = uid.map_or_else(|| "uid unknown".to_owned(), |uid| format!("uid {uid}"));
-            (
-                Caller { name: name.into(), role: Role::Admin, source: peer.source, proof: Proof::Socket },
-                false,
-            )
-        }
-        (known, source) => {
-            let known = known.as_ref().and_then(|known| known.owner(request.headers()));
-            let Some((name, role, proof)) = known else {
-                let message = "authenticate with the header Authorization: Bearer TOKEN, or log in to the console again";
-                return Err((HostError::new(ErrorCode::Unauthenticated, message), source));
+    let caller = match &peer.authority {
+        Authority::Kernel => {
+            let uid = match peer.source {
+                PeerAddress::Local { uid, .. } => uid,
+                PeerAddress::Remote(_) => None,
             };
-            (Caller { name: name.into(), role, source, proof }, true)
+            let name = uid.map_or_else(|| "uid unknown".to_owned(), |uid| format!("uid {uid}"));
+            Caller { name: name.into(), role: Role::Admin, source: peer.source, proof: Proof::Socket }
+        }
+        Authority::Tokens(known) => {
+            let Some((name, role, proof)) = known.owner(request.headers()) else {
+                let message = "authenticate with the header Authorization: Bearer TOKEN, or log in to the console again";
+                return Err((HostError::new(ErrorCode::Unauthenticated, message), peer.source));
+            };
+            Caller { name: name.into(), role, source: peer.source, proof }
+        }
+        Authority::Member(member) => {
+            let (name, role) = member.caller(request.headers()).map_err(|refusal| (refusal, peer.source))?;
+            Caller { name: name.into(), role, source: peer.source, proof: Proof::Member }
         }
     };
+    // On the unix socket, connections are counted by user alone.
+    let token = caller.proof != Proof::Socket;
     let busy = peer.place.begin(token.then_some((&caller.name, caller.role == Role::Admin)));
     let busy = busy.map_err(|_| {
         let message = format!(
@@ -231,7 +271,7 @@ mod tests {
             .layer(from_fn_with_state(Audit::new(settings), guard));
         let source = PeerAddress::Local { uid: Some(0), pid: None };
         let place = Connections::new(ConnectionLimits::LOCAL).admit(source).unwrap();
-        let peer = Peer { source, known: None, place: Arc::clone(&place) };
+        let peer = Peer { source, authority: Authority::Kernel, place: Arc::clone(&place) };
         let request = Request::post("/v1/machine-actions").extension(peer).body(Body::empty()).unwrap();
         let mut answer = Box::pin(TowerToHyperService::new(router).call(request));
         let is_written =

@@ -54,6 +54,7 @@ pub fn complete(api: &mut OpenApi) {
             });
         }
     }
+    name_wildcards(api);
     for (path, item) in &mut api.paths.paths {
         let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
         for operation in operations.into_iter().flatten() {
@@ -68,6 +69,12 @@ pub fn complete(api: &mut OpenApi) {
             operation.operation_id = operation.operation_id.as_deref().map(camel_case);
         }
     }
+}
+
+/// Writes the rest of a path as OpenAPI writes parameters: `{path}`, which routes call `{*path}`.
+fn name_wildcards(api: &mut OpenApi) {
+    let paths = std::mem::take(&mut api.paths.paths);
+    api.paths.paths = paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
 }
 
 /// Adds when a change of each setting of a catalog takes effect, for clients that show settings.

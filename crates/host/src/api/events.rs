@@ -19,7 +19,6 @@ use serde::Deserialize;
 use spillway_api::{Event, EventId, List, bounds};
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::future::pending;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 use tokio::time::sleep;
@@ -133,8 +132,7 @@ async fn stream_events(
 
 /// Waits until who asks may not read any more: the token or the session is gone.
 async fn may_not_read(peer: Peer, headers: HeaderMap) {
-    let Some(known) = peer.known else { return pending().await };
-    while known.may(&headers, Role::Read) {
+    while peer.may(&headers, Role::Read) {
         sleep(LOOK_AGAIN).await;
     }
 }

@@ -14,6 +14,8 @@ mod document;
 mod events;
 mod extract;
 mod figures;
+mod fleet;
+mod fleets;
 mod guests;
 mod host;
 mod images;
@@ -24,6 +26,7 @@ mod operations;
 mod pages;
 mod problem;
 mod registries;
+mod relay;
 mod reports;
 mod session;
 mod stores;
@@ -39,6 +42,8 @@ use crate::backup::StateStore;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
+use crate::fleet::FleetService;
+use crate::fleet::door::FleetDoor;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
 use crate::machines::Machines;
@@ -50,7 +55,7 @@ use crate::work::{self, BoundedWork};
 use axum::extract::DefaultBodyLimit;
 use axum::http::Uri;
 use axum::middleware;
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use document::Security;
 use serde::Serialize;
 use spillway_api::{ErrorCode, PROBLEM_TYPES, Problem};
@@ -79,6 +84,10 @@ pub struct ApiParts {
     pub downloads: Downloads,
     /// The events.
     pub events: Events,
+    /// The fleet that the host is in, if it is in one.
+    pub fleet: Option<Arc<FleetDoor>>,
+    /// What the host does for that fleet.
+    pub fleet_service: Option<FleetService>,
     /// Answers to questions for figures.
     pub figure_answers: FigureAnswers,
     /// Answers to requests with idempotency keys.
@@ -112,6 +121,7 @@ pub struct ApiParts {
         (name = "claims", description = "Exclusive use of machines for a limited time."),
         (name = "events", description = "What has happened on the host, and what happens."),
         (name = "figures", description = "Counters and gauges of all disks, as JSON and for Prometheus."),
+        (name = "fleet", description = "Other hosts of the fleet: whether they are reached, and requests that are passed on to them."),
         (name = "history", description = "What the figures of the last hour and day were."),
         (name = "host", description = "The host itself: its budget, its state, and backups of its records."),
         (name = "images", description = "Images, their versions, and what is made of them."),
@@ -145,6 +155,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/events", events::routes())
         .nest("/v1/event-stream", events::stream_routes())
         .nest("/v1/figures", figures::routes())
+        .nest("/v1/fleet", fleet::routes().merge(fleets::routes()))
         .nest("/v1/history", figures::history_routes())
         .nest("/v1/host", host::routes())
         .nest("/v1/images", images::routes())
@@ -173,7 +184,7 @@ fn open_routes() -> OpenApiRouter<ApiState> {
 
 /// Returns the OpenAPI document as JSON.
 pub fn document() -> String {
-    let (_, mut api) = routes().merge(open_routes()).split_for_parts();
+    let (_, mut api) = routes().merge(relay::routes()).merge(open_routes()).split_for_parts();
     document::complete(&mut api);
     api.to_pretty_json().expect("the document is plain data")
 }
@@ -188,16 +199,24 @@ pub fn router(app: ApiState) -> Router {
     let not_so = |uri: Uri| async move {
         HostError::new(ErrorCode::MethodNotAllowed, format!("{} does not take this method", uri.path()))
     };
-    router
+    let guard = middleware::from_fn_with_state(app.audit.clone(), access::guard);
+    let own = router
         .fallback(nowhere)
         .method_not_allowed_fallback(not_so)
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
-        .layer(middleware::from_fn_with_state(app.audit.clone(), access::guard))
+        .layer(guard.clone())
         .merge(session::bounded(open))
         .merge(pages::routes())
-        .layer(middleware::from_fn_with_state(app.answered.clone(), metrics::count))
         .layer(middleware::from_fn(problem::complete))
-        .with_state(app)
+        .with_state(Arc::clone(&app));
+    let (relay, _) = relay::routes().split_for_parts();
+    let relay = relay
+        .method_not_allowed_fallback(not_so)
+        .layer(Extension(relay::OwnRoutes(own.clone())))
+        .layer(guard)
+        .layer(middleware::from_fn(problem::complete))
+        .with_state(Arc::clone(&app));
+    own.merge(relay).layer(middleware::from_fn_with_state(app.answered.clone(), metrics::count))
 }
 
 /// Calls a part of the daemon on a thread for blocking work, and responds with the result.

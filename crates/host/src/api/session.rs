@@ -8,7 +8,7 @@ use crate::access::audit::RequestOutcome;
 use crate::access::caller::{Caller, Proof, Role};
 use crate::access::note::AuditNotes;
 use crate::access::sessions::{LIFETIME, is_of_this_origin, no_cookie};
-use crate::access::{Known, Peer};
+use crate::access::{Authority, Known, Peer};
 use crate::error::HostError;
 use axum::extract::{DefaultBodyLimit, Extension, FromRequest, Request, State};
 use axum::http::{HeaderMap, Method, header};
@@ -58,12 +58,11 @@ async fn create_session(
     request: Request,
 ) -> Response {
     let act = RequestAction { verb: "log in".into(), ..RequestAction::of(&Method::DELETE, PATH) };
-    let opened = match &peer.known {
-        None => Err(HostError::new(
-            ErrorCode::Conflict,
-            "the unix socket needs no session: its permissions decide who may use it",
-        )),
-        Some(known) => log_in(known, &peer, request).await,
+    let none = |message| Err(HostError::new(ErrorCode::Conflict, message));
+    let opened = match &peer.authority {
+        Authority::Kernel => none("the unix socket needs no session: its permissions decide who may use it"),
+        Authority::Member(_) => none("sessions are of one host: log in to it, and not through another one"),
+        Authority::Tokens(known) => log_in(known, &peer, request).await,
     };
     let (response, caller) = match opened {
         Ok((caller, cookie)) => {
@@ -113,7 +112,7 @@ async fn log_in(known: &Arc<Known>, peer: &Peer, request: Request) -> Result<(Ca
 /// Ends the session of the request's cookie.
 #[utoipa::path(delete, path = "", responses((status = 200, body = Empty), ProblemResponse))]
 async fn delete_session(Extension(peer): Extension<Peer>, headers: HeaderMap) -> Response {
-    let is_closed = peer.known.as_ref().is_some_and(|known| known.sessions.close(&headers));
+    let is_closed = peer.authority.known().is_some_and(|known| known.sessions.close(&headers));
     if !is_closed {
         return HostError::new(ErrorCode::Conflict, "the request belongs to no session").into_response();
     }
@@ -125,6 +124,7 @@ fn session(caller: &Caller) -> Session {
         Proof::Socket => (SessionProof::Socket, None),
         Proof::Token => (SessionProof::Token, None),
         Proof::Session { left } => (SessionProof::Session, Some(left)),
+        Proof::Member => (SessionProof::Fleet, None),
     };
     let role = match caller.role {
         Role::Read => SessionRole::Read,

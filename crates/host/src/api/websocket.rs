@@ -93,7 +93,7 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for Opening {
 }
 
 /// Whether the header `Origin` is absent, or has the host and port of the header `Host`.
-fn is_same_origin(headers: &HeaderMap) -> bool {
+pub(super) fn is_same_origin(headers: &HeaderMap) -> bool {
     let mut origins = headers.get_all(header::ORIGIN).iter();
     let Some(origin) = origins.next() else { return true };
     let (Ok(origin), Some(Ok(host))) = (origin.to_str(), headers.get(header::HOST).map(|host| host.to_str()))
@@ -150,7 +150,7 @@ impl Watch {
 
     /// Sends a ping. `is_held`: nothing of the client is received now, so it may have answered.
     pub async fn ping(&mut self, socket: &mut WebSocket, is_held: bool) -> Step {
-        if !self.peer.known.as_ref().is_none_or(|known| known.may(&self.headers, self.role)) {
+        if !self.peer.may(&self.headers, self.role) {
             return Err(Some(NO_RIGHT));
         }
         if !std::mem::replace(&mut self.is_answered, false) && !is_held {

@@ -16,6 +16,7 @@ mod update;
 pub use change::{CatalogChangeTerms, ChangedBy};
 pub(crate) use records::{check_no_removal, whole};
 pub use spec::serial_pattern;
+pub(crate) use spec::{check as check_spec, check_not_redacted};
 pub(crate) use update::{follow, follows, take};
 
 use crate::error::HostError;
@@ -154,7 +155,7 @@ impl Catalogs {
         dry_run: bool,
         key: &IdempotentRequest,
     ) -> Result<(Catalog, bool), HostError> {
-        spec::check_not_redacted(name, spec)?;
+        check_not_redacted(name, spec)?;
         let counting = self.counting();
         if let Some(created) = self.objects.change(|changes| key.made::<Timestamp>(changes))? {
             let catalog = self.get(name)?;

@@ -14,9 +14,8 @@ use spillway_api::{
     Catalog, CatalogSpec, CatalogUpdate, ErrorCode, FleetOwner, Hypervisor, ImagePull, ImageRef, Name, Need,
     Residency, RolloutStrategy, VersionState, differences,
 };
-use spillway_fleet::agent::{WantedCatalog, WantedShares};
-use spillway_fleet::records::{BudgetRecord, CatalogStatus, ImageRecord, MOST_STATUS_BYTES, StatusRecord};
-use spillway_fleet::view::FleetView;
+use spillway_fleet::agent::{ImageSource, WantedCatalog, WantedShares};
+use spillway_fleet::records::{BudgetRecord, CatalogStatus, MOST_STATUS_BYTES, StatusRecord};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
@@ -68,20 +67,20 @@ impl ShareReconciler {
     ///
     /// # Errors
     /// The records of the host cannot be read.
-    pub fn reconcile(&self, view: &FleetView, wanted: &WantedShares) -> Result<UnfinishedShares, HostError> {
+    pub fn reconcile(&self, wanted: &WantedShares) -> Result<UnfinishedShares, HostError> {
         let mut left = UnfinishedShares { refused: wanted.unknown.clone(), ..UnfinishedShares::default() };
         let there: BTreeMap<Name, Catalog> =
             self.catalogs.list()?.into_iter().map(|catalog| (catalog.name.clone(), catalog)).collect();
         for (name, wanted) in &wanted.catalogs {
             let done = match there.get(name) {
                 None if wanted.spec.count == 0 => Ok(()),
-                None => self.create(view, name, wanted),
+                None => self.create(name, wanted),
                 Some(catalog) if !self.is_of_fleet(catalog) => {
                     let message = format!("the host has a catalog '{name}' of its own");
                     Err(HostError::new(ErrorCode::Exists, message))
                 }
                 Some(catalog) if wanted.spec.count == 0 => self.give_up(catalog),
-                Some(catalog) => self.change(view, catalog, wanted),
+                Some(catalog) => self.change(catalog, wanted),
             };
             left.note(name, done);
         }
@@ -99,14 +98,14 @@ impl ShareReconciler {
         catalog.fleet.as_ref().is_some_and(|owner| owner.fleet == self.fleet)
     }
 
-    fn create(&self, view: &FleetView, name: &Name, wanted: &WantedCatalog) -> Result<(), HostError> {
-        self.bring_image(view, &wanted.spec)?;
+    fn create(&self, name: &Name, wanted: &WantedCatalog) -> Result<(), HostError> {
+        self.bring_image(wanted)?;
         let owner = FleetOwner { fleet: self.fleet.clone(), generation: wanted.generation };
         self.catalogs.create_for_fleet(name, &wanted.spec, owner)
     }
 
     /// Changes settings, count and version, in steps: those who give up machines choose which.
-    fn change(&self, view: &FleetView, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
+    fn change(&self, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
         let (name, generation) = (&is.name, wanted.generation);
         let by = ChangedBy::Fleet { generation };
         let mut count = is.spec.count;
@@ -130,7 +129,7 @@ impl ShareReconciler {
         if is.spec.image == wanted.spec.image {
             return Ok(());
         }
-        self.bring_image(view, &wanted.spec)?;
+        self.bring_image(wanted)?;
         let strategy = if wanted.spec.keeps_writes() { RolloutStrategy::NextStart } else { wanted.strategy };
         let update = CatalogUpdate {
             image: wanted.spec.image.clone(),
@@ -157,13 +156,14 @@ impl ShareReconciler {
     }
 
     /// Refuses until the host has the version of a catalog's image. Begins to bring it from the fleet's registry.
-    fn bring_image(&self, view: &FleetView, spec: &CatalogSpec) -> Result<(), HostError> {
+    fn bring_image(&self, wanted: &WantedCatalog) -> Result<(), HostError> {
+        let spec = &wanted.spec;
         let (name, number) = (&spec.image.name, spec.image.version.map_or(0, NonZeroU32::get));
-        let record = view.images.get(&(name.clone(), number)).map(|record| &record.value);
+        let source = wanted.source.as_ref();
         let there = self.images.details(name).ok();
         let there = there.iter().flat_map(|image| &image.versions).find(|version| version.version == number);
-        match (there, record) {
-            (Some(version), Some(record)) if version.digest.as_ref() != Some(&record.digest) => {
+        match (there, source) {
+            (Some(version), Some(source)) if version.digest.as_ref() != Some(&source.image.digest) => {
                 let message = format!(
                     "the host has a {name}:{number} of its own, with another digest than the fleet's: delete it, or give it another name"
                 );
@@ -174,7 +174,7 @@ impl ShareReconciler {
                 ErrorCode::Conflict,
                 format!("{name}:{number} is being brought to the host"),
             )),
-            (None, Some(record)) => self.pull(view, name, number, record, spec.residency),
+            (None, Some(source)) => self.pull(name, number, source, spec.residency),
             (None, None) => {
                 let message =
                     format!("the host has no {name}:{number}, and the fleet knows no registry that has it");
@@ -185,13 +185,13 @@ impl ShareReconciler {
 
     fn pull(
         &self,
-        view: &FleetView,
         name: &Name,
         number: u32,
-        record: &ImageRecord,
+        source: &ImageSource,
         residency: Option<Residency>,
     ) -> Result<(), HostError> {
-        self.add_registry(view, &record.registry)?;
+        self.add_registry(source)?;
+        let record = &source.image;
         let image = ImageRef { name: record.name.clone(), version: NonZeroU32::new(number) };
         let residency = Some(residency.unwrap_or(Residency::Boot));
         let pull = ImagePull { registry: record.registry.clone(), image, store: None, residency };
@@ -200,10 +200,10 @@ impl ShareReconciler {
     }
 
     /// Adds a registry of the fleet to those of the host.
-    fn add_registry(&self, view: &FleetView, name: &Name) -> Result<(), HostError> {
-        let wanted = view.registries.get(name).map(|record| &record.value);
-        let wanted =
-            wanted.ok_or_else(|| HostError::not_found("registry of the fleet", name.as_str(), []))?;
+    fn add_registry(&self, source: &ImageSource) -> Result<(), HostError> {
+        let name = &source.image.registry;
+        let missing = || HostError::not_found("registry of the fleet", name.as_str(), []);
+        let wanted = source.registry.as_ref().ok_or_else(missing)?;
         let there = self.registries.list()?;
         match there.iter().find(|registry| registry.name == *name) {
             None => self.registries.add(wanted.clone(), false).map(drop),

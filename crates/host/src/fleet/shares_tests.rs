@@ -6,7 +6,7 @@ use crate::operations::Operations;
 use crate::resources::budget::NO_LIMITS;
 use serde_json::{Value, json};
 use spillway_fleet::agent::wanted;
-use spillway_fleet::view::{Entry, Update};
+use spillway_fleet::view::{Entry, FleetView, Update};
 
 /// A host, and the records of its fleet.
 struct World {
@@ -56,10 +56,10 @@ impl World {
 
     fn reconcile(&self) -> UnfinishedShares {
         let view = self.view();
-        let left = self.reconciler.reconcile(&view, &wanted(&view, "f", &name("a")).unwrap()).unwrap();
+        let left = self.reconciler.reconcile(&wanted(&view, "f", &name("a")).unwrap()).unwrap();
         // Once more changes nothing.
         let before = self.catalogs();
-        assert_eq!(self.reconciler.reconcile(&view, &wanted(&view, "f", &name("a")).unwrap()).unwrap(), left);
+        assert_eq!(self.reconciler.reconcile(&wanted(&view, "f", &name("a")).unwrap()).unwrap(), left);
         assert_eq!(self.catalogs(), before);
         left
     }

@@ -6,7 +6,7 @@ use crate::access::caller::{PeerAddress, Proof};
 use crate::access::connections::{ConnectionLimits, ConnectionSlot, Connections};
 use crate::access::sessions::Sessions;
 use crate::access::tokens::Tokens;
-use crate::access::{Known, Peer};
+use crate::access::{Authority, Known, Peer};
 use crate::api::websocket::MAX_MESSAGE_BYTES;
 use crate::hypervisor::qemu;
 use crate::machines::console::Clients;
@@ -123,7 +123,7 @@ impl World {
         });
         let peer = Peer {
             source: operator().source,
-            known: Some(Arc::clone(&console.known)),
+            authority: Authority::Tokens(Arc::clone(&console.known)),
             place: Arc::clone(&console.place),
         };
         let router = Router::new().route("/", get(answer)).layer(Extension(Arc::clone(&console)));

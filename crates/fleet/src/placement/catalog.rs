@@ -1,0 +1,328 @@
+//! Placing of one catalog: which hosts keep its machines, which lose them, which get some.
+//!
+//! Owns the order of these decisions. Invariant: a host that is well keeps what it has, unless there are too many machines.
+
+use super::explanation::{MOST_EXPLAINED, Obstacle, Unplaced, Why};
+use super::fill::{Candidate, Giver, lower, raise};
+use super::table::{Catalog, Cell, Host, Table};
+use super::{Cause, Change, Plan, Situation, is_replaceable};
+use crate::liveness::{Reach, Standing};
+use spillway_api::{IdentityKind, Name};
+use std::collections::BTreeMap;
+
+/// Least time since the last sign of life of a host after which it counts as lost.
+const LEAST_LOST_AFTER_MS: u64 = 20_000;
+
+/// What becomes of a host's share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It counts.
+    Kept,
+    /// It counts as far as the host has its machines.
+    Refused,
+    /// It does not count, and falls as machines are ready elsewhere.
+    Leaving,
+    /// It does not count, and falls as machines are placed elsewhere.
+    Lost,
+    /// It does not count, and is deleted.
+    Gone,
+}
+
+impl Role {
+    fn counts(self) -> bool {
+        matches!(self, Role::Kept | Role::Refused)
+    }
+}
+
+/// A share, and what it becomes.
+struct Target {
+    cell: Cell,
+    role: Role,
+    to: u32,
+}
+
+/// Decides about the shares of a catalog, and takes from the hosts what it gives.
+pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: usize, plan: &mut Plan) {
+    let (name, record) = (table.catalogs[number].name, table.catalogs[number].record);
+    let count = u64::from(record.spec.catalog.count);
+    if record.spec.fleet.identity == IdentityKind::Named {
+        if count > 0 {
+            plan.unplaced.push(Unplaced { catalog: name.clone(), machines: count, why: Why::Named });
+        }
+        return;
+    }
+    note_stakes(table, number, plan);
+    let refused: BTreeMap<&Name, u64> = (situation.refused.iter())
+        .filter(|((_, of), _)| of == name)
+        .map(|((host, _), wait_ms)| (host, *wait_ms))
+        .collect();
+    let mut targets: Vec<Target> = (table.catalogs[number].cells.iter())
+        .map(|cell| {
+            let host = &table.hosts[cell.host];
+            let role = role_of(situation, &table.catalogs[number], host, refused.contains_key(host.name));
+            let to = match role {
+                Role::Kept => cell.count,
+                Role::Refused => cell.count.min(cell.reported),
+                Role::Leaving | Role::Lost | Role::Gone => 0,
+            };
+            Target { cell: *cell, role, to }
+        })
+        .collect();
+    let counted = targets.iter().filter(|target| target.role.counts());
+    let kept: u64 = counted.map(|target| u64::from(target.to)).sum();
+    let mut unplaced = 0;
+    if kept > count {
+        take_surplus(table, &mut targets, kept - count);
+    } else if kept < count {
+        unplaced = place_missing(table, number, &refused, &mut targets, count - kept);
+    }
+    settle_others(table, &mut targets, count, unplaced);
+    if unplaced > 0 {
+        let why = explain(table, number, &refused, &targets);
+        plan.unplaced.push(Unplaced { catalog: name.clone(), machines: unplaced, why });
+    }
+    let lost = targets.iter().filter(|target| target.role == Role::Lost && target.cell.count > 0);
+    plan.lost.extend(lost.map(|target| table.hosts[target.cell.host].name.clone()));
+    let mut changes: Vec<Change> = targets.iter().filter_map(|target| change(table, name, target)).collect();
+    // What a lost host had is deleted in the same transaction that raises others.
+    changes.sort_by_key(|change| change.to > change.from);
+    plan.changes.extend(changes);
+}
+
+/// Notes the hosts whose machines of this catalog would be replaced if they were lost.
+fn note_stakes(table: &Table<'_>, number: usize, plan: &mut Plan) {
+    let catalog = &table.catalogs[number];
+    if !is_replaceable(catalog.record) {
+        return;
+    }
+    let lost_after_ms = lost_after_ms(catalog);
+    for cell in catalog.cells.iter().filter(|cell| cell.count > 0) {
+        let host = &table.hosts[cell.host];
+        let Standing::Silent { for_ms, .. } = host.standing else { continue };
+        let stake = plan.stakes.entry(host.name.clone()).or_insert(lost_after_ms);
+        *stake = lost_after_ms.min(*stake);
+        if for_ms < lost_after_ms {
+            let left = lost_after_ms - for_ms;
+            plan.next_in_ms = Some(plan.next_in_ms.map_or(left, |next| next.min(left)));
+        }
+    }
+}
+
+fn lost_after_ms(catalog: &Catalog<'_>) -> u64 {
+    (u64::from(catalog.record.spec.fleet.lost_after_seconds) * 1000).max(LEAST_LOST_AFTER_MS)
+}
+
+fn role_of(situation: &Situation<'_>, catalog: &Catalog<'_>, host: &Host<'_>, refuses: bool) -> Role {
+    if is_replaceable(catalog.record) {
+        match host.standing {
+            Standing::Removed | Standing::DeclaredDead => return Role::Gone,
+            Standing::Silent { for_ms, reach: Reach::Unreachable }
+                if situation.brake.is_none() && for_ms >= lost_after_ms(catalog) =>
+            {
+                return Role::Lost;
+            }
+            _ => {}
+        }
+        let may_not = host.record.is_some_and(|record| {
+            record.is_draining || Obstacle::of_settings(record, &catalog.record.spec.fleet).is_some()
+        });
+        if may_not {
+            return Role::Leaving;
+        }
+    }
+    if refuses { Role::Refused } else { Role::Kept }
+}
+
+/// Lowers shares that count until so many machines are gone.
+fn take_surplus(table: &Table<'_>, targets: &mut [Target], surplus: u64) {
+    let zones = zones(table, targets);
+    let mut able: Vec<&mut Target> =
+        targets.iter_mut().filter(|target| target.role.counts() && !target.cell.is_busy).collect();
+    let mut givers: Vec<Giver> = (able.iter())
+        .map(|target| Giver {
+            zone: table.hosts[target.cell.host].zone,
+            count: target.to,
+            claimed: target.cell.claimed,
+        })
+        .collect();
+    lower(&mut givers, zones, surplus);
+    able.iter_mut().zip(givers).for_each(|(target, giver)| target.to = giver.count);
+}
+
+/// Raises shares by so many machines. The number that fits nowhere is returned.
+fn place_missing(
+    table: &mut Table<'_>,
+    number: usize,
+    refused: &BTreeMap<&Name, u64>,
+    targets: &mut Vec<Target>,
+    missing: u64,
+) -> u64 {
+    let catalog = &table.catalogs[number];
+    let places = places(table, targets);
+    let image = (catalog.record.spec.catalog.image.name.as_str(), catalog.record.version);
+    let image = format!("{}:{}", image.0, image.1);
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for (n, host) in table.hosts.iter().enumerate() {
+        let target = places[n].map(|place| &targets[place]);
+        if obstacle(table, catalog, host, target, refused).is_none() {
+            candidates.push(Candidate {
+                host: n,
+                zone: host.zone,
+                need: catalog.need(host.hypervisor),
+                budget: host.budget,
+                left: host.left,
+                boot_set: host.status.and_then(|status| status.images.get(&image)).map_or(0, |part| *part),
+                count: target.map_or(0, |target| target.to),
+            });
+        }
+    }
+    let spread = catalog.record.spec.fleet.spread;
+    let unplaced = raise(&mut candidates, zones(table, targets), missing, spread);
+    for candidate in candidates {
+        let host = candidate.host;
+        table.hosts[host].left = candidate.left;
+        match places[host] {
+            Some(place) => targets[place].to = candidate.count,
+            None if candidate.count > 0 => {
+                let cell = Cell::empty(host);
+                targets.push(Target { cell, role: Role::Kept, to: candidate.count });
+            }
+            None => {}
+        }
+    }
+    unplaced
+}
+
+/// Decides what hosts keep that are draining, lost or gone.
+fn settle_others(table: &Table<'_>, targets: &mut [Target], count: u64, unplaced: u64) {
+    let is_alive = |target: &&Target| table.hosts[target.cell.host].standing == Standing::Alive;
+    let counted = targets.iter().filter(|target| target.role.counts()).filter(is_alive);
+    let ready: u64 = counted.map(|target| u64::from(target.cell.ready.min(target.to))).sum();
+    let mut allowed = count.saturating_sub(ready);
+    let mut kept = 0;
+    for role in [Role::Leaving, Role::Lost] {
+        for target in targets.iter_mut().filter(|target| target.role == role) {
+            let to = if target.cell.is_busy { target.cell.count.into() } else { allowed };
+            target.to = u64::from(target.cell.count).min(to) as u32;
+            allowed = allowed.saturating_sub(target.to.into());
+            kept += u64::from(target.to);
+        }
+        // A machine that is placed nowhere else may still run there, if the host is lost for the fleet alone.
+        allowed = unplaced.saturating_sub(kept);
+    }
+}
+
+/// Machines of the catalog in each zone, of shares that count.
+fn zones(table: &Table<'_>, targets: &[Target]) -> Vec<u64> {
+    let mut zones = vec![0u64; table.zones];
+    for target in targets.iter().filter(|target| target.role.counts()) {
+        zones[table.hosts[target.cell.host].zone] += u64::from(target.to);
+    }
+    zones
+}
+
+/// For each host, where its target is.
+fn places(table: &Table<'_>, targets: &[Target]) -> Vec<Option<usize>> {
+    let mut places = vec![None; table.hosts.len()];
+    targets.iter().enumerate().for_each(|(n, target)| places[target.cell.host] = Some(n));
+    places
+}
+
+/// Why a host gets no further machine of a catalog.
+fn obstacle(
+    table: &Table<'_>,
+    catalog: &Catalog<'_>,
+    host: &Host<'_>,
+    target: Option<&Target>,
+    refused: &BTreeMap<&Name, u64>,
+) -> Option<Obstacle> {
+    let Some(record) = host.record.filter(|_| host.standing == Standing::Alive) else {
+        return Some(Obstacle::NotAlive);
+    };
+    if record.is_draining {
+        return Some(Obstacle::Draining);
+    }
+    if record.is_cordoned {
+        return Some(Obstacle::Cordoned);
+    }
+    if let Some(obstacle) = Obstacle::of_settings(record, &catalog.record.spec.fleet) {
+        return Some(obstacle);
+    }
+    if host.status.is_none() {
+        return Some(Obstacle::NoStatus);
+    }
+    let is_unreadable =
+        !table.unreadable.is_empty() && table.unreadable.contains(&(host.name.clone(), catalog.name.clone()));
+    if is_unreadable {
+        return Some(Obstacle::Unreadable);
+    }
+    if let Some(wait_ms) = refused.get(host.name) {
+        return Some(Obstacle::Refused { wait_ms: *wait_ms });
+    }
+    if target.is_some_and(|target| target.cell.is_busy) {
+        return Some(Obstacle::JustWritten);
+    }
+    host.left.shortage(catalog.need(host.hypervisor)).map(Obstacle::Lacks)
+}
+
+fn explain(table: &Table<'_>, number: usize, refused: &BTreeMap<&Name, u64>, targets: &[Target]) -> Why {
+    let places = places(table, targets);
+    let catalog = &table.catalogs[number];
+    let mut hosts = Vec::new();
+    let mut more = 0;
+    for (n, host) in table.hosts.iter().enumerate() {
+        let target = places[n].map(|place| &targets[place]);
+        let Some(obstacle) = obstacle(table, catalog, host, target, refused) else { continue };
+        if hosts.len() < MOST_EXPLAINED {
+            hosts.push((host.name.clone(), obstacle));
+        } else {
+            more += 1;
+        }
+    }
+    Why::Hosts { hosts, more }
+}
+
+fn change(table: &Table<'_>, catalog: &Name, target: &Target) -> Option<Change> {
+    let Target { cell, role, to } = target;
+    let is_due = *to != cell.count || (*to > 0 && !cell.is_current);
+    let cause = match role {
+        _ if *to > cell.count => Cause::Missing,
+        _ if *to == cell.count => Cause::Updated,
+        Role::Lost => Cause::Lost,
+        Role::Gone => Cause::Gone,
+        Role::Leaving => Cause::Left,
+        Role::Refused => Cause::Refused,
+        Role::Kept => Cause::Surplus,
+    };
+    (is_due && !cell.is_busy).then(|| Change {
+        host: table.hosts[cell.host].name.clone(),
+        catalog: catalog.clone(),
+        from: cell.count,
+        to: *to,
+        modified: cell.modified,
+        cause,
+    })
+}
+
+/// Deletes the shares of catalogs that there are not.
+pub(super) fn delete_unknown(situation: &Situation<'_>, table: &Table<'_>, plan: &mut Plan) {
+    let view = situation.view;
+    let is_unknown = |catalog: &Name| {
+        !view.catalogs.contains_key(catalog) && !view.unreadable.contains_key(&format!("catalogs/{catalog}"))
+    };
+    for host in &table.hosts {
+        for (catalog, share) in view.shares.get(host.name).into_iter().flatten() {
+            let is_busy = situation.written.get(host.name).is_some_and(|shares| shares.contains_key(catalog));
+            if !is_busy && is_unknown(catalog) {
+                plan.changes.push(Change {
+                    host: host.name.clone(),
+                    catalog: catalog.clone(),
+                    from: share.value.count,
+                    to: 0,
+                    modified: share.modified,
+                    cause: Cause::Deleted,
+                });
+            }
+        }
+    }
+}

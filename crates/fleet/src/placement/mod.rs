@@ -1,0 +1,124 @@
+//! Placing: how many machines of each catalog each host is to have. A pure function of the records, of what is known of the hosts, and
+//! of what was just written.
+//!
+//! Owns the rules. It never writes, and remembers nothing: who calls it keeps what is to be remembered.
+//!
+//! Invariant: the shares of hosts that count have a sum of at most the catalog's count, and no host gets a machine that its budget has no
+//! space for.
+
+mod catalog;
+mod explanation;
+mod fill;
+mod space;
+mod table;
+
+pub use explanation::{MOST_EXPLAINED, Obstacle, Unplaced, Why};
+pub use space::{Resource, Shortage};
+
+use crate::liveness::{Brake, Standing};
+use crate::records::CatalogRecord;
+use crate::transaction::Revision;
+use crate::view::FleetView;
+use spillway_api::{IdentityKind, Name};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A host and a catalog: whose share it is.
+pub type Place = (Name, Name);
+
+/// All that placing depends on.
+pub struct Situation<'a> {
+    /// The records.
+    pub view: &'a FleetView,
+    /// What is known of a host.
+    pub standing: &'a dyn Fn(&Name) -> Standing,
+    /// Why no host counts as lost now.
+    pub brake: Option<Brake>,
+    /// Counts that were just written, by host and catalog, and that the records do not have yet. These shares are not changed again
+    /// until then.
+    pub written: &'a BTreeMap<Name, BTreeMap<Name, u32>>,
+    /// Shares that hosts have refused lately, with the time in milliseconds for which they are passed over.
+    pub refused: &'a BTreeMap<Place, u64>,
+    /// Catalogs that wait for the end of a transaction.
+    pub held: &'a BTreeSet<Name>,
+}
+
+/// What is to be written, and what cannot be placed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Shares that change.
+    pub changes: Vec<Change>,
+    /// Catalogs whose machines are not all placed.
+    pub unplaced: Vec<Unplaced>,
+    /// Silent hosts whose machines would be replaced if the hosts were lost, with the shortest time in milliseconds after which they are.
+    pub stakes: BTreeMap<Name, u64>,
+    /// The next of these times that is not over: in so many milliseconds.
+    pub next_in_ms: Option<u64>,
+    /// Hosts that count as lost for a catalog, and have machines of it.
+    pub lost: BTreeSet<Name>,
+}
+
+/// A share that changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Host of the share.
+    pub host: Name,
+    /// Catalog of the share.
+    pub catalog: Name,
+    /// Count that it has; 0 if it is not there.
+    pub from: u32,
+    /// Count that it gets. With 0 it is deleted.
+    pub to: u32,
+    /// Revision that last wrote it; 0 if it is not there.
+    pub modified: Revision,
+    /// Why it changes.
+    pub cause: Cause,
+}
+
+/// Why a share changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    /// The host counts as lost.
+    Lost,
+    /// Somebody has declared the host dead, or removed it.
+    Gone,
+    /// Machines are ready elsewhere: the host is draining, or is none of those that the catalog may use.
+    Left,
+    /// The host has refused it.
+    Refused,
+    /// There are too many machines.
+    Surplus,
+    /// There is no such catalog any more.
+    Deleted,
+    /// There are too few machines.
+    Missing,
+    /// Only version or generation change.
+    Updated,
+}
+
+/// Version of the image that a host's machines of a catalog get.
+pub fn version_for(catalog: &CatalogRecord, _host: &Name) -> u32 {
+    catalog.version
+}
+
+/// Whether a catalog's machines may be made again elsewhere: nothing that they have written is kept.
+pub fn is_replaceable(catalog: &CatalogRecord) -> bool {
+    let spec = &catalog.spec;
+    !spec.catalog.keeps_writes()
+        && spec.catalog.data_disk_bytes.is_none()
+        && spec.fleet.identity == IdentityKind::Any
+}
+
+/// Decides which shares change.
+pub fn plan(situation: &Situation<'_>) -> Plan {
+    let mut table = table::Table::of(situation);
+    let mut plan = Plan::default();
+    for n in 0..table.catalogs.len() {
+        catalog::place(situation, &mut table, n, &mut plan);
+    }
+    catalog::delete_unknown(situation, &table, &mut plan);
+    plan.changes.retain(|change| !situation.held.contains(&change.catalog));
+    plan
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! The records as placing needs them: hosts with what is left of their budgets, and the shares of each catalog. Owns the order of hosts
+//! and catalogs, by which all else refers to them.
+//!
+//! Invariant: what a host has of a catalog counts even if its share has fallen: claimed machines stay until they are released.
+
+use super::space::Amounts;
+use super::{Situation, version_for};
+use crate::keys::Key;
+use crate::liveness::Standing;
+use crate::records::{CatalogRecord, HostRecord, StatusRecord};
+use crate::transaction::Revision;
+use spillway_api::{Hypervisor, Name, Need};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) struct Host<'a> {
+    pub(super) name: &'a Name,
+    /// None: there is no record of it, or none that can be read.
+    pub(super) record: Option<&'a HostRecord>,
+    pub(super) zone: usize,
+    pub(super) standing: Standing,
+    pub(super) status: Option<&'a StatusRecord>,
+    pub(super) budget: Amounts,
+    pub(super) left: Amounts,
+    pub(super) hypervisor: Hypervisor,
+}
+
+/// What a host has, and is to have, of a catalog.
+#[derive(Clone, Copy)]
+pub(super) struct Cell {
+    pub(super) host: usize,
+    /// Count of the share.
+    pub(super) count: u32,
+    /// Revision that last wrote it; 0 if it is not there.
+    pub(super) modified: Revision,
+    /// Whether version and generation are those that it is to have.
+    pub(super) is_current: bool,
+    /// Whether it was just written, so that it is left alone.
+    pub(super) is_busy: bool,
+    /// What the host has reported: machines, ready ones, claimed ones.
+    pub(super) reported: u32,
+    pub(super) ready: u32,
+    pub(super) claimed: u32,
+}
+
+impl Cell {
+    /// A host without a share.
+    pub(super) fn empty(host: usize) -> Cell {
+        let (count, modified, is_current, is_busy) = (0, 0, true, false);
+        Cell { host, count, modified, is_current, is_busy, reported: 0, ready: 0, claimed: 0 }
+    }
+}
+
+pub(super) struct Catalog<'a> {
+    pub(super) name: &'a Name,
+    pub(super) record: &'a CatalogRecord,
+    /// Need of a machine on a host with QEMU, with libvirt, and with neither.
+    needs: [Amounts; 3],
+    /// In the order of the hosts.
+    pub(super) cells: Vec<Cell>,
+}
+
+impl Catalog<'_> {
+    pub(super) fn need(&self, on: Hypervisor) -> Amounts {
+        self.needs[match on {
+            Hypervisor::Qemu => 0,
+            Hypervisor::Libvirt => 1,
+            Hypervisor::None => 2,
+        }]
+    }
+}
+
+pub(super) struct Table<'a> {
+    /// In the order of their names.
+    pub(super) hosts: Vec<Host<'a>>,
+    /// In the order of their names.
+    pub(super) catalogs: Vec<Catalog<'a>>,
+    pub(super) zones: usize,
+    /// Shares whose records cannot be read.
+    pub(super) unreadable: BTreeSet<(Name, Name)>,
+}
+
+impl<'a> Table<'a> {
+    pub(super) fn of(situation: &Situation<'a>) -> Table<'a> {
+        let (hosts, zones) = hosts(situation);
+        let catalogs = situation.view.catalogs.iter().map(|(name, record)| {
+            let spec = &record.value.spec.catalog;
+            let kinds = [Hypervisor::Qemu, Hypervisor::Libvirt, Hypervisor::None];
+            let needs = kinds.map(|kind| Amounts::of_machine(Need::of(spec, kind)));
+            Catalog { name, record: &record.value, needs, cells: Vec::new() }
+        });
+        let keys = situation.view.unreadable.keys().filter_map(|text| text.parse().ok());
+        let unreadable = keys.filter_map(|key| match key {
+            Key::Share(host, catalog) => Some((host, catalog)),
+            _ => None,
+        });
+        let unreadable = unreadable.collect();
+        let mut table = Table { hosts, catalogs: catalogs.collect(), zones, unreadable };
+        let numbers: BTreeMap<&Name, usize> =
+            table.catalogs.iter().enumerate().map(|(n, catalog)| (catalog.name, n)).collect();
+        for host in 0..table.hosts.len() {
+            table.fill(situation, host, &numbers);
+        }
+        table
+    }
+
+    /// Takes the shares of a host, and what it has reported.
+    fn fill(&mut self, situation: &Situation<'a>, number: usize, numbers: &BTreeMap<&Name, usize>) {
+        let host = &mut self.hosts[number];
+        let mut cells: BTreeMap<usize, Cell> = BTreeMap::new();
+        let empty = Cell::empty(number);
+        for (name, share) in situation.view.shares.get(host.name).into_iter().flatten() {
+            let Some(catalog) = numbers.get(name) else { continue };
+            let record = self.catalogs[*catalog].record;
+            let is_current = share.value.version == version_for(record, host.name)
+                && share.value.generation == record.generation;
+            let (count, modified) = (share.value.count, share.modified);
+            cells.insert(*catalog, Cell { count, modified, is_current, ..empty });
+        }
+        for (name, count) in situation.written.get(host.name).into_iter().flatten() {
+            let Some(catalog) = numbers.get(name) else { continue };
+            let cell = cells.entry(*catalog).or_insert(empty);
+            (cell.count, cell.is_busy) = (*count, true);
+        }
+        for (name, status) in host.status.iter().flat_map(|status| &status.catalogs) {
+            let Some(catalog) = numbers.get(name) else { continue };
+            let cell = cells.entry(*catalog).or_insert(empty);
+            (cell.reported, cell.ready, cell.claimed) = (status.count, status.ready, status.claimed);
+        }
+        for (catalog, cell) in cells {
+            let catalog = &mut self.catalogs[catalog];
+            host.left.take(catalog.need(host.hypervisor), cell.count.max(cell.reported));
+            catalog.cells.push(cell);
+        }
+    }
+}
+
+/// All hosts that have a record or shares, and the number of zones.
+fn hosts<'a>(situation: &Situation<'a>) -> (Vec<Host<'a>>, usize) {
+    let view = situation.view;
+    let without_record = view.shares.keys().filter(|host| !view.hosts.contains_key(*host));
+    let mut all: Vec<(&Name, Option<&HostRecord>)> =
+        view.hosts.iter().map(|(name, record)| (name, Some(&record.value))).collect();
+    all.extend(without_record.map(|name| (name, None)));
+    all.sort_by_key(|(name, _)| *name);
+    let mut zones: BTreeMap<Option<&Name>, usize> = BTreeMap::new();
+    let hosts = all.into_iter().map(|(name, record)| {
+        let status = view.statuses.get(name).map(|status| &status.value);
+        let budget = status.map_or_else(Amounts::default, |status| Amounts::of_budget(&status.budget));
+        let next = zones.len();
+        Host {
+            name,
+            record,
+            zone: *zones.entry(record.map(|record| &record.zone)).or_insert(next),
+            standing: (situation.standing)(name),
+            status,
+            budget,
+            left: budget,
+            hypervisor: view.alive.get(name).map_or(Hypervisor::None, |alive| alive.value.hypervisor),
+        }
+    });
+    (hosts.collect(), zones.len())
+}

@@ -1,0 +1,126 @@
+//! Transactions of changes. Owns what each change is compared with, and how changes are divided.
+//!
+//! Invariant: machines of a catalog are raised no sooner than what they replace is lowered: in the same transaction, or once that has
+//! ended.
+
+use super::flights::{Effect, Effects};
+use crate::keys::Key;
+use crate::placement::{Cause, Change, version_for};
+use crate::records::ShareRecord;
+use crate::transaction::{Comparison, MOST_OPERATIONS, Revision, Transaction, Write};
+use crate::view::FleetView;
+use spillway_api::Name;
+use std::collections::BTreeSet;
+
+/// A transaction, and what it changes.
+#[derive(Debug)]
+pub(super) struct Bundle {
+    pub(super) transaction: Transaction,
+    pub(super) effects: Effects,
+}
+
+/// Divides changes into transactions. Those that must wait for others are left out.
+pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[Change]) -> Vec<Bundle> {
+    let mut done = Vec::new();
+    let mut open = Open::of(term);
+    // Catalogs that were lowered in a transaction before.
+    let mut lowered: BTreeSet<Name> = BTreeSet::new();
+    for change in changes {
+        if change.to > change.from && lowered.contains(&change.catalog) {
+            continue;
+        }
+        let comparisons = comparisons(view, change);
+        if !open.has_space(&comparisons) {
+            lowered.extend(open.effects.lowered.iter().cloned());
+            done.extend(std::mem::replace(&mut open, Open::of(term)).close());
+            if change.to > change.from && lowered.contains(&change.catalog) {
+                continue;
+            }
+        }
+        open.take(view, change, comparisons);
+    }
+    done.extend(open.close());
+    done
+}
+
+/// Whether others are raised because this share falls.
+fn is_replaced(change: &Change) -> bool {
+    change.to < change.from && matches!(change.cause, Cause::Lost | Cause::Gone | Cause::Refused)
+}
+
+struct Open {
+    transaction: Transaction,
+    has: BTreeSet<Key>,
+    effects: Effects,
+}
+
+impl Open {
+    fn of(term: Revision) -> Open {
+        let comparisons = vec![Comparison::Created(Key::Placer, term)];
+        let transaction = Transaction { comparisons, writes: Vec::new() };
+        Open { transaction, has: BTreeSet::new(), effects: Effects::default() }
+    }
+
+    fn has_space(&self, comparisons: &[Comparison]) -> bool {
+        let new = comparisons.iter().filter(|comparison| !self.has.contains(key_of(comparison))).count();
+        self.transaction.comparisons.len() + new <= MOST_OPERATIONS
+            && self.transaction.writes.len() < MOST_OPERATIONS
+    }
+
+    fn take(&mut self, view: &FleetView, change: &Change, comparisons: Vec<Comparison>) {
+        for comparison in comparisons {
+            if self.has.insert(key_of(&comparison).clone()) {
+                self.transaction.comparisons.push(comparison);
+            }
+        }
+        self.transaction.writes.push(write(view, change));
+        if is_replaced(change) {
+            self.effects.lowered.insert(change.catalog.clone());
+        }
+        let place = (change.host.clone(), change.catalog.clone());
+        self.effects.shares.push(Effect { place, to: change.to, compared: change.modified });
+    }
+
+    fn close(self) -> Option<Bundle> {
+        let Open { transaction, effects, .. } = self;
+        (!transaction.writes.is_empty()).then_some(Bundle { transaction, effects })
+    }
+}
+
+fn key_of(comparison: &Comparison) -> &Key {
+    match comparison {
+        Comparison::Created(key, _) | Comparison::Modified(key, _) => key,
+    }
+}
+
+/// What must be as it was for a change to be right: the share and the catalog always, and the host where it depends on that.
+fn comparisons(view: &FleetView, change: &Change) -> Vec<Comparison> {
+    let share = Key::Share(change.host.clone(), change.catalog.clone());
+    let catalog = view.catalogs.get(&change.catalog).map_or(0, |catalog| catalog.modified);
+    let mut all = vec![
+        Comparison::Modified(share, change.modified),
+        Comparison::Modified(Key::Catalog(change.catalog.clone()), catalog),
+    ];
+    let host = view.hosts.get(&change.host).map_or(0, |host| host.modified);
+    match change.cause {
+        Cause::Lost => all.push(Comparison::Created(Key::Alive(change.host.clone()), 0)),
+        Cause::Missing | Cause::Left | Cause::Gone => {
+            all.push(Comparison::Modified(Key::Host(change.host.clone()), host));
+        }
+        Cause::Refused | Cause::Surplus | Cause::Deleted | Cause::Updated => {}
+    }
+    all
+}
+
+fn write(view: &FleetView, change: &Change) -> Write {
+    let key = Key::Share(change.host.clone(), change.catalog.clone());
+    let Some(catalog) = view.catalogs.get(&change.catalog).filter(|_| change.to > 0) else {
+        return Write::Delete(key);
+    };
+    let record = ShareRecord {
+        count: change.to,
+        version: version_for(&catalog.value, &change.host),
+        generation: catalog.value.generation,
+    };
+    Write::Put(key, serde_json::to_vec(&record).expect("a record of numbers is JSON"))
+}

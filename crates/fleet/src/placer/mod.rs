@@ -1,0 +1,242 @@
+//! The placer: makes transactions of what placing decides, as long as this daemon is elected. Owns what must be remembered between two
+//! steps: what it has seen of hosts, what it has written and not seen yet, which hosts have refused.
+//!
+//! It never waits and never asks anybody: who calls it carries out its actions, and tells how they ended.
+//!
+//! Invariant: each transaction compares the term of the placer, and all that it was decided on and that may be otherwise by now.
+
+mod bundle;
+mod flights;
+mod refusals;
+mod report;
+
+pub use report::{HostStatus, PlacerStatus};
+
+use crate::Moment;
+use crate::election::{Identity, term};
+use crate::keys::Key;
+use crate::liveness::{Ask, Liveness, StoreHealth};
+use crate::placement::{Plan, Situation, plan};
+use crate::transaction::{Comparison, Outcome, Revision, Transaction, Write};
+use crate::view::FleetView;
+use bundle::{Bundle, bundles};
+use flights::{Ended, Flights};
+use refusals::Refusals;
+use report::Reports;
+use spillway_api::Name;
+
+/// Most transactions that are under way at the same time.
+const MOST_FLIGHTS: usize = 256;
+/// Time after which a conflict is decided again, if nothing new was heard meanwhile.
+const CONFLICT_MS: u64 = 1_000;
+/// Longest time until everything is looked at again, whether or not it has changed.
+const REVIEW_MS: u64 = 60_000;
+
+/// What the caller is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlacerAction {
+    /// Carry out a transaction, and tell by [`Placer::ended`] how it ended.
+    Commit {
+        /// Number of the transaction.
+        number: u64,
+        /// The transaction.
+        transaction: Transaction,
+    },
+    /// Ask hosts whether they reach another one, and tell by [`Placer::answered`] what they say.
+    Ask(Ask),
+    /// Tell people.
+    Event(PlacerEvent),
+}
+
+/// Something that people want to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacerEvent {
+    /// Host that it is about, if it is about one.
+    pub host: Option<Name>,
+    /// Catalog that it is about, if it is about one.
+    pub catalog: Option<Name>,
+    /// A sentence.
+    pub text: String,
+}
+
+/// The placer of a daemon. It does something only while the daemon is elected.
+#[derive(Debug)]
+pub struct Placer {
+    own: Identity,
+    last_number: u64,
+    now: Moment,
+    office: Option<Office>,
+}
+
+/// What a placer remembers in one term.
+#[derive(Debug)]
+struct Office {
+    term: Revision,
+    liveness: Liveness,
+    flights: Flights,
+    refusals: Refusals,
+    reports: Reports,
+    plan: Plan,
+    /// What the last plan was made from: revision of the records, and number of the changes of what is known of hosts.
+    planned: Option<(Revision, u64)>,
+    /// Whether the last plan had more transactions than may be under way.
+    is_truncated: bool,
+    /// Revision of the records that hosts and refusals were last compared with.
+    seen: Option<Revision>,
+    /// A plan is made at this time, even if nothing has changed.
+    wake: Moment,
+    /// No plan is made of records up to this revision, until that time: they have led to a conflict.
+    hold: Option<(Revision, Moment)>,
+}
+
+impl Placer {
+    /// The placer of a daemon.
+    pub fn new(own: Identity) -> Placer {
+        Placer { own, last_number: 0, now: Moment::default(), office: None }
+    }
+
+    /// Decides what is to be done. It is to be called when the records, an answer or the end of a transaction have come, and at least
+    /// once a second.
+    pub fn step(&mut self, view: &FleetView, health: &StoreHealth, now: Moment) -> Vec<PlacerAction> {
+        self.now = now;
+        let Some(term) = term(view, &self.own) else {
+            self.office = None;
+            return Vec::new();
+        };
+        if self.office.as_ref().is_none_or(|office| office.term != term) {
+            self.office = Some(Office::of(term));
+        }
+        let office = self.office.as_mut().expect("it was just taken");
+        office.look(view, health, now);
+        let mut actions = Vec::new();
+        if office.is_due(view, now) {
+            let bundles = office.decide(view, now);
+            for Bundle { transaction, effects } in bundles {
+                self.last_number += 1;
+                office.flights.send(self.last_number, effects, view.revision, now);
+                actions.push(PlacerAction::Commit { number: self.last_number, transaction });
+            }
+        }
+        let asks = office.liveness.asks(&office.plan.stakes, view, &self.own.host, now);
+        actions.extend(asks.into_iter().map(PlacerAction::Ask));
+        let events = office.reports.news(&office.plan, &office.liveness, now);
+        actions.extend(events.into_iter().map(PlacerAction::Event));
+        actions
+    }
+
+    /// Takes the end of a transaction; none: no answer came, so that the records will tell.
+    pub fn ended(&mut self, number: u64, outcome: Option<Outcome>) {
+        let Some(office) = &mut self.office else { return };
+        let Some(Ended { decided, has_waiting }) = office.flights.end(number, outcome, self.now) else {
+            return;
+        };
+        if outcome == Some(Outcome::Conflict) {
+            let until = self.now.after_ms(CONFLICT_MS);
+            let revision = office.hold.map_or(decided, |(revision, _)| revision.max(decided));
+            office.hold = Some((revision, until));
+        }
+        if has_waiting || office.is_truncated || outcome == Some(Outcome::Conflict) {
+            office.planned = None;
+        }
+    }
+
+    /// Takes the answer of a host that was asked whether it reaches another one.
+    pub fn answered(&mut self, about: &Name, by: &Name, reaches: bool) {
+        if let Some(office) = &mut self.office {
+            office.liveness.answered(about, by, reaches, self.now);
+        }
+    }
+
+    /// What the placer knows, for people and for the API; none if this daemon is not the placer.
+    pub fn status(&self, view: &FleetView) -> Option<PlacerStatus> {
+        let office = self.office.as_ref()?;
+        Some(report::status(office, view, self.now))
+    }
+}
+
+impl Office {
+    fn of(term: Revision) -> Office {
+        Office {
+            term,
+            liveness: Liveness::default(),
+            flights: Flights::default(),
+            refusals: Refusals::default(),
+            reports: Reports::default(),
+            plan: Plan::default(),
+            planned: None,
+            is_truncated: false,
+            seen: None,
+            wake: Moment::default(),
+            hold: None,
+        }
+    }
+
+    /// Takes what is new.
+    fn look(&mut self, view: &FleetView, health: &StoreHealth, now: Moment) {
+        self.liveness.tick(health, now);
+        if self.seen != Some(view.revision) {
+            self.seen = Some(view.revision);
+            self.liveness.observe(view, now);
+            self.refusals.observe(view, now);
+        }
+        if self.flights.settle(view, now) {
+            self.planned = None;
+        }
+    }
+
+    fn is_due(&mut self, view: &FleetView, now: Moment) -> bool {
+        if self.hold.is_some_and(|(revision, until)| view.revision <= revision && now < until) {
+            return false;
+        }
+        self.hold = None;
+        self.planned != Some((view.revision, self.liveness.changes())) || now >= self.wake
+    }
+
+    fn decide(&mut self, view: &FleetView, now: Moment) -> Vec<Bundle> {
+        self.planned = Some((view.revision, self.liveness.changes()));
+        let liveness = &self.liveness;
+        let refused = self.refusals.passed_over(now);
+        let held = self.flights.held();
+        self.plan = plan(&Situation {
+            view,
+            standing: &|host| liveness.standing(host, now),
+            brake: liveness.brake(now),
+            written: self.flights.written(),
+            refused: &refused,
+            held: &held,
+        });
+        let next = self.plan.next_in_ms.map(|ms| now.after_ms(ms));
+        let moments = [next, self.refusals.next(now), self.liveness.next(now)];
+        self.wake =
+            moments.into_iter().flatten().chain([now.after_ms(REVIEW_MS)]).min().expect("one at least");
+        let mut bundles = bundles(view, self.term, &self.plan.changes);
+        bundles.extend(self.revived(view));
+        let most = MOST_FLIGHTS.saturating_sub(self.flights.len());
+        self.is_truncated = bundles.len() > most;
+        bundles.truncate(most);
+        bundles
+    }
+
+    /// Ends the declarations of hosts that have come back: a later placer could not tell that they had.
+    fn revived(&self, view: &FleetView) -> Vec<Bundle> {
+        let back = view.hosts.iter().filter_map(|(name, host)| {
+            let epoch = view.alive.get(name)?.created;
+            host.value.dead_epoch.filter(|dead| epoch > *dead && !self.flights.writes_host(name))?;
+            let record = crate::records::HostRecord { dead_epoch: None, ..host.value.clone() };
+            let bytes = serde_json::to_vec(&record).expect("a record of texts and numbers is JSON");
+            let transaction = Transaction {
+                comparisons: vec![
+                    Comparison::Created(Key::Placer, self.term),
+                    Comparison::Modified(Key::Host(name.clone()), host.modified),
+                    Comparison::Created(Key::Alive(name.clone()), epoch),
+                ],
+                writes: vec![Write::Put(Key::Host(name.clone()), bytes)],
+            };
+            Some(Bundle { transaction, effects: flights::Effects::of_host(name.clone()) })
+        });
+        back.take(16).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! What the placer tells people: events, and its status. Owns the sentences, and what was told already.
+//!
+//! Invariant: what has not changed is told once.
+
+use super::{Office, PlacerEvent};
+use crate::Moment;
+use crate::liveness::{Brake, Liveness, Reach, Standing};
+use crate::placement::{Plan, Unplaced};
+use crate::transaction::Revision;
+use crate::view::FleetView;
+use spillway_api::Name;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the placer knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacerStatus {
+    /// Revision that created the key of the placer.
+    pub term: Revision,
+    /// Why no host counts as lost now, if it is so.
+    pub brake: Option<Brake>,
+    /// All hosts, in the order of their names.
+    pub hosts: Vec<HostStatus>,
+    /// Catalogs whose machines are not all placed.
+    pub unplaced: Vec<Unplaced>,
+    /// Transactions that are under way, or that the records do not show yet.
+    pub transactions: usize,
+}
+
+/// What the placer knows of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostStatus {
+    /// The host.
+    pub host: Name,
+    /// What is known of it.
+    pub standing: Standing,
+    /// Why its machines are not replaced, if it is silent and has some.
+    pub kept: Option<String>,
+}
+
+pub(super) fn status(office: &Office, view: &FleetView, now: Moment) -> PlacerStatus {
+    let brake = office.liveness.brake(now);
+    let without_record = view.shares.keys().filter(|host| !view.hosts.contains_key(*host));
+    let all: BTreeSet<&Name> = view.hosts.keys().chain(without_record).collect();
+    let hosts = all.into_iter().map(|host| {
+        let standing = office.liveness.standing(host, now);
+        let kept = why_kept(standing, office.plan.stakes.get(host), brake, has_machines(view, host));
+        HostStatus { host: host.clone(), standing, kept }
+    });
+    PlacerStatus {
+        term: office.term,
+        brake,
+        hosts: hosts.collect(),
+        unplaced: office.plan.unplaced.clone(),
+        transactions: office.flights.len(),
+    }
+}
+
+fn has_machines(view: &FleetView, host: &Name) -> bool {
+    view.shares.get(host).is_some_and(|shares| shares.values().any(|share| share.value.count > 0))
+}
+
+/// Why the machines of a silent host are not replaced.
+fn why_kept(
+    standing: Standing,
+    stake: Option<&u64>,
+    brake: Option<Brake>,
+    has_machines: bool,
+) -> Option<String> {
+    let Standing::Silent { for_ms, reach } = standing else { return None };
+    let Some(lost_after_ms) = stake else {
+        let text = "its machines keep data or names, and are never made elsewhere";
+        return has_machines.then(|| text.to_owned());
+    };
+    if for_ms < *lost_after_ms {
+        let (now, then) = (for_ms / 1000, lost_after_ms / 1000);
+        return Some(format!("it has been silent for {now} s, and counts as lost after {then} s"));
+    }
+    Some(match (brake, reach) {
+        (Some(brake), _) => brake.to_string(),
+        (None, Reach::Answers) => {
+            "its daemon answers another host: only its connection to etcd is broken".into()
+        }
+        (None, Reach::Unknown) => "other hosts are asked whether it answers them".into(),
+        (None, Reach::Unreachable) => "no other host has space for its machines".into(),
+    })
+}
+
+/// What was told.
+#[derive(Debug, Default)]
+pub(super) struct Reports {
+    braked: bool,
+    reached: BTreeSet<Name>,
+    lost: BTreeSet<Name>,
+    unplaced: BTreeMap<Name, u64>,
+}
+
+impl Reports {
+    /// What is to be told now.
+    pub(super) fn news(&mut self, plan: &Plan, liveness: &Liveness, now: Moment) -> Vec<PlacerEvent> {
+        let mut news = Vec::new();
+        let over =
+            plan.stakes.iter().filter_map(|(host, lost_after_ms)| match liveness.standing(host, now) {
+                Standing::Silent { for_ms, reach } if for_ms >= *lost_after_ms => Some((host, reach)),
+                _ => None,
+            });
+        let over: Vec<(&Name, Reach)> = over.collect();
+        let brake = liveness.brake(now).filter(|_| !over.is_empty());
+        if self.braked != brake.is_some() {
+            self.braked = brake.is_some();
+            let text = match brake {
+                Some(brake) => {
+                    format!("the machines of {} silent hosts are not replaced: {brake}", over.len())
+                }
+                None => "silent hosts may count as lost again".into(),
+            };
+            news.push(PlacerEvent { host: None, catalog: None, text });
+        }
+        let reached = over.iter().filter(|(_, reach)| *reach == Reach::Answers);
+        let reached: BTreeSet<Name> = reached.map(|(host, _)| (*host).clone()).collect();
+        for host in reached.difference(&self.reached) {
+            let text = format!(
+                "the machines of host '{host}' are not replaced: it has no lease, but answers another host"
+            );
+            news.push(PlacerEvent { host: Some(host.clone()), catalog: None, text });
+        }
+        // An answer that counts no more is no news, as long as the host is silent.
+        self.reached.retain(|host| plan.stakes.contains_key(host));
+        self.reached.extend(reached);
+        for host in plan.lost.difference(&self.lost) {
+            let text = format!("host '{host}' counts as lost: its machines are placed on other hosts");
+            news.push(PlacerEvent { host: Some(host.clone()), catalog: None, text });
+        }
+        self.lost.retain(|host| matches!(liveness.standing(host, now), Standing::Silent { .. }));
+        self.lost.extend(plan.lost.iter().cloned());
+        self.tell_unplaced(plan, &mut news);
+        news
+    }
+
+    fn tell_unplaced(&mut self, plan: &Plan, news: &mut Vec<PlacerEvent>) {
+        let mut before = std::mem::take(&mut self.unplaced);
+        for unplaced in &plan.unplaced {
+            if before.remove(&unplaced.catalog) != Some(unplaced.machines) {
+                let (catalog, text) = (Some(unplaced.catalog.clone()), unplaced.to_string());
+                news.push(PlacerEvent { host: None, catalog, text });
+            }
+            self.unplaced.insert(unplaced.catalog.clone(), unplaced.machines);
+        }
+        for catalog in before.into_keys() {
+            let text = format!("all machines of catalog '{catalog}' are placed");
+            news.push(PlacerEvent { host: None, catalog: Some(catalog), text });
+        }
+    }
+}

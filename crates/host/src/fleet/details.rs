@@ -1,0 +1,234 @@
+//! A fleet for people and programs: what the records say of its hosts and catalogs, in the types of the API. Decides nothing.
+
+use spillway_api::{FleetCatalog, FleetHost, FleetShare, HostState, Name, Need};
+use spillway_fleet::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord};
+
+use spillway_fleet::view::{FleetView, Versioned};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a placer knows, beyond the records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlacerKnowledge {
+    /// States of hosts that are not alive, and why they are not replaced.
+    pub hosts: BTreeMap<Name, (HostState, Option<String>)>,
+    /// Why no lost host is replaced now.
+    pub brake: Option<String>,
+    /// Of catalogs that do not fit: why, by host.
+    pub unplaced: BTreeMap<Name, BTreeMap<Name, String>>,
+}
+
+/// The share of a host of a catalog.
+fn share(
+    host: &Name,
+    catalog: &Name,
+    wanted: Option<&ShareRecord>,
+    is: Option<&CatalogStatus>,
+) -> FleetShare {
+    let is = is.cloned().unwrap_or_default();
+    FleetShare {
+        host: host.clone(),
+        catalog: catalog.clone(),
+        wanted: wanted.map_or(0, |share| share.count),
+        version: wanted.map_or(is.version, |share| share.version),
+        count: is.count,
+        ready: is.ready,
+        off: is.off,
+        updated: is.updated,
+        claimed: is.claimed,
+        failed: is.failed,
+        refused: is.refused.or(is.waiting),
+    }
+}
+
+/// State of a host, as far as the records tell.
+pub fn host_state(view: &FleetView, name: &Name) -> HostState {
+    let dead = view.hosts.get(name).and_then(|host| host.value.dead_epoch);
+    match (view.alive.get(name), dead) {
+        (Some(alive), dead) if dead.is_none_or(|dead| alive.created > dead) => HostState::Alive,
+        (_, Some(_)) => HostState::Lost,
+        _ if view.statuses.contains_key(name) => HostState::Silent,
+        _ => HostState::Absent,
+    }
+}
+
+/// Describes a host.
+pub fn host(
+    view: &FleetView,
+    name: &Name,
+    record: &Versioned<HostRecord>,
+    known: &PlacerKnowledge,
+) -> FleetHost {
+    let alive = view.alive.get(name);
+    let status = view.statuses.get(name).map(|status| &status.value);
+    let wanted = view.shares.get(name);
+    let reported = status.iter().flat_map(|status| status.catalogs.keys());
+    let catalogs: BTreeSet<&Name> = wanted.iter().flat_map(|shares| shares.keys()).chain(reported).collect();
+    let shares = catalogs.into_iter().map(|catalog| {
+        let wanted = view.share(name, catalog).map(|share| &share.value);
+        share(name, catalog, wanted, status.and_then(|status| status.catalogs.get(catalog)))
+    });
+    let hypervisor = alive.map(|alive| alive.value.hypervisor);
+    let used = wanted.into_iter().flatten().filter_map(|(catalog, share)| {
+        let spec = &view.catalogs.get(catalog)?.value.spec.catalog;
+        Some(Need::of(spec, hypervisor.unwrap_or_default()).times(share.value.count).memory_bytes())
+    });
+    let by_records = host_state(view, name);
+    let (state, reason) = match known.hosts.get(name) {
+        Some(known) if by_records != HostState::Alive => known.clone(),
+        _ => (by_records, None),
+    };
+    FleetHost {
+        name: name.clone(),
+        zone: record.value.zone.clone(),
+        labels: record.value.labels.clone(),
+        state,
+        reason,
+        cordoned: record.value.is_cordoned,
+        draining: record.value.is_draining,
+        address: alive.map(|alive| alive.value.address.clone()),
+        version: alive.map(|alive| alive.value.version.clone()),
+        hypervisor,
+        epoch: alive.map(|alive| alive.created),
+        shares: shares.collect(),
+        memory_bytes: status.map(|status| status.budget.memory_bytes),
+        used_bytes: used.fold(0, u64::saturating_add),
+    }
+}
+
+/// Describes all hosts, in the order of their names.
+pub fn hosts(view: &FleetView, known: &PlacerKnowledge) -> Vec<FleetHost> {
+    view.hosts.iter().map(|(name, record)| host(view, name, record, known)).collect()
+}
+
+/// Describes a catalog.
+pub fn catalog(
+    view: &FleetView,
+    name: &Name,
+    record: &Versioned<CatalogRecord>,
+    known: &PlacerKnowledge,
+) -> FleetCatalog {
+    let is_of = |host: &&Name| {
+        let reported =
+            view.statuses.get(*host).is_some_and(|status| status.value.catalogs.contains_key(name));
+        reported || view.share(host, name).is_some()
+    };
+    let hosts: BTreeSet<&Name> = view.shares.keys().chain(view.statuses.keys()).collect();
+    let shares: Vec<FleetShare> = hosts
+        .into_iter()
+        .filter(is_of)
+        .map(|host| {
+            let wanted = view.share(host, name).map(|share| &share.value);
+            let status = view.statuses.get(host).and_then(|status| status.value.catalogs.get(name));
+            share(host, name, wanted, status)
+        })
+        .collect();
+    let placed = shares.iter().map(|share| share.wanted).fold(0, u32::saturating_add);
+    let CatalogRecord { spec, version, strategy, generation, history, created } = record.value.clone();
+    FleetCatalog {
+        name: name.clone(),
+        revision: record.modified,
+        unplaced: spec.catalog.count.saturating_sub(placed),
+        unplaced_because: known.unplaced.get(name).cloned().unwrap_or_default(),
+        spec,
+        version,
+        strategy,
+        generation,
+        history,
+        created,
+        shares,
+    }
+}
+
+/// Describes all catalogs, in the order of their names.
+pub fn catalogs(view: &FleetView, known: &PlacerKnowledge) -> Vec<FleetCatalog> {
+    view.catalogs.iter().map(|(name, record)| catalog(view, name, record, known)).collect()
+}
+
+/// Counts hosts by their state.
+pub fn count_hosts(hosts: &[FleetHost]) -> BTreeMap<HostState, u32> {
+    let mut counts = BTreeMap::new();
+    for host in hosts {
+        *counts.entry(host.state).or_default() += 1;
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use spillway_fleet::view::{Entry, Update};
+
+    fn view(records: &[(&str, Value)]) -> FleetView {
+        let entry = |value: &Value| Entry { value: value.to_string().into_bytes(), created: 5, modified: 6 };
+        let entries = records.iter().map(|(key, value)| ((*key).to_owned(), entry(value)));
+        let mut view = FleetView::default();
+        view.apply(Update::Whole(9, entries.collect()));
+        assert!(view.unreadable.is_empty(), "{:?}", view.unreadable);
+        view
+    }
+
+    fn records() -> Vec<(&'static str, Value)> {
+        let host = json!({ "host_id": "h", "zone": "z" });
+        let alive = json!({
+            "instance": "i", "boot_id": "b", "address": "a:1", "certificate": "0", "version": "1", "hypervisor": "qemu",
+        });
+        let budget = json!({ "guarantee_bytes": 1, "limit_bytes": 1, "memory_bytes": 4096, "vcpus": 1 });
+        let desk = json!({ "generation": 1, "version": 2, "count": 3, "ready": 2, "claimed": 1 });
+        let status = json!({ "budget": budget, "catalogs": { "desk": desk } });
+        let spec =
+            json!({ "image": "debian", "count": 5, "ram_bytes": 67_108_864, "memory_bytes": 67_108_864 });
+        let catalog = json!({
+            "spec": spec, "version": 3, "generation": 4, "history": [], "created": "2026-01-01T00:00:00Z",
+        });
+        let share = |count: u32| json!({ "count": count, "version": 3, "generation": 4 });
+        vec![
+            ("hosts/a", host.clone()),
+            ("hosts/b", host.clone()),
+            ("hosts/c", host),
+            ("alive/a", alive),
+            ("status/a", status.clone()),
+            ("status/b", status),
+            ("catalogs/desk", catalog),
+            ("share/a/desk", share(3)),
+            ("share/c/desk", share(1)),
+        ]
+    }
+
+    #[test]
+    fn a_host_is_described_by_what_it_is_to_have_and_what_it_has() {
+        let view = view(&records());
+        let found = hosts(&view, &PlacerKnowledge::default());
+        let states: Vec<_> = found.iter().map(|host| (host.name.as_str(), host.state)).collect();
+        assert_eq!(states, [("a", HostState::Alive), ("b", HostState::Silent), ("c", HostState::Absent)]);
+        let [a, b, c] = &found[..] else { panic!() };
+        assert_eq!(
+            (a.shares[0].wanted, a.shares[0].count, a.shares[0].ready, a.shares[0].version),
+            (3, 3, 2, 3)
+        );
+        assert_eq!((b.shares[0].wanted, b.shares[0].count, b.shares[0].version), (0, 3, 2));
+        assert_eq!((c.shares[0].wanted, c.shares[0].count), (1, 0));
+        assert_eq!((a.used_bytes, a.memory_bytes, a.epoch), (3 * (128 << 20), Some(4096), Some(5)));
+        assert_eq!(count_hosts(&found).len(), 3);
+    }
+
+    #[test]
+    fn a_placer_knows_more_of_hosts_that_are_not_alive() {
+        let view = view(&records());
+        let known = (HostState::Isolated, Some("it answers host a".to_owned()));
+        let hosts_known = ["a", "b"].map(|host| (host.parse::<Name>().unwrap(), known.clone()));
+        let known = PlacerKnowledge { hosts: hosts_known.into(), ..PlacerKnowledge::default() };
+        let found = hosts(&view, &known);
+        assert_eq!((found[0].state, found[1].state), (HostState::Alive, HostState::Isolated));
+        assert_eq!(found[1].reason.as_deref(), Some("it answers host a"));
+    }
+
+    #[test]
+    fn a_catalog_is_described_by_its_shares() {
+        let view = view(&records());
+        let [desk] = &catalogs(&view, &PlacerKnowledge::default())[..] else { panic!() };
+        let shares: Vec<_> = desk.shares.iter().map(|share| (share.host.as_str(), share.wanted)).collect();
+        assert_eq!(shares, [("a", 3), ("b", 0), ("c", 1)]);
+        assert_eq!((desk.unplaced, desk.revision, desk.version), (1, 6, 3));
+    }
+}

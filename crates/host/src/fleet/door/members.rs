@@ -1,0 +1,140 @@
+//! The hosts of the fleet, as etcd has listed them last. Owns the list; never asks etcd itself.
+//!
+//! Invariant: a certificate belongs to one host. The list stays as it is while nobody replaces it, so that hosts know each other while
+//! etcd is away.
+
+use super::identity::CertificateDigest;
+use spillway_api::{Name, nearest};
+use spillway_fleet::records::AliveRecord;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Longest address of a host, in bytes.
+const MOST_ADDRESS_BYTES: usize = 300;
+
+/// A host of the fleet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Address of its daemon for other hosts, `HOST:PORT`.
+    pub address: String,
+    /// Digest of the certificate that it shows.
+    pub certificate: CertificateDigest,
+    /// Revision of etcd that created its record `alive/HOST`.
+    pub epoch: i64,
+}
+
+impl Member {
+    /// Reads the record of a host.
+    ///
+    /// # Errors
+    /// What is wrong with the record.
+    pub fn of(record: &AliveRecord, epoch: i64) -> Result<Member, String> {
+        let address = record.address.clone();
+        let has_port = address
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0));
+        let is_plain = address.bytes().all(|byte| byte.is_ascii_graphic());
+        if !has_port || !is_plain || address.len() > MOST_ADDRESS_BYTES {
+            return Err("its address is not HOST:PORT".into());
+        }
+        let certificate = record.certificate.parse().map_err(|e| format!("{e}"))?;
+        Ok(Member { address, certificate, epoch })
+    }
+}
+
+/// All hosts of the fleet. A clone is the same list.
+#[derive(Clone, Debug, Default)]
+pub struct Members(Arc<RwLock<MemberTable>>);
+
+#[derive(Debug, Default)]
+struct MemberTable {
+    by_name: BTreeMap<Name, Member>,
+    by_certificate: BTreeMap<CertificateDigest, Name>,
+}
+
+impl Members {
+    /// Replaces the list. Who is missing in the new one is refused from its next request on. If two hosts have one certificate, it
+    /// belongs to the one that has come last.
+    pub fn replace(&self, members: BTreeMap<Name, Member>) {
+        let mut by_certificate: BTreeMap<CertificateDigest, Name> = BTreeMap::new();
+        for (name, member) in &members {
+            let other = by_certificate.get(&member.certificate).and_then(|other| members.get(other));
+            if other.is_none_or(|other| other.epoch < member.epoch) {
+                by_certificate.insert(member.certificate, name.clone());
+            }
+        }
+        let table = MemberTable { by_name: members, by_certificate };
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = table;
+    }
+
+    /// Returns the host of this name.
+    pub fn get(&self, host: &Name) -> Option<Member> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).by_name.get(host).cloned()
+    }
+
+    /// Returns the host that a certificate belongs to.
+    pub fn of_certificate(&self, digest: CertificateDigest) -> Option<Name> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).by_certificate.get(&digest).cloned()
+    }
+
+    /// Returns the name that is most like an unknown one, if one is.
+    pub fn nearest(&self, name: &str) -> Option<String> {
+        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        nearest(name, table.by_name.keys().map(Name::as_str)).map(str::to_owned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_api::Hypervisor;
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn record(address: &str, certificate: &str) -> AliveRecord {
+        AliveRecord {
+            instance: "i".into(),
+            boot_id: "b".into(),
+            address: address.into(),
+            certificate: certificate.into(),
+            version: "1".into(),
+            hypervisor: Hypervisor::None,
+        }
+    }
+
+    #[test]
+    fn records_are_checked() {
+        let digest = "5a".repeat(32);
+        for address in ["host-a:9444", "192.0.2.1:1", "[2001:db8::1]:65535"] {
+            assert_eq!(Member::of(&record(address, &digest), 7).unwrap().address, address);
+        }
+        let long = format!("{}:1", "a".repeat(300));
+        for address in ["", "host-a", "host-a:", ":1", "host-a:0", "host-a:65536", "a b:1", "a\r\n:1", &long]
+        {
+            assert!(Member::of(&record(address, &digest), 7).is_err(), "{address:?}");
+        }
+        assert!(Member::of(&record("host-a:1", "5a"), 7).is_err());
+    }
+
+    #[test]
+    fn a_certificate_belongs_to_the_host_that_came_last() {
+        let member = |digit: &str, epoch| Member {
+            address: "h:1".into(),
+            certificate: digit.repeat(64).parse().unwrap(),
+            epoch,
+        };
+        let members = Members::default();
+        let list = [("new", member("1", 9)), ("old", member("1", 3)), ("other", member("2", 5))];
+        members.replace(list.into_iter().map(|(host, member)| (name(host), member)).collect());
+        assert_eq!(members.of_certificate(member("1", 0).certificate), Some(name("new")));
+        assert_eq!(members.of_certificate(member("2", 0).certificate), Some(name("other")));
+        assert_eq!(members.nearest("othr").as_deref(), Some("other"));
+        members.clone().replace(BTreeMap::new());
+        assert_eq!(
+            (members.get(&name("new")), members.of_certificate(member("1", 0).certificate)),
+            (None, None)
+        );
+    }
+}

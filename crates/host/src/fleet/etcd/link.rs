@@ -1,0 +1,130 @@
+//! The one connection to etcd that all requests use, and the change to another member. Owns which member is asked.
+//!
+//! Invariants: at most one member is in use. Whoever waits for a connection waits for at most two rounds of all members.
+
+use super::error::{FleetStoreError, MemberFailure};
+use super::health::{Health, Observation};
+use super::member::Member;
+use super::store::FleetStoreSettings;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// How long a member may take to connect before the next one is tried beside it.
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// The connection.
+pub struct Link {
+    settings: Arc<FleetStoreSettings>,
+    state: Mutex<LinkState>,
+    /// How etcd fares.
+    pub health: Health,
+}
+
+struct LinkState {
+    member: Option<Arc<Member>>,
+    /// Member that is tried first.
+    next: usize,
+    /// When the last round has failed, and why.
+    failed: Option<(Instant, FleetStoreError)>,
+}
+
+impl Link {
+    /// Connects to nobody yet.
+    pub fn new(settings: Arc<FleetStoreSettings>) -> Link {
+        // Hosts begin with different members, so that none of these has them all.
+        let next = RandomState::new().hash_one(0) as usize % settings.address.members.len();
+        let state = Mutex::new(LinkState { member: None, next, failed: None });
+        Link { settings, state, health: Health::new() }
+    }
+
+    /// Prefix of the fleet's keys.
+    pub fn prefix(&self) -> String {
+        spillway_fleet::keys::Key::prefix(&self.settings.address.fleet)
+    }
+
+    /// The member to ask, connected.
+    ///
+    /// # Errors
+    /// None can be used.
+    pub async fn member(&self) -> Result<Arc<Member>, FleetStoreError> {
+        let asked = Instant::now();
+        let mut state = self.state.lock().await;
+        if let Some(member) = state.member.as_ref().filter(|member| !member.is_left()) {
+            return Ok(Arc::clone(member));
+        }
+        if let Some((at, error)) = &state.failed
+            && *at > asked
+        {
+            return Err(error.clone());
+        }
+        if let Some(member) = state.member.take() {
+            state.next = (member.index + 1) % self.settings.address.members.len();
+        }
+        match self.connect(state.next).await {
+            Ok((member, observation)) => {
+                let member = Arc::new(member);
+                self.health.observe(&member.address, observation);
+                state.member = Some(Arc::clone(&member));
+                Ok(member)
+            }
+            Err(error) => {
+                self.health.note_away(error.to_string());
+                state.failed = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Tries all members, from one on, each with a head start. The first that can be used counts.
+    async fn connect(&self, first: usize) -> Result<(Member, Observation), FleetStoreError> {
+        let members = &self.settings.address.members;
+        let mut tries: FuturesUnordered<_> = (0..members.len())
+            .map(|place| {
+                let index = (first + place) % members.len();
+                async move { (index, self.try_one(index, place).await) }
+            })
+            .collect();
+        let mut failures = vec![None; members.len()];
+        while let Some((index, tried)) = tries.next().await {
+            match tried {
+                Ok(connected) => return Ok(connected),
+                Err(failure) => failures[index] = Some((members[index].clone(), failure)),
+            }
+        }
+        Err(FleetStoreError::NoMember(failures.into_iter().flatten().collect()))
+    }
+
+    async fn try_one(&self, index: usize, place: usize) -> Result<(Member, Observation), MemberFailure> {
+        tokio::time::sleep(HEAD_START * u32::try_from(place).unwrap_or(u32::MAX)).await;
+        let (member, observation) = Member::connect(&self.settings, index).await?;
+        match self.health.is_earlier_term(observation.cluster, observation.term) {
+            Some(failure) => Err(failure),
+            None => Ok((member, observation)),
+        }
+    }
+
+    /// Takes what a member has said about itself, unless it has stood still: then it is left.
+    pub fn observe(&self, member: &Arc<Member>, observation: Observation) {
+        match self.health.is_earlier_term(observation.cluster, observation.term) {
+            Some(failure) => self.leave(member, &failure),
+            None => self.health.observe(&member.address, observation),
+        }
+    }
+
+    /// Leaves a member for the next one, if the failure is its own. All that is in progress there ends.
+    pub fn leave(&self, member: &Member, failure: &MemberFailure) {
+        if !failure.is_of_the_member() || !member.leave() {
+            return;
+        }
+        if matches!(
+            failure,
+            MemberFailure::Silent(_) | MemberFailure::NoLeader | MemberFailure::EarlierTerm(..)
+        ) {
+            self.health.note_trouble();
+        }
+    }
+}

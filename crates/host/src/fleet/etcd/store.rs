@@ -1,0 +1,116 @@
+//! The store of a fleet's records: what the daemon has of etcd. Owns the tasks that keep the lease, ask how etcd fares, and follow the
+//! records; they end with it.
+//!
+//! Invariant: it can be opened, and used, whether or not etcd is there.
+
+use super::address::EtcdAddress;
+use super::error::FleetStoreError;
+use super::health::{EtcdHealth, Observation, keep_observing};
+use super::lease::{LeaseState, keep_lease};
+use super::link::Link;
+use super::request::of_reading;
+use super::tls::{EtcdTls, EtcdUser};
+use super::{follow, transaction};
+use spillway_fleet::transaction::{Outcome, Transaction};
+use spillway_fleet::view::Update;
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+/// Updates that wait for who follows.
+const WAITING: usize = 16;
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct FleetStoreSettings {
+    /// Members of etcd, and the fleet.
+    pub address: EtcdAddress,
+    /// Files for TLS. None: without TLS.
+    pub tls: Option<EtcdTls>,
+    /// User of etcd. None: etcd asks for none.
+    pub user: Option<EtcdUser>,
+    /// The lease that this host had when its daemon ended. It goes on if etcd still has it.
+    pub lease: Option<i64>,
+}
+
+/// The records of a fleet in etcd. A clone is the same store.
+#[derive(Clone)]
+pub struct FleetStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    link: Arc<Link>,
+    lease: watch::Receiver<Option<LeaseState>>,
+    /// Ended with the last clone.
+    _tasks: JoinSet<()>,
+}
+
+impl FleetStore {
+    /// Opens a store, in a runtime of tokio. Never waits for etcd: what is wrong is in [`FleetStore::health`], and in the errors of
+    /// requests.
+    pub fn open(settings: FleetStoreSettings) -> FleetStore {
+        let (state, lease) = watch::channel(None);
+        let earlier = settings.lease;
+        let link = Arc::new(Link::new(Arc::new(settings)));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(keep_lease(Arc::clone(&link), earlier, state));
+        tasks.spawn(keep_observing(Arc::clone(&link)));
+        FleetStore { shared: Arc::new(Shared { link, lease, _tasks: tasks }) }
+    }
+
+    /// Connects, if it is not connected, and says what the member is. For a start that is to refuse what can never work
+    /// ([`FleetStoreError::is_permanent`]).
+    ///
+    /// # Errors
+    /// No member can be used.
+    pub async fn check(&self) -> Result<Observation, FleetStoreError> {
+        let member = self.shared.link.member().await?;
+        member.observe().await.map_err(|failure| {
+            self.shared.link.leave(&member, &failure);
+            FleetStoreError::NoMember(vec![(member.address.clone(), failure)])
+        })
+    }
+
+    /// Carries out a transaction, if its comparisons hold. It is never repeated here.
+    ///
+    /// # Errors
+    /// It was not applied, except for [`FleetStoreError::Unanswered`]: then nobody knows, and the records tell.
+    pub async fn commit(&self, transaction: &Transaction) -> Result<Outcome, FleetStoreError> {
+        let lease = self.shared.lease.borrow().map(|lease| lease.id);
+        transaction::commit(&self.shared.link, transaction, lease).await
+    }
+
+    /// Reads all records at one revision.
+    ///
+    /// # Errors
+    /// No member answers in time, or refuses.
+    pub async fn read(&self) -> Result<Update, FleetStoreError> {
+        let member = self.shared.link.member().await?;
+        match follow::list(&member, &self.shared.link.prefix()).await {
+            Ok((revision, entries)) => Ok(Update::Whole(revision, entries)),
+            Err(failure) => {
+                self.shared.link.leave(&member, &failure);
+                Err(of_reading(&member.address, failure))
+            }
+        }
+    }
+
+    /// Follows the records: all of them first, and then what changes, until the receiver is dropped, also after the store is. All of them come
+    /// again whenever something may have been missed. One that is read slowly makes etcd wait, not the memory grow.
+    pub fn follow(&self) -> mpsc::Receiver<Update> {
+        let (sender, updates) = mpsc::channel(WAITING);
+        tokio::spawn(follow::follow(Arc::clone(&self.shared.link), sender));
+        updates
+    }
+
+    /// The lease of this host. None: there was none yet, or it has ended and there is no other one yet.
+    pub fn lease(&self) -> watch::Receiver<Option<LeaseState>> {
+        self.shared.lease.clone()
+    }
+
+    /// How etcd fares.
+    pub fn health(&self) -> watch::Receiver<EtcdHealth> {
+        self.shared.link.health.subscribe()
+    }
+}

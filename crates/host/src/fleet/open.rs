@@ -1,0 +1,106 @@
+//! Opens the fleet of the host: its certificate, its listener, its record and its store. Decides nothing.
+
+use super::door::{FleetDoor, FleetListener, Identity};
+use super::etcd::{FleetStore, FleetStoreSettings};
+use super::options::FleetHostSettings;
+use super::record::FleetMembership;
+use super::service::{FleetParts, FleetService};
+use super::shares::ShareReconciler;
+use crate::catalogs::Catalogs;
+use crate::error::HostError;
+use crate::events::Events;
+use crate::images::Images;
+use crate::machines::MachineShares;
+use crate::machines::desired_state::boot_id;
+use crate::registries::Registries;
+use crate::resources::budget::Capacity;
+use crate::store::Objects;
+use anyhow::Result;
+use spillway_api::Hypervisor;
+use spillway_fleet::membership::{HostMembership, OwnHost};
+use spillway_fleet::records::AliveRecord;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What is open before the machines are known.
+pub struct OpenFleet {
+    settings: FleetHostSettings,
+    /// Connections to other hosts.
+    pub door: Arc<FleetDoor>,
+    /// Listener for other hosts. Nobody is let in before the members are known.
+    pub listener: Arc<FleetListener>,
+    certificate: String,
+}
+
+/// Parts of the host that a fleet acts on.
+pub struct HostParts {
+    /// Records of the host.
+    pub objects: Objects,
+    /// Events of the host.
+    pub events: Events,
+    /// Catalogs of the host.
+    pub catalogs: Catalogs,
+    /// Images of the host.
+    pub images: Images,
+    /// Registries of the host.
+    pub registries: Registries,
+    /// Machines of the fleet's catalogs on the host.
+    pub machines: MachineShares,
+    /// Budget of the host.
+    pub capacity: Capacity,
+    /// What runs machines on the host.
+    pub hypervisor: Hypervisor,
+}
+
+impl OpenFleet {
+    /// Opens the listener, with a certificate in the state folder, which is made if there is none.
+    ///
+    /// # Errors
+    /// The certificate cannot be made or read, or the address is not free.
+    pub async fn open(settings: FleetHostSettings, state: &Path) -> Result<OpenFleet> {
+        let identity = Identity::open(state, &settings.host)?;
+        let door = FleetDoor::new(settings.host.clone(), &identity);
+        let listener = FleetListener::open(settings.listen, &identity, door.members.clone()).await?;
+        let certificate = identity.digest().to_string();
+        Ok(OpenFleet { settings, door: Arc::new(door), listener: Arc::new(listener), certificate })
+    }
+
+    /// Begins to take part in the fleet.
+    ///
+    /// # Errors
+    /// The host is in another fleet.
+    pub fn begin(self, parts: HostParts) -> Result<FleetService, HostError> {
+        let FleetHostSettings { address, tls, user, host, zone, labels, told, .. } = self.settings;
+        let record = FleetMembership::open(&parts.objects, &address.fleet, &host)?;
+        let alive = AliveRecord {
+            instance: self.door.instance.clone(),
+            boot_id: boot_id(),
+            address: told,
+            certificate: self.certificate,
+            version: env!("CARGO_PKG_VERSION").into(),
+            hypervisor: parts.hypervisor,
+        };
+        let own = OwnHost { name: host, host_id: record.host_id, zone, labels, alive };
+        let reconciler = ShareReconciler {
+            fleet: address.fleet.clone(),
+            catalogs: parts.catalogs,
+            machines: parts.machines,
+            images: parts.images,
+            registries: parts.registries,
+            capacity: parts.capacity,
+            hypervisor: parts.hypervisor,
+        };
+        let members = address.members.clone();
+        // The key of this host keeps its epoch, whatever lease it has.
+        let store = FleetStore::open(FleetStoreSettings { address, tls, user, lease: None });
+        Ok(FleetService::begin(FleetParts {
+            members,
+            store,
+            door: self.door,
+            events: parts.events,
+            objects: parts.objects,
+            reconciler,
+            membership: HostMembership::new(own, record.fleet_id),
+        }))
+    }
+}

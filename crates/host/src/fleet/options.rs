@@ -1,0 +1,170 @@
+//! Options of the daemon for its fleet. Owns their form and defaults.
+//!
+//! Invariant: the address that other hosts are told is one that they can ask.
+
+use super::etcd::{EtcdAddress, EtcdTls, EtcdUser};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use spillway_api::Name;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+/// How a host takes part in a fleet.
+#[derive(Clone, Debug)]
+pub struct FleetHostSettings {
+    /// Members of etcd, and name of the fleet.
+    pub address: EtcdAddress,
+    /// Files for TLS with etcd.
+    pub tls: Option<EtcdTls>,
+    /// User of etcd.
+    pub user: Option<EtcdUser>,
+    /// Name of the host.
+    pub host: Name,
+    /// Zone of the host.
+    pub zone: Name,
+    /// Labels of the host.
+    pub labels: BTreeMap<Name, String>,
+    /// Address that the daemon listens on for other hosts.
+    pub listen: SocketAddr,
+    /// Address that other hosts are told, `HOST:PORT`.
+    pub told: String,
+}
+
+/// Options of the daemon for its fleet.
+#[derive(Args, Debug)]
+pub struct FleetOptions {
+    /// Take part in the fleet NAME, whose records are in this etcd, 3.4 or later
+    #[arg(long, value_name = "etcd://HOST[:PORT],.../NAME")]
+    fleet: Option<EtcdAddress>,
+    /// With --fleet: files for TLS with etcd (PEM): ca=FILE,cert=FILE,key=FILE; 'system': the authorities that the host trusts
+    #[arg(long, value_name = "FILES", requires = "fleet")]
+    fleet_tls: Option<EtcdTls>,
+    /// With --fleet: user of etcd, user=NAME,password=FILE
+    #[arg(long, value_name = "USER", requires = "fleet")]
+    fleet_user: Option<EtcdUser>,
+    /// With --fleet: address to listen on for the daemons of other hosts, which know each other by certificates that they make themselves
+    #[arg(long, value_name = "ADDR:PORT", requires = "fleet", default_value = "0.0.0.0:9445")]
+    fleet_listen: SocketAddr,
+    /// With --fleet: address at which other hosts reach this one, HOST:PORT [default: that of --fleet-listen, or the one from which etcd
+    /// is reached]
+    #[arg(long, value_name = "HOST:PORT", requires = "fleet")]
+    fleet_address: Option<String>,
+    /// With --fleet: name of this host in the fleet [default: the host's name up to the first dot]
+    #[arg(long, value_name = "NAME", requires = "fleet")]
+    host_name: Option<Name>,
+    /// With --fleet: zone of this host; hosts that may fail together, such as those of a rack, have the same
+    #[arg(long, value_name = "ZONE", requires = "fleet", default_value = "default")]
+    zone: Name,
+    /// With --fleet: label of this host, for 'host_labels' of catalogs; may be given more than once
+    #[arg(long = "label", value_name = "KEY=VALUE", requires = "fleet", value_parser = label)]
+    labels: Vec<(Name, String)>,
+}
+
+fn label(text: &str) -> Result<(Name, String), String> {
+    let (key, value) = text.split_once('=').ok_or("a label is KEY=VALUE")?;
+    if value.chars().count() > 256 || value.chars().any(char::is_control) {
+        return Err("the value of a label has at most 256 printable characters".into());
+    }
+    Ok((key.parse().map_err(|e| format!("{e}"))?, value.to_owned()))
+}
+
+impl FleetOptions {
+    /// What the daemon is told; `None` without a fleet.
+    ///
+    /// # Errors
+    /// The name or the address of the host cannot be found out.
+    pub fn settings(self) -> Result<Option<FleetHostSettings>> {
+        let Some(address) = self.fleet else { return Ok(None) };
+        let host = match self.host_name {
+            Some(host) => host,
+            None => own_name().context("--host-name")?,
+        };
+        let told = match self.fleet_address {
+            Some(told) => told,
+            None => told(self.fleet_listen, &address).context("--fleet-address")?,
+        };
+        check_told(&told).context("--fleet-address")?;
+        Ok(Some(FleetHostSettings {
+            address,
+            tls: self.fleet_tls,
+            user: self.fleet_user,
+            host,
+            zone: self.zone,
+            labels: self.labels.into_iter().collect(),
+            listen: self.fleet_listen,
+            told,
+        }))
+    }
+}
+
+/// Name of this host, up to the first dot.
+fn own_name() -> Result<Name> {
+    let name = rustix::system::uname();
+    let name = name.nodename().to_string_lossy().to_lowercase();
+    let first = name.split('.').next().unwrap_or_default();
+    first
+        .parse()
+        .with_context(|| format!("the name of this host is '{name}': give it another one for the fleet"))
+}
+
+/// The address of the listener, or the one from which this host reaches etcd if it listens on all.
+fn told(listen: SocketAddr, etcd: &EtcdAddress) -> Result<String> {
+    if !listen.ip().is_unspecified() {
+        return Ok(listen.to_string());
+    }
+    let member = etcd.members.first().context("etcd has no member")?;
+    // Nothing is sent: the kernel says by which of its addresses it would.
+    let find = |any: IpAddr| -> std::io::Result<IpAddr> {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect(member.as_str())?;
+        Ok(socket.local_addr()?.ip())
+    };
+    let address = find(Ipv4Addr::UNSPECIFIED.into()).or_else(|_| find(Ipv6Addr::UNSPECIFIED.into()));
+    let address = address.with_context(|| {
+        format!("the address from which this host reaches {member} cannot be found out: give the one that other hosts reach it at")
+    })?;
+    Ok(SocketAddr::new(address, listen.port()).to_string())
+}
+
+fn check_told(told: &str) -> Result<()> {
+    let port = told.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+    match port.and_then(|port| port.parse::<u16>().ok()) {
+        Some(port) if port != 0 => Ok(()),
+        _ => bail!("'{told}' is not HOST:PORT"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        fleet: FleetOptions,
+    }
+
+    fn parse(arguments: &[&str]) -> Result<Option<FleetHostSettings>, String> {
+        let parsed = Arguments::try_parse_from(["spillwayd"].iter().chain(arguments));
+        parsed.map_err(|e| e.to_string()).and_then(|all| all.fleet.settings().map_err(|e| format!("{e:#}")))
+    }
+
+    #[test]
+    fn a_fleet_is_enough_and_without_one_nothing_else_counts() {
+        assert!(parse(&[]).unwrap().is_none());
+        let fleet = ["--fleet", "etcd://127.0.0.1,127.0.0.2:4000/site", "--host-name", "a"];
+        let settings = parse(&fleet).unwrap().unwrap();
+        assert_eq!((settings.told.as_str(), settings.zone.as_str()), ("127.0.0.1:9445", "default"));
+        assert_eq!(settings.address.members, ["127.0.0.1:2379", "127.0.0.2:4000"]);
+        let more = ["--fleet-listen", "192.0.2.1:7", "--label", "gpu=yes", "--label", "rack=7"];
+        let settings = parse(&[&fleet[..], &more].concat()).unwrap().unwrap();
+        assert_eq!((settings.told.as_str(), settings.labels.len()), ("192.0.2.1:7", 2));
+        for alone in [["--zone", "a"], ["--label", "a=b"], ["--host-name", "a"], ["--fleet-address", "a:1"]] {
+            assert!(parse(&alone).is_err(), "{alone:?}");
+        }
+        for wrong in [["--fleet-address", "a"], ["--fleet-address", "a:0"], ["--label", "a"]] {
+            assert!(parse(&[&fleet[..], &wrong].concat()).is_err(), "{wrong:?}");
+        }
+    }
+}

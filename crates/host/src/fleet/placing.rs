@@ -1,0 +1,153 @@
+//! The placer of this daemon: tries for the election, carries out what the placer decides, and asks other hosts what it wants to know.
+//!
+//! Owns the requests that are under way. Invariant: the placer hears of the end of each transaction and question that it has asked for,
+//! or of the time that they may take.
+
+use super::details::PlacerKnowledge;
+use super::door::FleetDoor;
+use super::etcd::{FleetStore, now};
+use super::service::FleetService;
+use spillway_api::{EventKind, FleetReach, FleetSelf, HostState, Name};
+use spillway_fleet::election::{Identity, candidacy};
+use spillway_fleet::liveness::{Ask, Reach, Standing, StoreHealth};
+use spillway_fleet::placement::{Unplaced, Why};
+use spillway_fleet::placer::{Placer, PlacerAction, PlacerEvent, PlacerStatus};
+use spillway_fleet::transaction::{Outcome, Transaction};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
+
+/// Interval of steps without news.
+const TICK: Duration = Duration::from_millis(500);
+/// Time in which another host must say whether it reaches a third one, which may take it 2 s.
+const ANSWER: Duration = Duration::from_secs(4);
+/// Time in which a host must answer that this one asks itself.
+const REACH: Duration = Duration::from_secs(2);
+/// Transactions that are under way at the same time.
+const MOST_AT_ONCE: usize = 16;
+/// Answers that wait for the placer.
+const WAITING: usize = 1024;
+
+/// What has come of an action of the placer.
+enum News {
+    Ended(u64, Option<Outcome>),
+    Answered { about: Name, by: Name, reaches: bool },
+}
+
+/// Runs the placer for as long as the daemon runs.
+pub(super) async fn place(service: FleetService, own: Identity) {
+    let (sender, mut news) = mpsc::channel(WAITING);
+    let at_once = Arc::new(Semaphore::new(MOST_AT_ONCE));
+    let (mut view, lease, health) = (service.subscribe(), service.store().lease(), service.store().health());
+    let mut placer = Placer::new(own.clone());
+    loop {
+        let holds = lease.borrow().is_some_and(|lease| lease.is_believed(now()));
+        let health = StoreHealth { trouble: health.borrow().trouble };
+        let (candidacy, actions, status) = {
+            let view = view.borrow_and_update();
+            let actions = placer.step(&view, &health, now());
+            (candidacy(&view, &own, holds), actions, placer.status(&view))
+        };
+        service.keep_knowledge(status.map(|status| knowledge(&status)).unwrap_or_default());
+        if let Some(transaction) = candidacy {
+            // The records tell who has won.
+            let _ = service.store().commit(&transaction).await;
+        }
+        for action in actions {
+            match action {
+                PlacerAction::Commit { number, transaction } => {
+                    let (store, turn) = (service.store().clone(), Arc::clone(&at_once));
+                    tokio::spawn(commit(store, turn, number, transaction, sender.clone()));
+                }
+                PlacerAction::Ask(Ask { about, of }) => {
+                    for by in of {
+                        let door = Arc::clone(service.door());
+                        tokio::spawn(ask(door, about.clone(), by, sender.clone()));
+                    }
+                }
+                PlacerAction::Event(event) => tell(&service, &event),
+            }
+        }
+        tokio::select! {
+            _ = view.changed() => {}
+            Some(some) = news.recv() => {
+                take(&mut placer, some);
+                while let Ok(more) = news.try_recv() {
+                    take(&mut placer, more);
+                }
+            }
+            () = tokio::time::sleep(TICK) => {}
+        }
+    }
+}
+
+fn take(placer: &mut Placer, news: News) {
+    match news {
+        News::Ended(number, outcome) => placer.ended(number, outcome),
+        News::Answered { about, by, reaches } => placer.answered(&about, &by, reaches),
+    }
+}
+
+async fn commit(
+    store: FleetStore,
+    turn: Arc<Semaphore>,
+    number: u64,
+    transaction: Transaction,
+    news: mpsc::Sender<News>,
+) {
+    let Ok(_turn) = turn.acquire().await else { return };
+    // Whatever the error: the records tell, and the placer decides anew.
+    let outcome = store.commit(&transaction).await.ok();
+    let _ = news.send(News::Ended(number, outcome)).await;
+}
+
+async fn ask(door: Arc<FleetDoor>, about: Name, by: Name, news: mpsc::Sender<News>) {
+    let reaches = match by == door.host {
+        true => door.client.get::<FleetSelf>(&about, "/v1/fleet/self", REACH).await.is_ok(),
+        false => {
+            let path = format!("/v1/fleet/reach/{about}");
+            let answer = door.client.get::<FleetReach>(&by, &path, ANSWER).await;
+            answer.is_ok_and(|answer| answer.reaches)
+        }
+    };
+    let _ = news.send(News::Answered { about, by, reaches }).await;
+}
+
+fn tell(service: &FleetService, event: &PlacerEvent) {
+    let object = match (&event.catalog, &event.host) {
+        (Some(catalog), _) => format!("catalog/{catalog}"),
+        (None, Some(host)) => format!("host/{host}"),
+        (None, None) => "fleet".into(),
+    };
+    service.events().raise(EventKind::Fleet, &object, event.text.clone());
+}
+
+/// What people are told of what the placer knows.
+fn knowledge(status: &PlacerStatus) -> PlacerKnowledge {
+    let state = |standing: Standing| match standing {
+        Standing::Alive => HostState::Alive,
+        Standing::Silent { reach: Reach::Answers, .. } => HostState::Isolated,
+        Standing::Silent { .. } | Standing::Unreadable => HostState::Silent,
+        Standing::DeclaredDead | Standing::Removed => HostState::Lost,
+        Standing::NeverSeen => HostState::Absent,
+    };
+    let hosts =
+        status.hosts.iter().map(|host| (host.host.clone(), (state(host.standing), host.kept.clone())));
+    let unplaced = status.unplaced.iter().map(|unplaced| (unplaced.catalog.clone(), reasons(unplaced)));
+    PlacerKnowledge {
+        hosts: hosts.collect(),
+        brake: status.brake.as_ref().map(ToString::to_string),
+        unplaced: unplaced.collect(),
+    }
+}
+
+/// Why no host gets a machine, by host.
+fn reasons(unplaced: &Unplaced) -> BTreeMap<Name, String> {
+    match &unplaced.why {
+        Why::Named => BTreeMap::new(),
+        Why::Hosts { hosts, .. } => {
+            hosts.iter().map(|(host, obstacle)| (host.clone(), obstacle.to_string())).collect()
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The record of this host of the fleet that it is in. Owns the identity of the host.
+//!
+//! Invariant: a host is in one fleet, and keeps its identity as long as its records.
+
+use crate::error::HostError;
+use crate::store::{Objects, RecordKind, StoredRecord};
+use serde::{Deserialize, Serialize};
+use spillway_api::{ErrorCode, Name};
+use utoipa::ToSchema;
+
+const KEY: &str = "membership";
+
+/// The fleet that a host is in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FleetMembership {
+    /// Name of the fleet.
+    pub fleet: Name,
+    /// Name of the host in the fleet.
+    pub host: Name,
+    /// Identity of the host.
+    pub host_id: String,
+    /// Identity of the fleet; none before the host has joined it.
+    pub fleet_id: Option<String>,
+}
+
+impl StoredRecord for FleetMembership {
+    const PREFIX: &'static str = "fleet/";
+    const WORD: &'static str = "membership in a fleet";
+}
+
+/// Kinds of records of this module.
+pub(crate) const RECORDS: [RecordKind; 1] = [RecordKind::of::<FleetMembership>()];
+
+impl FleetMembership {
+    /// Opens the record of a host with this name in this fleet, or makes it.
+    ///
+    /// # Errors
+    /// The host is in another fleet, or has another name in it, and has catalogs of it.
+    pub fn open(objects: &Objects, fleet: &Name, host: &Name) -> Result<FleetMembership, HostError> {
+        objects.change(|changes| {
+            let found = changes.get::<FleetMembership>(KEY)?.map(|found| found.value);
+            let of_fleet = |fleet: &Name| -> Result<Vec<String>, HostError> { catalogs_of(objects, fleet) };
+            match found {
+                Some(found) if found.fleet == *fleet && found.host == *host => return Ok(found),
+                Some(found) => {
+                    let catalogs = of_fleet(&found.fleet)?;
+                    if !catalogs.is_empty() {
+                        let message = format!(
+                            "this host is {} in the fleet {}, and has catalogs of it ({}): drain it there first ('spillway fleet host drain \
+                             {}'), or start spillwayd without --fleet and delete them",
+                            found.host,
+                            found.fleet,
+                            catalogs.join(", "),
+                            found.host
+                        );
+                        return Err(HostError::new(ErrorCode::InUse, message));
+                    }
+                }
+                None => {}
+            }
+            let made = FleetMembership {
+                fleet: fleet.clone(),
+                host: host.clone(),
+                host_id: uuid::Uuid::new_v4().to_string(),
+                fleet_id: None,
+            };
+            changes.put(KEY, &made);
+            Ok(made)
+        })
+    }
+
+    /// Records that the host has joined the fleet with this identity.
+    pub fn join(objects: &Objects, fleet_id: &str) -> Result<(), HostError> {
+        objects.change(|changes| {
+            if let Some(found) = changes.get::<FleetMembership>(KEY)?.map(|found| found.value) {
+                changes.put(KEY, &FleetMembership { fleet_id: Some(fleet_id.to_owned()), ..found });
+            }
+            Ok(())
+        })
+    }
+}
+
+fn catalogs_of(objects: &Objects, fleet: &Name) -> Result<Vec<String>, HostError> {
+    let catalogs = objects.list::<spillway_api::Catalog>()?;
+    let is_of = |catalog: &spillway_api::Catalog| catalog.fleet.as_ref().is_some_and(|of| of.fleet == *fleet);
+    Ok(catalogs.into_iter().filter(|catalog| is_of(&catalog.value)).map(|catalog| catalog.name).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::testing::{TestHost, spec};
+    use crate::resources::budget::NO_LIMITS;
+    use serde_json::json;
+    use spillway_api::FleetOwner;
+
+    #[test]
+    fn a_host_keeps_its_identity_and_leaves_a_fleet_without_its_catalogs() {
+        let host = TestHost::new(NO_LIMITS);
+        let name = |text: &str| text.parse::<Name>().unwrap();
+        let first = FleetMembership::open(&host.objects, &name("site"), &name("a")).unwrap();
+        assert_eq!(first.fleet_id, None);
+        FleetMembership::join(&host.objects, "f").unwrap();
+        let again = FleetMembership::open(&host.objects, &name("site"), &name("a")).unwrap();
+        assert_eq!(again, FleetMembership { fleet_id: Some("f".into()), ..first.clone() });
+        let owner = FleetOwner { fleet: name("site"), generation: 1 };
+        host.catalogs.create_for_fleet(&name("desk"), &spec(json!({})), owner).unwrap();
+        for (fleet, called) in [("other", "a"), ("site", "b")] {
+            let refused = FleetMembership::open(&host.objects, &name(fleet), &name(called)).unwrap_err();
+            assert!(refused.message.contains("has catalogs of it (desk)"), "{refused}");
+        }
+        let terms = crate::catalogs::CatalogChangeTerms::default();
+        host.catalogs.delete(&name("desk"), terms).unwrap();
+        let other = FleetMembership::open(&host.objects, &name("other"), &name("a")).unwrap();
+        assert!(other.fleet_id.is_none() && other.host_id != first.host_id);
+    }
+}
