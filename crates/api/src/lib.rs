@@ -38,7 +38,7 @@ pub use catalog::{
     DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, FileSystem, Firmware, FleetOwner, Hardware,
     HistoryEntry, Network, NewCatalog, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange,
     RolloutProgress, RolloutState, RolloutStrategy, ScratchFormat, Tpm, Video, VmmKind, WatchdogAction,
-    differences, settings,
+    differences, fleet_differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,
