@@ -66,6 +66,7 @@ impl CatalogLine {
 fn page(status: &FleetStatus) -> String {
     let FleetStatus { fleet, catalogs } = status;
     let placer = match (&fleet.placer, fleet.places) {
+        _ if fleet.membership == Membership::NoFleet => "-".into(),
         (_, false) => "off: another program writes the shares ('spillway fleet placer on')".into(),
         (Some(host), true) => host.to_string(),
         (None, true) => "none: a host is elected within seconds while etcd has a leader".into(),
@@ -80,12 +81,13 @@ fn page(status: &FleetStatus) -> String {
         fleet.name,
         fleet.host,
         membership(fleet),
-        etcd(&fleet.etcd)
+        etcd(&fleet.etcd, fleet.reason.as_deref())
     );
     if let Some(brake) = &fleet.brake {
         text += &format!("brake   lost hosts are not replaced: {brake}\n");
     }
-    text += &format!("hosts   {}\n", hosts.join(", "));
+    let as_of = if fleet.membership == Membership::Member { "" } else { " (as this host has last read it)" };
+    text += &format!("hosts   {}{as_of}\n", hosts.join(", "));
     for (key, why) in &fleet.unreadable {
         text += &format!("the record {key} cannot be read, and nothing acts on it: {why}\n");
     }
@@ -111,9 +113,10 @@ fn membership(fleet: &FleetDetails) -> String {
             None => "it has a lease".into(),
         },
         Membership::Connecting => "it has not read the records of the fleet yet".into(),
-        Membership::NoFleet => {
-            "etcd has no fleet of this name: check --fleet, or make it with 'spillway fleet init'".into()
+        Membership::NoFleet if fleet.reason.is_none() => {
+            "etcd has no fleet of this name: make it with 'spillway fleet init'".into()
         }
+        Membership::NoFleet => "if it has another name, correct --fleet".into(),
         Membership::Joining => "it is about to get a lease".into(),
         Membership::Isolated => {
             "it has no lease: its machines go on, and the fleet may replace them elsewhere".into()
@@ -124,14 +127,16 @@ fn membership(fleet: &FleetDetails) -> String {
     format!("{}: {means}{reason}", word(&fleet.membership))
 }
 
-fn etcd(etcd: &EtcdStatus) -> String {
+/// Formats the state of etcd, without a trouble that is the reason of the host already.
+fn etcd(etcd: &EtcdStatus, reason: Option<&str>) -> String {
     let members = etcd.members.join(", ");
     let connected = match (&etcd.connected, &etcd.version) {
         (Some(member), Some(version)) => format!("{member} (etcd {version})"),
         (Some(member), None) => member.clone(),
         (None, _) => "no member answers".into(),
     };
-    let trouble = etcd.trouble.as_ref().map_or(String::new(), |trouble| format!("        {trouble}\n"));
+    let trouble = etcd.trouble.as_deref().filter(|trouble| Some(*trouble) != reason);
+    let trouble = trouble.map_or(String::new(), |trouble| format!("        {trouble}\n"));
     format!("etcd    {connected}, revision {}; members: {members}\n{trouble}", etcd.revision)
 }
 
@@ -200,12 +205,23 @@ mod tests {
             "brake   lost hosts are not replaced: 2 of 4 hosts are silent",
             "the record catalogs/x cannot be read, and nothing acts on it: no number",
             "placer  none",
+            "hosts   3 alive, 1 silent (as this host has last read it)",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        let mut same = details(json!({ "membership": "isolated", "reason": "no member of etcd answers" }));
+        same.etcd.trouble.clone_from(&same.reason);
+        let text = page(&FleetStatus { fleet: same, catalogs: Vec::new() });
+        assert_eq!(text.matches("no member of etcd answers").count(), 1, "{text}");
         let fleet = details(json!({ "membership": "no-fleet", "places": false, "hosts": {} }));
         let text = page(&FleetStatus { fleet, catalogs: Vec::new() });
-        assert!(text.contains("fleet init") && text.contains("placer  off") && text.contains("hosts   none"));
+        assert!(
+            text.contains("fleet init") && text.contains("placer  -") && text.contains("hosts   none"),
+            "{text}"
+        );
+        let fleet = details(json!({ "places": false }));
+        let text = page(&FleetStatus { fleet, catalogs: Vec::new() });
+        assert!(text.contains("placer  off: another program writes the shares"), "{text}");
     }
 
     #[test]
