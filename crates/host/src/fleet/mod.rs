@@ -1,4 +1,4 @@
-//! This host in a fleet ([060](../../../../docs/design/060-fleets.md)). Owns nothing but the list of its parts.
+//! This host in a fleet (docs/design/060-fleets.md). Owns nothing but the list of its parts.
 //!
 //! Invariant: decisions are those of the crate `fleet`; here is what they need of the world.
 
