@@ -14,7 +14,7 @@ use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::events::log_line;
 use spillway_host::failure::{self, Failure};
-use spillway_host::fleet::FleetOptions;
+use spillway_host::fleet::{FleetOptions, leave_fleet};
 use spillway_host::guest_users::UserChoice;
 use spillway_host::registries::SourceRule;
 use spillway_host::streaming::PeerOptions;
@@ -192,6 +192,8 @@ enum Command {
         /// File to write; an existing file is replaced
         file: PathBuf,
     },
+    /// End the membership of this host in its fleet, while no spillwayd uses the state folder. Catalogs of the fleet become the host's own
+    LeaveFleet,
     /// Restore the records of a backup into a state folder without records, while no spillwayd uses it
     #[command(after_help = BACKUP)]
     Restore {
@@ -299,8 +301,22 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
             println!("{} records are in {} again: start spillwayd", done.records, arguments.state.display());
             return Ok(());
         }
+        Some(Command::LeaveFleet) => {
+            match leave_fleet(&arguments.state)? {
+                Some(left) if left.catalogs.is_empty() => {
+                    println!("this host has left the fleet {}", left.fleet)
+                }
+                Some(left) => {
+                    let catalogs = left.catalogs.join(", ");
+                    println!("this host has left the fleet {}; its own from now on: {catalogs}", left.fleet);
+                }
+                None => println!("this host is in no fleet"),
+            }
+            return Ok(());
+        }
         None => {}
     }
+    let fleet = arguments.fleet.settings(&arguments.state)?;
     // Without one it serves what there is, and says that no machine can start.
     let program = arguments
         .worker
@@ -337,7 +353,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         stream_fill_bytes_per_second: arguments.stream_fill_rate,
         peers: arguments.peers.order().context("--peer-listen")?,
         import_from: arguments.import_from,
-        fleet: arguments.fleet.settings()?,
+        fleet,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,
