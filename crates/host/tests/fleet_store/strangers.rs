@@ -34,7 +34,7 @@ async fn refusal(settings: FleetStoreSettings) -> (MemberFailure, FleetStoreErro
 }
 
 async fn certificates_must_be_right(program: EtcdProgram) {
-    let options = EtcdOptions { tls: true, more: Vec::new() };
+    let options = EtcdOptions { tls: true, ..EtcdOptions::default() };
     let Some(cluster) = cluster(1, program, &options) else { return };
     let file = |name: &str| Some(cluster.tls_file(name));
     let identity = || file("client.crt").zip(file("client.key"));
