@@ -370,6 +370,17 @@ fn trouble_of_the_store_keeps_hosts_from_being_replaced() {
 }
 
 #[test]
+fn trouble_after_the_answers_counts_as_well() {
+    let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "x"), ("d", "x")], 60);
+    driver.fleet.end_lease("a");
+    driver.settle();
+    driver.after_s(28);
+    assert_eq!(driver.asks.len(), 1);
+    driver.health.trouble = Some(driver.now);
+    assert_eq!((driver.after_s(6), driver.fleet.count("a", "desk")), (0, 15));
+}
+
+#[test]
 fn a_declared_death_needs_no_wait_and_no_question() {
     let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "x"), ("d", "x")], 60);
     driver.health.trouble = Some(driver.now);
