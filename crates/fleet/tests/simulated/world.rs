@@ -101,7 +101,7 @@ impl World {
         while self.now < begin + ms {
             self.tick(seen);
             // Looking at everything takes longer than a turn.
-            if self.now % 1000 == 0 && holds(self) {
+            if self.now.is_multiple_of(1000) && holds(self) {
                 return Some(self.now - begin);
             }
         }
@@ -287,10 +287,10 @@ impl World {
     fn shares(&self) -> BTreeMap<(Name, Name), u32> {
         let all =
             self.store.entries.range("share/".to_owned()..).take_while(|(key, _)| key.starts_with("share/"));
-        all.filter_map(|(key, entry)| {
+        all.map(|(key, entry)| {
             let Ok(Key::Share(host, catalog)) = key.parse() else { panic!("{key}") };
             let record: Value = serde_json::from_slice(&entry.value).unwrap();
-            Some(((host, catalog), record["count"].as_u64().unwrap() as u32))
+            ((host, catalog), record["count"].as_u64().unwrap() as u32)
         })
         .collect()
     }
