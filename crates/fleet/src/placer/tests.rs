@@ -132,6 +132,7 @@ fn others_are_raised_no_sooner_than_the_lost_ones_are_lowered() {
     // 200 machines of one host go to 150 others: more than a transaction takes.
     let mut driver = driver(150, 0);
     (0..150).for_each(|n| driver.fleet.budget(&format!("h{n}"), 2 * GIB));
+    (0..150).for_each(|n| driver.fleet.report(&format!("h{n}"), "desk", json!({})));
     driver.fleet.host("last", "x");
     driver.fleet.budget("last", 200 * GIB);
     driver.fleet.catalog("desk", 200, json!({}));
