@@ -247,7 +247,7 @@ bounded! {
     NewFleet {}
     PlacerChange {}
     FleetHostChange {}
-    FleetCatalogUpdate { version: VERSION, strategy: BATCH }
+    FleetCatalogUpdate { version: VERSION, strategy: BATCH, max_failed: MACHINES, deadline_seconds: DEADLINE_SECONDS }
     FleetCatalogRollback { to: VERSION }
 }
 

@@ -5,9 +5,10 @@
 //! order to give machines up.
 
 use crate::keys::Key;
-use crate::records::{ImageRecord, RegistryRecord, ShareRecord};
-use crate::view::{FleetView, Versioned};
-use spillway_api::{CatalogSpec, IdentityKind, ImageRef, Name, RolloutStrategy};
+use crate::records::{ImageRecord, RegistryRecord, RolloutRecord, ShareRecord, VersionName};
+use crate::rollout::current;
+use crate::view::FleetView;
+use spillway_api::{CatalogSpec, IdentityKind, ImageRef, Name, Residency, RolloutStrategy};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
@@ -20,8 +21,23 @@ pub struct WantedCatalog {
     pub generation: u64,
     /// How running machines get another version.
     pub strategy: RolloutStrategy,
+    /// Machines that may fail without holding a place of a batch.
+    pub max_failed: u32,
+    /// Whether no further machine is restarted to get another version.
+    pub is_held: bool,
     /// Where the host has the image from, if the fleet knows.
     pub source: Option<ImageSource>,
+}
+
+/// A version that a host is to have before its machines get it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedVersion {
+    /// The version.
+    pub of: VersionName,
+    /// Where the host has it from, if the fleet knows.
+    pub source: Option<ImageSource>,
+    /// How much of it is to be on the host.
+    pub residency: Option<Residency>,
 }
 
 /// Where a host has a version of an image from.
@@ -38,6 +54,8 @@ pub struct ImageSource {
 pub struct WantedShares {
     /// Catalogs that the host is to have. Of others that belong to the fleet it gives up all machines.
     pub catalogs: BTreeMap<Name, WantedCatalog>,
+    /// Versions that are about to be rolled out, by catalog.
+    pub versions: BTreeMap<Name, WantedVersion>,
     /// Catalogs about which nothing is known, with the reasons: they stay as they are.
     pub unknown: BTreeMap<Name, String>,
 }
@@ -63,31 +81,60 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
         }
         // Its catalog was deleted, and its share is about to be: it is given up.
         let Some(catalog) = view.catalogs.get(name) else { continue };
-        let spec = on_host(&catalog.value.spec.catalog, name, host, share);
+        let spec = on_host(&catalog.value.spec.catalog, name, host, &share.value);
         let spec = match catalog.value.spec.fleet.identity {
             IdentityKind::Any => spec,
             IdentityKind::Named => continue,
         };
-        let (generation, strategy) = (share.value.generation, catalog.value.strategy);
-        let source =
-            view.images.get(&(spec.image.name.clone(), share.value.version)).map(|image| ImageSource {
-                image: image.value.clone(),
-                registry: view.registries.get(&image.value.registry).map(|registry| registry.value.clone()),
-            });
-        wanted.catalogs.insert(name.clone(), WantedCatalog { spec, generation, strategy, source });
+        let rollout = current(view, name, &catalog.value).map(|rollout| &rollout.value);
+        let is_reached = |rollout: &&RolloutRecord| rollout.to.is_in(&share.value, &catalog.value);
+        let reached = rollout.filter(is_reached);
+        let coming = rollout.filter(|rollout| rollout.brings() && !is_reached(rollout));
+        if let Some(to) = coming.map(|rollout| &rollout.to) {
+            let (of, residency) = (to.clone(), spec.residency);
+            let source = source(view, &of);
+            wanted.versions.insert(name.clone(), WantedVersion { of, source, residency });
+        }
+        let catalog = WantedCatalog {
+            generation: share.value.generation,
+            strategy: within(catalog.value.strategy, share.value.batch),
+            max_failed: reached.map_or(0, RolloutRecord::most_failed),
+            is_held: reached.is_some_and(RolloutRecord::is_held) || share.value.batch == Some(0),
+            source: source(view, &share.value.version_name(&catalog.value)),
+            spec,
+        };
+        wanted.catalogs.insert(name.clone(), catalog);
     }
     Some(wanted)
 }
 
+/// Where hosts have a version from.
+fn source(view: &FleetView, of: &VersionName) -> Option<ImageSource> {
+    view.images.get(&(of.image.clone(), of.version)).map(|image| ImageSource {
+        image: image.value.clone(),
+        registry: view.registries.get(&image.value.registry).map(|registry| registry.value.clone()),
+    })
+}
+
+/// The strategy of a host whose share allows such a batch. With 0 nothing is restarted, whatever the strategy says.
+fn within(strategy: RolloutStrategy, most: Option<u32>) -> RolloutStrategy {
+    match (strategy, most.filter(|most| *most > 0)) {
+        (RolloutStrategy::Batch(machines), Some(most)) => RolloutStrategy::Batch(machines.min(most)),
+        (RolloutStrategy::Now, Some(most)) => RolloutStrategy::Batch(most),
+        (strategy, _) => strategy,
+    }
+}
+
 /// The settings of a catalog on a host that has this share of it.
-fn on_host(spec: &CatalogSpec, name: &Name, host: &Name, share: &Versioned<ShareRecord>) -> CatalogSpec {
-    let ShareRecord { count, version, .. } = share.value;
+fn on_host(spec: &CatalogSpec, name: &Name, host: &Name, share: &ShareRecord) -> CatalogSpec {
+    let (count, version) = (share.count, share.version);
+    let image = share.image.as_ref().unwrap_or(&spec.image.name);
     let part = |all: u32| {
         let part = (u64::from(all) * u64::from(count)).div_ceil(u64::from(spec.count.max(1)));
         u32::try_from(part).unwrap_or(u32::MAX).min(count)
     };
     CatalogSpec {
-        image: ImageRef { name: spec.image.name.clone(), version: NonZeroU32::new(version) },
+        image: ImageRef { name: image.clone(), version: NonZeroU32::new(version) },
         count,
         warm: part(spec.warm),
         naming: Some(spec.naming.clone().unwrap_or_else(|| format!("{name}-{host}-###"))),

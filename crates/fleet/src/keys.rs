@@ -21,6 +21,8 @@ pub enum Key {
     Catalog(Name),
     /// `share/HOST/CATALOG`: how many machines of a catalog a host is to have.
     Share(Name, Name),
+    /// `rollouts/CATALOG`: how far another version of a catalog is.
+    Rollout(Name),
     /// `images/IMAGE/VERSION`: where hosts have a version from.
     Image(Name, u32),
     /// `registries/REGISTRY`: a registry of images.
@@ -45,6 +47,7 @@ impl fmt::Display for Key {
             Key::Status(host) => write!(f, "status/{host}"),
             Key::Catalog(catalog) => write!(f, "catalogs/{catalog}"),
             Key::Share(host, catalog) => write!(f, "share/{host}/{catalog}"),
+            Key::Rollout(catalog) => write!(f, "rollouts/{catalog}"),
             Key::Image(image, version) => write!(f, "images/{image}/{version}"),
             Key::Registry(registry) => write!(f, "registries/{registry}"),
             Key::Placer => f.write_str("leader/placer"),
@@ -69,6 +72,7 @@ impl FromStr for Key {
             ["status", host] => Ok(Key::Status(name(host)?)),
             ["catalogs", catalog] => Ok(Key::Catalog(name(catalog)?)),
             ["share", host, catalog] => Ok(Key::Share(name(host)?, name(catalog)?)),
+            ["rollouts", catalog] => Ok(Key::Rollout(name(catalog)?)),
             ["images", image, version] => {
                 let is_plain = version.bytes().all(|b| b.is_ascii_digit()) && !version.starts_with('0');
                 let version = version.parse().ok().filter(|_| is_plain).ok_or(UnknownKey)?;
@@ -95,6 +99,7 @@ mod tests {
             (Key::Status(name("a")), "status/a"),
             (Key::Catalog(name("desk")), "catalogs/desk"),
             (Key::Share(name("a"), name("desk")), "share/a/desk"),
+            (Key::Rollout(name("desk")), "rollouts/desk"),
             (Key::Image(name("debian"), 12), "images/debian/12"),
             (Key::Registry(name("s3")), "registries/s3"),
             (Key::Placer, "leader/placer"),

@@ -15,6 +15,7 @@ pub mod membership;
 pub mod placement;
 pub mod placer;
 pub mod records;
+pub mod rollout;
 pub mod transaction;
 pub mod view;
 

@@ -6,7 +6,7 @@
 use crate::keys::Key;
 use crate::records::{
     AliveRecord, CatalogRecord, HostRecord, ImageRecord, MetaRecord, PlacerRecord, RegistryRecord,
-    ShareRecord, StatusRecord,
+    RolloutRecord, ShareRecord, StatusRecord,
 };
 use crate::transaction::Revision;
 use serde::de::DeserializeOwned;
@@ -64,6 +64,8 @@ pub struct FleetView {
     pub catalogs: BTreeMap<Name, Versioned<CatalogRecord>>,
     /// Shares, by host and catalog.
     pub shares: BTreeMap<Name, Shares>,
+    /// Rollouts, by catalog.
+    pub rollouts: BTreeMap<Name, Versioned<RolloutRecord>>,
     /// Versions of images.
     pub images: BTreeMap<(Name, u32), Versioned<ImageRecord>>,
     /// Registries.
@@ -110,6 +112,7 @@ impl FleetView {
             Key::Alive(host) => set_in(&mut self.alive, host, entry),
             Key::Status(host) => set_in(&mut self.statuses, host, entry),
             Key::Catalog(catalog) => set_in(&mut self.catalogs, catalog, entry),
+            Key::Rollout(catalog) => set_in(&mut self.rollouts, catalog, entry),
             Key::Image(image, version) => set_in(&mut self.images, (image, version), entry),
             Key::Registry(registry) => set_in(&mut self.registries, registry, entry),
             Key::Share(host, catalog) => {
