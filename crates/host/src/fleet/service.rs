@@ -23,7 +23,7 @@ use spillway_fleet::agent::wanted;
 use spillway_fleet::changes::ChangeError;
 use spillway_fleet::election::Identity;
 use spillway_fleet::keys::Key;
-use spillway_fleet::membership::{BelievedLease, HostMembership, Standing};
+use spillway_fleet::membership::{HostMembership, KnownLease, Standing};
 use spillway_fleet::records::StatusRecord;
 use spillway_fleet::transaction::{Comparison, Outcome, Revision, Transaction, Write};
 use spillway_fleet::view::{FleetView, Update, Versioned};
@@ -333,8 +333,8 @@ impl FleetService {
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
-            let believed = lease.borrow_and_update().map(|lease| BelievedLease { until: lease.valid_until });
-            let (standing, transaction) = membership.step(&view.borrow_and_update(), believed, now());
+            let known = lease.borrow_and_update().map(|lease| KnownLease { until: lease.valid_until });
+            let (standing, transaction) = membership.step(&view.borrow_and_update(), known, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
                 match self.0.store.commit(&transaction).await {
