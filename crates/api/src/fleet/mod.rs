@@ -2,12 +2,14 @@
 
 mod reach;
 mod request;
+mod seeing;
 mod spec;
 mod status;
 mod wave;
 
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
+pub use seeing::{FleetEvent, FleetEventRequest, FleetFigures, HostFigures, PrometheusTargets};
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,
 };

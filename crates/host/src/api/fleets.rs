@@ -41,7 +41,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
 }
 
 /// Returns what the host does for its fleet.
-fn service(app: &ApiState) -> Result<&FleetService, HostError> {
+pub(super) fn service(app: &ApiState) -> Result<&FleetService, HostError> {
     let none =
         || HostError::new(ErrorCode::Conflict, "this host is in no fleet: start spillwayd with --fleet");
     app.fleet_service.as_ref().ok_or_else(none)

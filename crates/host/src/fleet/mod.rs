@@ -6,6 +6,7 @@
 mod details;
 pub mod door;
 pub mod etcd;
+pub mod events;
 mod leaving;
 mod open;
 mod options;

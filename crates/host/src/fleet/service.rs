@@ -15,6 +15,9 @@ use crate::error::HostError;
 use crate::events::Events;
 use crate::store::Objects;
 use crate::work::blocking;
+use futures_util::StreamExt;
+use futures_util::stream;
+use serde::de::DeserializeOwned;
 use spillway_api::{
     ErrorCode, EtcdStatus, EventKind, FleetCatalog, FleetDetails, FleetHost, Membership, Name,
 };
@@ -42,6 +45,10 @@ const LOOK: Duration = Duration::from_secs(2);
 const REPORT_MS: u64 = 10_000;
 /// How often a change is decided anew after a conflict.
 const TRIES: u32 = 5;
+/// Time in which a host must answer.
+const ANSWER: Duration = Duration::from_secs(3);
+/// Hosts that are asked at a time.
+const AT_A_TIME: usize = 64;
 /// Longest wait until a change is in the view.
 const SEEN: Duration = Duration::from_secs(2);
 
@@ -294,6 +301,22 @@ impl FleetService {
                 Err(HostError::not_found("catalog of the fleet", name.as_str(), names))
             }
         }
+    }
+
+    /// Asks hosts for the same, some at a time, each for [`ANSWER`] at most.
+    pub async fn ask_all<T: DeserializeOwned + Send + 'static>(
+        &self,
+        hosts: &[Name],
+        path: &str,
+    ) -> Vec<(Name, Result<T, String>)> {
+        let ask = |host: &Name| {
+            let (client, host, path) = (self.0.door.client.clone(), host.clone(), path.to_owned());
+            async move {
+                let answer = client.get::<T>(&host, &path, ANSWER).await;
+                (host, answer.map_err(|e| e.to_string()))
+            }
+        };
+        stream::iter(hosts.iter().map(ask).collect::<Vec<_>>()).buffer_unordered(AT_A_TIME).collect().await
     }
 
     /// Waits until the view has this revision; not longer than [`SEEN`].
