@@ -55,8 +55,8 @@ pub use fleet::{
     EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails,
     FleetEvent, FleetEventRequest, FleetFigures, FleetHost, FleetHostAction, FleetHostChange, FleetReach,
     FleetSelf, FleetSettings, FleetShare, HostFigures, HostState, IdentityKind, IsolationAction, JoinToken,
-    LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog, PlacerChange, PrometheusTargets,
-    Spread, Wave, WaveError,
+    LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog, PlacerChange, PlacerHostReport,
+    PlacerReport, PrometheusTargets, Spread, Wave, WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

@@ -15,6 +15,6 @@ pub use spec::{
 };
 pub use status::{
     EtcdStatus, FleetCatalog, FleetCatalogUpdate, FleetDetails, FleetHost, FleetHostAction, FleetHostChange,
-    FleetShare, HostState, Membership, NewFleetCatalog,
+    FleetShare, HostState, Membership, NewFleetCatalog, PlacerHostReport, PlacerReport,
 };
 pub use wave::{Wave, WaveError};

@@ -11,6 +11,7 @@ mod leaving;
 mod open;
 mod options;
 mod placing;
+mod queries;
 mod record;
 mod service;
 mod shares;
