@@ -294,7 +294,11 @@ async fn change_catalog_rollout(
         RolloutAction::Abort => "abort rollout",
     });
     let changed = ask_for(move || {
-        let (catalog, is_changed) = app.catalogs.change_rollout(&name, action, expected)?;
+        let (catalog, is_changed) = app.catalogs.change_rollout(
+            &name,
+            action,
+            CatalogChangeTerms { expected, ..CatalogChangeTerms::default() },
+        )?;
         let what = match action {
             RolloutAction::Pause => "is paused",
             RolloutAction::Resume => "is resumed",

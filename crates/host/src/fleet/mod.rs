@@ -6,11 +6,14 @@
 mod details;
 pub mod door;
 pub mod etcd;
+pub mod events;
 mod leaving;
 mod open;
 mod options;
 mod placing;
+mod queries;
 mod record;
+mod rollout_details;
 mod service;
 mod shares;
 mod token;
