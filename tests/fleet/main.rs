@@ -3,4 +3,5 @@
 
 mod failure;
 mod network;
+mod rollouts;
 mod world;

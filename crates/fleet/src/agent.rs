@@ -99,7 +99,9 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
             generation: share.value.generation,
             strategy: within(catalog.value.strategy, share.value.batch),
             max_failed: reached.map_or(0, RolloutRecord::most_failed),
-            is_held: reached.is_some_and(RolloutRecord::is_held) || share.value.batch == Some(0),
+            // The rollout of a version that another one has replaced does not go on, whatever it was that has stopped it.
+            is_held: rollout.is_some_and(|rollout| rollout.is_held() || reached.is_none())
+                || share.value.batch == Some(0),
             source: source(view, &share.value.version_name(&catalog.value)),
             spec,
         };

@@ -42,7 +42,7 @@ pub fn begun(
     let key = Key::Rollout(name.clone());
     check_readable(view, &key)?;
     let known = view.rollouts.get(name);
-    let from = match current(view, name, before).map(|rollout| &rollout.value) {
+    let from = match current(view, name, before).map(|rollout| &rollout.value).filter(|_| !terms.at_once) {
         Some(rollout) => rollout.fresh().clone(),
         None => VersionName::of_catalog(before),
     };
@@ -110,7 +110,9 @@ pub fn change_rollout(
     };
     if action == RolloutAction::Resume {
         record.resumes += 1;
-        record.tolerated = record.tolerated.max(failed(view, name, &found.value, before));
+        // On the way back nothing halts it.
+        let failed = if before.at_once { 0 } else { failed(view, name, &found.value, before) };
+        record.tolerated = record.tolerated.max(failed);
     }
     let mut change = put(key, known.modified, &record);
     change.comparisons.push(Comparison::Modified(Key::Catalog(name.clone()), found.modified));

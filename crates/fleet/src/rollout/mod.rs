@@ -70,10 +70,10 @@ impl RolloutRecord {
         self.state != FleetRolloutState::Done
     }
 
-    /// Whether hosts restart no machine because of it.
+    /// Whether hosts restart no machine because of it. One that is resumed brings the version again, before it goes on.
     pub fn is_held(&self) -> bool {
-        use FleetRolloutState::{Aborted, Halted, Paused};
-        matches!(self.state, Paused | Halted | Aborted)
+        use FleetRolloutState::{Done, Running};
+        !matches!(self.state, Running | Done)
     }
 
     /// Whether hosts bring the version before they get it.
@@ -107,13 +107,23 @@ pub fn is_lazy(catalog: &CatalogRecord) -> bool {
     catalog.strategy == RolloutStrategy::NextStart || catalog.spec.catalog.keeps_writes()
 }
 
-/// Whether all machines of a host are ready or off with the version of its share, except claimed and failed ones. If machines take it at
-/// their next start, it is enough that new ones do.
-pub fn is_done(catalog: &CatalogRecord, share: &ShareRecord, status: Option<&CatalogStatus>) -> bool {
-    let Some(status) = status.filter(|status| share.version_name(catalog).is_taken(status)) else {
-        return false;
-    };
-    let through = status.updated.saturating_add(status.spared).saturating_add(status.failed);
+/// Whether a report is of the version of a share. A version that comes back has another generation, so that no earlier report counts.
+fn has_carried_out(catalog: &CatalogRecord, share: &ShareRecord, status: &CatalogStatus) -> bool {
+    share.version_name(catalog).is_taken(status) && status.generation >= share.generation
+}
+
+/// Whether all machines of a host are ready or off with the version of its share, except claimed ones. Failed ones are waited for only on
+/// the way back: otherwise it is decided elsewhere how many may fail. If machines take the version at their next start, it is enough that
+/// new ones do.
+pub fn is_done(
+    catalog: &CatalogRecord,
+    rollout: &RolloutRecord,
+    share: &ShareRecord,
+    status: Option<&CatalogStatus>,
+) -> bool {
+    let Some(status) = status.filter(|status| has_carried_out(catalog, share, status)) else { return false };
+    let failed = if rollout.at_once { 0 } else { status.failed };
+    let through = status.updated.saturating_add(status.spared).saturating_add(failed);
     is_lazy(catalog) || (status.count >= share.count && through >= status.count)
 }
 

@@ -5,7 +5,7 @@
 //! reported.
 
 use super::tracker::Tracker;
-use super::{is_done, is_lazy, score};
+use super::{has_carried_out, is_done, is_lazy, score};
 use crate::Moment;
 use crate::records::{CatalogRecord, CatalogStatus, RolloutRecord, ShareRecord, VersionName};
 use jiff::Timestamp;
@@ -149,12 +149,22 @@ impl Pace<'_> {
         }
         let members = self.scene.members.iter();
         let mut missing = members.filter(|member| member.is_alive && !self.has_version(member));
-        let Some(first) = missing.next() else { return self.to_state(FleetRolloutState::Running) };
+        let Some(first) = missing.next() else { return self.begin_waves() };
         let waits = match missing.count() {
             0 => format!("host '{}' does not have {} yet", first.name, self.to),
             more => format!("host '{}' and {more} more do not have {} yet", first.name, self.to),
         };
         self.waiting(Steps { waits: Some(waits), ..Steps::default() })
+    }
+
+    /// Begins the waves. Hosts that have the version already, of a rollout that is resumed, first get batches that may be.
+    fn begin_waves(&self) -> Steps {
+        let steps = self.allot(0);
+        let is_busy = self.scene.members.iter().any(|member| member.is_busy);
+        if steps.shares.is_empty() && !is_busy {
+            return self.to_state(FleetRolloutState::Running);
+        }
+        self.waiting(Steps { waits: Some("shares are being written".into()), ..steps })
     }
 
     /// Halts what waits for too long.
@@ -168,7 +178,8 @@ impl Pace<'_> {
             let why = steps.waits.as_deref().unwrap_or("nothing is known of its hosts");
             return self.halt(format!("no progress in {} s: {why}", self.record.deadline_seconds));
         }
-        Steps { next_in_ms: Some(deadline_ms - waited_ms), ..steps }
+        let left_ms = deadline_ms - waited_ms;
+        Steps { next_in_ms: Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms))), ..steps }
     }
 
     fn run(&self) -> Steps {
@@ -197,12 +208,12 @@ impl Pace<'_> {
             return Steps { record: Some(next), ..Steps::default() };
         }
         let free = self.record.most_hosts(waves, members.len()).saturating_sub(started);
-        let (shares, waits) = self.allot(free);
-        let waits = match undone {
+        let mut steps = self.allot(free);
+        steps.waits = match undone {
             Some(member) => Some(self.why_undone(member)),
-            None => waits.or_else(|| self.why_none_is_next()),
+            None => steps.waits.or_else(|| self.why_none_is_next()),
         };
-        self.waiting(Steps { shares, waits, ..Steps::default() })
+        self.waiting(steps)
     }
 
     /// Why the rollout halts.
@@ -259,50 +270,64 @@ impl Pace<'_> {
 
     /// Gives the version to so many further hosts at most, and lets all that have it make as many machines unavailable as `min_ready`
     /// leaves.
-    fn allot(&self, free: usize) -> (BTreeMap<usize, Option<u32>>, Option<String>) {
+    fn allot(&self, free: usize) -> Steps {
         let members = &self.scene.members;
         let min_ready = self.scene.catalog.spec.fleet.min_ready;
         let alive = members.iter().filter(|member| member.is_alive).filter_map(|member| member.status);
         let ready: u64 = alive.map(|status| u64::from(status.ready)).sum();
         // Without a limit there is nothing to count.
         let mut spare = if min_ready == 0 { u64::MAX } else { ready.saturating_sub(min_ready.into()) };
-        let mut shares = BTreeMap::new();
-        let mut waits = None;
-        for (n, member) in members.iter().enumerate().filter(|(_, member)| self.is_started(member)) {
-            let has = member.share.batch;
-            let is_through = is_done(self.scene.catalog, member.share, member.status);
-            let kept = self.exposed(member, has.unwrap_or(u32::MAX));
-            let batch = match has {
-                _ if is_through => has,
-                Some(0) => self.batch_within(member, spare),
-                has if kept <= spare => has,
-                _ => self.batch_within(member, spare),
-            };
-            spare = spare.saturating_sub(self.exposed(member, batch.unwrap_or(u32::MAX)));
-            if batch != has {
-                shares.insert(n, batch);
+        let mut steps = Steps::default();
+        let runs = |member: &Member<'_>| self.is_started(member) && member.share.batch != Some(0);
+        for member in members.iter().filter(|member| !runs(member) && min_ready > 0) {
+            // What it was told before it has perhaps done, and not reported.
+            if let Some(left_ms) = self.tracker.unsettled_ms(member.name, self.scene.now) {
+                spare = spare.saturating_sub(self.exposed(member, u32::MAX));
+                steps.next_in_ms = Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
             }
         }
-        let is_next = |member: &Member<'_>| {
-            let refuses = member.status.is_some_and(|status| status.refused.is_some());
-            let has_version = self.record.at_once || self.has_version(member) && !refuses;
-            !self.is_started(member) && has_version && member.is_alive
-        };
-        let mut next: Vec<usize> = (0..members.len()).filter(|n| is_next(&members[*n])).collect();
+        for (n, member) in members.iter().enumerate().filter(|(_, member)| runs(member)) {
+            let exposed = self.exposed(member, member.share.batch.unwrap_or(u32::MAX));
+            if exposed > spare && !is_done(self.scene.catalog, self.record, member.share, member.status) {
+                steps.shares.insert(n, Some(0));
+            }
+            spare = spare.saturating_sub(exposed);
+        }
+        for (n, member) in members.iter().enumerate() {
+            let is_settled =
+                self.tracker.unsettled_ms(member.name, self.scene.now).is_none() || min_ready == 0;
+            if !self.is_started(member) || runs(member) || !is_settled {
+                continue;
+            }
+            let batch = self.batch_within(member, spare);
+            if batch != Some(0) {
+                spare = spare.saturating_sub(self.exposed(member, batch.unwrap_or(u32::MAX)));
+                steps.shares.insert(n, batch);
+            }
+        }
+        let mut next: Vec<usize> = (0..members.len()).filter(|n| self.is_next(&members[*n])).collect();
         next.sort_by_key(|n| Reverse(score(self.to, members[*n].name)));
         for n in next.into_iter().take(free) {
             let batch = self.batch_within(&members[n], spare);
-            if batch == Some(0) {
-                waits = Some(format!(
+            // On the way back, what starts anyway takes the version at once, and the host says what is left to restart.
+            if batch == Some(0) && !self.record.at_once {
+                steps.waits = Some(format!(
                     "{ready} machines are ready, and {min_ready} are to stay so (min_ready): host '{}' can restart none",
                     members[n].name
                 ));
                 continue;
             }
             spare = spare.saturating_sub(self.exposed(&members[n], batch.unwrap_or(u32::MAX)));
-            shares.insert(n, batch);
+            steps.shares.insert(n, batch);
         }
-        (shares, waits)
+        steps
+    }
+
+    /// Whether a host can get the version now.
+    fn is_next(&self, member: &Member<'_>) -> bool {
+        let refuses = member.status.is_some_and(|status| status.refused.is_some());
+        let has_version = self.record.at_once || self.has_version(member) && !refuses;
+        !self.is_started(member) && has_version && member.is_alive
     }
 
     /// The largest batch of a host with which no more ready machines become unavailable than this; none: as the strategy says.
@@ -328,7 +353,8 @@ impl Pace<'_> {
     /// Ready machines of a host that this rollout may make unavailable at any time, with such a batch.
     fn exposed(&self, member: &Member<'_>, batch: u32) -> u64 {
         let Some(status) = member.status.filter(|_| member.is_alive) else { return 0 };
-        if is_lazy(self.scene.catalog) {
+        let has_begun = has_carried_out(self.scene.catalog, member.share, status);
+        if is_lazy(self.scene.catalog) || (self.tracker.idle.contains(member.name) && !has_begun) {
             return 0;
         }
         let CatalogStatus { count, ready, off, updated, spared, failed, .. } = *status;
@@ -336,12 +362,10 @@ impl Pace<'_> {
             RolloutStrategy::Batch(machines) => machines.min(batch),
             RolloutStrategy::Now | RolloutStrategy::NextStart => batch,
         };
-        let has_taken = self.is_started(member) && self.to.is_taken(status);
-        let (left, goes) = match has_taken {
+        let (left, goes) = match self.is_started(member) && has_begun {
             true if self.tracker.done.contains(member.name) => (spared, ready),
             true => (count.saturating_sub(updated), ready.saturating_sub(updated.saturating_sub(off))),
-            // Others have the version that comes, or none.
-            false if self.record.at_once => (count, updated.min(ready)),
+            // Which of them have the version that comes is not known.
             false => (count, ready),
         };
         let restarted = batch.min(left).saturating_sub(self.away(status));

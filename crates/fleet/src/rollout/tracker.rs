@@ -27,11 +27,23 @@ pub struct Tracker {
     best: BTreeMap<Name, u32>,
     /// Last progress.
     pub(super) moved: Moment,
+    /// Since when it is followed.
+    begun: Moment,
+    /// Hosts that had nothing to restart when the version had not reached them yet.
+    calm: BTreeSet<Name>,
+    /// Hosts that had all machines ready with the version when somebody asked for it.
+    pub(super) idle: BTreeSet<Name>,
+    /// Hosts that may restart machines, and those that may not any more, with the time since when it is so.
+    running: BTreeSet<Name>,
+    stopped: BTreeMap<Name, Moment>,
 }
+
+/// Time after which a host has done, and reported, what it was told: it looks every 2 s, and reports every 10 s.
+const SETTLED_MS: u64 = 30_000;
 
 impl Tracker {
     fn of(record: &RolloutRecord, now: Moment) -> Tracker {
-        Tracker { of: (record.generation, record.resumes), moved: now, ..Tracker::default() }
+        Tracker { of: (record.generation, record.resumes), moved: now, begun: now, ..Tracker::default() }
     }
 
     /// Takes what hosts have reported.
@@ -70,10 +82,23 @@ impl Tracker {
         let next = status.and_then(|status| status.next.as_ref());
         let has_version = next.is_some_and(|next| next.is_here && next.of == record.to);
         let is_started = record.to.is_in(share, catalog);
+        if is_started && share.generation < record.generation && is_done(catalog, record, share, status) {
+            self.idle.insert(host.clone());
+        }
         if !is_started {
             self.done.remove(host);
-        } else if is_done(catalog, share, status) {
+            self.idle.remove(host);
+            if is_done(catalog, record, share, status) {
+                self.calm.insert(host.clone());
+            }
+        } else if is_done(catalog, record, share, status) {
             self.done.insert(host.clone());
+        }
+        if is_started && share.batch != Some(0) {
+            self.running.insert(host.clone());
+            self.stopped.remove(host);
+        } else if self.running.remove(host) {
+            self.stopped.insert(host.clone(), now);
         }
         if let Some(status) = status.filter(|_| !has_taken) {
             self.failed_before.insert(host.clone(), status.failed);
@@ -84,6 +109,18 @@ impl Tracker {
         if through > *best {
             (*best, self.moved) = (through, now);
         }
+    }
+}
+
+impl Tracker {
+    /// How long machines of a host that may restart none now may be unavailable without having been reported, in milliseconds.
+    pub(super) fn unsettled_ms(&self, host: &Name, now: Moment) -> Option<u64> {
+        let since = match self.stopped.get(host) {
+            Some(stopped) => *stopped,
+            None if self.calm.contains(host) => return None,
+            None => self.begun,
+        };
+        SETTLED_MS.checked_sub(now.since_ms(since)).filter(|left| *left > 0)
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn rollout(
         }
         hosts_started += 1;
         let status = view.statuses.get(host).and_then(|status| status.value.catalogs.get(name));
-        hosts_done += u32::from(is_done(catalog, share, status));
+        hosts_done += u32::from(is_done(catalog, record, share, status));
         let taken = status.filter(|status| record.to.is_taken(status));
         failed = failed.saturating_add(taken.map_or(0, |status| status.failed));
     }
