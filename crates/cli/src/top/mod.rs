@@ -34,7 +34,7 @@ pub enum By {
 pub struct Top {
     /// What a row is
     #[arg(long, value_enum, default_value_t)]
-    by: By,
+    pub by: By,
     /// Sorted by this column: its title, such as fill or written/s
     #[arg(long, value_name = "COLUMN", value_parser = column, default_value = "fill")]
     sort: usize,
@@ -59,7 +59,15 @@ fn column(title: &str) -> Result<usize, String> {
 /// Shows it.
 pub fn top(daemon: &Daemon, args: &Top) -> Result<(), Failure> {
     let client = daemon.client()?;
-    let ask = move || Ok::<Figures, Failure>(client.get("/v1/figures")?);
+    show(daemon, args, move || Ok::<Figures, Failure>(client.get("/v1/figures")?))
+}
+
+/// Shows figures that are asked for again and again.
+pub fn show(
+    daemon: &Daemon,
+    args: &Top,
+    ask: impl Fn() -> Result<Figures, Failure> + Send + 'static,
+) -> Result<(), Failure> {
     let interval = Duration::from_secs(args.interval.into());
     let mut moments = Moments::default();
     // Who is not there is an error, not an empty screen.
