@@ -34,7 +34,7 @@ pub enum By {
 pub struct Top {
     /// What a row is
     #[arg(long, value_enum, default_value_t)]
-    pub by: By,
+    by: By,
     /// Sorted by this column: its title, such as fill or written/s
     #[arg(long, value_name = "COLUMN", value_parser = column, default_value = "fill")]
     sort: usize,
@@ -47,6 +47,13 @@ pub struct Top {
     /// Measure for one interval, print a table, and exit. The default if standard output is not a terminal, and with --json
     #[arg(long)]
     once: bool,
+}
+
+impl Top {
+    /// The same with a row for each catalog.
+    pub fn by_catalog(self) -> Top {
+        Top { by: By::Catalog, ..self }
+    }
 }
 
 fn column(title: &str) -> Result<usize, String> {

@@ -4,7 +4,7 @@
 
 use super::super::Daemon;
 use crate::error::{Exit, Failure};
-use crate::top::{self, By, Top};
+use crate::top::{self, Top};
 use clap::{Args, ValueEnum};
 use spillway_api::client::Client;
 use spillway_api::{
@@ -42,7 +42,7 @@ pub fn top(daemon: &Daemon, client: Client, args: FleetTop) -> Result<(), Failur
         let none = || Failure::new(Exit::Unavailable, "no host of the fleet answers");
         joined(&figures, per).ok_or_else(none)
     };
-    top::show(daemon, &Top { by: By::Catalog, ..top }, ask)
+    top::show(daemon, &top.by_catalog(), ask)
 }
 
 /// All hosts' figures as those of one host: a row is a catalog there. `None`: no host answers.
