@@ -1,11 +1,13 @@
 //! Fleets: catalogs whose machines many hosts share.
 
+mod image;
 mod reach;
 mod request;
 mod spec;
 mod status;
 mod wave;
 
+pub use image::{FleetImage, NewFleetImage};
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
 pub use spec::{
