@@ -276,6 +276,21 @@ fn shares_of_a_deleted_catalog_are_deleted() {
 }
 
 #[test]
+fn machines_of_a_deleted_catalog_take_space_until_they_are_gone() {
+    let mut driver = placed(&[("a", "x")], 60);
+    driver.fleet.delete("catalogs/desk");
+    driver.fleet.catalog("more", 30, json!({}));
+    driver.settle();
+    assert_eq!((driver.fleet.count("a", "desk"), driver.fleet.count("a", "more")), (0, 4));
+    driver.fleet.report("a", "desk", json!({"count": 40}));
+    driver.settle();
+    assert_eq!(driver.fleet.count("a", "more"), 24);
+    driver.fleet.set("status/a", json!({"catalogs": {}}));
+    driver.settle();
+    assert_eq!(driver.fleet.count("a", "more"), 30);
+}
+
+#[test]
 fn named_machines_are_not_placed_and_that_is_said() {
     let mut driver = hosts(&[("a", "x")]);
     driver.fleet.catalog("desk", 5, json!({"identity": "named"}));

@@ -1,0 +1,6 @@
+//! Fleets of real hosts: three members of etcd, daemons in network namespaces, guests in software.
+#![allow(clippy::unwrap_used)]
+
+mod failure;
+mod network;
+mod world;
