@@ -312,6 +312,14 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         }
         _ => None,
     };
+    let upload = arguments.peers.upload_bytes_per_second();
+    let (peers, fleet) =
+        (arguments.peers.order().context("--peer-listen")?, arguments.fleet.settings(upload)?);
+    if peers.is_some() && fleet.is_some() {
+        let text =
+            "--peer-listen: with --fleet, hosts exchange chunks without these options (--fleet-peer-listen)";
+        return Err(Failure::usage(text.into()).into());
+    }
     let settings = DaemonSettings {
         remote,
         state: arguments.state,
@@ -335,9 +343,9 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         stream_cache: arguments.stream_cache,
         stream_cache_bytes: arguments.stream_cache_size,
         stream_fill_bytes_per_second: arguments.stream_fill_rate,
-        peers: arguments.peers.order().context("--peer-listen")?,
+        peers,
         import_from: arguments.import_from,
-        fleet: arguments.fleet.settings()?,
+        fleet,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,

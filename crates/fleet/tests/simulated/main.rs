@@ -46,7 +46,10 @@ fn check_brake(view: &FleetView, health: &StoreHealth, clock: Moment, transactio
         let silent = view.hosts.keys().filter(|host| !view.alive.contains_key(*host)).count();
         let is_troubled = health.trouble.is_some_and(|at| clock.since_ms(at) < QUIET_MS);
         assert!(!is_troubled, "a host is replaced soon after trouble of the store");
-        assert!(silent < 2 || 3 * silent <= view.hosts.len(), "a host is replaced though {silent} are silent");
+        assert!(
+            silent < 2 || 3 * silent <= view.hosts.len(),
+            "a host is replaced though {silent} are silent"
+        );
     }
 }
 
@@ -57,8 +60,7 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn fleets_with_faults_come_back_to_what_is_wanted() {
     let mut seen = Seen::default();
-    let (first, runs) =
-        (number("SPILLWAY_SEED").unwrap_or(0), number("SPILLWAY_SIMULATIONS").unwrap_or(30));
+    let (first, runs) = (number("SPILLWAY_SEED").unwrap_or(0), number("SPILLWAY_SIMULATIONS").unwrap_or(30));
     println!("SPILLWAY_SEED={first} SPILLWAY_SIMULATIONS={runs}");
     for seed in first..first + runs {
         let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, &mut seen)));
@@ -150,7 +152,10 @@ fn figures_of_a_large_fleet() {
         shares as f64 / moved as f64,
         world.store.writes - writes
     );
-    assert!(replaced + placed < 70_000, "45 s since its last sign of life, which may be 15 s before, and 5 s for questions");
+    assert!(
+        replaced + placed < 70_000,
+        "45 s since its last sign of life, which may be 15 s before, and 5 s for questions"
+    );
     assert!(shares <= 2 * moved as u64);
     assert!(world.store.entries.contains_key(&format!("hosts/{}", name("h0"))));
 }

@@ -264,13 +264,15 @@ impl World {
         let now = self.now;
         self.store.leaderless_until = self.store.leaderless_until.min(now);
         for host in &mut self.hosts {
-            let untils = [&mut host.down_until, &mut host.paused_until, &mut host.cut_until, &mut host.alone_until];
+            let untils =
+                [&mut host.down_until, &mut host.paused_until, &mut host.cut_until, &mut host.alone_until];
             untils.into_iter().for_each(|until| *until = now.min(*until));
         }
     }
 
     fn shares(&self) -> BTreeMap<(Name, Name), u32> {
-        let all = self.store.entries.range("share/".to_owned()..).take_while(|(key, _)| key.starts_with("share/"));
+        let all =
+            self.store.entries.range("share/".to_owned()..).take_while(|(key, _)| key.starts_with("share/"));
         all.filter_map(|(key, entry)| {
             let Ok(Key::Share(host, catalog)) = key.parse() else { panic!("{key}") };
             let record: Value = serde_json::from_slice(&entry.value).unwrap();

@@ -3,12 +3,15 @@
 //!
 //! Invariant: without etcd everything on the host goes on as before.
 
+mod copies;
 mod details;
 pub mod door;
 pub mod etcd;
+mod image_details;
 mod open;
 mod options;
 mod placing;
+mod pulls;
 mod record;
 mod service;
 mod shares;

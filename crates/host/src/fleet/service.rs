@@ -4,15 +4,18 @@
 //! Owns the tasks for that and the view of the records. Invariant: without etcd nothing on the host changes: shares that were read before are
 //! carried out as they were.
 
+use super::copies::look_after_images;
 use super::details::{self, PlacerKnowledge};
 use super::door::{FleetDoor, Member};
 use super::etcd::{EtcdAlarm, EtcdHealth, EtcdReach, FleetStore, FleetStoreError, now};
+use super::image_details::reported;
 use super::placing::place;
 use super::record::FleetMembership;
 use super::shares::{ShareReconciler, UnfinishedShares};
 use crate::error::HostError;
 use crate::events::Events;
 use crate::store::Objects;
+use crate::streaming::Streaming;
 use crate::work::blocking;
 use spillway_api::{
     ErrorCode, EtcdStatus, EventKind, FleetCatalog, FleetDetails, FleetHost, Membership, Name,
@@ -79,6 +82,8 @@ pub struct FleetParts {
     pub objects: Objects,
     /// Carries out shares.
     pub reconciler: ShareReconciler,
+    /// What brings chunks of streamed images.
+    pub streaming: Streaming,
     /// Membership of the host.
     pub membership: HostMembership,
 }
@@ -86,7 +91,7 @@ pub struct FleetParts {
 impl FleetService {
     /// Begins to take part in the fleet.
     pub fn begin(parts: FleetParts) -> FleetService {
-        let FleetParts { members, store, door, events, objects, reconciler, membership } = parts;
+        let FleetParts { members, store, door, events, objects, reconciler, streaming, membership } = parts;
         let own = membership.own();
         let identity = Identity { host: own.name.clone(), instance: own.alive.instance.clone() };
         let inner = Inner {
@@ -106,6 +111,7 @@ impl FleetService {
         };
         let service = FleetService(Arc::new(inner));
         tokio::spawn(place(service.clone(), identity));
+        tokio::spawn(look_after_images(service.clone(), streaming));
         tokio::spawn(service.clone().follow());
         tokio::spawn(service.clone().take_part(membership));
         tokio::spawn(service.clone().carry_out());
@@ -136,6 +142,22 @@ impl FleetService {
     /// Events of the host.
     pub(super) fn events(&self) -> &Events {
         &self.0.events
+    }
+
+    /// Carries out shares.
+    pub(super) fn reconciler(&self) -> &ShareReconciler {
+        &self.0.reconciler
+    }
+
+    /// Name of this host.
+    pub(super) fn host_name(&self) -> &Name {
+        &self.0.host
+    }
+
+    /// Identity of the fleet that the host has joined, unless it may not take part.
+    pub(super) fn fleet_id(&self) -> Option<String> {
+        let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
+        locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
     }
 
     /// Keeps what the placer knows, for people.
@@ -446,7 +468,11 @@ impl FleetService {
                 continue;
             }
             let (reconciler, unfinished) = (self.0.reconciler.clone(), locked(&self.0.unfinished).clone());
-            let Ok(Ok(status)) = blocking(move || reconciler.status(&unfinished)).await else { continue };
+            let images = reported(&self.view());
+            let status = blocking(move || {
+                reconciler.status(&unfinished).and_then(|status| reconciler.with_images(status, &images))
+            });
+            let Ok(Ok(status)) = status.await else { continue };
             let is_known =
                 |view: &FleetView| view.statuses.get(&self.0.host).is_some_and(|is| is.value == status);
             if is_known(&self.view()) {
