@@ -154,7 +154,7 @@ impl HostMembership {
         match &self.fleet_id {
             Some(joined) if *joined != meta.fleet_id => Err(format!(
                 "this host is in the fleet with the identity {joined}, and etcd has another one of the same name ({}): give the right \
-                 --fleet, or 'spillway fleet leave' first",
+                 --fleet, or end the earlier membership with 'spillwayd leave-fleet'",
                 meta.fleet_id
             )),
             _ => Ok(()),

@@ -11,7 +11,8 @@ use crate::confined;
 use crate::events::{Events, log_line};
 use crate::failure::Failure;
 #[cfg(test)]
-use crate::fleet::door::{FleetDoor, Identity};
+use crate::fleet::door::FleetDoor;
+use crate::fleet::door::Identity;
 use crate::fleet::{FleetHostSettings, HostParts, OpenFleet};
 use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
@@ -228,7 +229,7 @@ impl Records {
             hypervisor: settings.hypervisor,
             machines: machine_folder(state),
             takes_calls: settings.phone_home.is_some(),
-            fleet: settings.fleet.as_ref().map(|fleet| fleet.address.fleet.clone()),
+            fleet: settings.fleet.as_ref().map(|fleet| fleet.etcd.address.fleet.clone()),
         };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, complain)?;
         Ok(Records {

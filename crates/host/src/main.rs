@@ -14,7 +14,7 @@ use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::events::log_line;
 use spillway_host::failure::{self, Failure};
-use spillway_host::fleet::FleetOptions;
+use spillway_host::fleet::{FleetOptions, leave_fleet};
 use spillway_host::guest_users::UserChoice;
 use spillway_host::registries::SourceRule;
 use spillway_host::streaming::PeerOptions;
@@ -192,6 +192,8 @@ enum Command {
         /// File to write; an existing file is replaced
         file: PathBuf,
     },
+    /// End the membership of this host in its fleet, while no spillwayd uses the state folder. Catalogs of the fleet become the host's own
+    LeaveFleet,
     /// Restore the records of a backup into a state folder without records, while no spillwayd uses it
     #[command(after_help = BACKUP)]
     Restore {
@@ -299,8 +301,24 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
             println!("{} records are in {} again: start spillwayd", done.records, arguments.state.display());
             return Ok(());
         }
+        Some(Command::LeaveFleet) => {
+            match leave_fleet(&arguments.state)? {
+                Some(left) if left.catalogs.is_empty() => {
+                    println!("this host has left the fleet {}", left.fleet)
+                }
+                Some(left) => {
+                    let catalogs = left.catalogs.join(", ");
+                    println!("this host has left the fleet {}; its own from now on: {catalogs}", left.fleet);
+                }
+                None => println!("this host is in no fleet"),
+            }
+            return Ok(());
+        }
         None => {}
     }
+    let upload = arguments.peers.upload_bytes_per_second();
+    let fleet = arguments.fleet.settings(&arguments.state, upload)?;
+    let peers = arguments.peers.order().context("--peer-listen")?;
     // Without one it serves what there is, and says that no machine can start.
     let program = arguments
         .worker
@@ -312,13 +330,10 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         }
         _ => None,
     };
-    let upload = arguments.peers.upload_bytes_per_second();
-    let (peers, fleet) =
-        (arguments.peers.order().context("--peer-listen")?, arguments.fleet.settings(upload)?);
     if peers.is_some() && fleet.is_some() {
         let text =
             "--peer-listen: with --fleet, hosts exchange chunks without these options (--fleet-peer-listen)";
-        return Err(Failure::usage(text.into()).into());
+        return Err(Failure::usage(text).into());
     }
     let settings = DaemonSettings {
         remote,

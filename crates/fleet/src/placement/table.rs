@@ -39,7 +39,7 @@ pub(super) struct Cell {
     pub(super) is_current: bool,
     /// Whether it was just written, so that it is left alone.
     pub(super) is_busy: bool,
-    /// What the host has reported: machines, ready ones, claimed ones.
+    /// What the host has reported: machines, ready ones with those that are off as they should be, claimed ones.
     pub(super) reported: u32,
     pub(super) ready: u32,
     pub(super) claimed: u32,
@@ -128,7 +128,8 @@ impl<'a> Table<'a> {
         for (name, status) in host.status.iter().flat_map(|status| &status.catalogs) {
             let Some(catalog) = numbers.get(name) else { continue };
             let cell = cells.entry(*catalog).or_insert(empty);
-            (cell.reported, cell.ready, cell.claimed) = (status.count, status.ready, status.claimed);
+            let ready = status.ready.saturating_add(status.off);
+            (cell.reported, cell.ready, cell.claimed) = (status.count, ready, status.claimed);
         }
         let deleted = situation.known.len() > numbers.len();
         for (name, known) in situation.known.iter().filter(|(name, _)| deleted && !numbers.contains_key(name))

@@ -33,6 +33,8 @@ pub struct HostStatus {
     pub host: Name,
     /// What is known of it.
     pub standing: Standing,
+    /// Whether it counts as lost: its machines are, or were, replaced.
+    pub is_lost: bool,
     /// Why its machines are not replaced, if it is silent and has some.
     pub kept: Option<String>,
 }
@@ -44,7 +46,8 @@ pub(super) fn status(office: &Office, view: &FleetView, now: Moment) -> PlacerSt
     let hosts = all.into_iter().map(|host| {
         let standing = office.liveness.standing(host, now);
         let kept = why_kept(standing, office.plan.stakes.get(host), brake, has_machines(view, host));
-        HostStatus { host: host.clone(), standing, kept }
+        let is_lost = office.reports.lost.contains(host);
+        HostStatus { host: host.clone(), standing, is_lost, kept: kept.filter(|_| !is_lost) }
     });
     PlacerStatus {
         term: office.term,

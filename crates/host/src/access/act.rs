@@ -56,6 +56,14 @@ impl RequestAction {
         match (method, &parts[1..]) {
             // The host that carries it out checks the role.
             (_, ["fleet", "hosts", host, "api", _, ..]) => act(Role::Read, PASS_ON, "host", host),
+            (&Method::POST, ["fleet", "registries"]) => act(Role::Admin, "add to the fleet", "registry", ""),
+            (&Method::POST, ["fleet", "images"]) => act(Role::Admin, "add to the fleet", "image", ""),
+            (&Method::DELETE, ["fleet", "registries", name]) => {
+                act(Role::Admin, "remove from the fleet", "registry", name)
+            }
+            (&Method::DELETE, ["fleet", "images", name, version]) => {
+                act(Role::Admin, "remove from the fleet", "image", &format!("{name}:{version}"))
+            }
             // A WebSocket begins as a GET, and whoever has one can do what the guest's keyboard can.
             (&Method::GET | &Method::HEAD, ["machines", name, view @ ("console" | "screen")]) => {
                 act(Role::Operate, &format!("open {view} of"), "machine", name)
@@ -140,6 +148,11 @@ mod tests {
             (Method::GET, "/v1/machines/desk-1/curve", Read, "read", "machine", "desk-1/curve"),
             (Method::GET, "/v1/machines/desk-1/latency", Read, "read", "machine", "desk-1/latency"),
             (Method::GET, "/v1/fleet/self", Read, "read", "fleet", "self"),
+            (Method::GET, "/v1/fleet/images", Read, "read", "fleet", "images"),
+            (Method::POST, "/v1/fleet/registries", Admin, "add to the fleet", "registry", ""),
+            (Method::DELETE, "/v1/fleet/registries/hub", Admin, "remove from the fleet", "registry", "hub"),
+            (Method::POST, "/v1/fleet/images", Admin, "add to the fleet", "image", ""),
+            (Method::DELETE, "/v1/fleet/images/x/3", Admin, "remove from the fleet", "image", "x:3"),
             (Method::GET, "/v1/fleet/hosts/b/api/v1/images", Read, "pass on to", "host", "b"),
             (Method::DELETE, "/v1/fleet/hosts/b/api/v1/images/x", Read, "pass on to", "host", "b"),
             (Method::DELETE, "/v1/fleet/hosts/b/api", Admin, "api", "fleet", "hosts"),

@@ -1,5 +1,5 @@
-//! The fleet of the host, if it is in one ([060](../../../../docs/design/060-fleets.md)). Owns what the daemon does for that; the decisions
-//! are in the crate `fleet`.
+//! The fleet of the host, if it is in one (docs/design/060-fleets.md). Owns what the daemon does for that; the decisions are in the
+//! crate `fleet`.
 //!
 //! Invariant: without etcd everything on the host goes on as before.
 
@@ -8,6 +8,7 @@ mod details;
 pub mod door;
 pub mod etcd;
 mod image_details;
+mod leaving;
 mod open;
 mod options;
 mod placing;
@@ -15,7 +16,10 @@ mod pulls;
 mod record;
 mod service;
 mod shares;
+mod token;
 
+pub(crate) use image_details::{image as fleet_image, images as fleet_images};
+pub use leaving::leave_fleet;
 pub use open::{HostParts, OpenFleet};
 pub use options::{FleetHostSettings, FleetOptions};
 pub(crate) use record::RECORDS;

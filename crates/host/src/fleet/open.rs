@@ -7,6 +7,7 @@ use super::pulls::FleetPulls;
 use super::record::FleetMembership;
 use super::service::{FleetParts, FleetService};
 use super::shares::ShareReconciler;
+use super::token::EtcdAccess;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
@@ -74,8 +75,8 @@ impl OpenFleet {
     /// # Errors
     /// The host is in another fleet.
     pub fn begin(self, parts: HostParts) -> Result<FleetService, HostError> {
-        let FleetHostSettings { address, tls, user, host, zone, labels, told, peers, .. } = self.settings;
-        let record = FleetMembership::open(&parts.objects, &address.fleet, &host)?;
+        let FleetHostSettings { etcd, host, zone, labels, told, peers, .. } = self.settings;
+        let record = FleetMembership::open(&parts.objects, &etcd.address.fleet, &host)?;
         let alive = AliveRecord {
             instance: self.door.instance.clone(),
             boot_id: boot_id(),
@@ -87,7 +88,7 @@ impl OpenFleet {
         };
         let own = OwnHost { name: host, host_id: record.host_id, zone, labels, alive };
         let reconciler = ShareReconciler {
-            fleet: address.fleet.clone(),
+            fleet: etcd.address.fleet.clone(),
             catalogs: parts.catalogs,
             machines: parts.machines,
             images: parts.images,
@@ -96,11 +97,11 @@ impl OpenFleet {
             capacity: parts.capacity,
             hypervisor: parts.hypervisor,
         };
-        let members = address.members.clone();
         // The key of this host keeps its epoch, whatever lease it has.
+        let EtcdAccess { address, tls, user } = etcd.clone();
         let store = FleetStore::open(FleetStoreSettings { address, tls, user, lease: None });
         Ok(FleetService::begin(FleetParts {
-            members,
+            etcd,
             store,
             door: self.door,
             events: parts.events,

@@ -62,7 +62,9 @@ mod tests {
             Some(serde_json::from_value(json).unwrap())
         };
         let failed = || {
-            operation(json!({ "phase": "failed", "error": { "code": "exhausted", "type": "about:blank", "title": "t", "status": 507, "detail": "it is full" } }))
+            operation(
+                json!({ "phase": "failed", "error": { "code": "exhausted", "type": "about:blank", "title": "t", "status": 507, "detail": "it is full" } }),
+            )
         };
         assert!(pulls.check(&name, 3, |_| panic!("there is none")).is_ok());
         pulls.begun(&name, 3, 7);

@@ -12,6 +12,7 @@ use super::image_details::reported;
 use super::placing::place;
 use super::record::FleetMembership;
 use super::shares::{ShareReconciler, UnfinishedShares};
+use super::token::{self, EtcdAccess};
 use crate::error::HostError;
 use crate::events::Events;
 use crate::store::Objects;
@@ -54,7 +55,7 @@ pub struct FleetService(Arc<Inner>);
 struct Inner {
     name: Name,
     host: Name,
-    members: Vec<String>,
+    etcd: EtcdAccess,
     store: FleetStore,
     door: Arc<FleetDoor>,
     events: Events,
@@ -70,8 +71,8 @@ struct Inner {
 
 /// What a service is made of.
 pub struct FleetParts {
-    /// Members of etcd, `HOST:PORT`.
-    pub members: Vec<String>,
+    /// How etcd is reached.
+    pub etcd: EtcdAccess,
     /// Records of the fleet.
     pub store: FleetStore,
     /// Connections to other hosts.
@@ -91,13 +92,13 @@ pub struct FleetParts {
 impl FleetService {
     /// Begins to take part in the fleet.
     pub fn begin(parts: FleetParts) -> FleetService {
-        let FleetParts { members, store, door, events, objects, reconciler, streaming, membership } = parts;
+        let FleetParts { etcd, store, door, events, objects, reconciler, streaming, membership } = parts;
         let own = membership.own();
         let identity = Identity { host: own.name.clone(), instance: own.alive.instance.clone() };
         let inner = Inner {
             name: reconciler.fleet.clone(),
             host: own.name.clone(),
-            members,
+            etcd,
             store,
             door,
             events,
@@ -194,7 +195,7 @@ impl FleetService {
             placer: view.placer.as_ref().map(|placer| placer.value.host.clone()),
             places: view.meta.as_ref().is_some_and(|meta| meta.value.placer),
             brake: knowledge.brake.clone(),
-            etcd: etcd_status(&self.0.members, &health, view.revision),
+            etcd: etcd_status(&self.0.etcd.address.members, &health, view.revision),
             hosts: details::count_hosts(&details::hosts(&view, &knowledge)),
             unreadable: view.unreadable.clone(),
         }
@@ -202,6 +203,18 @@ impl FleetService {
 
     fn no_fleet(&self) -> String {
         format!("there is no fleet {} in etcd yet: make it with 'spillway fleet init'", self.0.name)
+    }
+
+    /// Makes a token by which another host can join.
+    ///
+    /// # Errors
+    /// A file that this host uses for etcd cannot be read.
+    pub async fn join_token(&self) -> Result<String, HostError> {
+        let etcd = self.0.etcd.clone();
+        let failed =
+            |e: String| HostError::new(ErrorCode::Internal, format!("the token cannot be made: {e}"));
+        let made = blocking(move || token::make(&etcd)).await.map_err(|e| failed(e.to_string()))?;
+        made.map_err(|e| failed(format!("{e:#}")))
     }
 
     /// Carries out a change that `decide` bases on the records, and waits until this host sees it. `None` from it means that there is nothing
@@ -216,11 +229,7 @@ impl FleetService {
         for _ in 0..TRIES {
             let (decided, seen) = {
                 let view = self.view();
-                if view.revision == 0 {
-                    let why = away(&self.0.store.health().borrow()).unwrap_or_default();
-                    let message = format!("the records of the fleet were not read yet: {why}");
-                    return Err(HostError::new(ErrorCode::Unavailable, message));
-                }
+                self.check_read(&view)?;
                 (decide(&view).map_err(refusal)?, view.revision)
             };
             let Some(transaction) = decided else { return Ok(()) };
@@ -234,6 +243,25 @@ impl FleetService {
         }
         let message = "others change the same record of the fleet at this time: try again";
         Err(HostError::new(ErrorCode::Conflict, message))
+    }
+
+    /// Checks something by the records.
+    ///
+    /// # Errors
+    /// It is refused, or the records were not read yet.
+    pub fn check(&self, look: impl FnOnce(&FleetView) -> Result<(), ChangeError>) -> Result<(), HostError> {
+        let view = self.view();
+        self.check_read(&view)?;
+        look(&view).map_err(refusal)
+    }
+
+    fn check_read(&self, view: &FleetView) -> Result<(), HostError> {
+        if view.revision != 0 {
+            return Ok(());
+        }
+        let why = away(&self.0.store.health().borrow()).unwrap_or_default();
+        let message = format!("the records of the fleet were not read yet: {why}");
+        Err(HostError::new(ErrorCode::Unavailable, message))
     }
 
     /// Changes a catalog, and returns it as it is then. With `dry_run` nothing is changed, and it is returned as it would be.
@@ -342,8 +370,7 @@ impl FleetService {
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
-            let believed =
-                lease.borrow_and_update().map(|lease| BelievedLease { until: lease.believed_until });
+            let believed = lease.borrow_and_update().map(|lease| BelievedLease { until: lease.valid_until });
             let (standing, transaction) = membership.step(&view.borrow_and_update(), believed, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {

@@ -1,6 +1,7 @@
 //! Wrong certificates, users without rights, and servers that are not the etcd that is needed: each is said, with what to do.
 
 use crate::scene::{PREFIX, Told, apply_at_last, cluster, put, settings, until, with_both, writing};
+use futures_util::stream::{self, Stream, StreamExt};
 use http_body_util::StreamBody;
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::http::{HeaderMap, HeaderValue};
@@ -8,12 +9,15 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use spillway_fleet::view::Update;
 use spillway_host::fleet::etcd::{
     EtcdTls, EtcdUser, FleetStore, FleetStoreError, FleetStoreSettings, MemberFailure,
 };
 use spillway_testkit::certificate::Authority;
 use spillway_testkit::etcd::{EtcdOptions, EtcdProgram};
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
@@ -30,7 +34,7 @@ async fn refusal(settings: FleetStoreSettings) -> (MemberFailure, FleetStoreErro
 }
 
 async fn certificates_must_be_right(program: EtcdProgram) {
-    let options = EtcdOptions { tls: true, more: Vec::new() };
+    let options = EtcdOptions { tls: true, ..EtcdOptions::default() };
     let Some(cluster) = cluster(1, program, &options) else { return };
     let file = |name: &str| Some(cluster.tls_file(name));
     let identity = || file("client.crt").zip(file("client.key"));
@@ -125,28 +129,18 @@ async fn a_user_needs_rights(program: EtcdProgram) {
     assert_eq!(cluster.ctl(&as_root).unwrap().trim(), "/spillway/site/status/a");
 }
 
-/// A server that answers each question with a status of these bytes.
-async fn status_server(status: Vec<u8>) -> String {
+/// What a server answers to a method: messages, after which the stream stays open if it is a watch. None: it has no such method.
+type Answers = Arc<dyn Fn(&str) -> Option<Vec<Vec<u8>>> + Send + Sync>;
+
+/// A server of gRPC. Its address.
+async fn server(answers: impl Fn(&str) -> Option<Vec<Vec<u8>>> + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    // Of gRPC: not compressed, and the length.
-    let mut message = vec![0];
-    message.extend_from_slice(&u32::try_from(status.len()).unwrap().to_be_bytes());
-    message.extend(status);
-    let message = Bytes::from(message);
-    let answer = move |_: Request<Incoming>| {
-        let message = message.clone();
-        async move {
-            let trailers =
-                HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]);
-            let frames = [Frame::data(message), Frame::trailers(trailers)].map(Ok::<_, Infallible>);
-            let response = Response::builder().header("content-type", "application/grpc");
-            response.body(StreamBody::new(futures_util::stream::iter(frames)))
-        }
-    };
+    let answers: Answers = Arc::new(answers);
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let service = service_fn(answer.clone());
+            let answers = Arc::clone(&answers);
+            let service = service_fn(move |request| std::future::ready(answer(&answers, request)));
             tokio::spawn(
                 http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service),
             );
@@ -155,20 +149,52 @@ async fn status_server(status: Vec<u8>) -> String {
     address
 }
 
+type Body = StreamBody<Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
+
+fn answer(answers: &Answers, request: Request<Incoming>) -> Result<Response<Body>, hyper::http::Error> {
+    let path = request.uri().path().to_owned();
+    let found = answers(&path);
+    let status = HeaderValue::from_static(if found.is_some() { "0" } else { "12" });
+    let messages = found.unwrap_or_default().into_iter().map(|message| {
+        // Not compressed, and the length.
+        let mut bytes = vec![0];
+        bytes.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+        bytes.extend(message);
+        Ok(Frame::data(bytes.into()))
+    });
+    let messages = stream::iter(messages.collect::<Vec<_>>());
+    let end = stream::once(async move {
+        if path.ends_with("/Watch") {
+            // What the client sends is not refused meanwhile.
+            let _request = request;
+            std::future::pending::<()>().await;
+        }
+        Ok(Frame::trailers(HeaderMap::from_iter([("grpc-status".parse().unwrap(), status)])))
+    });
+    let body: Pin<Box<dyn Stream<Item = _> + Send>> = Box::pin(messages.chain(end));
+    Response::builder().header("content-type", "application/grpc").body(StreamBody::new(body))
+}
+
+/// A server that answers each question with a status of these bytes.
+async fn status_server(status: Vec<u8>) -> String {
+    server(move |_| Some(vec![status.clone()])).await
+}
+
+/// A field of a message: its number, and its bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
+}
+
+/// A header: cluster, member, and revision.
+const HEADER: [u8; 6] = [1 << 3, 1, 2 << 3, 1, 3 << 3, 5];
+
 /// A status: header, version, and identity of the leader.
 fn status(header: &[u8], version: &str, leader: u8) -> Vec<u8> {
-    let mut bytes = vec![0x0a, u8::try_from(header.len()).unwrap()];
-    bytes.extend_from_slice(header);
-    bytes.extend([0x12, u8::try_from(version.len()).unwrap()]);
-    bytes.extend_from_slice(version.as_bytes());
-    bytes.extend([0x20, leader]);
-    bytes
+    [field(1, header), field(2, version.as_bytes()), vec![4 << 3, leader]].concat()
 }
 
 #[tokio::test]
 async fn what_is_not_the_etcd_that_is_needed_is_refused() {
-    // Cluster and member.
-    const HEADER: [u8; 4] = [0x08, 1, 0x10, 1];
     let check = async |status: Vec<u8>| {
         let store = FleetStore::open(settings(&status_server(status).await));
         store.check().await
@@ -188,4 +214,52 @@ async fn what_is_not_the_etcd_that_is_needed_is_refused() {
     // Bytes that are no message.
     let strange = failure(vec![0xff; 40]).await;
     assert!(!strange.is_permanent(), "{strange:?}");
+}
+
+#[tokio::test]
+async fn a_watch_that_is_cancelled_or_strange_is_begun_again() {
+    let header = || field(1, &HEADER);
+    let created = [header(), vec![3 << 3, 1]].concat();
+    let compacted = [header(), vec![4 << 3, 1, 5 << 3, 6]].concat();
+    let cancelled = [header(), vec![4 << 3, 1]].concat();
+    // Events of a kind that is not known, one without a record, and one that is older than the list.
+    let record = |revision: u8| {
+        let numbers = vec![2 << 3, revision, 3 << 3, revision];
+        field(2, &[field(1, b"/spillway/site/status/x"), numbers].concat())
+    };
+    let event = |revision| [vec![1 << 3, 77], record(revision)].concat();
+    let event_message = |revision| [header(), field(11, &event(revision))].concat();
+    let strange = [header(), field(11, &[]), field(11, &event(9))].concat();
+    for (what, message, changes) in [
+        ("compacted", vec![compacted], 0),
+        ("cancelled", vec![cancelled], 0),
+        ("back in time", vec![event_message(4)], 0),
+        ("strange, and then back in time", vec![strange, event_message(8)], 1),
+    ] {
+        let watch = [vec![created.clone()], message].concat();
+        let list = header();
+        let address = server(move |path| match path.rsplit('/').next().unwrap() {
+            "Status" => Some(vec![status(&HEADER, "3.4.0", 1)]),
+            "Range" => Some(vec![list.clone()]),
+            "Watch" => Some(watch.clone()),
+            _ => None,
+        });
+        let mut updates = FleetStore::open(settings(&address.await)).follow();
+        let mut seen = Vec::new();
+        // Sooner than silence would be noticed twice.
+        let begun_again = async {
+            while seen.iter().filter(|update| matches!(update, Update::Whole(5, _))).count() < 3 {
+                seen.push(updates.recv().await.unwrap());
+            }
+        };
+        assert!(tokio::time::timeout(Duration::from_millis(2_500), begun_again).await.is_ok(), "{what}");
+        let told =
+            seen.iter().filter(|update| matches!(update, Update::Changes(9, changes) if changes.len() == 1));
+        assert!(told.count() >= changes, "{what}: {seen:?}");
+        assert_eq!(
+            seen.iter().any(|update| matches!(update, Update::Changes(..))),
+            changes > 0,
+            "{what}: {seen:?}"
+        );
+    }
 }
