@@ -39,9 +39,9 @@ pub struct FleetImage {
     pub source: Name,
     /// Number of hosts that are to have all of it, at least.
     pub full_copies: u32,
-    /// Hosts that have reported that they have all of it, in the order of their names.
+    /// Hosts that are alive and have reported that they have all of it, in the order of their names.
     pub whole: Vec<Name>,
-    /// Hosts that have reported a part, and how much of what machines read until they are ready they have, in thousandths.
+    /// Hosts that are alive and have reported a part, and how much of what machines read until they are ready they have, in thousandths.
     pub parts: BTreeMap<Name, u32>,
     /// Catalogs of the fleet whose machines have it, or are to have it.
     pub catalogs: Vec<Name>,

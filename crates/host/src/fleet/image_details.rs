@@ -14,8 +14,8 @@ pub fn images(view: &FleetView) -> Vec<FleetImage> {
 pub fn image(view: &FleetView, name: &Name, version: u32) -> Option<FleetImage> {
     let record = &view.images.get(&(name.clone(), version))?.value;
     let reference = format!("{name}:{version}");
-    // What a host has reported that was removed counts no more.
-    let statuses = || view.statuses.iter().filter(|(host, _)| view.hosts.contains_key(*host));
+    // What a host has is of no use while it is not there.
+    let statuses = || view.statuses.iter().filter(|(host, _)| view.alive.contains_key(*host));
     let whole = statuses().filter(|(_, status)| status.value.whole.contains(&reference));
     let parts = statuses().filter_map(|(host, status)| Some((host, status.value.images.get(&reference)?)));
     Some(FleetImage {
@@ -53,7 +53,9 @@ mod tests {
         let image = json!({ "digest": "sha256:1", "registry": "hub", "name": "golden", "size_bytes": 7, "full_copies": 2 });
         let budget = json!({ "guarantee_bytes": 1, "limit_bytes": 1, "memory_bytes": 1, "vcpus": 1 });
         let status = |part: u32, whole: &[&str]| json!({ "budget": budget, "images": { "debian:3": part }, "whole": whole });
-        let host = json!({ "host_id": "h", "zone": "z" });
+        let alive = json!({
+            "instance": "i", "boot_id": "b", "address": "a:1", "certificate": "0", "version": "1", "hypervisor": "qemu",
+        });
         let catalog = json!({
             "spec": { "image": "debian" }, "version": 3, "generation": 1, "history": [], "created": "2026-01-01T00:00:00Z",
         });
@@ -62,8 +64,8 @@ mod tests {
             ("images/debian/3", image),
             ("images/debian/4", other),
             ("catalogs/desk", catalog),
-            ("hosts/a", host.clone()),
-            ("hosts/b", host),
+            ("alive/a", alive.clone()),
+            ("alive/b", alive),
             ("status/a", status(1000, &["debian:3"])),
             ("status/b", status(400, &[])),
             ("status/gone", status(1000, &["debian:3"])),
