@@ -49,10 +49,16 @@ impl Fleet {
         let host = |(n, address): (usize, &Ipv4Addr)| {
             World::with(|_| {
                 let (fleet, name) = (format!("etcd://{}/site", etcd.addresses()), format!("h{n}"));
-                let listen = format!("{address}:9445");
-                let options =
-                    ["--worker", &worker, "--fleet", &fleet, "--fleet-listen", &listen, "--host-name", &name];
-                options.map(str::to_owned).into()
+                let (listen, zone) = (format!("{address}:9445"), format!("z{n}"));
+                let options = [
+                    ["--worker", &worker],
+                    ["--fleet", &fleet],
+                    ["--fleet-listen", &listen],
+                    ["--host-name", &name],
+                    ["--zone", &zone],
+                ];
+                let options = options.into_iter().flatten();
+                options.map(str::to_owned).collect()
             })
         };
         let fleet = Fleet {
@@ -67,13 +73,17 @@ impl Fleet {
         fleet.until("all hosts are members", |fleet| {
             fleet.hosts.iter().all(|host| host.spillway(&["fleet", "status"]).0 == 0)
         });
+        fleet.until("all hosts have said what space they have", |fleet| {
+            let hosts = fleet.hosts[0].json(&["fleet", "hosts"]);
+            hosts["items"].as_array().unwrap().iter().all(|host| host["memory_bytes"].is_u64())
+        });
         fleet
     }
 
     fn until(&self, what: &str, holds: impl Fn(&Fleet) -> bool) {
         if wait_until(PATIENCE, || holds(self).then_some(())).is_none() {
             for host in &self.hosts {
-                let shown = ["fleet catalog show desk", "fleet image list", "event list", "operation list"]
+                let shown = ["fleet catalog show desk", "fleet image list", "fleet hosts", "operation list"]
                     .map(|command| host.spillway(&command.split(' ').collect::<Vec<_>>()));
                 println!("== {shown:#?}");
             }
