@@ -10,7 +10,7 @@ use driver::Driver;
 use sample::{GIB, name};
 use serde_json::json;
 use spillway_fleet::Moment;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn a_thousand_hosts_are_decided_on_in_time() {
@@ -43,7 +43,6 @@ fn a_thousand_hosts_are_decided_on_in_time() {
     let lost = (1..4).map(|n| lose(&mut driver, &format!("h{n}"))).min().unwrap();
     assert_eq!((0..10).map(|n| driver.fleet.total(&format!("c{n}"))).sum::<u64>(), u64::from(machines) * 10);
     assert!(all < Duration::from_secs(2), "{all:?}");
-    // Of three hosts, so that another program on the processor is no failure.
     assert!(lost < Duration::from_millis(50), "{lost:?}");
 }
 
@@ -67,6 +66,12 @@ fn lose(driver: &mut Driver, host: &str) -> Duration {
     all
 }
 
+/// Time that this thread has had on a processor, so that other programs are no failure.
+fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
+}
+
 /// What the placer alone takes, without the store.
 #[derive(Default)]
 struct Timed {
@@ -81,9 +86,9 @@ impl Timed {
     fn settle(&mut self, driver: &mut Driver) -> Duration {
         let mut open = Vec::new();
         loop {
-            let begin = Instant::now();
+            let begin = processor_time();
             let commits = driver.step();
-            self.all += begin.elapsed();
+            self.all += processor_time() - begin;
             self.steps += 1;
             open.extend(commits);
             if open.is_empty() {

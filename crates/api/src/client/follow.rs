@@ -55,15 +55,20 @@ impl Following<'_> {
 
 /// Assembles the data of events line by line (WHATWG HTML, 9.2.6). Lines end as spillwayd ends them.
 #[derive(Default)]
-pub(super) struct Lines {
+pub struct Lines {
     line: Vec<u8>,
     data: Vec<u8>,
     whole: VecDeque<Vec<u8>>,
 }
 
 impl Lines {
+    /// Returns the data of the next whole event.
+    pub fn next_event(&mut self) -> Option<Vec<u8>> {
+        self.whole.pop_front()
+    }
+
     /// Adds received bytes. Returns `false` if an event is too long.
-    fn take(&mut self, mut bytes: &[u8]) -> bool {
+    pub fn take(&mut self, mut bytes: &[u8]) -> bool {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.line.extend_from_slice(&bytes[..end]);
             bytes = &bytes[end + 1..];

@@ -13,7 +13,7 @@ mod transport;
 
 pub use address::{Address, AddressError, HostPort};
 pub use error::ClientError;
-pub use follow::Following;
+pub use follow::{Following, Lines as EventLines};
 pub use pages::Pages;
 pub use token::{Token, TokenError};
 

@@ -3,6 +3,7 @@
 mod image;
 mod reach;
 mod request;
+mod seeing;
 mod spec;
 mod status;
 mod wave;
@@ -10,6 +11,7 @@ mod wave;
 pub use image::{FleetImage, NewFleetImage};
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
+pub use seeing::{FleetEvent, FleetEventRequest, FleetFigures, HostFigures, PrometheusTargets};
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,
 };

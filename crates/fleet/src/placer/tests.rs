@@ -132,12 +132,13 @@ fn others_are_raised_no_sooner_than_the_lost_ones_are_lowered() {
     // 200 machines of one host go to 150 others: more than a transaction takes.
     let mut driver = driver(150, 0);
     (0..150).for_each(|n| driver.fleet.budget(&format!("h{n}"), 2 * GIB));
-    driver.fleet.host("big", "x");
-    driver.fleet.budget("big", 200 * GIB);
+    (0..150).for_each(|n| driver.fleet.report(&format!("h{n}"), "desk", json!({})));
+    driver.fleet.host("last", "x");
+    driver.fleet.budget("last", 200 * GIB);
     driver.fleet.catalog("desk", 200, json!({}));
-    driver.fleet.share("big", "desk", 200);
+    driver.fleet.share("last", "desk", 200);
     assert_eq!(driver.settle(), 0);
-    driver.fleet.end_lease("big");
+    driver.fleet.end_lease("last");
     driver.settle();
     driver.after_s(29);
     driver.now = driver.now.after_ms(1000);
@@ -145,7 +146,7 @@ fn others_are_raised_no_sooner_than_the_lost_ones_are_lowered() {
     assert_eq!(commits.len(), 1, "what does not fit waits");
     assert_eq!(driver.step().len(), 0);
     let (number, transaction) = &commits[0];
-    assert!(transaction.writes.contains(&Write::Delete(Key::Share(name("big"), name("desk")))));
+    assert!(transaction.writes.contains(&Write::Delete(Key::Share(name("last"), name("desk")))));
     let outcome = driver.fleet.commit(transaction);
     driver.placer.ended(*number, Some(outcome));
     assert!((62..=124).contains(&driver.fleet.total("desk")));

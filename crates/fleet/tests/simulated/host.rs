@@ -245,6 +245,7 @@ impl Host {
                 claimed: 0,
                 failed: 0,
                 refused,
+                ..CatalogStatus::default()
             };
             (catalog.clone(), status)
         });

@@ -97,6 +97,8 @@ fn run(seed: u64, seen: &mut Seen) {
         world.run_for(ms, seen);
     }
     world.end_faults();
+    seen.leaders += world.store.leaders;
+    seen.compactions += world.compactions;
     REFUSES.with(|refuses| refuses.set(false));
     let took = world.run_until(1_200_000, seen, |world| world.is_whole(&["desk", "build"]));
     assert!(took.is_some(), "the fleet is not whole again: {}", world.why(&["desk", "build"]));

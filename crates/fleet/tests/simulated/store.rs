@@ -151,6 +151,6 @@ impl Store {
         }
         let changes = self.history.range(seen + 1..=up_to).flat_map(|(_, changes)| changes.clone());
         let changes: Vec<_> = changes.collect();
-        (!changes.is_empty()).then(|| Update::Changes(up_to, changes))
+        (!changes.is_empty()).then_some(Update::Changes(up_to, changes))
     }
 }

@@ -51,7 +51,7 @@ pub struct World {
     /// Whether connections between hosts break, too.
     breaks_peers: bool,
     pub shares_written: u64,
-    compactions: u64,
+    pub compactions: u64,
 }
 
 impl World {
@@ -101,7 +101,7 @@ impl World {
         while self.now < begin + ms {
             self.tick(seen);
             // Looking at everything takes longer than a turn.
-            if self.now % 1000 == 0 && holds(self) {
+            if self.now.is_multiple_of(1000) && holds(self) {
                 return Some(self.now - begin);
             }
         }
@@ -119,12 +119,10 @@ impl World {
             let messages = self.hosts[n].tick(&mut self.store, self.now, &mut self.random);
             messages.into_iter().for_each(|message| self.send(n, message));
         }
-        seen.leaders = seen.leaders.max(self.store.leaders);
-        seen.compactions = seen.compactions.max(self.compactions);
     }
 
     fn later(&mut self, event: Event) {
-        let slow = self.has_faults && self.random.chance(30);
+        let slow = self.has_faults && self.random.chance(8);
         let delay = self.random.below(if slow { 8_000 } else { 100 });
         self.last_event += 1;
         self.events.insert((self.now + delay, self.last_event), event);
@@ -224,7 +222,7 @@ impl World {
         self.has_faults = true;
         let (n, now) = (self.random.below(self.hosts.len() as u64) as usize, self.now);
         let ms = 1_000 + self.random.below(if self.random.clone().chance(3) { 150_000 } else { 20_000 });
-        match self.random.below(11) {
+        match self.random.below(13) {
             0 | 1 => self.hosts[n].restart(now, ms),
             2 => self.hosts[n].paused_until = now + ms,
             3 | 4 => self.hosts[n].cut_until = now + ms,
@@ -255,12 +253,28 @@ impl World {
                     host.paused_until = now + ms;
                 }
             }
+            // People change their minds about a host, and about how soon a catalog's machines are replaced.
+            11 => {
+                let cordoned = self.random.chance(2);
+                self.cordon(n, cordoned);
+            }
+            12 => {
+                let (count, lost_after_seconds) = (self.count("build"), 20 + self.random.below(40));
+                self.catalog("build", count as u32, lost_after_seconds as u32);
+            }
             _ => {}
         }
     }
 
+    fn cordon(&mut self, host: usize, is_cordoned: bool) {
+        let mut record: Value = serde_json::from_str(&self.hosts[host].record()).unwrap();
+        record["is_cordoned"] = is_cordoned.into();
+        self.store.put(&format!("hosts/{}", self.hosts[host].name), &record.to_string());
+    }
+
     pub fn end_faults(&mut self) {
         self.has_faults = false;
+        (0..self.hosts.len()).for_each(|n| self.cordon(n, false));
         let now = self.now;
         self.store.leaderless_until = self.store.leaderless_until.min(now);
         for host in &mut self.hosts {
@@ -273,10 +287,10 @@ impl World {
     fn shares(&self) -> BTreeMap<(Name, Name), u32> {
         let all =
             self.store.entries.range("share/".to_owned()..).take_while(|(key, _)| key.starts_with("share/"));
-        all.filter_map(|(key, entry)| {
+        all.map(|(key, entry)| {
             let Ok(Key::Share(host, catalog)) = key.parse() else { panic!("{key}") };
             let record: Value = serde_json::from_slice(&entry.value).unwrap();
-            Some(((host, catalog), record["count"].as_u64().unwrap() as u32))
+            ((host, catalog), record["count"].as_u64().unwrap() as u32)
         })
         .collect()
     }

@@ -53,17 +53,12 @@ impl RequestAction {
             "registries" => "registry",
             other => other.strip_suffix('s').unwrap_or(other),
         };
+        if let Some((verb, kind, name)) = of_fleets_images(method, &parts[1..]) {
+            return act(Role::Admin, verb, kind, &name);
+        }
         match (method, &parts[1..]) {
             // The host that carries it out checks the role.
             (_, ["fleet", "hosts", host, "api", _, ..]) => act(Role::Read, PASS_ON, "host", host),
-            (&Method::POST, ["fleet", "registries"]) => act(Role::Admin, "add to the fleet", "registry", ""),
-            (&Method::POST, ["fleet", "images"]) => act(Role::Admin, "add to the fleet", "image", ""),
-            (&Method::DELETE, ["fleet", "registries", name]) => {
-                act(Role::Admin, "remove from the fleet", "registry", name)
-            }
-            (&Method::DELETE, ["fleet", "images", name, version]) => {
-                act(Role::Admin, "remove from the fleet", "image", &format!("{name}:{version}"))
-            }
             // A WebSocket begins as a GET, and whoever has one can do what the guest's keyboard can.
             (&Method::GET | &Method::HEAD, ["machines", name, view @ ("console" | "screen")]) => {
                 act(Role::Operate, &format!("open {view} of"), "machine", name)
@@ -125,6 +120,21 @@ impl RequestAction {
             (_, [_, name, .., last]) => act(Role::Admin, last, kind, name),
             _ => act(Role::Admin, method.as_str(), "path", path),
         }
+    }
+}
+
+/// Verb and object of a change of the registries and images of a fleet.
+fn of_fleets_images(method: &Method, parts: &[&str]) -> Option<(&'static str, &'static str, String)> {
+    const ADD: &str = "add to the fleet";
+    const REMOVE: &str = "remove from the fleet";
+    match (method, parts) {
+        (&Method::POST, ["fleet", "registries"]) => Some((ADD, "registry", String::new())),
+        (&Method::POST, ["fleet", "images"]) => Some((ADD, "image", String::new())),
+        (&Method::DELETE, ["fleet", "registries", name]) => Some((REMOVE, "registry", (*name).to_owned())),
+        (&Method::DELETE, ["fleet", "images", name, version]) => {
+            Some((REMOVE, "image", format!("{name}:{version}")))
+        }
+        _ => None,
     }
 }
 

@@ -18,6 +18,9 @@ use crate::events::Events;
 use crate::store::Objects;
 use crate::streaming::Streaming;
 use crate::work::blocking;
+use futures_util::StreamExt;
+use futures_util::stream;
+use serde::de::DeserializeOwned;
 use spillway_api::{
     ErrorCode, EtcdStatus, EventKind, FleetCatalog, FleetDetails, FleetHost, Membership, Name,
 };
@@ -26,7 +29,7 @@ use spillway_fleet::agent::wanted;
 use spillway_fleet::changes::ChangeError;
 use spillway_fleet::election::Identity;
 use spillway_fleet::keys::Key;
-use spillway_fleet::membership::{BelievedLease, HostMembership, Standing};
+use spillway_fleet::membership::{HostMembership, KnownLease, Standing};
 use spillway_fleet::records::StatusRecord;
 use spillway_fleet::transaction::{Comparison, Outcome, Revision, Transaction, Write};
 use spillway_fleet::view::{FleetView, Update, Versioned};
@@ -45,6 +48,10 @@ const LOOK: Duration = Duration::from_secs(2);
 const REPORT_MS: u64 = 10_000;
 /// How often a change is decided anew after a conflict.
 const TRIES: u32 = 5;
+/// Time in which a host must answer.
+const ANSWER: Duration = Duration::from_secs(3);
+/// Hosts that are asked at a time.
+const AT_A_TIME: usize = 64;
 /// Longest wait until a change is in the view.
 const SEEN: Duration = Duration::from_secs(2);
 
@@ -333,6 +340,22 @@ impl FleetService {
         }
     }
 
+    /// Asks hosts for the same, some at a time, each for [`ANSWER`] at most.
+    pub async fn ask_all<T: DeserializeOwned + Send + 'static>(
+        &self,
+        hosts: &[Name],
+        path: &str,
+    ) -> Vec<(Name, Result<T, String>)> {
+        let ask = |host: &Name| {
+            let (client, host, path) = (self.0.door.client.clone(), host.clone(), path.to_owned());
+            async move {
+                let answer = client.get::<T>(&host, &path, ANSWER).await;
+                (host, answer.map_err(|e| e.to_string()))
+            }
+        };
+        stream::iter(hosts.iter().map(ask).collect::<Vec<_>>()).buffer_unordered(AT_A_TIME).collect().await
+    }
+
     /// Waits until the view has this revision; not longer than [`SEEN`].
     async fn wait_for(&self, revision: Revision) {
         let mut view = self.0.view.subscribe();
@@ -370,8 +393,8 @@ impl FleetService {
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
-            let believed = lease.borrow_and_update().map(|lease| BelievedLease { until: lease.valid_until });
-            let (standing, transaction) = membership.step(&view.borrow_and_update(), believed, now());
+            let known = lease.borrow_and_update().map(|lease| KnownLease { until: lease.valid_until });
+            let (standing, transaction) = membership.step(&view.borrow_and_update(), known, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
                 match self.0.store.commit(&transaction).await {
