@@ -33,6 +33,14 @@ pub struct ImageSource {
     pub registry: Option<RegistryRecord>,
 }
 
+impl ImageSource {
+    /// Where a version is that has this record.
+    pub fn of(view: &FleetView, image: &ImageRecord) -> ImageSource {
+        let registry = view.registries.get(&image.registry).map(|registry| registry.value.clone());
+        ImageSource { image: image.clone(), registry }
+    }
+}
+
 /// What is wanted of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WantedShares {
@@ -69,11 +77,8 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
             IdentityKind::Named => continue,
         };
         let (generation, strategy) = (share.value.generation, catalog.value.strategy);
-        let source =
-            view.images.get(&(spec.image.name.clone(), share.value.version)).map(|image| ImageSource {
-                image: image.value.clone(),
-                registry: view.registries.get(&image.value.registry).map(|registry| registry.value.clone()),
-            });
+        let source = view.images.get(&(spec.image.name.clone(), share.value.version));
+        let source = source.map(|image| ImageSource::of(view, &image.value));
         wanted.catalogs.insert(name.clone(), WantedCatalog { spec, generation, strategy, source });
     }
     Some(wanted)

@@ -26,7 +26,7 @@ pub struct ChangeError {
     pub message: String,
 }
 
-fn refuse<T>(code: ErrorCode, message: String) -> Result<T, ChangeError> {
+pub(crate) fn refuse<T>(code: ErrorCode, message: String) -> Result<T, ChangeError> {
     Err(ChangeError { code, message })
 }
 
@@ -34,7 +34,7 @@ fn json(record: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(record).expect("a record is plain data")
 }
 
-fn put(key: Key, before: Revision, record: &impl Serialize) -> Transaction {
+pub(crate) fn put(key: Key, before: Revision, record: &impl Serialize) -> Transaction {
     let value = json(record);
     Transaction {
         comparisons: vec![Comparison::Modified(key.clone(), before)],

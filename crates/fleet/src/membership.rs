@@ -223,6 +223,7 @@ mod tests {
             certificate: "00".into(),
             version: "0.1.0".into(),
             hypervisor: Hypervisor::Qemu,
+            peers: None,
         };
         let name = |text: &str| text.parse().unwrap();
         OwnHost { name: name("a"), host_id: host_id.into(), zone: name("z"), labels: BTreeMap::new(), alive }

@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{FleetCatalogSpec, HistoryEntry, Hypervisor, Name, Registry, RolloutStrategy};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Version of the records that this program reads and writes.
 pub const FORMAT: u32 = 1;
@@ -62,6 +62,9 @@ pub struct AliveRecord {
     pub version: String,
     /// What runs machines on the host.
     pub hypervisor: Hypervisor,
+    /// Address at which other hosts get chunks of streamed images, `HOST:PORT`; none: the host sends none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<String>,
 }
 
 /// Record `status/HOST`: what a host has, and what its machines do. Written at most once in ten seconds.
@@ -76,6 +79,9 @@ pub struct StatusRecord {
     /// is not on the host.
     #[serde(default)]
     pub images: BTreeMap<String, u32>,
+    /// Versions of images of which the host has all (`debian:3`).
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub whole: BTreeSet<String>,
 }
 
 /// What machines may take of a host together.

@@ -3,7 +3,8 @@
 //! Invariant: a view is the records at one revision. Records that cannot be read are set aside: nothing acts on them, and none counts as
 //! absent.
 
-use crate::keys::Key;
+use crate::boot::BootRecord;
+use crate::keys::{ImageDigest, Key};
 use crate::records::{
     AliveRecord, CatalogRecord, HostRecord, ImageRecord, MetaRecord, PlacerRecord, RegistryRecord,
     ShareRecord, StatusRecord,
@@ -68,6 +69,8 @@ pub struct FleetView {
     pub images: BTreeMap<(Name, u32), Versioned<ImageRecord>>,
     /// Registries.
     pub registries: BTreeMap<Name, Versioned<RegistryRecord>>,
+    /// Boot sets, by digest of the image and catalog.
+    pub boots: BTreeMap<(ImageDigest, Name), Versioned<BootRecord>>,
     /// Who places.
     pub placer: Option<Versioned<PlacerRecord>>,
     /// Keys of records that cannot be read, with the reasons.
@@ -112,6 +115,7 @@ impl FleetView {
             Key::Catalog(catalog) => set_in(&mut self.catalogs, catalog, entry),
             Key::Image(image, version) => set_in(&mut self.images, (image, version), entry),
             Key::Registry(registry) => set_in(&mut self.registries, registry, entry),
+            Key::Boot(digest, catalog) => set_in(&mut self.boots, (digest, catalog), entry),
             Key::Share(host, catalog) => {
                 let shares = self.shares.entry(host.clone()).or_default();
                 let done = set_in(shares, catalog, entry);

@@ -316,7 +316,9 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
     if let Some(command) = &arguments.command {
         return execute_offline(command, &arguments.state, &arguments.socket);
     }
-    let fleet = arguments.fleet.settings(&arguments.state)?;
+    let upload = arguments.peers.upload_bytes_per_second();
+    let fleet = arguments.fleet.settings(&arguments.state, upload)?;
+    let peers = arguments.peers.order().context("--peer-listen")?;
     // Without one it serves what there is, and says that no machine can start.
     let program = arguments
         .worker
@@ -328,6 +330,11 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         }
         _ => None,
     };
+    if peers.is_some() && fleet.is_some() {
+        let text =
+            "--peer-listen: with --fleet, hosts exchange chunks without these options (--fleet-peer-listen)";
+        return Err(Failure::usage(text).into());
+    }
     let settings = DaemonSettings {
         remote,
         state: arguments.state,
@@ -351,7 +358,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         stream_cache: arguments.stream_cache,
         stream_cache_bytes: arguments.stream_cache_size,
         stream_fill_bytes_per_second: arguments.stream_fill_rate,
-        peers: arguments.peers.order().context("--peer-listen")?,
+        peers,
         import_from: arguments.import_from,
         fleet,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),

@@ -1,5 +1,6 @@
 //! Fleets: catalogs whose machines many hosts share.
 
+mod image;
 mod reach;
 mod request;
 mod seeing;
@@ -7,6 +8,7 @@ mod spec;
 mod status;
 mod wave;
 
+pub use image::{FleetImage, NewFleetImage};
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
 pub use seeing::{FleetEvent, FleetEventRequest, FleetFigures, HostFigures, PrometheusTargets};

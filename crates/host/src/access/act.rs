@@ -53,6 +53,9 @@ impl RequestAction {
             "registries" => "registry",
             other => other.strip_suffix('s').unwrap_or(other),
         };
+        if let Some((verb, kind, name)) = of_fleets_images(method, &parts[1..]) {
+            return act(Role::Admin, verb, kind, &name);
+        }
         match (method, &parts[1..]) {
             // The host that carries it out checks the role.
             (_, ["fleet", "hosts", host, "api", _, ..]) => act(Role::Read, PASS_ON, "host", host),
@@ -120,6 +123,21 @@ impl RequestAction {
     }
 }
 
+/// Verb and object of a change of the registries and images of a fleet.
+fn of_fleets_images(method: &Method, parts: &[&str]) -> Option<(&'static str, &'static str, String)> {
+    const ADD: &str = "add to the fleet";
+    const REMOVE: &str = "remove from the fleet";
+    match (method, parts) {
+        (&Method::POST, ["fleet", "registries"]) => Some((ADD, "registry", String::new())),
+        (&Method::POST, ["fleet", "images"]) => Some((ADD, "image", String::new())),
+        (&Method::DELETE, ["fleet", "registries", name]) => Some((REMOVE, "registry", (*name).to_owned())),
+        (&Method::DELETE, ["fleet", "images", name, version]) => {
+            Some((REMOVE, "image", format!("{name}:{version}")))
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,6 +158,11 @@ mod tests {
             (Method::GET, "/v1/machines/desk-1/curve", Read, "read", "machine", "desk-1/curve"),
             (Method::GET, "/v1/machines/desk-1/latency", Read, "read", "machine", "desk-1/latency"),
             (Method::GET, "/v1/fleet/self", Read, "read", "fleet", "self"),
+            (Method::GET, "/v1/fleet/images", Read, "read", "fleet", "images"),
+            (Method::POST, "/v1/fleet/registries", Admin, "add to the fleet", "registry", ""),
+            (Method::DELETE, "/v1/fleet/registries/hub", Admin, "remove from the fleet", "registry", "hub"),
+            (Method::POST, "/v1/fleet/images", Admin, "add to the fleet", "image", ""),
+            (Method::DELETE, "/v1/fleet/images/x/3", Admin, "remove from the fleet", "image", "x:3"),
             (Method::GET, "/v1/fleet/hosts/b/api/v1/images", Read, "pass on to", "host", "b"),
             (Method::DELETE, "/v1/fleet/hosts/b/api/v1/images/x", Read, "pass on to", "host", "b"),
             (Method::DELETE, "/v1/fleet/hosts/b/api", Admin, "api", "fleet", "hosts"),

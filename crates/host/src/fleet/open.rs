@@ -3,6 +3,7 @@
 use super::door::{FleetDoor, FleetListener, Identity};
 use super::etcd::{FleetStore, FleetStoreSettings};
 use super::options::FleetHostSettings;
+use super::pulls::FleetPulls;
 use super::record::FleetMembership;
 use super::service::{FleetParts, FleetService};
 use super::shares::ShareReconciler;
@@ -16,6 +17,7 @@ use crate::machines::desired_state::boot_id;
 use crate::registries::Registries;
 use crate::resources::budget::Capacity;
 use crate::store::Objects;
+use crate::streaming::Streaming;
 use anyhow::Result;
 use spillway_api::Hypervisor;
 use spillway_fleet::membership::{HostMembership, OwnHost};
@@ -45,6 +47,8 @@ pub struct HostParts {
     pub images: Images,
     /// Registries of the host.
     pub registries: Registries,
+    /// What brings chunks of streamed images.
+    pub streaming: Streaming,
     /// Machines of the fleet's catalogs on the host.
     pub machines: MachineShares,
     /// Budget of the host.
@@ -71,7 +75,7 @@ impl OpenFleet {
     /// # Errors
     /// The host is in another fleet.
     pub fn begin(self, parts: HostParts) -> Result<FleetService, HostError> {
-        let FleetHostSettings { etcd, host, zone, labels, told, .. } = self.settings;
+        let FleetHostSettings { etcd, host, zone, labels, told, peers, .. } = self.settings;
         let record = FleetMembership::open(&parts.objects, &etcd.address.fleet, &host)?;
         let alive = AliveRecord {
             instance: self.door.instance.clone(),
@@ -80,6 +84,7 @@ impl OpenFleet {
             certificate: self.certificate,
             version: env!("CARGO_PKG_VERSION").into(),
             hypervisor: parts.hypervisor,
+            peers: peers.map(|peers| peers.told),
         };
         let own = OwnHost { name: host, host_id: record.host_id, zone, labels, alive };
         let reconciler = ShareReconciler {
@@ -88,6 +93,7 @@ impl OpenFleet {
             machines: parts.machines,
             images: parts.images,
             registries: parts.registries,
+            pulls: FleetPulls::default(),
             capacity: parts.capacity,
             hypervisor: parts.hypervisor,
         };
@@ -101,6 +107,7 @@ impl OpenFleet {
             events: parts.events,
             objects: parts.objects,
             reconciler,
+            streaming: parts.streaming,
             membership: HostMembership::new(own, record.fleet_id),
         }))
     }

@@ -3,6 +3,7 @@
 //! Owns the order of the steps. Invariant: what is not the fleet's on this host is not touched, and what the records do not say stays as it
 //! is. Each step may be repeated.
 
+use super::pulls::FleetPulls;
 use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy};
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
@@ -16,11 +17,13 @@ use spillway_api::{
 };
 use spillway_fleet::agent::{ImageSource, WantedCatalog, WantedShares};
 use spillway_fleet::records::{BudgetRecord, CatalogStatus, MOST_STATUS_BYTES, StatusRecord};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 /// Longest reason in the report of a host, in characters.
 const MOST_REASON_CHARACTERS: usize = 200;
+/// Steps in which the part of an image is reported, in thousandths.
+const PART_STEP: u32 = 50;
 
 /// Carries out the shares of a host.
 #[derive(Clone)]
@@ -35,6 +38,8 @@ pub struct ShareReconciler {
     pub images: Images,
     /// Registries of the host.
     pub registries: Registries,
+    /// Pulls of images that were begun.
+    pub pulls: FleetPulls,
     /// Budget of the host.
     pub capacity: Capacity,
     /// What runs machines on the host.
@@ -157,9 +162,19 @@ impl ShareReconciler {
 
     /// Refuses until the host has the version of a catalog's image. Begins to bring it from the fleet's registry.
     fn bring_image(&self, wanted: &WantedCatalog) -> Result<(), HostError> {
-        let spec = &wanted.spec;
-        let (name, number) = (&spec.image.name, spec.image.version.map_or(0, NonZeroU32::get));
-        let source = wanted.source.as_ref();
+        let image = &wanted.spec.image;
+        let number = image.version.map_or(0, NonZeroU32::get);
+        self.bring(&image.name, number, wanted.source.as_ref(), wanted.spec.residency)
+    }
+
+    /// Refuses until the host has a version of an image. Begins to bring it from the fleet's registry.
+    pub(super) fn bring(
+        &self,
+        name: &Name,
+        number: u32,
+        source: Option<&ImageSource>,
+        residency: Option<Residency>,
+    ) -> Result<(), HostError> {
         let there = self.images.details(name).ok();
         let there = there.iter().flat_map(|image| &image.versions).find(|version| version.version == number);
         match (there, source) {
@@ -174,7 +189,7 @@ impl ShareReconciler {
                 ErrorCode::Conflict,
                 format!("{name}:{number} is being brought to the host"),
             )),
-            (None, Some(source)) => self.pull(name, number, source, spec.residency),
+            (None, Some(source)) => self.pull(name, number, source, residency),
             (None, None) => {
                 let message =
                     format!("the host has no {name}:{number}, and the fleet knows no registry that has it");
@@ -190,12 +205,14 @@ impl ShareReconciler {
         source: &ImageSource,
         residency: Option<Residency>,
     ) -> Result<(), HostError> {
+        self.pulls.check(name, number, |id| self.images.operation(id))?;
         self.add_registry(source)?;
         let record = &source.image;
         let image = ImageRef { name: record.name.clone(), version: NonZeroU32::new(number) };
         let residency = Some(residency.unwrap_or(Residency::Boot));
         let pull = ImagePull { registry: record.registry.clone(), image, store: None, residency };
-        self.images.pull(&self.registries, name, pull, &IdempotentRequest::default())?;
+        let (operation, _) = self.images.pull(&self.registries, name, pull, &IdempotentRequest::default())?;
+        self.pulls.begun(name, number, operation.id);
         Err(HostError::new(ErrorCode::Conflict, format!("{name}:{number} is being brought to the host")))
     }
 
@@ -264,7 +281,31 @@ impl ShareReconciler {
     }
 }
 
-/// Shortens the report until it may be written: reasons go first, then counts of catalogs, the last ones first.
+impl ShareReconciler {
+    /// Adds to a report how much the host has of these versions of images.
+    ///
+    /// # Errors
+    /// The records of the host cannot be read.
+    pub fn with_images(
+        &self,
+        mut status: StatusRecord,
+        images: &BTreeSet<(Name, u32)>,
+    ) -> Result<StatusRecord, HostError> {
+        for (name, version) in images {
+            let Some((part, is_whole)) = self.images.part(name, *version)? else { continue };
+            let reference = format!("{name}:{version}");
+            // While it comes, not each chunk is news.
+            let part = if part < 1000 { part - part % PART_STEP } else { part };
+            status.images.insert(reference.clone(), part);
+            if is_whole {
+                status.whole.insert(reference);
+            }
+        }
+        Ok(fitting(status))
+    }
+}
+
+/// Shortens the report until it may be written: reasons go first, then images, then counts of catalogs, the last ones first.
 fn fitting(mut status: StatusRecord) -> StatusRecord {
     let bytes = |status: &StatusRecord| serde_json::to_vec(status).map_or(usize::MAX, |bytes| bytes.len());
     while bytes(&status) > MOST_STATUS_BYTES {
@@ -272,7 +313,10 @@ fn fitting(mut status: StatusRecord) -> StatusRecord {
         let longest = reasons.filter_map(Option::as_mut);
         match longest.max_by_key(|why| why.len()).filter(|why| why.len() > 16) {
             Some(why) => why.truncate(why.floor_char_boundary(why.len() / 2)),
-            None => drop(status.catalogs.pop_last()),
+            None => match status.images.pop_last() {
+                Some((image, _)) => drop(status.whole.remove(&image)),
+                None => drop(status.catalogs.pop_last()),
+            },
         }
     }
     status

@@ -6,6 +6,8 @@ pub(super) mod catalog;
 mod event;
 mod help;
 mod host;
+mod image;
+mod registry;
 mod share;
 mod status;
 mod top;
@@ -17,6 +19,8 @@ use catalog::FleetCatalogCommand;
 use clap::{Subcommand, ValueEnum};
 use event::FleetEvents;
 use host::FleetHostCommand;
+use image::FleetImageCommand;
+use registry::FleetRegistryCommand;
 use spillway_api::client::Client;
 use spillway_api::{Empty, FleetDetails, JoinToken, NewFleet, PlacerChange};
 use std::process::ExitCode;
@@ -59,6 +63,12 @@ pub enum FleetCommand {
     /// Manage catalogs of the fleet: machines of one image on many hosts
     #[command(subcommand)]
     Catalog(FleetCatalogCommand),
+    /// Manage registries of the fleet: places that all hosts have images from
+    #[command(subcommand)]
+    Registry(FleetRegistryCommand),
+    /// Manage images of the fleet: versions in its registries, for its catalogs
+    #[command(subcommand)]
+    Image(FleetImageCommand),
 }
 
 /// State of a switch.
@@ -83,6 +93,8 @@ pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure
         FleetCommand::Top(args) => top::top(daemon, client, *args)?,
         FleetCommand::Host(command) => host::host(daemon, &client, command)?,
         FleetCommand::Catalog(command) => return catalog::catalog(daemon, &client, command),
+        FleetCommand::Registry(command) => registry::registry(daemon, &client, command)?,
+        FleetCommand::Image(command) => image::image(daemon, &client, command)?,
     }
     Ok(ExitCode::SUCCESS)
 }
