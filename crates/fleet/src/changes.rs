@@ -3,6 +3,7 @@
 //! Invariant: a change is carried out only if the record that it was decided on is unchanged.
 
 use crate::keys::Key;
+use crate::named::NamePattern;
 use crate::records::{CatalogRecord, FORMAT, HostRecord, MetaRecord, default_strategy};
 use crate::transaction::{Comparison, MOST_OPERATIONS, Revision, Transaction, Write};
 use crate::view::{FleetView, Versioned};
@@ -138,6 +139,23 @@ fn check(name: &Name, spec: &FleetCatalogSpec) -> Result<(), ChangeError> {
             "identity named is for machines that can begin anew on another host, and these keep their data on one: take identity any",
         );
     }
+    if fleet.identity == IdentityKind::Named {
+        let naming = catalog.naming(name);
+        match NamePattern::parse(&naming) {
+            None => {
+                return refuse(&format!(
+                    "naming '{naming}' needs one run of # for the number, such as {name}-###"
+                ));
+            }
+            Some(pattern) if pattern.most() < catalog.count => {
+                return refuse(&format!(
+                    "naming '{naming}' has names for {} machines: give it more #",
+                    pattern.most()
+                ));
+            }
+            Some(_) => {}
+        }
+    }
     Ok(())
 }
 
@@ -163,6 +181,13 @@ pub fn replace_catalog(
         return refuse(
             ErrorCode::Conflict,
             format!("catalog {name}: its identity cannot be changed: make another"),
+        );
+    }
+    let naming = |spec: &FleetCatalogSpec| spec.catalog.naming(name);
+    if spec.fleet.identity == IdentityKind::Named && naming(spec) != naming(&before.spec) {
+        return refuse(
+            ErrorCode::Conflict,
+            format!("catalog {name}: the names of its machines cannot be changed: make another"),
         );
     }
     let image = &spec.catalog.image;
@@ -306,6 +331,13 @@ pub fn remove_host(view: &FleetView, name: &Name) -> Result<Transaction, ChangeE
     let found = host(view, name)?;
     if view.alive.contains_key(name) {
         let message = format!("the host {name} is alive: stop its daemon first, or start it without --fleet");
+        return refuse(ErrorCode::Conflict, message);
+    }
+    if view.places.contains_key(name) && found.value.dead_epoch.is_none() {
+        let message = format!(
+            "the host {name} has machines with names of the fleet: declare it dead first, if nothing of it runs any more ('spillway fleet host \
+             declare-dead {name}'); other hosts get the names then"
+        );
         return refuse(ErrorCode::Conflict, message);
     }
     let key = Key::Host(name.clone());

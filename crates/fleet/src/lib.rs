@@ -12,6 +12,7 @@ pub mod election;
 pub mod keys;
 pub mod liveness;
 pub mod membership;
+pub mod named;
 pub mod placement;
 pub mod placer;
 pub mod records;

@@ -79,6 +79,7 @@ impl OpenFleet {
             certificate: self.certificate,
             version: env!("CARGO_PKG_VERSION").into(),
             hypervisor: parts.hypervisor,
+            lease: 0,
         };
         let own = OwnHost { name: host, host_id: record.host_id, zone, labels, alive };
         let reconciler = ShareReconciler {

@@ -320,8 +320,9 @@ impl FleetService {
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
-            let believed =
-                lease.borrow_and_update().map(|lease| BelievedLease { until: lease.believed_until });
+            let believed = lease
+                .borrow_and_update()
+                .map(|lease| BelievedLease { id: lease.id, until: lease.believed_until });
             let (standing, transaction) = membership.step(&view.borrow_and_update(), believed, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {

@@ -101,6 +101,7 @@ mod tests {
             certificate: certificate.into(),
             version: "1".into(),
             hypervisor: Hypervisor::None,
+            lease: 0,
         }
     }
 
