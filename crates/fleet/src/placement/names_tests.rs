@@ -142,7 +142,7 @@ fn machines_that_run_on_are_replaced_only_if_their_host_is_declared_dead() {
     driver.fleet.end_lease("a");
     driver.settle();
     assert_eq!((driver.after_s(1000), count(&driver, "a")), (0, 1));
-    assert!(driver.kept("a").unwrap().contains("declares"), "{:?}", driver.kept("a"));
+    assert!(driver.kept("a").unwrap().contains("declared dead"), "{:?}", driver.kept("a"));
     let revision = driver.fleet.revision();
     driver.fleet.set("hosts/a", json!({"dead_epoch": revision}));
     driver.settle();
