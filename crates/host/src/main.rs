@@ -192,6 +192,12 @@ enum Command {
         /// File to write; an existing file is replaced
         file: PathBuf,
     },
+    /// End machines with names of a fleet in time; spillwayd starts this itself
+    #[command(hide = true)]
+    Guard {
+        /// Folder of all machines
+        machines: PathBuf,
+    },
     /// Restore the records of a backup into a state folder without records, while no spillwayd uses it
     #[command(after_help = BACKUP)]
     Restore {
@@ -299,6 +305,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
             println!("{} records are in {} again: start spillwayd", done.records, arguments.state.display());
             return Ok(());
         }
+        Some(Command::Guard { machines }) => return Ok(spillway_host::guard::run(machines)?),
         None => {}
     }
     // Without one it serves what there is, and says that no machine can start.

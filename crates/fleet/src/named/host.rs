@@ -52,6 +52,8 @@ pub struct RunningName {
 pub struct NamedOrders {
     /// Orders for the machines that the records give to the host.
     pub machines: BTreeMap<Name, NameOrder>,
+    /// What is done with each of these when the host is isolated.
+    pub on_isolation: BTreeMap<Name, IsolationAction>,
     /// Moment at which the guard ends the host's machines, if it moves on.
     pub deadline: Option<Moment>,
     /// Epoch that is to be recorded on the host before anything is started in it.
@@ -75,8 +77,8 @@ impl NamedOrders {
     }
 }
 
-/// What is done with a machine while nothing is known.
-fn isolated(on_isolation: IsolationAction) -> NameOrder {
+/// What is done with a machine while the host has no lease.
+pub fn isolated(on_isolation: IsolationAction) -> NameOrder {
     match on_isolation {
         IsolationAction::Keep => NameOrder::GoOn,
         IsolationAction::Pause => NameOrder::Pause,
@@ -147,6 +149,7 @@ impl HostNames {
                 _ => isolated(place.on_isolation),
             };
             orders.machines.insert(machine.clone(), order);
+            orders.on_isolation.insert(machine.clone(), place.on_isolation);
         }
         if let Some(belief) = belief {
             self.move_deadline(&mut orders, belief, view, running, now);

@@ -8,7 +8,7 @@ mod host;
 mod identity;
 mod pattern;
 
-pub use host::{Belief, HostNames, NameOrder, NamedOrders, RunningName};
+pub use host::{Belief, HostNames, NameOrder, NamedOrders, RunningName, isolated};
 pub(crate) use identity::Identities;
 pub use pattern::NamePattern;
 

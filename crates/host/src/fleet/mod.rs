@@ -6,6 +6,7 @@
 mod details;
 pub mod door;
 pub mod etcd;
+mod named;
 mod open;
 mod options;
 mod placing;

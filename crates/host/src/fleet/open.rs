@@ -2,6 +2,7 @@
 
 use super::door::{FleetDoor, FleetListener, Identity};
 use super::etcd::{FleetStore, FleetStoreSettings};
+use super::named::NameKeeper;
 use super::options::FleetHostSettings;
 use super::record::FleetMembership;
 use super::service::{FleetParts, FleetService};
@@ -10,10 +11,11 @@ use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
 use crate::images::Images;
-use crate::machines::MachineShares;
 use crate::machines::desired_state::boot_id;
+use crate::machines::{MachineShares, NameGate};
 use crate::registries::Registries;
 use crate::resources::budget::Capacity;
+use crate::scopes::Scopes;
 use crate::store::Objects;
 use anyhow::Result;
 use spillway_api::Hypervisor;
@@ -50,6 +52,10 @@ pub struct HostParts {
     pub capacity: Capacity,
     /// What runs machines on the host.
     pub hypervisor: Hypervisor,
+    /// What the fleet lets machines with its names do.
+    pub names: Arc<NameGate>,
+    /// Control groups of processes.
+    pub scopes: Scopes,
 }
 
 impl OpenFleet {
@@ -94,7 +100,16 @@ impl OpenFleet {
         let members = address.members.clone();
         // The key of this host keeps its epoch, whatever lease it has.
         let store = FleetStore::open(FleetStoreSettings { address, tls, user, lease: None });
-        Ok(FleetService::begin(FleetParts {
+        let named = NameKeeper {
+            host: own.name.clone(),
+            instance: own.alive.instance.clone(),
+            gate: parts.names,
+            scopes: parts.scopes,
+            objects: parts.objects.clone(),
+            events: parts.events.clone(),
+            highest_epoch: record.highest_epoch,
+        };
+        let service = FleetService::begin(FleetParts {
             members,
             store,
             door: self.door,
@@ -102,6 +117,8 @@ impl OpenFleet {
             objects: parts.objects,
             reconciler,
             membership: HostMembership::new(own, record.fleet_id),
-        }))
+        });
+        tokio::spawn(named.keep(service.clone()));
+        Ok(service)
     }
 }

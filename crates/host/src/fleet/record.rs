@@ -21,6 +21,9 @@ pub struct FleetMembership {
     pub host_id: String,
     /// Identity of the fleet; none before the host has joined it.
     pub fleet_id: Option<String>,
+    /// Highest epoch in which the host was to run machines with names of the fleet. It runs none in an earlier one.
+    #[serde(default)]
+    pub highest_epoch: i64,
 }
 
 impl StoredRecord for FleetMembership {
@@ -63,9 +66,21 @@ impl FleetMembership {
                 host: host.clone(),
                 host_id: uuid::Uuid::new_v4().to_string(),
                 fleet_id: None,
+                highest_epoch: 0,
             };
             changes.put(KEY, &made);
             Ok(made)
+        })
+    }
+
+    /// Records that the host has an epoch, in which it may run machines with names of the fleet.
+    pub fn enter(objects: &Objects, epoch: i64) -> Result<(), HostError> {
+        objects.change(|changes| {
+            if let Some(found) = changes.get::<FleetMembership>(KEY)?.map(|found| found.value) {
+                let highest_epoch = found.highest_epoch.max(epoch);
+                changes.put(KEY, &FleetMembership { highest_epoch, ..found });
+            }
+            Ok(())
         })
     }
 
@@ -103,7 +118,7 @@ mod tests {
         FleetMembership::join(&host.objects, "f").unwrap();
         let again = FleetMembership::open(&host.objects, &name("site"), &name("a")).unwrap();
         assert_eq!(again, FleetMembership { fleet_id: Some("f".into()), ..first.clone() });
-        let owner = FleetOwner { fleet: name("site"), generation: 1 };
+        let owner = FleetOwner { fleet: name("site"), generation: 1, named: None };
         host.catalogs.create_for_fleet(&name("desk"), &spec(json!({})), owner).unwrap();
         for (fleet, called) in [("other", "a"), ("site", "b")] {
             let refused = FleetMembership::open(&host.objects, &name(fleet), &name(called)).unwrap_err();

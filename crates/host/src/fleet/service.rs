@@ -128,6 +128,12 @@ impl FleetService {
         &self.0.store
     }
 
+    /// Identity of the fleet that the host has joined, unless it may not take part.
+    pub(super) fn joined(&self) -> Option<String> {
+        let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
+        locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
+    }
+
     /// Connections to other hosts.
     pub(super) fn door(&self) -> &Arc<FleetDoor> {
         &self.0.door
