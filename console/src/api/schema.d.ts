@@ -218,6 +218,64 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/fleet/hosts/{host}/api/{path}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Passes a request on to a host of the fleet, which carries it out for the same user, with the same role. The path behind `api/` is one of
+         *     this API. Bodies, events and WebSockets are passed on as they come. The response is that of the other host; `unavailable`, with its name and
+         *     address, if it cannot be reached.
+         */
+        get: operations["getFromHost"];
+        /** Passes a request on that replaces an object of another host. */
+        put: operations["putToHost"];
+        /** Passes a request on that creates something at another host, or acts on it. */
+        post: operations["postToHost"];
+        /** Passes a request on that deletes an object of another host. */
+        delete: operations["deleteFromHost"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/reach/{host}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns whether this host reaches another one of its fleet: whether the daemon there answers within 2 s. */
+        get: operations["getFleetReach"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/self": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns what this host is in its fleet. */
+        get: operations["getFleetSelf"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/history": {
         parameters: {
             query?: never;
@@ -2228,6 +2286,27 @@ export interface components {
          * @enum {string}
          */
         Firmware: "bios" | "uefi" | "uefi-secure";
+        /** @description Whether a host of a fleet reaches another one. */
+        FleetReach: {
+            /** @description Name of the other host. */
+            host: components["schemas"]["Name"];
+            /** @description Whether its daemon has answered within 2 s. */
+            reaches: boolean;
+            /** @description What has kept the daemon from an answer, for people. Absent if it has answered. */
+            why?: string | null;
+        };
+        /** @description A host of a fleet, as its daemon describes itself. */
+        FleetSelf: {
+            /**
+             * Format: int64
+             * @description Epoch of the host: the revision of etcd at which it has joined last. Absent if the daemon does not see itself in the fleet.
+             */
+            epoch?: number | null;
+            /** @description Name of the host in the fleet. */
+            host: components["schemas"]["Name"];
+            /** @description Identity of the daemon's process, another one at each start. */
+            instance: string;
+        };
         /** @description A file that was written to a machine's guest. */
         GuestFile: {
             /**
@@ -3604,7 +3683,7 @@ export interface components {
         Session: {
             /** @description How the caller has shown who it is. */
             by: components["schemas"]["SessionProof"];
-            /** @description Name of the token, or the user of the unix socket: `uid 0`. */
+            /** @description Name of the token, or the user of the unix socket: `uid 0`. Of a user of another host of the fleet: `ci (at host-a)`. */
             caller: string;
             /** @description Role of the caller: that of its token, or `admin` on the unix socket. */
             role: components["schemas"]["SessionRole"];
@@ -3618,7 +3697,7 @@ export interface components {
          * @description How a caller has shown who it is.
          * @enum {string}
          */
-        SessionProof: "socket" | "token" | "session";
+        SessionProof: "socket" | "token" | "session" | "fleet";
         /**
          * @description What a caller may do. Each role includes those before it.
          * @enum {string}
@@ -4466,6 +4545,193 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFromHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The connection is a WebSocket. */
+            101: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description What the other host has answered. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    putToHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the other host has answered. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    postToHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the other host has answered. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    deleteFromHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the other host has answered. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFleetReach: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetReach`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetReach"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFleetSelf: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetSelf`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetSelf"];
+                };
             };
             /** @description The request was not carried out; the body says why. */
             default: {

@@ -14,8 +14,8 @@ use crate::host::NewHostAction;
 use crate::image::{ImageCommit, ImageDownload, ImageImport, VersionChoice};
 use crate::machine::{ClaimRenewal, MachineAction, MachineSize, NewClaim, NewMachine};
 use crate::registry::{ImagePull, ImagePush, Registry, RegistryCollection};
-use crate::size_text;
 use crate::stores::StoreFolder;
+use crate::{Empty, size_text};
 use spillway_control::DiskSettings;
 use spillway_control::disk_settings as settings;
 use std::fmt;
@@ -243,6 +243,7 @@ bounded! {
     Registry {}
     RegistryCollection { grace_seconds: COLLECTION_SECONDS, gap_seconds: COLLECTION_SECONDS }
     StoreFolder {}
+    Empty {}
     NewFleet {}
     PlacerChange {}
     FleetHostChange {}

@@ -38,7 +38,7 @@ pub use catalog::{
     DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, FileSystem, Firmware, FleetOwner, Hardware,
     HistoryEntry, Network, NewCatalog, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange,
     RolloutProgress, RolloutState, RolloutStrategy, ScratchFormat, Tpm, Video, VmmKind, WatchdogAction,
-    differences, settings,
+    differences, fleet_differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,
@@ -102,6 +102,8 @@ pub const MOST_NAMES: usize = MOST_ON_A_PAGE;
 pub const DEFAULT_SOCKET: &str = "/run/spillway/spillwayd.sock";
 /// Environment variable with the address of the daemon.
 pub const SOCKET_VARIABLE: &str = "SPILLWAY_SOCKET";
+/// Environment variable with the host of a fleet that requests are for.
+pub const HOST_VARIABLE: &str = "SPILLWAY_HOST";
 /// Environment variable with the token for requests over TCP.
 pub const TOKEN_VARIABLE: &str = "SPILLWAY_TOKEN";
 /// Environment variable with the file of trusted certificates.

@@ -13,8 +13,8 @@ use crate::examples::{
     RUN_EXAMPLES, SERVE_EXAMPLES, SET_EXAMPLES, STATS_EXAMPLES, TOP_EXAMPLES, UPGRADE_EXAMPLES,
 };
 use crate::host::{
-    self, CatalogCommand, Daemon, GlobalDaemonOptions, HostCommand, ImageCommand, LeftoverCommand,
-    LibvirtCommand, MachineCommand, OperationCommand, RegistryCommand, StoreCommand,
+    self, CatalogCommand, Daemon, FleetCommand, GlobalDaemonOptions, HostCommand, ImageCommand,
+    LeftoverCommand, LibvirtCommand, MachineCommand, OperationCommand, RegistryCommand, StoreCommand,
 };
 use crate::lab::LabCommand;
 use crate::man::ManOptions;
@@ -60,6 +60,7 @@ impl Cli {
             Command::Catalog { daemon, .. }
             | Command::Machine { daemon, .. }
             | Command::Libvirt { daemon, .. }
+            | Command::Fleet { daemon, .. }
             | Command::Host { daemon, .. }
             | Command::Leftover { daemon, .. }
             | Command::Image { daemon, .. }
@@ -164,6 +165,15 @@ pub enum Command {
         /// What to do.
         #[command(subcommand)]
         command: HostCommand,
+    },
+    /// Manage a fleet: hosts that share catalogs by records in etcd, and replace machines of hosts that are lost
+    Fleet {
+        /// Where it is.
+        #[command(flatten)]
+        daemon: Daemon,
+        /// What to do.
+        #[command(subcommand)]
+        command: Box<FleetCommand>,
     },
     /// List and delete files that deleted machines left behind
     Leftover {

@@ -11,12 +11,13 @@ use std::fmt;
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0   done
-  1   'catalog diff': a difference; 'image check --strict': an error or a warning; 'doctor': a problem;
+  1   'catalog diff', also of a fleet: a difference; 'image check --strict': an error or a warning; 'doctor': a problem;
       'lab run' and 'lab resume': a scenario has no valid run, or an expectation of the study does
       not hold; with --strict also a dropped run; 'lab predict': a prediction misses its target
   2   usage: invalid options or values
   66  the base image or a disk is missing or cannot be used; there is no object of that name
-  69  not reachable: nobody serves this socket or host, or QEMU is not installed
+  69  not reachable: nobody serves this socket or host, or QEMU is not installed; 'fleet status': the
+      host is no member of its fleet now
   70  the worker or spillwayd failed, or the host refuses a basic operation
   73  an overflow file, a disk, a socket or an image cannot be created; spillwayd's host has no memory
       or disk space left for it; no machine that can be claimed

@@ -73,6 +73,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Image { daemon, command } => host::image(&daemon, command)?,
         Command::Operation { daemon, command } => host::operation(&daemon, command)?,
         Command::Event { daemon, events } => host::event(&daemon, &events)?,
+        Command::Fleet { daemon, command } => return host::fleet(&daemon, *command),
         Command::Host { daemon, command } => host::host(&daemon, command)?,
         Command::Leftover { daemon, command } => host::leftover(&daemon, command)?,
         Command::Registry { daemon, command } => host::registry(&daemon, command)?,

@@ -357,6 +357,24 @@ fn where_the_daemon_is_can_be_said_before_the_command_and_behind_it() {
     }
     let (_, found, _) = finishes(spillway().args(["--socket", nowhere, "--json", "doctor"]));
     assert!(found.starts_with('{') && found.contains(nowhere), "{found}");
+    // A host of its fleet is said as the daemon is.
+    for command in [&["doctor"][..], &["machine", "console", "desk-001"], &["machine", "stats", "desk-001"]] {
+        let mut before = spillway();
+        refuses(before.args(["--host", "host-b"]).args(command), 2, &["own host", "host-b", "without that"]);
+        refuses(spillway().env("SPILLWAY_HOST", "host-b").args(command), 2, &["SPILLWAY_HOST", "host-b"]);
+    }
+    refuses(spillway().args(["--host", "HOST", "machine", "list"]), 2, &["'HOST' is no name"]);
+    refuses(
+        spillway().args(["machine", "list"]).env("SPILLWAY_HOST", "a b"),
+        2,
+        &["SPILLWAY_HOST", "'a b' is no name"],
+    );
+    refuses(
+        spillway().args(["image", "import", "d", "a.raw", "--format", "raw", "--host", "host-b"]),
+        2,
+        &["a.raw", "whole path"],
+    );
+    refuses(spillway().args(["--host", "host-b", "stats", "c"]), 2, &["--host", "leave it out"]);
     // Where it would have no effect.
     for command in [&["stats", "c"][..], &["token", "new", "--role", "read", "x"], &["completion", "bash"]] {
         refuses(spillway().args(["--socket", nowhere]).args(command), 2, &["--socket", "leave it out"]);
@@ -367,5 +385,5 @@ fn where_the_daemon_is_can_be_said_before_the_command_and_behind_it() {
     let help = finishes(spillway().arg("--help")).1;
     assert!(help.contains("--socket <SOCK>") && help.contains("--token-file <FILE>"), "{help}");
     let help = finishes(spillway().args(["machine", "list", "--help"])).1;
-    assert!(help.contains("SPILLWAY_SOCKET"), "{help}");
+    assert!(help.contains("SPILLWAY_SOCKET") && help.contains("SPILLWAY_HOST"), "{help}");
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use spillway_api::{
     ErrorCode, FleetCatalogSpec, FleetCatalogUpdate, FleetHostAction, HistoryEntry, IdentityKind, ImageRef,
-    Name, differences,
+    Name, fleet_differences,
 };
 
 /// Longest history of a catalog.
@@ -174,7 +174,7 @@ pub fn replace_catalog(
     let found = catalog(view, name)?;
     check_revision(name, found, expected)?;
     let before = &found.value;
-    if before.spec.fleet == spec.fleet && differences(name, &before.spec.catalog, &spec.catalog).is_empty() {
+    if fleet_differences(name, &before.spec, spec).is_empty() {
         return Ok(None);
     }
     if before.spec.fleet.identity != spec.fleet.identity {

@@ -170,7 +170,7 @@ impl Liveness {
             Sign::Alive => Standing::Alive,
             Sign::NeverSeen => Standing::NeverSeen,
             Sign::Silent { since, inquiry } => {
-                Standing::Silent { for_ms: now.since_ms(*since), reach: inquiry.reach(now) }
+                Standing::Silent { for_ms: now.since_ms(*since), reach: inquiry.reach() }
             }
         }
     }

@@ -29,7 +29,7 @@ pub struct OwnHost {
 
 /// The lease of a host, as far as it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BelievedLease {
+pub struct KnownLease {
     /// Its identity in etcd.
     pub id: i64,
     /// Moment until which the lease certainly lasts.
@@ -88,7 +88,7 @@ impl HostMembership {
     pub fn step(
         &mut self,
         view: &FleetView,
-        lease: Option<BelievedLease>,
+        lease: Option<KnownLease>,
         now: Moment,
     ) -> (Standing, Option<Transaction>) {
         let refused = |why: String| (Standing::Refused(why), None);
@@ -159,7 +159,7 @@ impl HostMembership {
         match &self.fleet_id {
             Some(joined) if *joined != meta.fleet_id => Err(format!(
                 "this host is in the fleet with the identity {joined}, and etcd has another one of the same name ({}): give the right \
-                 --fleet, or 'spillway fleet leave' first",
+                 --fleet, or end the earlier membership with 'spillwayd leave-fleet'",
                 meta.fleet_id
             )),
             _ => Ok(()),
@@ -278,7 +278,7 @@ mod tests {
         /// Steps until nothing is to be written.
         fn settle(&mut self, membership: &mut HostMembership) -> Standing {
             loop {
-                let lease = Some(BelievedLease { id: 7, until: Moment(10) });
+                let lease = Some(KnownLease { id: 7, until: Moment(10) });
                 match membership.step(&self.view(), lease, Moment(0)) {
                     (_, Some(transaction)) => self.apply(transaction),
                     (standing, None) => return standing,
@@ -313,13 +313,13 @@ mod tests {
         let standing = store.settle(&mut first);
         assert!(refusal(&standing).contains("another daemon has taken the name a"), "{standing:?}");
         // The lease has ended.
-        let ended = BelievedLease { id: 7, until: Moment(10) };
+        let ended = KnownLease { id: 7, until: Moment(10) };
         assert_eq!(again.step(&store.view(), Some(ended), Moment(10)), (Standing::Isolated, None));
         store.0.remove("alive/a");
         let Standing::Member { epoch: later } = store.settle(&mut again) else { panic!() };
         assert!(later > epoch, "another lease is another epoch");
         // A lease of which the store says that it has ended, although the record is still there.
-        let other = BelievedLease { id: 8, until: Moment(10) };
+        let other = KnownLease { id: 8, until: Moment(10) };
         let (standing, change) = again.step(&store.view(), Some(other), Moment(0));
         assert_eq!(standing, Standing::Isolated, "the record goes with the earlier lease");
         store.apply(change.unwrap());

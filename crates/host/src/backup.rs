@@ -5,12 +5,10 @@
 //! overwrites nothing.
 
 use crate::failure::Failure;
-use crate::state_folder::{DATABASE, LOCK_FILE, is_ours};
+use crate::state_folder::{DATABASE, is_ours, try_lock};
 use crate::store::{Objects, RecordKind, SqliteStore, StoreError, StoredRecord, Summary};
 use anyhow::{Context, Result, bail};
 use axum::http::HeaderValue;
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use spillway_api::client::Client;
 use std::fs::{self, DirBuilder, File};
@@ -185,17 +183,4 @@ fn sync_folder_of(path: &Path) -> Result<()> {
         _ => Path::new("."),
     };
     File::open(folder).and_then(|folder| folder.sync_all()).with_context(|| folder.display().to_string())
-}
-
-/// Locks a state folder as a daemon does; `None` if a daemon has it.
-fn try_lock(state: &Path) -> Result<Option<File>> {
-    let path = state.join(LOCK_FILE);
-    let at = || path.display().to_string();
-    let file =
-        File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).with_context(at)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(e) => Err(e).with_context(at),
-    }
 }

@@ -221,7 +221,7 @@ impl Records {
             hypervisor: settings.hypervisor,
             machines: machine_folder(state),
             takes_calls: settings.phone_home.is_some(),
-            fleet: settings.fleet.as_ref().map(|fleet| fleet.address.fleet.clone()),
+            fleet: settings.fleet.as_ref().map(|fleet| fleet.etcd.address.fleet.clone()),
         };
         let catalogs = Catalogs::open(objects.clone(), stores.clone(), images.clone(), host, complain)?;
         Ok(Records {

@@ -14,7 +14,8 @@ use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::events::log_line;
 use spillway_host::failure::{self, Failure};
-use spillway_host::fleet::FleetOptions;
+use spillway_host::fleet::{FleetOptions, leave_fleet};
+use spillway_host::guard;
 use spillway_host::guest_users::UserChoice;
 use spillway_host::registries::SourceRule;
 use spillway_host::streaming::PeerOptions;
@@ -198,6 +199,8 @@ enum Command {
         /// Folder of all machines
         machines: PathBuf,
     },
+    /// End the membership of this host in its fleet, while no spillwayd uses the state folder. Catalogs of the fleet become the host's own
+    LeaveFleet,
     /// Restore the records of a backup into a state folder without records, while no spillwayd uses it
     #[command(after_help = BACKUP)]
     Restore {
@@ -282,6 +285,30 @@ fn main() -> ExitCode {
     }
 }
 
+/// Carries out what is done with a state folder instead of serving it.
+fn execute_offline(command: &Command, state: &Path, socket: &Path) -> Result<()> {
+    match command {
+        Command::Backup { file } => {
+            let done = backup::backup(state, socket, file)?;
+            println!("{} records of {} are in {}", done.records, state.display(), file.display());
+        }
+        Command::Restore { file } => {
+            let done = backup::restore(state, file)?;
+            println!("{} records are in {} again: start spillwayd", done.records, state.display());
+        }
+        Command::LeaveFleet => match leave_fleet(state)? {
+            Some(left) if left.catalogs.is_empty() => println!("this host has left the fleet {}", left.fleet),
+            Some(left) => {
+                let catalogs = left.catalogs.join(", ");
+                println!("this host has left the fleet {}; its own from now on: {catalogs}", left.fleet);
+            }
+            None => println!("this host is in no fleet"),
+        },
+        Command::Guard { machines } => guard::run(machines)?,
+    }
+    Ok(())
+}
+
 fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> {
     if arguments.print_openapi {
         println!("{}", spillway_host::api::document());
@@ -294,20 +321,10 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         let text = man_page::with_sections(&String::from_utf8(text)?);
         return io::stdout().write_all(text.as_bytes()).context("standard output");
     }
-    match &arguments.command {
-        Some(Command::Backup { file }) => {
-            let done = backup::backup(&arguments.state, &arguments.socket, file)?;
-            println!("{} records of {} are in {}", done.records, arguments.state.display(), file.display());
-            return Ok(());
-        }
-        Some(Command::Restore { file }) => {
-            let done = backup::restore(&arguments.state, file)?;
-            println!("{} records are in {} again: start spillwayd", done.records, arguments.state.display());
-            return Ok(());
-        }
-        Some(Command::Guard { machines }) => return Ok(spillway_host::guard::run(machines)?),
-        None => {}
+    if let Some(command) = &arguments.command {
+        return execute_offline(command, &arguments.state, &arguments.socket);
     }
+    let fleet = arguments.fleet.settings(&arguments.state)?;
     // Without one it serves what there is, and says that no machine can start.
     let program = arguments
         .worker
@@ -344,7 +361,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         stream_fill_bytes_per_second: arguments.stream_fill_rate,
         peers: arguments.peers.order().context("--peer-listen")?,
         import_from: arguments.import_from,
-        fleet: arguments.fleet.settings()?,
+        fleet,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),
         guest_users: arguments.guest_users.unwrap_or(UserChoice::Usual),
         program: std::path::absolute(&program).context("--worker")?,

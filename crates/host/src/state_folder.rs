@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use spillway_api::Hypervisor;
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,19 @@ impl StateFolder {
     /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// Locks a state folder as a daemon does; `None` if a daemon has it.
+pub fn try_lock(state: &Path) -> Result<Option<File>> {
+    let path = state.join(LOCK_FILE);
+    let at = || path.display().to_string();
+    let file =
+        File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).with_context(at)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(e) => Err(e).with_context(at),
     }
 }
 

@@ -5,6 +5,8 @@ mod common;
 
 use common::{World, ask_with, create, head_and_body, import, tag, until};
 use rustix::process::Signal;
+use serde_json::{Value, json};
+use spillway_api::client::ClientError;
 use spillway_api::{
     Catalog, CatalogSpec, ErrorCode, Event, EventId, Figures, HISTORY_SERIES, History, List, MachineDetails,
     Operation, OperationState, Page, Power, Problem, ProblemType,
@@ -201,8 +203,7 @@ fn what_must_be_new_does_not_replace_and_a_dry_run_changes_nothing() {
     let before = state();
     let folder = world.path("other").display().to_string();
     let full = world.state().display().to_string();
-    let store =
-        |path: &str| serde_json::json!({ "name": "other", "path": path, "class": "local" }).to_string();
+    let store = |path: &str| json!({ "name": "other", "path": path, "class": "local" }).to_string();
     for (method, path, body, status) in [
         ("POST", "/v1/catalogs", r#"{"name": "lab", "spec": {"image": "debian"}}"#, 200),
         ("POST", "/v1/catalogs", r#"{"name": "desk", "spec": {"image": "debian"}}"#, 409),
@@ -240,7 +241,7 @@ fn an_answer_that_waits_has_what_was_asked_for() {
     let world = World::new();
     let disk = world.path("disk").display().to_string();
     common::run("truncate", &["-s", "1M", &disk]);
-    let import = serde_json::json!({ "path": disk, "format": "raw" }).to_string();
+    let import = json!({ "path": disk, "format": "raw" }).to_string();
     let versions = "/v1/images/debian/versions";
     let (head, body) = head_and_body(&world, "POST", &format!("{versions}?wait=30"), "", import.as_bytes());
     let operation: Operation = serde_json::from_slice(&body).unwrap();
@@ -274,7 +275,7 @@ fn a_change_is_written_down_before_its_request_waits() {
         body.len()
     );
     stream.write_all(head.as_bytes()).unwrap();
-    let is_line = |line: &serde_json::Value| line["verb"] == "start" && line["result"] == "done";
+    let is_line = |line: &Value| line["verb"] == "start" && line["result"] == "done";
     until("the line", || world.audit().iter().any(is_line).then_some(()));
     stream.set_nonblocking(true).unwrap();
     let answer = stream.read(&mut [0; 1]).map_err(|e| e.kind());
@@ -339,7 +340,7 @@ fn stores_do_not_share_files() {
     let world = World::new();
     let add = |name: &str, path: &str| {
         let path = world.path(path).display().to_string();
-        let body = serde_json::json!({ "name": name, "path": path, "class": "shared" }).to_string();
+        let body = json!({ "name": name, "path": path, "class": "shared" }).to_string();
         ask(&world, "POST", "/v1/stores", body.as_bytes()).0
     };
     assert_eq!(add("one", "one"), 200);
@@ -523,7 +524,7 @@ fn events_are_listed_from_both_ends() {
     // There is no program that could serve its disk: each attempt to start it is an event.
     let all = until("four events", || {
         for power in ["start", "stop"] {
-            let action = serde_json::json!({ "action": power, "select": { "names": ["desk-001"] } });
+            let action = json!({ "action": power, "select": { "names": ["desk-001"] } });
             let _: Page<MachineDetails> = client.post("/v1/machine-actions", &action).unwrap();
         }
         Some(of("")).filter(|events| events.len() >= 4)
@@ -564,7 +565,7 @@ fn events_are_listed_from_both_ends() {
     };
     let text = read_until(1);
     assert!(!text.contains(&format!("id: {}\n", all[2])), "{text}");
-    let action = serde_json::json!({ "action": "start", "select": { "names": ["desk-001"] } });
+    let action = json!({ "action": "start", "select": { "names": ["desk-001"] } });
     let _: Page<MachineDetails> = client.post("/v1/machine-actions", &action).unwrap();
     read_until(2);
 }
@@ -578,7 +579,7 @@ fn events_come_over_a_websocket_too() {
     let make = |name| create(&client, name, r#"{"image": "debian", "count": 1}"#).unwrap();
     make("desk");
     let start = |name: &str| {
-        let action = serde_json::json!({ "action": "start", "select": { "names": [name] } });
+        let action = json!({ "action": "start", "select": { "names": [name] } });
         let _: Page<MachineDetails> = client.post("/v1/machine-actions", &action).unwrap();
     };
     start("desk-001");
@@ -623,6 +624,24 @@ fn events_come_over_a_websocket_too() {
     let mut head = [0; 15];
     stream.read_exact(&mut head).unwrap();
     assert_eq!(&head, b"HTTP/1.1 200 OK");
+}
+
+#[test]
+fn a_host_in_no_fleet_says_so() {
+    let world = World::new();
+    let client = world.client().through_to("host-b".parse().unwrap());
+    let asked = [
+        client.get::<Value>("/v1/images").map(drop),
+        client.post::<_, Value>("/v1/host", &json!({ "action": "close" })).map(drop),
+        client.delete::<Value>("/v1/images/debian").map(drop),
+        client.follow(None).map(drop),
+    ];
+    for refused in asked {
+        let Err(ClientError::Refused(problem)) = refused else { panic!("{refused:?}") };
+        assert_eq!((problem.code, problem.status), (ErrorCode::Conflict, 409));
+        assert_eq!(problem.detail, "this host is in no fleet: start spillwayd with --fleet");
+        assert!(problem.instance.unwrap().starts_with("/v1/fleet/hosts/host-b/api/v1/"));
+    }
 }
 
 #[test]

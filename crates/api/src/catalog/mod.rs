@@ -7,7 +7,7 @@ mod rollout;
 mod scratch_format;
 mod spec;
 
-pub use difference::{Difference, differences, settings};
+pub use difference::{Difference, differences, fleet_differences, settings};
 pub use hardware::{DisplayKind, Firmware, Hardware, Network, Tpm, Video, VmmKind, WatchdogAction};
 pub use ready::Ready;
 pub use rollout::{

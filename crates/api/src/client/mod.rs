@@ -17,7 +17,7 @@ pub use follow::Following;
 pub use pages::Pages;
 pub use token::{Token, TokenError};
 
-use crate::{ErrorCode, EventId, List, PROBLEM_JSON, Page, Problem};
+use crate::{ErrorCode, EventId, List, Name, PROBLEM_JSON, Page, Problem};
 use follow::Lines;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -54,6 +54,8 @@ pub fn query<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
 /// Client of the daemon's API, over a unix socket or TLS.
 pub struct Client {
     transport: Transport,
+    /// Host of the daemon's fleet that requests are passed on to.
+    host: Option<Name>,
     runtime: tokio::runtime::Runtime,
     /// Signals that interrupt requests, if they should.
     interrupt: Option<Arc<Notify>>,
@@ -102,7 +104,13 @@ impl Client {
 
     fn by(transport: Transport) -> io::Result<Client> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Client { transport, runtime, interrupt: None })
+        Ok(Client { transport, host: None, runtime, interrupt: None })
+    }
+
+    /// Makes the daemon pass all requests on to this host of its fleet, which carries them out for the same user.
+    #[must_use]
+    pub fn through_to(self, host: Name) -> Client {
+        Client { host: Some(host), ..self }
     }
 
     /// Reads an object from the daemon (HTTP GET).
@@ -276,6 +284,10 @@ impl Client {
         let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = shaken.map_err(|e| self.broken(e.to_string()))?;
         tokio::spawn(connection);
+        let path = match &self.host {
+            Some(host) => format!("/v1/fleet/hosts/{host}/api{path}"),
+            None => path.to_owned(),
+        };
         let mut request = Request::builder()
             .method(method)
             .uri(path)

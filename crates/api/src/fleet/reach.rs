@@ -23,7 +23,7 @@ pub struct FleetReach {
     pub host: Name,
     /// Whether its daemon has answered within 2 s.
     pub reaches: bool,
-    /// Why it has not. Absent if it has.
+    /// What has kept the daemon from an answer, for people. Absent if it has answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }

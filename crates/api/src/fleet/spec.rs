@@ -95,6 +95,30 @@ impl FleetSettings {
     ];
 }
 
+impl FleetCatalogSpec {
+    /// Returns the default settings, with an image `x`.
+    pub fn defaults() -> FleetCatalogSpec {
+        FleetCatalogSpec { catalog: CatalogSpec::defaults(), fleet: FleetSettings::default() }
+    }
+
+    /// Pattern of machine names on a host, for a catalog of this name.
+    pub fn naming(&self, catalog: &Name, host: &str) -> String {
+        self.catalog.naming.clone().unwrap_or_else(|| format!("{catalog}-{host}-###"))
+    }
+
+    /// Fills in all defaults, so that equivalent settings are equal. `HOST` stands for the name of the host in names of machines.
+    pub fn with_defaults(&self, catalog: &Name) -> FleetCatalogSpec {
+        let naming = Some(self.naming(catalog, "HOST"));
+        let of_host = CatalogSpec { naming, ..self.catalog.with_defaults(catalog) };
+        FleetCatalogSpec { catalog: of_host, fleet: self.fleet.clone() }
+    }
+
+    /// Whether its machines keep data, which stays on the host that they are on: they are never replaced elsewhere.
+    pub fn keeps_data(&self) -> bool {
+        self.catalog.keeps_writes() || self.catalog.data_disk_bytes.is_some()
+    }
+}
+
 impl<'de> Deserialize<'de> for FleetCatalogSpec {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<FleetCatalogSpec, D::Error> {
         let all = Map::deserialize(from)?;
@@ -144,6 +168,7 @@ pub enum IsolationAction {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet_differences;
 
     #[test]
     fn settings_of_host_and_fleet_are_on_one_level() {
@@ -157,6 +182,47 @@ mod tests {
         for wrong in [r#""zone": "a""#, r#""waves": ["0"]"#, r#""identity": "both""#, r#""zones": ["A"]"#] {
             let text = format!(r#"{{"image": "debian", {wrong}}}"#);
             assert!(serde_json::from_str::<FleetCatalogSpec>(&text).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_means_the_same_does_not_differ() {
+        let desk: Name = "desk".parse().unwrap();
+        let spec = |settings: &str| -> FleetCatalogSpec {
+            serde_json::from_str(&format!(r#"{{"image": "debian"{settings}}}"#)).unwrap()
+        };
+        let differ = |now: &str, then: &str| {
+            let all = fleet_differences(&desk, &spec(now), &spec(then));
+            all.into_iter().map(|one| (one.setting, one.live)).collect::<Vec<_>>()
+        };
+        assert_eq!(differ("", r#", "lost_after_seconds": 45, "waves": ["1", "10%", "50%", "100%"]"#), []);
+        assert_eq!(
+            differ(
+                "",
+                r#", "zones": ["a"], "host_labels": {"gpu": "yes"}, "min_ready": 2, "naming": "desk-###", "vcpus": 2"#
+            ),
+            [
+                ("host_labels.gpu".into(), true),
+                ("min_ready".into(), true),
+                ("naming".into(), false),
+                ("vcpus".into(), false),
+                ("zones".into(), true)
+            ]
+        );
+        assert_eq!(spec("").naming(&desk, "a"), "desk-a-###");
+    }
+
+    #[test]
+    fn machines_that_keep_data_are_known() {
+        for (settings, keeps) in [
+            ("", false),
+            (r#", "type": "dedicated""#, true),
+            (r#", "reset": "never""#, true),
+            (r#", "data_disk_bytes": 1048576"#, true),
+        ] {
+            let spec: FleetCatalogSpec =
+                serde_json::from_str(&format!(r#"{{"image": "debian"{settings}}}"#)).unwrap();
+            assert_eq!(spec.keeps_data(), keeps, "{settings}");
         }
     }
 

@@ -11,7 +11,7 @@ use clap::{Arg, Args};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use spillway_api::client::{Address, AddressError, Client, HostPort, Pages, Token};
-use spillway_api::{CA_VARIABLE, DEFAULT_SOCKET, SOCKET_VARIABLE, TOKEN_VARIABLE};
+use spillway_api::{CA_VARIABLE, DEFAULT_SOCKET, HOST_VARIABLE, Name, SOCKET_VARIABLE, TOKEN_VARIABLE};
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,10 @@ pub struct Daemon {
     /// /run/spillway/spillwayd.sock]
     #[arg(long, global = true, value_name = "SOCK", value_parser = address())]
     socket: Option<Address>,
+    /// Host of a fleet that the command is for: the spillwayd that is asked passes the requests on to it, for the same user
+    /// [default: SPILLWAY_HOST, else the host that is asked]
+    #[arg(id = "fleet_host", long = "host", global = true, value_name = "HOST", value_parser = str::parse::<Name>)]
+    host: Option<Name>,
     /// With --socket https://...: a file with the user's token [default: the token in SPILLWAY_TOKEN]
     #[arg(long, global = true, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -42,6 +46,9 @@ pub struct GlobalDaemonOptions {
     /// Socket that spillwayd listens on; of another host's, https://HOST:PORT
     #[arg(long, value_name = "SOCK", value_parser = address())]
     socket: Option<Address>,
+    /// Host of a fleet that the command is for; the spillwayd that is asked passes the requests on to it
+    #[arg(id = "fleet_host", long = "host", value_name = "HOST", value_parser = str::parse::<Name>)]
+    host: Option<Name>,
     /// With --socket https://...: a file with the user's token
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -58,13 +65,14 @@ impl GlobalDaemonOptions {
     pub fn json(self) -> Result<bool, Failure> {
         let given = [
             ("--socket", self.socket.is_some()),
+            ("--host", self.host.is_some()),
             ("--token-file", self.token_file.is_some()),
             ("--ca", self.ca.is_some()),
         ];
         match given.into_iter().find(|(_, is_given)| *is_given) {
             None => Ok(self.json),
             Some((option, _)) => Err(Failure::usage(format!(
-                "{option} says where spillwayd is, and this command does not ask it: leave it out"
+                "{option} says which spillwayd is meant, and this command does not ask it: leave it out"
             ))),
         }
     }
@@ -76,7 +84,7 @@ pub fn only_local(option: Arg) -> Arg {
         "socket" => option.help(format!(
             "Socket that spillwayd listens on [default: {SOCKET_VARIABLE}, else {DEFAULT_SOCKET}]"
         )),
-        "token_file" | "ca" => option.hide(true),
+        "fleet_host" | "token_file" | "ca" => option.hide(true),
         _ => option,
     }
 }
@@ -89,13 +97,14 @@ fn address() -> impl TypedValueParser<Value = Address> {
 impl Daemon {
     /// Returns the daemon of this host, without options.
     pub fn usual() -> Daemon {
-        Daemon { socket: None, token_file: None, ca: None, json: false }
+        Daemon { socket: None, host: None, token_file: None, ca: None, json: false }
     }
 
     /// Adds the options that were given before the command, unless they are repeated after it.
     pub fn or(&mut self, before: GlobalDaemonOptions) {
-        let GlobalDaemonOptions { socket, token_file, ca, json } = before;
+        let GlobalDaemonOptions { socket, host, token_file, ca, json } = before;
         self.socket = self.socket.take().or(socket);
+        self.host = self.host.take().or(host);
         self.token_file = self.token_file.take().or(token_file);
         self.ca = self.ca.take().or(ca);
         self.json |= json;
@@ -111,8 +120,25 @@ impl Daemon {
         }
     }
 
+    /// Returns the host of the fleet that requests are for, if it is said.
+    fn host(&self) -> Result<Option<Name>, Failure> {
+        match (&self.host, variable(HOST_VARIABLE)) {
+            (Some(host), _) => Ok(Some(host.clone())),
+            (None, Some(text)) => {
+                let host = text.to_string_lossy().parse();
+                host.map(Some).map_err(|e| Failure::usage(format!("{HOST_VARIABLE}: {e}")))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
     /// Returns the socket, for commands that work on the daemon's own host only.
     pub fn local(&self, what: &str) -> Result<PathBuf, Failure> {
+        if let Some(host) = self.host()? {
+            return Err(Failure::usage(format!(
+                "{what} works on spillwayd's own host, and --host (or {HOST_VARIABLE}) names {host}: run it there, without that"
+            )));
+        }
         match self.address()? {
             Address::Socket(path) => Ok(path),
             Address::Remote(remote) => Err(Failure::usage(format!(
@@ -124,7 +150,8 @@ impl Daemon {
     /// Returns the absolute path of a file on the daemon's host. A relative one is of this host, which must be the same.
     pub fn host_path(&self, path: &Path) -> Result<PathBuf, Failure> {
         if path.is_relative() {
-            let elsewhere = "over TCP it is a file of spillwayd's host: give its whole path";
+            let elsewhere =
+                "over TCP, and with --host, it is a file of spillwayd's host: give its whole path";
             self.local("").map_err(|_| Failure::usage(format!("{}: {elsewhere}", path.display())))?;
         }
         std::path::absolute(path).map_err(|e| Failure::usage(format!("{}: {e}: give a path", path.display())))
@@ -132,6 +159,15 @@ impl Daemon {
 
     /// Returns the client that sends requests.
     pub fn client(&self) -> Result<Client, Failure> {
+        let client = self.direct_client()?;
+        Ok(match self.host()? {
+            Some(host) => client.through_to(host),
+            None => client,
+        })
+    }
+
+    /// Returns a client of the daemon that is asked first.
+    fn direct_client(&self) -> Result<Client, Failure> {
         match self.address()? {
             Address::Socket(path) => {
                 let given = [("--token-file", &self.token_file), ("--ca", &self.ca)];

@@ -7,6 +7,7 @@ mod claim;
 mod console;
 mod daemon;
 mod event;
+mod fleet;
 mod image;
 mod itself;
 mod leftover;
@@ -24,6 +25,7 @@ pub use words::word;
 pub use catalog::{CatalogCommand, catalog};
 pub use daemon::{Daemon, GlobalDaemonOptions, only_local};
 pub use event::{Events, event};
+pub use fleet::{FleetCommand, fleet};
 pub use image::{ImageCommand, image};
 pub use itself::{HostCommand, host};
 pub use leftover::{LeftoverCommand, leftover};
@@ -38,6 +40,7 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use spillway_api::Name;
 use spillway_api::client::{self, ClientError};
+use std::collections::BTreeMap;
 
 /// Which objects of a list.
 #[derive(Debug, Args)]
@@ -55,7 +58,19 @@ pub struct Limit {
     limit: Option<u32>,
 }
 
+impl Limit {
+    /// Number of objects that are shown at most.
+    fn most(self) -> usize {
+        self.limit.map_or(usize::MAX, |limit| limit as usize)
+    }
+}
+
 impl Labels {
+    /// Whether an object with these labels is one of them, for lists that the daemon does not filter.
+    fn fit(&self, labels: &BTreeMap<Name, String>) -> bool {
+        self.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+    }
+
     /// Builds the query, with further parameters.
     fn query<'a>(&self, more: impl IntoIterator<Item = (&'a str, String)>) -> String {
         let labels = self.labels.iter().map(|(key, value)| ("label", format!("{key}={value}")));

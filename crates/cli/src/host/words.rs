@@ -79,9 +79,10 @@ mod tests {
     use crate::args::settings::{BASE_CACHES, FULL, MODES};
     use crate::host::catalog::hardware::{DISPLAYS, FIRMWARE, GUESTS, TPMS, VIDEOS, VMMS, WATCHDOGS};
     use crate::host::catalog::settings::{KINDS, RESETS};
+    use crate::host::fleet::catalog::settings::{IDENTITIES, ISOLATION_ACTIONS, SPREADS};
     use spillway_api::{
-        BaseCache, CatalogKind, DiskMode, DisplayKind, Firmware, FullPolicy, GuestSystem, ResetEvent, Tpm,
-        Video, VmmKind, WatchdogAction,
+        BaseCache, CatalogKind, DiskMode, DisplayKind, Firmware, FullPolicy, GuestSystem, IdentityKind,
+        IsolationAction, ResetEvent, Spread, Tpm, Video, VmmKind, WatchdogAction,
     };
 
     #[test]
@@ -109,5 +110,8 @@ mod tests {
         all::<Tpm>(TPMS);
         all::<Video>(VIDEOS);
         all::<WatchdogAction>(WATCHDOGS);
+        all::<Spread>(SPREADS);
+        all::<IdentityKind>(IDENTITIES);
+        all::<IsolationAction>(ISOLATION_ACTIONS);
     }
 }

@@ -1,12 +1,13 @@
 //! Questions to hosts about another one that is silent. Owns who is asked, when, and for how long an answer counts.
 //!
-//! Invariant: a host is unreachable only if each host that was asked has said so, or has not answered in time.
+//! Invariant: a host is unreachable only if a host that was asked has said so, and none has said that it reaches it. Where nobody answers,
+//! the placer itself may be cut off, and nothing is known.
 
 use crate::Moment;
 use crate::view::FleetView;
 use spillway_api::Name;
 
-/// Time in which a host must answer; then it counts as one that does not reach the silent host.
+/// Time in which a host must answer; then it counts as one that does not reach the silent host, if another has answered.
 pub const ANSWER_MS: u64 = 5_000;
 /// Time for which answers count.
 pub const VALID_MS: u64 = 10_000;
@@ -30,6 +31,8 @@ pub struct Ask {
 pub(super) struct Inquiry {
     /// Those who were asked and have not answered, and when they were asked.
     open: Option<(Vec<Name>, Moment)>,
+    /// Whether one of those who were asked last has said that it does not reach the host.
+    is_denied: bool,
     /// Whether somebody reaches the host, and when that was known.
     result: Option<(bool, Moment)>,
     rounds: u32,
@@ -48,6 +51,7 @@ impl Inquiry {
 
     pub(super) fn begin(&mut self, of: &[Name], now: Moment) {
         self.open = Some((of.to_vec(), now));
+        self.is_denied = false;
         let pause = FIRST_PAUSE_MS.saturating_mul(1 << self.rounds.min(16)).min(MOST_PAUSE_MS);
         self.pause_until = now.after_ms(ANSWER_MS.saturating_add(pause));
         self.rounds = self.rounds.saturating_add(1);
@@ -63,7 +67,9 @@ impl Inquiry {
             return true;
         }
         let Some((open, _)) = &mut self.open else { return false };
+        let before = open.len();
         open.retain(|host| host != by);
+        self.is_denied |= open.len() < before;
         open.is_empty() && self.conclude(now)
     }
 
@@ -87,8 +93,8 @@ impl Inquiry {
         had
     }
 
-    pub(super) fn reach(&self, now: Moment) -> super::Reach {
-        match self.result.filter(|(_, at)| now.since_ms(*at) < VALID_MS) {
+    pub(super) fn reach(&self) -> super::Reach {
+        match self.result {
             Some((true, _)) => super::Reach::Answers,
             Some((false, _)) => super::Reach::Unreachable,
             None => super::Reach::Unknown,
@@ -104,8 +110,10 @@ impl Inquiry {
 
     fn conclude(&mut self, now: Moment) -> bool {
         self.open = None;
-        self.result = Some((false, now));
-        true
+        if self.is_denied {
+            self.result = Some((false, now));
+        }
+        self.is_denied
     }
 }
 

@@ -182,6 +182,20 @@ fn a_host_that_answers_another_is_not_lost_and_is_asked_about_ever_less() {
 }
 
 #[test]
+fn a_placer_that_nobody_answers_knows_nothing() {
+    let mut seen = Seen::of(8).at_stake("h1");
+    seen.fleet.end_lease("h1");
+    let mut asked = std::collections::BTreeSet::new();
+    for _ in 0..100 {
+        seen.after(1_000).into_iter().for_each(|ask| asked.extend(ask.of));
+        // What comes from others than those that were asked is no answer.
+        seen.liveness.answered(&name("h1"), &name("h1"), false, seen.now);
+        assert_eq!(seen.reach("h1"), Reach::Unknown);
+    }
+    assert!(asked.len() > 2, "others are asked");
+}
+
+#[test]
 fn all_that_there_are_are_asked_where_there_are_not_two_others() {
     for (hosts, asked) in [(1, 0), (2, 1), (3, 2), (4, 2)] {
         let mut seen = Seen::of(hosts);
@@ -198,8 +212,9 @@ fn all_that_there_are_are_asked_where_there_are_not_two_others() {
 fn a_placer_that_stood_still_asks_anew() {
     let mut seen = Seen::of(8).at_stake("h1");
     seen.fleet.end_lease("h1");
-    assert_eq!(seen.after(25_000).len(), 1);
-    // The answers may have come meanwhile, and may stand behind this step.
+    let asks = seen.after(25_000);
+    seen.liveness.answered(&name("h1"), &asks[0].of[0], false, seen.now);
+    // The other answer may have come meanwhile, and may stand behind this step.
     seen.now = seen.now.after_ms(20_000);
     assert_eq!(seen.after(0).len(), 1);
     assert_eq!(seen.reach("h1"), Reach::Unknown);

@@ -65,13 +65,18 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
             Target { cell: *cell, role, to }
         })
         .collect();
-    let counted = targets.iter().filter(|target| target.role.counts());
-    let kept: u64 = counted.map(|target| u64::from(target.to)).sum();
+    // What was just written may not be applied: no others are lowered or raised because of it.
+    let sum = |of: fn(&Target) -> u32| {
+        let counted = targets.iter().filter(|target| target.role.counts());
+        counted.map(|target| u64::from(of(target))).sum::<u64>()
+    };
+    let least = sum(|target| if target.cell.is_busy { target.cell.least } else { target.to });
+    let most = sum(|target| if target.cell.is_busy { target.cell.most } else { target.to });
     let mut unplaced = 0;
-    if kept > count {
-        take_surplus(table, &mut targets, kept - count);
-    } else if kept < count {
-        unplaced = place_missing(table, number, &refused, &mut targets, count - kept);
+    if least > count {
+        take_surplus(table, &mut targets, least - count);
+    } else if most < count {
+        unplaced = place_missing(table, number, &refused, &mut targets, count - most);
     }
     settle_others(table, &mut targets, count, unplaced);
     if unplaced > 0 {

@@ -20,7 +20,7 @@ pub use space::{Resource, Shortage};
 use crate::liveness::{Brake, Standing};
 use crate::records::CatalogRecord;
 use crate::transaction::Revision;
-use crate::view::FleetView;
+use crate::view::{FleetView, Versioned};
 use spillway_api::{IdentityKind, Name};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,6 +40,8 @@ pub struct Situation<'a> {
     pub written: &'a BTreeMap<Name, BTreeMap<Name, u32>>,
     /// Shares that hosts have refused lately, with the time in milliseconds for which they are passed over.
     pub refused: &'a BTreeMap<Place, u64>,
+    /// Catalogs as they last were, deleted ones too: their machines take space until they are gone.
+    pub known: &'a BTreeMap<Name, Versioned<CatalogRecord>>,
     /// Catalogs that wait for the end of a transaction.
     pub held: &'a BTreeSet<Name>,
 }

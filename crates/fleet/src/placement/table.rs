@@ -28,15 +28,18 @@ pub(super) struct Host<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Cell {
     pub(super) host: usize,
-    /// Count of the share.
+    /// Count of the share, or the one that was just written.
     pub(super) count: u32,
+    /// The smaller and the greater of both: what was just written may not be applied.
+    pub(super) least: u32,
+    pub(super) most: u32,
     /// Revision that last wrote it; 0 if it is not there.
     pub(super) modified: Revision,
     /// Whether version and generation are those that it is to have.
     pub(super) is_current: bool,
     /// Whether it was just written, so that it is left alone.
     pub(super) is_busy: bool,
-    /// What the host has reported: machines, ready ones, claimed ones.
+    /// What the host has reported: machines, ready ones with those that are off as they should be, claimed ones.
     pub(super) reported: u32,
     pub(super) ready: u32,
     pub(super) claimed: u32,
@@ -45,8 +48,8 @@ pub(super) struct Cell {
 impl Cell {
     /// A host without a share.
     pub(super) fn empty(host: usize) -> Cell {
-        let (count, modified, is_current, is_busy) = (0, 0, true, false);
-        Cell { host, count, modified, is_current, is_busy, reported: 0, ready: 0, claimed: 0 }
+        let (count, least, most, modified, is_current, is_busy) = (0, 0, 0, 0, true, false);
+        Cell { host, count, least, most, modified, is_current, is_busy, reported: 0, ready: 0, claimed: 0 }
     }
 }
 
@@ -114,21 +117,31 @@ impl<'a> Table<'a> {
             let is_current = share.value.version == version_for(record, host.name)
                 && share.value.generation == record.generation;
             let (count, modified) = (share.value.count, share.modified);
-            cells.insert(*catalog, Cell { count, modified, is_current, ..empty });
+            cells.insert(*catalog, Cell { count, least: count, most: count, modified, is_current, ..empty });
         }
         for (name, count) in situation.written.get(host.name).into_iter().flatten() {
             let Some(catalog) = numbers.get(name) else { continue };
             let cell = cells.entry(*catalog).or_insert(empty);
+            (cell.least, cell.most) = (cell.least.min(*count), cell.most.max(*count));
             (cell.count, cell.is_busy) = (*count, true);
         }
         for (name, status) in host.status.iter().flat_map(|status| &status.catalogs) {
             let Some(catalog) = numbers.get(name) else { continue };
             let cell = cells.entry(*catalog).or_insert(empty);
-            (cell.reported, cell.ready, cell.claimed) = (status.count, status.ready, status.claimed);
+            let ready = status.ready.saturating_add(status.off);
+            (cell.reported, cell.ready, cell.claimed) = (status.count, ready, status.claimed);
+        }
+        let deleted = situation.known.len() > numbers.len();
+        for (name, known) in situation.known.iter().filter(|(name, _)| deleted && !numbers.contains_key(name))
+        {
+            let share = situation.view.share(host.name, name).map_or(0, |share| share.value.count);
+            let reported = host.status.and_then(|status| status.catalogs.get(name)).map_or(0, |of| of.count);
+            let need = Need::of(&known.value.spec.catalog, host.hypervisor);
+            host.left.take(Amounts::of_machine(need), share.max(reported));
         }
         for (catalog, cell) in cells {
             let catalog = &mut self.catalogs[catalog];
-            host.left.take(catalog.need(host.hypervisor), cell.count.max(cell.reported));
+            host.left.take(catalog.need(host.hypervisor), cell.most.max(cell.reported));
             catalog.cells.push(cell);
         }
     }

@@ -269,10 +269,27 @@ fn a_new_version_or_generation_is_written_to_all_shares() {
 fn shares_of_a_deleted_catalog_are_deleted() {
     let mut driver = placed(&[("a", "x"), ("b", "y")], 20);
     driver.fleet.put("catalogs/desk", "{");
-    assert_eq!(driver.settle(), 0, "one that cannot be read is there");
+    driver.transactions.clear();
+    driver.settle();
+    assert_eq!(driver.transactions, [], "one that cannot be read is there");
     driver.fleet.delete("catalogs/desk");
     driver.settle();
     assert_eq!(driver.fleet.shares(), []);
+}
+
+#[test]
+fn machines_of_a_deleted_catalog_take_space_until_they_are_gone() {
+    let mut driver = placed(&[("a", "x")], 60);
+    driver.fleet.delete("catalogs/desk");
+    driver.fleet.catalog("more", 30, json!({}));
+    driver.settle();
+    assert_eq!((driver.fleet.count("a", "desk"), driver.fleet.count("a", "more")), (0, 4));
+    driver.fleet.report("a", "desk", json!({"count": 40}));
+    driver.settle();
+    assert_eq!(driver.fleet.count("a", "more"), 24);
+    driver.fleet.set("status/a", json!({"catalogs": {}}));
+    driver.settle();
+    assert_eq!(driver.fleet.count("a", "more"), 30);
 }
 
 #[test]
@@ -342,6 +359,17 @@ fn trouble_of_the_store_keeps_hosts_from_being_replaced() {
     assert_eq!(driver.after_s(29), 0);
     driver.after_s(6);
     assert_eq!(driver.fleet.count("a", "desk"), 0);
+}
+
+#[test]
+fn trouble_after_the_answers_counts_as_well() {
+    let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "x"), ("d", "x")], 60);
+    driver.fleet.end_lease("a");
+    driver.settle();
+    driver.after_s(28);
+    assert_eq!(driver.asks.len(), 1);
+    driver.health.trouble = Some(driver.now);
+    assert_eq!((driver.after_s(6), driver.fleet.count("a", "desk")), (0, 15));
 }
 
 #[test]

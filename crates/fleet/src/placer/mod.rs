@@ -18,13 +18,15 @@ use crate::election::{Identity, term};
 use crate::keys::Key;
 use crate::liveness::{Ask, Liveness, StoreHealth};
 use crate::placement::{Plan, Situation, plan};
+use crate::records::{CatalogRecord, HostRecord};
 use crate::transaction::{Comparison, Outcome, Revision, Transaction, Write};
-use crate::view::FleetView;
+use crate::view::{FleetView, Versioned};
 use bundle::{Bundle, bundles};
 use flights::{Ended, Flights};
 use refusals::Refusals;
 use report::Reports;
 use spillway_api::Name;
+use std::collections::BTreeMap;
 
 /// Most transactions that are under way at the same time.
 const MOST_FLIGHTS: usize = 256;
@@ -77,6 +79,8 @@ struct Office {
     flights: Flights,
     refusals: Refusals,
     reports: Reports,
+    /// Catalogs as they last were, deleted ones as long as a host has machines of them.
+    known: BTreeMap<Name, Versioned<CatalogRecord>>,
     plan: Plan,
     /// What the last plan was made from: revision of the records, and number of the changes of what is known of hosts.
     planned: Option<(Revision, u64)>,
@@ -163,6 +167,7 @@ impl Office {
             flights: Flights::default(),
             refusals: Refusals::default(),
             reports: Reports::default(),
+            known: BTreeMap::new(),
             plan: Plan::default(),
             planned: None,
             is_truncated: false,
@@ -179,9 +184,26 @@ impl Office {
             self.seen = Some(view.revision);
             self.liveness.observe(view, now);
             self.refusals.observe(view, now);
+            self.remember(view);
         }
         if self.flights.settle(view, now) {
             self.planned = None;
+        }
+    }
+
+    fn remember(&mut self, view: &FleetView) {
+        for (name, record) in &view.catalogs {
+            if self.known.get(name).is_none_or(|known| known.modified != record.modified) {
+                self.known.insert(name.clone(), record.clone());
+            }
+        }
+        if self.known.len() > view.catalogs.len() {
+            let of_hosts = |name: &Name| {
+                let mut reports = view.statuses.values().map(|status| &status.value.catalogs);
+                reports.any(|catalogs| catalogs.get(name).is_some_and(|report| report.count > 0))
+                    || view.shares.values().any(|shares| shares.contains_key(name))
+            };
+            self.known.retain(|name, _| view.catalogs.contains_key(name) || of_hosts(name));
         }
     }
 
@@ -205,6 +227,7 @@ impl Office {
             brake: liveness.brake(now),
             written: &written,
             refused: &refused,
+            known: &self.known,
             held: &held,
         });
         let next = self.plan.next_in_ms.map(|ms| now.after_ms(ms));
@@ -225,7 +248,7 @@ impl Office {
         let back = view.hosts.iter().filter_map(|(name, host)| {
             let epoch = view.alive.get(name)?.created;
             host.value.dead_epoch.filter(|dead| epoch > *dead && !self.flights.writes_host(name))?;
-            let record = crate::records::HostRecord { dead_epoch: None, ..host.value.clone() };
+            let record = HostRecord { dead_epoch: None, ..host.value.clone() };
             let bytes = serde_json::to_vec(&record).expect("a record of texts and numbers is JSON");
             let transaction = Transaction {
                 comparisons: vec![

@@ -33,6 +33,8 @@ pub struct HostStatus {
     pub host: Name,
     /// What is known of it.
     pub standing: Standing,
+    /// Whether it counts as lost: its machines are, or were, replaced.
+    pub is_lost: bool,
     /// Why its machines are not replaced, if it is silent and has some.
     pub kept: Option<String>,
 }
@@ -46,7 +48,8 @@ pub(super) fn status(office: &Office, view: &FleetView, now: Moment) -> PlacerSt
         let has_names = view.places.contains_key(host);
         let kept =
             why_kept(standing, office.plan.stakes.get(host), brake, has_machines(view, host), has_names);
-        HostStatus { host: host.clone(), standing, kept }
+        let is_lost = office.reports.lost.contains(host);
+        HostStatus { host: host.clone(), standing, is_lost, kept: kept.filter(|_| !is_lost) }
     });
     PlacerStatus {
         term: office.term,

@@ -1,7 +1,7 @@
 //! A placer on a store that answers at once, for tests of its rules.
 #![allow(dead_code, clippy::unwrap_used)]
 
-use super::sample::{Fleet, check, identity, name};
+use crate::sample::{Fleet, check, identity, name};
 use spillway_fleet::Moment;
 use spillway_fleet::liveness::{Ask, StoreHealth};
 use spillway_fleet::placer::{Placer, PlacerAction, PlacerStatus};

@@ -5,7 +5,7 @@ use crate::sample::{identity, name};
 use crate::store::Store;
 use spillway_api::{Hypervisor, IsolationAction, Name};
 use spillway_fleet::Moment;
-use spillway_fleet::membership::{BelievedLease, HostMembership, OwnHost, Standing};
+use spillway_fleet::membership::{HostMembership, KnownLease, OwnHost, Standing};
 use spillway_fleet::named::{Belief, HostNames, NameOrder, NamedOrders, RunningName};
 use spillway_fleet::placer::Placer;
 use spillway_fleet::records::AliveRecord;
@@ -37,7 +37,7 @@ pub struct Daemon {
     pub view: FleetView,
     /// Changes of the log that the view has.
     pub followed: usize,
-    pub lease: Option<BelievedLease>,
+    pub lease: Option<KnownLease>,
     pub renews_next: Moment,
     /// When the request to renew that is open was sent.
     pub renewing: Option<Moment>,
@@ -183,9 +183,7 @@ impl Node {
         let daemon = self.daemon.as_mut().unwrap();
         let lease = match removed {
             // It believes what it was once told.
-            Removed::Lease => {
-                daemon.lease.map(|lease| BelievedLease { until: clock.after_ms(10_000), ..lease })
-            }
+            Removed::Lease => daemon.lease.map(|lease| KnownLease { until: clock.after_ms(10_000), ..lease }),
             _ => daemon.lease,
         };
         let (standing, change) = daemon.membership.step(&daemon.view, lease, clock);

@@ -12,7 +12,7 @@ use spillway_fleet::changes::change_host;
 use spillway_fleet::election::candidacy;
 use spillway_fleet::keys::Key;
 use spillway_fleet::liveness::StoreHealth;
-use spillway_fleet::membership::BelievedLease;
+use spillway_fleet::membership::KnownLease;
 use spillway_fleet::named::NamedOrders;
 use spillway_fleet::placer::PlacerAction;
 use spillway_fleet::transaction::{Outcome, Transaction, Write};
@@ -376,7 +376,7 @@ impl World {
                 daemon.renewing = None;
                 match id {
                     Some(id) => {
-                        daemon.lease = Some(BelievedLease { id, until: sent.after_ms(BELIEVED_MS) });
+                        daemon.lease = Some(KnownLease { id, until: sent.after_ms(BELIEVED_MS) });
                         daemon.renews_next = sent.after_ms(5_000);
                     }
                     None => daemon.lease = None,

@@ -17,8 +17,8 @@ use axum::{Extension, Json};
 use jiff::Timestamp;
 use spillway_api::{
     CatalogSpec, Empty, ErrorCode, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate,
-    FleetDetails, FleetHost, FleetHostAction, FleetHostChange, List, Name, NewFleet, NewFleetCatalog,
-    PlacerChange,
+    FleetDetails, FleetHost, FleetHostAction, FleetHostChange, JoinToken, List, Name, NewFleet,
+    NewFleetCatalog, PlacerChange,
 };
 use spillway_fleet::changes;
 use utoipa_axum::router::OpenApiRouter;
@@ -31,6 +31,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(get_fleet, create_fleet))
         .routes(routes!(change_fleet_placer))
+        .routes(routes!(create_join_token))
         .routes(routes!(list_fleet_hosts))
         .routes(routes!(get_fleet_host, change_fleet_host, remove_fleet_host))
         .routes(routes!(list_fleet_catalogs, create_fleet_catalog))
@@ -70,6 +71,13 @@ async fn change_fleet_placer(
     let fleet = service(&app)?;
     fleet.change(|view| changes::set_placer(view, enabled).map(Some)).await?;
     Ok(Json(fleet.describe()))
+}
+
+/// Makes a token by which another host can join: the address of etcd, with the files and the password that this host uses for it. It is a
+/// secret.
+#[utoipa::path(post, path = "/join-tokens", request_body = Empty, responses((status = 200, body = JoinToken), ProblemResponse))]
+async fn create_join_token(State(app): State<ApiState>, Body(_): Body<Empty>) -> JsonResult<JoinToken> {
+    Ok(Json(JoinToken { token: service(&app)?.join_token().await? }))
 }
 
 /// Lists the hosts of the fleet, in the order of their names.

@@ -23,7 +23,7 @@ use body::PassedBody;
 use hyper::service::Service;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::service::TowerToHyperService;
-use spillway_api::{ErrorCode, FleetSelf, Name};
+use spillway_api::{ErrorCode, Name};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -139,7 +139,7 @@ struct Passage {
 
 impl Passage {
     /// Waits until the user may not have the response any more, or the host is no member any more, or another one.
-    async fn is_over(self) {
+    async fn until_over(self) {
         while self.peer.may(&self.headers, self.role)
             && self.fleet.members.get(&self.host).as_ref() == Some(&self.member)
         {
@@ -147,14 +147,20 @@ impl Passage {
         }
     }
 
-    /// Waits until the host does not answer any more, twice in a row.
-    async fn is_lost(&self) -> HostClientError {
+    /// Waits until the host does not answer any more, twice in a row. `is_read`: a lost request may be repeated.
+    async fn until_lost(&self, is_read: bool) -> HostClientError {
         let mut failed = 0;
         loop {
             sleep(LOOK).await;
-            match self.fleet.client.get::<FleetSelf>(&self.host, SELF, REACH).await {
+            let mut question = Request::new(Body::empty());
+            *question.uri_mut() = Uri::from_static(SELF);
+            // Any answer shows that it goes on.
+            match self.fleet.client.whole(&self.host, question, REACH).await {
                 Ok(_) => failed = 0,
-                Err(error) if failed == 1 => return error,
+                Err(HostClientError::Unreachable { host, address, why, .. }) if failed == 1 => {
+                    return HostClientError::Unreachable { host, address, why, is_sent: !is_read };
+                }
+                Err(error @ HostClientError::Unknown { .. }) => return error,
                 Err(_) => failed += 1,
             }
         }
@@ -192,22 +198,22 @@ async fn pass_on(app: &ApiState, own: OwnRoutes, mut request: Request) -> Result
     if host == fleet.host {
         return answer_here(own, request, path).await;
     }
-    let member = fleet.members.get(&host);
+    let Some(member) = fleet.members.get(&host) else {
+        let nearest = fleet.members.nearest(host.as_str());
+        return Err(host_error(&HostClientError::Unknown { host, nearest }));
+    };
     let headers = request.headers().clone();
     let upgrade = is_websocket(&headers).then(|| request.extensions_mut().remove::<OnUpgrade>()).flatten();
     if upgrade.is_some() && !is_same_origin(&headers) {
         let message = "a page of another origin may not open this: open it from the daemon's own console";
         return Err(HostError::new(ErrorCode::Forbidden, message));
     }
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     let request = outgoing(request, path, user, upgrade.is_some());
-    let Some(member) = member else {
-        let nearest = fleet.members.nearest(host.as_str());
-        return Err(host_error(&HostClientError::Unknown { host, nearest }));
-    };
     let passage = Passage { fleet, host, member, peer, headers, role: caller.role };
     let response = tokio::select! {
         response = passage.fleet.client.send(&passage.host, request, RESPONSE) => response,
-        error = passage.is_lost() => Err(error),
+        error = passage.until_lost(is_read) => Err(error),
     };
     incoming(response.map_err(|e| host_error(&e))?, upgrade, passage)
 }
@@ -286,14 +292,16 @@ fn incoming(
     remove_of_connection(headers);
     OF_HOST.iter().for_each(|name| _ = headers.remove(name));
     if !is_switched {
-        return Ok(response.map(|body| Body::new(PassedBody::new(body, passage.is_over()))).into_response());
+        return Ok(response
+            .map(|body| Body::new(PassedBody::new(body, passage.until_over())))
+            .into_response());
     }
     add_upgrade(headers);
     let Some((client, target)) = upgrade.zip(response.extensions_mut().remove::<OnUpgrade>()) else {
         let message = format!("{} has answered with another protocol, which nobody has asked for", at());
         return Err(HostError::new(ErrorCode::Unavailable, message));
     };
-    tokio::spawn(tunnel::relay(client, target, passage.peer.clone(), passage.is_over()));
+    tokio::spawn(tunnel::relay(client, target, passage.peer.clone(), passage.until_over()));
     Ok(response.map(|_| Body::empty()))
 }
 

@@ -1,11 +1,12 @@
-//! The fleet of the host, if it is in one ([060](../../../../docs/design/060-fleets.md)). Owns what the daemon does for that; the decisions
-//! are in the crate `fleet`.
+//! The fleet of the host, if it is in one (docs/design/060-fleets.md). Owns what the daemon does for that; the decisions are in the
+//! crate `fleet`.
 //!
 //! Invariant: without etcd everything on the host goes on as before.
 
 mod details;
 pub mod door;
 pub mod etcd;
+mod leaving;
 mod named;
 mod open;
 mod options;
@@ -13,7 +14,9 @@ mod placing;
 mod record;
 mod service;
 mod shares;
+mod token;
 
+pub use leaving::leave_fleet;
 pub use open::{HostParts, OpenFleet};
 pub use options::{FleetHostSettings, FleetOptions};
 pub(crate) use record::RECORDS;

@@ -90,8 +90,8 @@ impl NameKeeper {
         let (lease, alive) = (lease?, view.alive.get(&self.host)?);
         let is_own = alive.value.instance == self.instance && alive.value.lease == lease.id;
         let is_joined = view.meta.as_ref().is_some_and(|meta| joined == Some(&meta.value.fleet_id));
-        (is_own && is_joined && lease.is_believed(now()))
-            .then_some(Belief { epoch: alive.created, until: lease.believed_until })
+        (is_own && is_joined && lease.is_valid(now()))
+            .then_some(Belief { epoch: alive.created, until: lease.valid_until })
     }
 
     /// Carries out what was decided.

@@ -7,6 +7,7 @@ use super::options::FleetHostSettings;
 use super::record::FleetMembership;
 use super::service::{FleetParts, FleetService};
 use super::shares::ShareReconciler;
+use super::token::EtcdAccess;
 use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
@@ -76,8 +77,8 @@ impl OpenFleet {
     /// # Errors
     /// The host is in another fleet.
     pub fn begin(self, parts: HostParts) -> Result<FleetService, HostError> {
-        let FleetHostSettings { address, tls, user, host, zone, labels, told, .. } = self.settings;
-        let record = FleetMembership::open(&parts.objects, &address.fleet, &host)?;
+        let FleetHostSettings { etcd, host, zone, labels, told, .. } = self.settings;
+        let record = FleetMembership::open(&parts.objects, &etcd.address.fleet, &host)?;
         let alive = AliveRecord {
             instance: self.door.instance.clone(),
             boot_id: boot_id(),
@@ -89,7 +90,7 @@ impl OpenFleet {
         };
         let own = OwnHost { name: host, host_id: record.host_id, zone, labels, alive };
         let reconciler = ShareReconciler {
-            fleet: address.fleet.clone(),
+            fleet: etcd.address.fleet.clone(),
             catalogs: parts.catalogs,
             machines: parts.machines,
             images: parts.images,
@@ -97,8 +98,8 @@ impl OpenFleet {
             capacity: parts.capacity,
             hypervisor: parts.hypervisor,
         };
-        let members = address.members.clone();
         // The key of this host keeps its epoch, whatever lease it has.
+        let EtcdAccess { address, tls, user } = etcd.clone();
         let store = FleetStore::open(FleetStoreSettings { address, tls, user, lease: None });
         let named = NameKeeper {
             host: own.name.clone(),
@@ -110,7 +111,7 @@ impl OpenFleet {
             highest_epoch: record.highest_epoch,
         };
         let service = FleetService::begin(FleetParts {
-            members,
+            etcd,
             store,
             door: self.door,
             events: parts.events,

@@ -3,21 +3,20 @@
 //! Invariant: the address that other hosts are told is one that they can ask.
 
 use super::etcd::{EtcdAddress, EtcdTls, EtcdUser};
+use super::token::{self, EtcdAccess};
+use crate::failure::Failure;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use spillway_api::Name;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
 
 /// How a host takes part in a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetHostSettings {
-    /// Members of etcd, and name of the fleet.
-    pub address: EtcdAddress,
-    /// Files for TLS with etcd.
-    pub tls: Option<EtcdTls>,
-    /// User of etcd.
-    pub user: Option<EtcdUser>,
+    /// How etcd is reached, and the name of the fleet.
+    pub etcd: EtcdAccess,
     /// Name of the host.
     pub host: Name,
     /// Zone of the host.
@@ -36,27 +35,30 @@ pub struct FleetOptions {
     /// Take part in the fleet NAME, whose records are in this etcd, 3.4 or later
     #[arg(long, value_name = "etcd://HOST[:PORT],.../NAME")]
     fleet: Option<EtcdAddress>,
+    /// Take part in the fleet of this token, which 'spillway fleet join-token' has printed on another host into this file
+    #[arg(long, value_name = "FILE", conflicts_with = "fleet")]
+    fleet_token: Option<PathBuf>,
     /// With --fleet: files for TLS with etcd (PEM): ca=FILE,cert=FILE,key=FILE; 'system': the authorities that the host trusts
     #[arg(long, value_name = "FILES", requires = "fleet")]
     fleet_tls: Option<EtcdTls>,
     /// With --fleet: user of etcd, user=NAME,password=FILE
     #[arg(long, value_name = "USER", requires = "fleet")]
     fleet_user: Option<EtcdUser>,
-    /// With --fleet: address to listen on for the daemons of other hosts, which know each other by certificates that they make themselves
-    #[arg(long, value_name = "ADDR:PORT", requires = "fleet", default_value = "0.0.0.0:9445")]
+    /// With a fleet: address to listen on for the daemons of other hosts, which know each other by certificates that they make themselves
+    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:9445")]
     fleet_listen: SocketAddr,
-    /// With --fleet: address at which other hosts reach this one, HOST:PORT [default: that of --fleet-listen, or the one from which etcd
+    /// With a fleet: address at which other hosts reach this one, HOST:PORT [default: that of --fleet-listen, or the one from which etcd
     /// is reached]
-    #[arg(long, value_name = "HOST:PORT", requires = "fleet")]
+    #[arg(long, value_name = "HOST:PORT")]
     fleet_address: Option<String>,
-    /// With --fleet: name of this host in the fleet [default: the host's name up to the first dot]
-    #[arg(long, value_name = "NAME", requires = "fleet")]
+    /// With a fleet: name of this host in the fleet [default: the host's name up to the first dot]
+    #[arg(long, value_name = "NAME")]
     host_name: Option<Name>,
-    /// With --fleet: zone of this host; hosts that may fail together, such as those of a rack, have the same
-    #[arg(long, value_name = "ZONE", requires = "fleet", default_value = "default")]
+    /// With a fleet: zone of this host; hosts that may fail together, such as those of a rack, have the same
+    #[arg(long, value_name = "ZONE", default_value = "default")]
     zone: Name,
-    /// With --fleet: label of this host, for 'host_labels' of catalogs; may be given more than once
-    #[arg(long = "label", value_name = "KEY=VALUE", requires = "fleet", value_parser = label)]
+    /// With a fleet: label of this host, for 'host_labels' of catalogs; may be given more than once
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(Name, String)>,
 }
 
@@ -73,21 +75,35 @@ impl FleetOptions {
     ///
     /// # Errors
     /// The name or the address of the host cannot be found out.
-    pub fn settings(self) -> Result<Option<FleetHostSettings>> {
-        let Some(address) = self.fleet else { return Ok(None) };
+    pub fn settings(self, state: &Path) -> Result<Option<FleetHostSettings>> {
+        let etcd = match (self.fleet, self.fleet_token) {
+            (Some(address), _) => EtcdAccess { address, tls: self.fleet_tls, user: self.fleet_user },
+            (None, Some(file)) => token::take(&file, state).context("--fleet-token")?,
+            (None, None) => {
+                let given = [
+                    ("--fleet-address", self.fleet_address.is_some()),
+                    ("--host-name", self.host_name.is_some()),
+                    ("--label", !self.labels.is_empty()),
+                ];
+                if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given) {
+                    bail!(Failure::usage(format!(
+                        "{option} is for a fleet: give --fleet or --fleet-token, too"
+                    )));
+                }
+                return Ok(None);
+            }
+        };
         let host = match self.host_name {
             Some(host) => host,
             None => own_name().context("--host-name")?,
         };
         let told = match self.fleet_address {
             Some(told) => told,
-            None => told(self.fleet_listen, &address).context("--fleet-address")?,
+            None => told(self.fleet_listen, &etcd.address).context("--fleet-address")?,
         };
         check_told(&told).context("--fleet-address")?;
         Ok(Some(FleetHostSettings {
-            address,
-            tls: self.fleet_tls,
-            user: self.fleet_user,
+            etcd,
             host,
             zone: self.zone,
             labels: self.labels.into_iter().collect(),
@@ -147,7 +163,9 @@ mod tests {
 
     fn parse(arguments: &[&str]) -> Result<Option<FleetHostSettings>, String> {
         let parsed = Arguments::try_parse_from(["spillwayd"].iter().chain(arguments));
-        parsed.map_err(|e| e.to_string()).and_then(|all| all.fleet.settings().map_err(|e| format!("{e:#}")))
+        parsed
+            .map_err(|e| e.to_string())
+            .and_then(|all| all.fleet.settings(Path::new("/nowhere")).map_err(|e| format!("{e:#}")))
     }
 
     #[test]
@@ -156,11 +174,13 @@ mod tests {
         let fleet = ["--fleet", "etcd://127.0.0.1,127.0.0.2:4000/site", "--host-name", "a"];
         let settings = parse(&fleet).unwrap().unwrap();
         assert_eq!((settings.told.as_str(), settings.zone.as_str()), ("127.0.0.1:9445", "default"));
-        assert_eq!(settings.address.members, ["127.0.0.1:2379", "127.0.0.2:4000"]);
+        assert_eq!(settings.etcd.address.members, ["127.0.0.1:2379", "127.0.0.2:4000"]);
         let more = ["--fleet-listen", "192.0.2.1:7", "--label", "gpu=yes", "--label", "rack=7"];
         let settings = parse(&[&fleet[..], &more].concat()).unwrap().unwrap();
         assert_eq!((settings.told.as_str(), settings.labels.len()), ("192.0.2.1:7", 2));
-        for alone in [["--zone", "a"], ["--label", "a=b"], ["--host-name", "a"], ["--fleet-address", "a:1"]] {
+        for alone in
+            [["--fleet-tls", "system"], ["--label", "a=b"], ["--host-name", "a"], ["--fleet-address", "a:1"]]
+        {
             assert!(parse(&alone).is_err(), "{alone:?}");
         }
         for wrong in [["--fleet-address", "a"], ["--fleet-address", "a:0"], ["--label", "a"]] {

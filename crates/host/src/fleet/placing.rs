@@ -42,7 +42,7 @@ pub(super) async fn place(service: FleetService, own: Identity) {
     let (mut view, lease, health) = (service.subscribe(), service.store().lease(), service.store().health());
     let mut placer = Placer::new(own.clone());
     loop {
-        let holds = lease.borrow().is_some_and(|lease| lease.is_believed(now()));
+        let holds = lease.borrow().is_some_and(|lease| lease.is_valid(now()));
         let health = StoreHealth { trouble: health.borrow().trouble };
         let (candidacy, actions, status) = {
             let view = view.borrow_and_update();
@@ -132,8 +132,10 @@ fn knowledge(status: &PlacerStatus) -> PlacerKnowledge {
         Standing::DeclaredDead | Standing::Removed => HostState::Lost,
         Standing::NeverSeen => HostState::Absent,
     };
-    let hosts =
-        status.hosts.iter().map(|host| (host.host.clone(), (state(host.standing), host.kept.clone())));
+    let hosts = status.hosts.iter().map(|host| {
+        let state = if host.is_lost { HostState::Lost } else { state(host.standing) };
+        (host.host.clone(), (state, host.kept.clone()))
+    });
     let unplaced = status.unplaced.iter().map(|unplaced| (unplaced.catalog.clone(), reasons(unplaced)));
     PlacerKnowledge {
         hosts: hosts.collect(),

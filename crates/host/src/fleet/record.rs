@@ -5,7 +5,7 @@
 use crate::error::HostError;
 use crate::store::{Objects, RecordKind, StoredRecord};
 use serde::{Deserialize, Serialize};
-use spillway_api::{ErrorCode, Name};
+use spillway_api::{Catalog, ErrorCode, Name};
 use utoipa::ToSchema;
 
 const KEY: &str = "membership";
@@ -50,7 +50,7 @@ impl FleetMembership {
                     if !catalogs.is_empty() {
                         let message = format!(
                             "this host is {} in the fleet {}, and has catalogs of it ({}): drain it there first ('spillway fleet host drain \
-                             {}'), or start spillwayd without --fleet and delete them",
+                             {}'), or end its membership with 'spillwayd leave-fleet', which makes them its own",
                             found.host,
                             found.fleet,
                             catalogs.join(", "),
@@ -95,9 +95,41 @@ impl FleetMembership {
     }
 }
 
+/// What a host has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftFleet {
+    /// The fleet.
+    pub fleet: Name,
+    /// Catalogs that belong to the host from now on.
+    pub catalogs: Vec<String>,
+}
+
+/// Ends the membership of a host whose daemon does not run. Catalogs of the fleet become the host's own, unless their machines have names of
+/// the fleet. `None`: it is in no fleet.
+///
+/// # Errors
+/// The records cannot be read or written.
+pub fn leave(objects: &Objects) -> Result<Option<LeftFleet>, HostError> {
+    objects.change(|changes| {
+        let Some(found) = changes.get::<FleetMembership>(KEY)? else { return Ok(None) };
+        let fleet = found.value.fleet;
+        let mut catalogs = Vec::new();
+        for catalog in changes.list_readable_below::<Catalog>("")? {
+            // Machines with names of the fleet never run without it: what is left of them is to be deleted.
+            if catalog.value.fleet.as_ref().is_some_and(|owner| owner.fleet == fleet && owner.named.is_none())
+            {
+                changes.put(&catalog.name, &Catalog { fleet: None, ..catalog.value });
+                catalogs.push(catalog.name);
+            }
+        }
+        changes.delete::<FleetMembership>(KEY);
+        Ok(Some(LeftFleet { fleet, catalogs }))
+    })
+}
+
 fn catalogs_of(objects: &Objects, fleet: &Name) -> Result<Vec<String>, HostError> {
-    let catalogs = objects.list::<spillway_api::Catalog>()?;
-    let is_of = |catalog: &spillway_api::Catalog| catalog.fleet.as_ref().is_some_and(|of| of.fleet == *fleet);
+    let catalogs = objects.list::<Catalog>()?;
+    let is_of = |catalog: &Catalog| catalog.fleet.as_ref().is_some_and(|of| of.fleet == *fleet);
     Ok(catalogs.into_iter().filter(|catalog| is_of(&catalog.value)).map(|catalog| catalog.name).collect())
 }
 
@@ -128,5 +160,11 @@ mod tests {
         host.catalogs.delete(&name("desk"), terms).unwrap();
         let other = FleetMembership::open(&host.objects, &name("other"), &name("a")).unwrap();
         assert!(other.fleet_id.is_none() && other.host_id != first.host_id);
+        let owner = FleetOwner { fleet: name("other"), generation: 1, named: None };
+        host.catalogs.create_for_fleet(&name("desk"), &spec(json!({})), owner).unwrap();
+        let left = leave(&host.objects).unwrap().unwrap();
+        assert_eq!((left.fleet.as_str(), left.catalogs), ("other", vec!["desk".to_owned()]));
+        assert_eq!(host.catalogs.get(&name("desk")).unwrap().fleet, None);
+        assert_eq!(leave(&host.objects).unwrap(), None);
     }
 }

@@ -10,6 +10,7 @@ use super::etcd::{EtcdAlarm, EtcdHealth, EtcdReach, FleetStore, FleetStoreError,
 use super::placing::place;
 use super::record::FleetMembership;
 use super::shares::{ShareReconciler, UnfinishedShares};
+use super::token::{self, EtcdAccess};
 use crate::error::HostError;
 use crate::events::Events;
 use crate::store::Objects;
@@ -22,7 +23,7 @@ use spillway_fleet::agent::wanted;
 use spillway_fleet::changes::ChangeError;
 use spillway_fleet::election::Identity;
 use spillway_fleet::keys::Key;
-use spillway_fleet::membership::{BelievedLease, HostMembership, Standing};
+use spillway_fleet::membership::{HostMembership, KnownLease, Standing};
 use spillway_fleet::records::StatusRecord;
 use spillway_fleet::transaction::{Comparison, Outcome, Revision, Transaction, Write};
 use spillway_fleet::view::{FleetView, Update, Versioned};
@@ -51,7 +52,7 @@ pub struct FleetService(Arc<Inner>);
 struct Inner {
     name: Name,
     host: Name,
-    members: Vec<String>,
+    etcd: EtcdAccess,
     store: FleetStore,
     door: Arc<FleetDoor>,
     events: Events,
@@ -67,8 +68,8 @@ struct Inner {
 
 /// What a service is made of.
 pub struct FleetParts {
-    /// Members of etcd, `HOST:PORT`.
-    pub members: Vec<String>,
+    /// How etcd is reached.
+    pub etcd: EtcdAccess,
     /// Records of the fleet.
     pub store: FleetStore,
     /// Connections to other hosts.
@@ -86,13 +87,13 @@ pub struct FleetParts {
 impl FleetService {
     /// Begins to take part in the fleet.
     pub fn begin(parts: FleetParts) -> FleetService {
-        let FleetParts { members, store, door, events, objects, reconciler, membership } = parts;
+        let FleetParts { etcd, store, door, events, objects, reconciler, membership } = parts;
         let own = membership.own();
         let identity = Identity { host: own.name.clone(), instance: own.alive.instance.clone() };
         let inner = Inner {
             name: reconciler.fleet.clone(),
             host: own.name.clone(),
-            members,
+            etcd,
             store,
             door,
             events,
@@ -178,7 +179,7 @@ impl FleetService {
             placer: view.placer.as_ref().map(|placer| placer.value.host.clone()),
             places: view.meta.as_ref().is_some_and(|meta| meta.value.placer),
             brake: knowledge.brake.clone(),
-            etcd: etcd_status(&self.0.members, &health, view.revision),
+            etcd: etcd_status(&self.0.etcd.address.members, &health, view.revision),
             hosts: details::count_hosts(&details::hosts(&view, &knowledge)),
             unreadable: view.unreadable.clone(),
         }
@@ -186,6 +187,18 @@ impl FleetService {
 
     fn no_fleet(&self) -> String {
         format!("there is no fleet {} in etcd yet: make it with 'spillway fleet init'", self.0.name)
+    }
+
+    /// Makes a token by which another host can join.
+    ///
+    /// # Errors
+    /// A file that this host uses for etcd cannot be read.
+    pub async fn join_token(&self) -> Result<String, HostError> {
+        let etcd = self.0.etcd.clone();
+        let failed =
+            |e: String| HostError::new(ErrorCode::Internal, format!("the token cannot be made: {e}"));
+        let made = blocking(move || token::make(&etcd)).await.map_err(|e| failed(e.to_string()))?;
+        made.map_err(|e| failed(format!("{e:#}")))
     }
 
     /// Carries out a change that `decide` bases on the records, and waits until this host sees it. `None` from it means that there is nothing
@@ -326,10 +339,9 @@ impl FleetService {
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
-            let believed = lease
-                .borrow_and_update()
-                .map(|lease| BelievedLease { id: lease.id, until: lease.believed_until });
-            let (standing, transaction) = membership.step(&view.borrow_and_update(), believed, now());
+            let known =
+                lease.borrow_and_update().map(|lease| KnownLease { id: lease.id, until: lease.valid_until });
+            let (standing, transaction) = membership.step(&view.borrow_and_update(), known, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
                 match self.0.store.commit(&transaction).await {

@@ -25,6 +25,8 @@ pub struct EtcdOptions {
     pub tls: bool,
     /// Further options of etcd's command line.
     pub more: Vec<String>,
+    /// Address of all members; by default one of the loopback network that is the cluster's own.
+    pub address: Option<Ipv4Addr>,
 }
 
 /// A record as etcd has it.
@@ -63,7 +65,7 @@ impl EtcdCluster {
     pub fn start_with(members: usize, program: EtcdProgram, options: &EtcdOptions) -> Result<EtcdCluster> {
         let folder = tempfile::Builder::new().prefix("etcd-").tempdir()?;
         let authority = options.tls.then(|| Authority::new(&folder.path().join("tls"))).transpose()?;
-        let address = own_address();
+        let address = options.address.unwrap_or_else(own_address);
         if let Some(authority) = &authority {
             let file = |name: &str| folder.path().join("tls").join(name);
             authority.sign(&format!("IP:{address}"), &file("server.crt"), &file("server.key"))?;
@@ -133,8 +135,8 @@ impl EtcdCluster {
         let log = self.log(member);
         let server = self.members[member].server.as_mut().context("the member was not started")?;
         let ready = wait_until(PATIENCE, || {
-            let is_ready = std::fs::read_to_string(&log)
-                .is_ok_and(|text| text.contains("ready to serve client requests"));
+            let is_ready =
+                std::fs::read_to_string(&log).is_ok_and(|text| text.contains("serving client traffic"));
             (is_ready || server.ended().ok().flatten().is_some()).then_some(is_ready)
         });
         ensure!(ready == Some(true), "{} is not ready\n{}", server.command, server.tail());
@@ -175,6 +177,11 @@ impl EtcdCluster {
         let well = (0..self.len()).filter(|member| self.is_well(*member));
         let found = well.into_iter().find(|member| self.status(*member).is_ok_and(|(id, _)| id == leader));
         found.context("the leader does not answer")
+    }
+
+    /// Identity of a member, as etcd has it.
+    pub fn member_id(&self, member: usize) -> Result<u64> {
+        Ok(self.status(member)?.0)
     }
 
     /// Identity of a member, and that of its leader.

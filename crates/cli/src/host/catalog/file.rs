@@ -1,13 +1,14 @@
-//! Files of catalogs, TOML or JSON: read by `create`, `apply` and `diff`, written by `export`. Owns their format.
+//! Files of catalogs, of a host or of a fleet, TOML or JSON: read by `create`, `apply` and `diff`, written by `export`. Owns their format.
 //!
 //! Invariant: what is written is read back unchanged; an unknown or repeated name is refused rather than ignored.
 
+use super::kind::FileSettings;
 use crate::error::{Exit, Failure};
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
-use spillway_api::{CatalogSpec, Name, NewCatalog, nearest, parse_size, size_text};
+use spillway_api::{Name, nearest, parse_size, size_text};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -29,8 +30,17 @@ pub enum Format {
     Json,
 }
 
+/// A catalog of a file: what is sent to create it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NewObject<S> {
+    /// Name of the catalog.
+    pub name: Name,
+    /// Its settings.
+    pub spec: S,
+}
+
 /// Reads the catalogs of a file, or of standard input for `-`: at least one, in the order of their names.
-pub fn read(path: &Path) -> Result<Vec<NewCatalog>, Failure> {
+pub fn read<S: FileSettings>(path: &Path) -> Result<Vec<NewObject<S>>, Failure> {
     let name = if path == Path::new("-") { "standard input".into() } else { path.display().to_string() };
     let format = match path.extension().and_then(|extension| extension.to_str()) {
         Some("toml") => Some(Format::Toml),
@@ -60,7 +70,7 @@ pub fn text(path: &Path) -> Result<String, Failure> {
     }
 }
 
-fn parse(text: &str, format: Option<Format>) -> Result<Vec<NewCatalog>, String> {
+fn parse<S: FileSettings>(text: &str, format: Option<Format>) -> Result<Vec<NewObject<S>>, String> {
     let guessed = if text.trim_start().starts_with('{') { Format::Json } else { Format::Toml };
     let StrictValue(whole) = match format.unwrap_or(guessed) {
         Format::Json => serde_json::from_str(text).map_err(|e| e.to_string())?,
@@ -73,7 +83,7 @@ fn parse(text: &str, format: Option<Format>) -> Result<Vec<NewCatalog>, String> 
     let Value::Object(mut whole) = whole else { return Err(format!("it has no '{TOP}' at its top")) };
     let catalogs = whole.remove(TOP);
     if let Some(word) = whole.keys().next() {
-        return Err(unknown(word, &[TOP]));
+        return Err(unknown(word, &[TOP.to_owned()]));
     }
     let Some(Value::Object(catalogs)) = catalogs else {
         return Err(format!(
@@ -86,15 +96,14 @@ fn parse(text: &str, format: Option<Format>) -> Result<Vec<NewCatalog>, String> 
     let read = |(name, settings): (String, Value)| {
         let catalog = name.parse::<Name>().map_err(|e| e.to_string())?;
         let spec = spec(settings).map_err(|why| format!("catalog {name}: {why}"))?;
-        Ok(NewCatalog { name: catalog, spec })
+        Ok(NewObject { name: catalog, spec })
     };
     catalogs.into_iter().map(read).collect()
 }
 
-fn spec(settings: Value) -> Result<CatalogSpec, String> {
+fn spec<S: FileSettings>(settings: Value) -> Result<S, String> {
     let Value::Object(mut settings) = settings else { return Err("its settings are a table".into()) };
-    let usual = object(&CatalogSpec::defaults());
-    let known: Vec<&str> = usual.keys().map(String::as_str).collect();
+    let (usual, known) = (S::defaults().object(), S::names());
     if let Some(names) = settings.get(REDACTED) {
         let names: Vec<&str> = names.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let names = if names.is_empty() { "something".into() } else { names.join(", ") };
@@ -104,8 +113,9 @@ fn spec(settings: Value) -> Result<CatalogSpec, String> {
         ));
     }
     for (name, value) in &mut settings {
-        if !usual.contains_key(name) {
-            return Err(unknown(name, &known));
+        if !known.contains(name) {
+            let elsewhere = S::elsewhere(name).map(|where_else| format!("{name}: {where_else}"));
+            return Err(elsewhere.unwrap_or_else(|| unknown(name, &known)));
         }
         if let (true, Value::String(words)) = (name.ends_with("_bytes"), &*value) {
             *value = parse_size(words).map_err(|why| format!("{name}: '{words}': {why}"))?.into();
@@ -119,33 +129,29 @@ fn spec(settings: Value) -> Result<CatalogSpec, String> {
         let wrong = |name: &&String| {
             let mut one = usual.clone();
             one.insert((*name).clone(), settings[*name].clone());
-            serde_json::from_value::<CatalogSpec>(Value::Object(one)).is_err()
+            serde_json::from_value::<S>(Value::Object(one)).is_err()
         };
         settings.keys().find(wrong).map_or_else(|| e.to_string(), |name| format!("{name}: {e}"))
     })
 }
 
 /// Error for an unknown setting. A name without its unit is understood as the one with it.
-fn unknown(word: &str, known: &[&str]) -> String {
+fn unknown(word: &str, known: &[String]) -> String {
     let with_unit =
         known.iter().find(|name| name.strip_prefix(word).is_some_and(|rest| rest.starts_with('_')));
-    let near = with_unit.copied().or_else(|| nearest(word, known.iter().copied()));
+    let near = with_unit.map(String::as_str).or_else(|| nearest(word, known.iter().map(String::as_str)));
     let hint = near.map_or(String::new(), |near| format!(": do you mean '{near}'?"));
     format!("there is no setting '{}'{hint}", word.escape_debug())
 }
 
-fn object(spec: &CatalogSpec) -> Map<String, Value> {
-    match serde_json::to_value(spec) {
-        Ok(Value::Object(fields)) => fields,
-        other => unreachable!("settings are an object, not {other:?}"),
-    }
-}
-
 /// Writes a file with these catalogs, without defaults.
-pub fn write<'a>(catalogs: impl IntoIterator<Item = (&'a Name, &'a CatalogSpec)>, format: Format) -> String {
-    let usual = object(&CatalogSpec::defaults());
-    let settings = |spec: &CatalogSpec| {
-        let fields = object(spec).into_iter();
+pub fn write<'a, S: FileSettings + 'a>(
+    catalogs: impl IntoIterator<Item = (&'a Name, &'a S)>,
+    format: Format,
+) -> String {
+    let usual = S::defaults().object();
+    let settings = |spec: &S| {
+        let fields = spec.object().into_iter();
         let said = fields.filter(|(name, value)| name == "image" || usual.get(name) != Some(value));
         let mut said: Vec<(String, OrderedValue)> =
             said.map(|(name, value)| written(name, value, format)).collect();

@@ -1,9 +1,10 @@
 //! Files of catalogs: what is read, what is refused, and that what is written is read again.
 
 use super::*;
+use spillway_api::{CatalogSpec, FleetCatalogSpec};
 
 fn refused(text: &str) -> String {
-    match parse(text, None) {
+    match parse::<CatalogSpec>(text, None) {
         Err(why) => why,
         Ok(read) => panic!("{text}: {read:?}"),
     }
@@ -33,12 +34,13 @@ fn toml_and_json_say_the_same() {
         "ram_bytes": "256M", "overflow_bytes": 10737418240, "network": {"bridge": "br0"},
         "authorized_keys": ["ssh-ed25519 A me"], "user_data": "#cloud-config\n", "labels": {"team": "sales"}},
         "lab": {"image": "debian:2", "ram_bytes": null}}}"##;
-    let catalogs = parse(toml, None).unwrap();
+    let catalogs = parse::<CatalogSpec>(toml, None).unwrap();
     assert_eq!(parse(json, None).unwrap(), catalogs);
     assert_eq!((catalogs[0].name.as_str(), catalogs[0].spec.disk.ram_bytes), ("desk", Some(256 << 20)));
     assert_eq!((catalogs[1].name.as_str(), catalogs[1].spec.count), ("lab", 0));
     // What a name says about a file counts more than how it begins.
-    assert!(parse(json, Some(Format::Toml)).is_err() && parse(toml, Some(Format::Json)).is_err());
+    assert!(parse::<CatalogSpec>(json, Some(Format::Toml)).is_err());
+    assert!(parse::<CatalogSpec>(toml, Some(Format::Json)).is_err());
 }
 
 #[test]
@@ -49,6 +51,7 @@ fn a_word_that_is_not_known_is_refused_with_one_that_is() {
         (r#"overflow_byte = "1G""#, "do you mean 'overflow_bytes'?"),
         ("cuont = 5", "do you mean 'count'?"),
         (r#"colour = "red""#, "no setting 'colour'"),
+        (r#"spread = "pack""#, "spread: only catalogs of a fleet have it"),
         (r#"ram_bytes = "1GB""#, "ram_bytes: '1GB': 'GB' may mean two sizes"),
         (r#"ram_bytes = "lots""#, "ram_bytes: 'lots'"),
         ("ram_bytes = -1", "ram_bytes: "),
@@ -84,7 +87,9 @@ fn a_word_that_is_not_known_is_refused_with_one_that_is() {
         let error = refused(text);
         assert!(error.contains(why), "{text}: {error}");
     }
-    assert!(parse(&"[".repeat(100_000), None).is_err() && parse(&r#"{"a":"#.repeat(100_000), None).is_err());
+    for text in ["[", r#"{"a":"#] {
+        assert!(parse::<CatalogSpec>(&text.repeat(100_000), None).is_err());
+    }
 }
 
 #[test]
@@ -102,14 +107,14 @@ fn what_is_written_is_read_again() {
         "authorized_keys": ["ssh-rsa A b", "ssh-rsa C d"], "kernel": "/boot/k", "initrd": "/boot/i",
         "append": "root=/dev/vda \"quiet\"", "labels": {"team": "a = \"b\"", "x": ""}}"##;
     let every: CatalogSpec = serde_json::from_str(every_setting).unwrap();
-    let (all, plain) = (object(&every), CatalogSpec::defaults());
-    for (name, value) in object(&plain) {
+    let (all, plain) = (every.object(), CatalogSpec::defaults());
+    for (name, value) in plain.object() {
         assert!(all[&name] != value || name == "type", "'{name}' is as usual: give it another value here");
     }
     let (one, other): (Name, Name) = ("desk-1".parse().unwrap(), "7".parse().unwrap());
     for format in [Format::Toml, Format::Json] {
         let text = write([(&one, &every), (&other, &plain)], format);
-        let read = parse(&text, None).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let read = parse::<CatalogSpec>(&text, None).unwrap_or_else(|e| panic!("{e}: {text}"));
         let found: Vec<(&Name, &CatalogSpec)> = read.iter().map(|new| (&new.name, &new.spec)).collect();
         assert_eq!(found, [(&other, &plain), (&one, &every)], "{text}");
     }
@@ -136,5 +141,52 @@ fn what_was_left_out_for_its_reader_is_not_read_as_nothing() {
         );
         // Also if the value is there, and the mark still is: one of them is wrong.
         assert!(refused(&text.replace("\"user_data\"", "5")).contains("'redacted'"));
+    }
+}
+
+#[test]
+fn a_file_of_a_fleet_has_the_settings_of_both() {
+    let text = r#"
+        [catalogs.desk]
+        image = "debian:2"
+        count = 5000
+        memory_bytes = "2G"
+        spread = "pack"
+        zones = ["a", "b"]
+        identity = "named"
+        lost_after_seconds = 60
+        on_isolation = "pause"
+        min_ready = 4000
+        waves = ["1", "25%", "100%"]
+        [catalogs.desk.host_labels]
+        gpu = "yes"
+    "#;
+    let catalogs = parse::<FleetCatalogSpec>(text, None).unwrap();
+    let spec = &catalogs[0].spec;
+    assert_eq!((spec.catalog.count, spec.fleet.lost_after_seconds), (5000, 60));
+    let (all, plain) = (spec.object(), FleetCatalogSpec::defaults());
+    for name in spillway_api::FleetSettings::NAMES {
+        assert!(
+            all.get(name) != plain.object().get(name),
+            "'{name}' is as usual: give it another value here"
+        );
+    }
+    let other: Name = "lab".parse().unwrap();
+    for format in [Format::Toml, Format::Json] {
+        let text = write([(&catalogs[0].name, spec), (&other, &plain)], format);
+        let read = parse::<FleetCatalogSpec>(&text, None).unwrap_or_else(|e| panic!("{e}: {text}"));
+        assert_eq!((&read[0], &read[1].spec), (&catalogs[0], &plain), "{text}");
+    }
+    assert_eq!(write([(&other, &plain)], Format::Toml), "[catalogs.lab]\nimage = \"x\"\n");
+    for (setting, why) in [
+        (r#"zone = "a""#, "no setting 'zone': do you mean 'zones'?"),
+        (r#"waves = ["0"]"#, "waves: a wave is a number of hosts"),
+        (r#"spread = "wide""#, "spread: unknown variant"),
+        ("lost_after = 45", "do you mean 'lost_after_seconds'?"),
+        (r#"lost_after_seconds = "45s""#, "lost_after_seconds: invalid type"),
+    ] {
+        let text = format!("[catalogs.desk]\nimage = \"debian\"\n{setting}\n");
+        let error = parse::<FleetCatalogSpec>(&text, None).unwrap_err();
+        assert!(error.contains(why), "{setting}: {error}");
     }
 }

@@ -1,13 +1,14 @@
 //! `spillway catalog`.
 
-mod apply;
+pub(super) mod apply;
 pub(super) mod compare;
-mod file;
+pub(super) mod file;
 pub mod hardware;
 mod help;
+pub(super) mod kind;
 mod rollout;
 pub(super) mod settings;
-mod update;
+pub(super) mod update;
 
 use super::words::{number, word};
 use super::{Daemon, Labels, Limit, leftover, table};
@@ -16,6 +17,7 @@ use crate::output;
 use apply::{Apply, Diff, Export};
 use clap::Subcommand;
 use compare::value_text;
+use kind::CatalogObject;
 use rollout::RolloutCommand;
 use settings::Create;
 use spillway_api::client::{Client, query};
@@ -27,7 +29,7 @@ use update::{Rollback, Update};
 #[derive(Debug, Subcommand)]
 pub enum CatalogCommand {
     /// Create a catalog: a number of machines of an image
-    #[command(after_help = help::CREATE)]
+    #[command(after_help = help::CREATE, mut_args(settings::not_with_file))]
     Create(Box<Create>),
     /// Create and change catalogs to match a file
     #[command(after_help = help::APPLY)]
@@ -102,7 +104,7 @@ pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Fai
         CatalogCommand::Create(create) => create.run(daemon, &client)?,
         CatalogCommand::Apply(apply) => apply.run(daemon, &client)?,
         CatalogCommand::Diff(diff) => return diff.run(daemon, &client),
-        CatalogCommand::Export(export) => export.run(daemon, &client)?,
+        CatalogCommand::Export(export) => export.run::<Catalog>(daemon, &client)?,
         CatalogCommand::List { labels, limit } => list(daemon, &client, &labels, limit)?,
         CatalogCommand::Show { name } => show(daemon, &client.get(&path(&name))?)?,
         CatalogCommand::Scale { name, count, with_data, force, dry_run } => {
@@ -125,7 +127,7 @@ pub fn catalog(daemon: &Daemon, command: CatalogCommand) -> Result<ExitCode, Fai
 
 /// Path of a catalog.
 fn path(name: &Name) -> String {
-    format!("/v1/catalogs/{name}")
+    <Catalog as CatalogObject>::path(name)
 }
 
 fn warn(catalog: &Catalog) {

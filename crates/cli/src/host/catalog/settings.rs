@@ -2,18 +2,20 @@
 //!
 //! Invariant: a setting without an option has its default.
 
+use super::file::{self, NewObject};
 use super::hardware::HardwareOptions;
-use super::{file, show, warn};
+use super::kind::FileSettings;
+use super::{show, warn};
 use crate::args::settings::DiskOptions;
 use crate::error::Failure;
 use crate::host::Daemon;
 use crate::host::words::{RESIDENCIES, label, number, size, words};
 use crate::output;
-use clap::Args;
+use clap::{Arg, Args};
 use spillway_api::client::Client;
 use spillway_api::{
-    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, NewCatalog, Ready, ResetEvent, Residency,
-    ScratchFormat, bounds, parse_ttl,
+    Catalog, CatalogKind, CatalogSpec, ImageRef, Name, Ready, ResetEvent, Residency, ScratchFormat, bounds,
+    parse_ttl,
 };
 use std::path::PathBuf;
 
@@ -29,7 +31,7 @@ pub struct Create {
     #[arg(required_unless_present = "file")]
     name: Option<Name>,
     /// Read the settings from a file, TOML or JSON; - for standard input. Without a name, the file must have one catalog
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["Settings", "HardwareOptions", "DiskOptions", "LimitOptions", "RateLimit"])]
+    #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Check everything, create nothing
     #[arg(long)]
@@ -37,6 +39,14 @@ pub struct Create {
     /// What is wanted.
     #[command(flatten)]
     settings: Settings,
+}
+
+/// Refuses an option of a setting beside a file, which has all settings. A group of options does not have those of its parts.
+pub fn not_with_file(option: Arg) -> Arg {
+    match option.get_id().as_str() {
+        "name" | "file" | "dry_run" => option,
+        _ => option.conflicts_with("file"),
+    }
 }
 
 /// What is wanted.
@@ -137,7 +147,7 @@ impl Create {
     /// Makes it.
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
         let dry_run = self.dry_run;
-        let new = self.request()?;
+        let new = self.request(|spec| spec)?;
         let question = if dry_run { "?dry_run=true" } else { "" };
         let created: Catalog = client.post(&format!("/v1/catalogs{question}"), &new)?;
         warn(&created);
@@ -147,12 +157,23 @@ impl Create {
         show(daemon, &created)
     }
 
-    fn request(self) -> Result<NewCatalog, Failure> {
+    /// Whether nothing is to be created.
+    pub fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    /// Returns the catalog of the options, whose settings are completed, or that of the file.
+    pub fn request<S: FileSettings>(
+        self,
+        complete: impl FnOnce(CatalogSpec) -> S,
+    ) -> Result<NewObject<S>, Failure> {
         let Some(file) = self.file else {
-            let name = self.name.ok_or_else(|| Failure::usage("the catalog needs a name: give one, such as 'spillway catalog create desk --image debian'"))?;
-            return Ok(NewCatalog { name, spec: self.settings.spec()? });
+            let name = self.name.ok_or_else(|| {
+                Failure::usage("the catalog needs a name: give one, such as 'create desk --image debian'")
+            })?;
+            return Ok(NewObject { name, spec: complete(self.settings.spec()?) });
         };
-        let mut catalogs = file::read(&file)?;
+        let mut catalogs = file::read::<S>(&file)?;
         let names = catalogs.iter().map(|new| new.name.as_str()).collect::<Vec<_>>().join(", ");
         let which = match &self.name {
             Some(name) => catalogs.iter().position(|new| new.name == *name),

@@ -1,5 +1,6 @@
 //! `spillway catalog update`, `rollback` and `scale`. Owns how a change is tried again when somebody else was faster.
 
+use super::kind::CatalogObject;
 use super::{path, versions, warn};
 use crate::error::Failure;
 use crate::host::words::number;
@@ -113,7 +114,7 @@ pub fn scale(
 ) -> Result<(), Failure> {
     let path = format!("{}{terms}", path(name));
     let mut shrinks = false;
-    let changed = settle(client, name, |found| {
+    let changed = settle(client, name, |found: Option<&Catalog>| {
         let Some(found) = found else { return client.get(&self::path(name)) };
         shrinks = count < found.spec.count;
         client.put_if(&path, found.revision, &CatalogSpec { count, ..found.spec.clone() })
@@ -138,21 +139,21 @@ fn report(daemon: &Daemon, catalog: &Catalog, dry_run: bool) -> Result<(), Failu
 }
 
 /// Decides on a catalog as it is, and again as long as somebody else changes it meanwhile.
-pub fn settle<T>(
+pub fn settle<C: CatalogObject, T>(
     client: &Client,
     name: &Name,
-    mut decide: impl FnMut(Option<&Catalog>) -> Result<T, ClientError>,
+    mut decide: impl FnMut(Option<&C>) -> Result<T, ClientError>,
 ) -> Result<T, ClientError> {
-    let mut found = look(client, name)?;
+    let mut found = look::<C>(client, name)?;
     for _ in 1..TRIES {
         match decide(found.as_ref()) {
             Err(ClientError::Refused(error))
                 if [ErrorCode::Conflict, ErrorCode::PreconditionFailed, ErrorCode::Exists]
                     .contains(&error.code) =>
             {
-                let revision = found.map(|catalog| catalog.revision);
+                let revision = found.map(|catalog| catalog.revision());
                 found = look(client, name)?;
-                if found.as_ref().map(|catalog| catalog.revision) == revision {
+                if found.as_ref().map(C::revision) == revision {
                     return Err(ClientError::Refused(error));
                 }
             }
@@ -162,8 +163,8 @@ pub fn settle<T>(
     decide(found.as_ref())
 }
 
-fn look(client: &Client, name: &Name) -> Result<Option<Catalog>, ClientError> {
-    match client.get(&path(name)) {
+fn look<C: CatalogObject>(client: &Client, name: &Name) -> Result<Option<C>, ClientError> {
+    match client.get(&C::path(name)) {
         Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => Ok(None),
         found => found.map(Some),
     }

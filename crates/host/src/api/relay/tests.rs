@@ -1,7 +1,9 @@
 //! Requests that one host passes on to another: two daemons' routes, with real TLS on the loopback network.
 
 use super::*;
+use crate::access::Known;
 use crate::access::tls::{Remote, RemoteListener};
+use crate::access::tokens::Tokens;
 use crate::api::{ApiState, router};
 use crate::daemon::{self, DaemonSettings};
 use crate::fleet::door::{FleetListener, Identity};
@@ -11,7 +13,7 @@ use axum::routing::get;
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use spillway_api::{Hypervisor, Problem, Session, SessionProof, SessionRole};
+use spillway_api::{FleetSelf, Hypervisor, Problem, Session, SessionProof, SessionRole};
 use spillway_testkit::websocket::{self, Message};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,6 +24,7 @@ use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
@@ -67,6 +70,12 @@ fn settings(dir: &Path) -> DaemonSettings {
     }
 }
 
+fn write_private(path: &Path, text: &str) {
+    let mut options = std::fs::File::options();
+    let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(path).unwrap();
+    std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+}
+
 /// A host with all its listeners.
 struct TestHost {
     dir: tempfile::TempDir,
@@ -75,6 +84,7 @@ struct TestHost {
     /// Address for other hosts, and for clients with a token.
     fleet: SocketAddr,
     remote: SocketAddr,
+    known: Arc<Known>,
     events: crate::events::Events,
 }
 
@@ -92,22 +102,17 @@ impl TestHost {
         tokio::spawn(accept_fleet(Some(Arc::new(listener)), router.clone()));
         tokio::spawn(accept(UnixListener::bind(dir.path().join("sock")).unwrap(), router.clone()));
         let tokens = dir.path().join("tokens");
-        let mut file = std::fs::File::options();
-        let mut file = file.create(true).write(true).truncate(true).mode(0o600).open(&tokens).unwrap();
-        for (role, token) in [("read", "ann"), ("operate", "bob"), ("admin", "eve")] {
-            std::io::Write::write_all(
-                &mut file,
-                format!("{role} {token} {:x}\n", Sha256::digest(token)).as_bytes(),
-            )
-            .unwrap();
-        }
+        write_private(&tokens, &format!("read nobody {:x}\n", Sha256::digest("nobody else")));
         let pem = |name: &str| dir.path().join("fleet").join(name);
         let remote =
             Remote { address: LOOPBACK.into(), certificate: pem("cert.pem"), key: pem("key.pem"), tokens };
         let remote_listener = RemoteListener::open(remote).await.unwrap();
         let remote = remote_listener.address().unwrap();
+        let known = Arc::clone(&remote_listener.known);
         tokio::spawn(accept_remote(Some(Arc::new(remote_listener)), router));
-        TestHost { dir, door, identity, fleet, remote, events }
+        let host = TestHost { dir, door, identity, fleet, remote, known, events };
+        host.tokens(&[("read", "ann"), ("operate", "bob"), ("admin", "eve")]);
+        host
     }
 
     fn socket(&self) -> PathBuf {
@@ -135,8 +140,21 @@ impl TestHost {
         ask(UnixStream::connect(self.socket()).await.unwrap(), method, path, headers, body).await
     }
 
+    /// Writes the file of tokens, which are the names of their users.
+    fn tokens(&self, tokens: &[(&str, &str)]) {
+        let lines = tokens.iter().map(|(role, user)| format!("{role} {user} {:x}\n", Sha256::digest(user)));
+        write_private(&self.dir.path().join("tokens"), &lines.collect::<String>());
+        self.known.tokens.become_those(Tokens::load(&self.dir.path().join("tokens")).unwrap());
+    }
+
     /// The answer to a request over TCP, with a token.
     async fn remote(&self, token: &str, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        let headers = format!("authorization: Bearer {token}\r\n{headers}");
+        ask(self.tls().await, method, path, &headers, body).await
+    }
+
+    /// A connection over TCP.
+    async fn tls(&self) -> TlsStream<TcpStream> {
         let mut roots = RootCertStore::empty();
         let file = self.dir.path().join("fleet/cert.pem");
         roots.add(CertificateDer::from_pem_file(file).unwrap()).unwrap();
@@ -147,9 +165,7 @@ impl TestHost {
             .with_no_client_auth();
         let stream = TcpStream::connect(self.remote).await.unwrap();
         let host = ServerName::try_from("host-a").unwrap();
-        let stream = TlsConnector::from(Arc::new(config)).connect(host, stream).await.unwrap();
-        let headers = format!("authorization: Bearer {token}\r\n{headers}");
-        ask(stream, method, path, &headers, body).await
+        TlsConnector::from(Arc::new(config)).connect(host, stream).await.unwrap()
     }
 }
 
@@ -199,8 +215,8 @@ async fn ask(
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     let body = match head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
         false => body.to_owned(),
-        // One part, and the end.
-        true => body.split("\r\n").step_by(2).skip(1).next().unwrap_or_default().to_owned(),
+        // Its length, one part, and the end.
+        true => body.split("\r\n").nth(1).unwrap_or_default().to_owned(),
     };
     Answer { status, head: head.to_owned(), body }
 }
@@ -337,6 +353,28 @@ async fn hosts_say_whom_they_reach() {
     assert_eq!(refused.status, 503, "not 401: the user is known {refused:?}");
 }
 
+/// The host that a user has asked knows when the user may not read any more; the other one does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_ends_with_the_token_that_it_was_asked_for_with() {
+    let (a, b) = pair().await;
+    b.events.raise(spillway_api::EventKind::Failed, "host", "first");
+    let mut stream = a.tls().await;
+    let path = "/v1/fleet/hosts/host-b/api/v1/event-stream";
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ann\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    let mut buffer = [0; 4096];
+    while !text.contains("\"first\"") {
+        let length = tokio::time::timeout(PATIENCE, stream.read(&mut buffer)).await.unwrap().unwrap();
+        assert!(length > 0, "{text}");
+        text += std::str::from_utf8(&buffer[..length]).unwrap();
+    }
+    a.tokens(&[("admin", "eve")]);
+    let ended = async { while stream.read(&mut buffer).await.is_ok_and(|length| length > 0) {} };
+    // Long before the other host would say something.
+    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("it ends");
+}
+
 /// A connection of a member that is one no more is open, and good for nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_member_is_refused_on_an_open_connection() {
@@ -374,6 +412,41 @@ async fn with_routes(routes: Router) -> TestHost {
     tokio::spawn(accept_fleet(Some(Arc::new(listener)), routes));
     a.members(&[("host-a", a.member(1)), ("host-b", Member { address, certificate: b.digest(), epoch: 2 })]);
     a
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_of_a_connection_and_of_the_caller_stay_here() {
+    let echo = async |headers: HeaderMap, body: String| {
+        let text =
+            |(name, value): (&HeaderName, &HeaderValue)| format!("{name}: {}", value.to_str().unwrap());
+        let headers: Vec<String> = headers.iter().map(text).collect();
+        let own = [("set-cookie", "a=b"), ("connection", "x-hop"), ("x-hop", "1"), ("etag", "\"7\"")];
+        (own, axum::Json(json!({ "headers": headers, "body": body })))
+    };
+    let a = with_routes(Router::new().route("/v1/echo", get(echo).put(echo))).await;
+    let kept = "idempotency-key: k\r\nif-match: \"7\"\r\nif-none-match: *\r\nlast-event-id: 1-2\r\ncontent-type: text/plain\r\n";
+    let others = "cookie: a=b\r\norigin: https://x\r\nreferer: https://x/y\r\nsec-fetch-site: same-origin\r\nte: trailers\r\n\
+                  connection: x-named\r\nx-named: 1\r\nkeep-alive: timeout=5\r\nproxy-authorization: x\r\nspillway-caller: admin root\r\n";
+    for method in ["GET", "PUT"] {
+        let path = "/v1/fleet/hosts/host-b/api/v1/echo?a=%20b";
+        let answer = a.remote("bob", method, path, &format!("{kept}{others}"), "the body").await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let found: Value = answer.json();
+        let mut headers: Vec<&str> =
+            found["headers"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        headers.sort_unstable();
+        let length = if method == "PUT" { "content-length: 8\r\n" } else { "" };
+        let expected = format!("{kept}{length}host: spillwayd\r\nspillway-caller: operate bob");
+        let mut expected: Vec<&str> = expected.split("\r\n").collect();
+        expected.sort_unstable();
+        assert_eq!(headers, expected, "{method}");
+        assert_eq!(found["body"], if method == "PUT" { "the body" } else { "" });
+        let head = answer.head.to_ascii_lowercase();
+        assert!(
+            head.contains("etag: \"7\"") && !head.contains("set-cookie") && !head.contains("x-hop"),
+            "{head}"
+        );
+    }
 }
 
 const PIECE: usize = 64 << 10;
@@ -443,12 +516,11 @@ async fn large_bodies_are_passed_on_in_small_parts() {
 /// A host that stops while it carries a request out ends the wait; one that only takes its time does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_stops_meanwhile_is_not_waited_for() {
-    let own = || async { axum::Json(json!({ "host": "host-b", "instance": "i" })) };
     let slow = || async {
         sleep(LOOK * 8).await;
         "at last"
     };
-    let a = with_routes(Router::new().route("/v1/slow", get(slow).post(slow)).route(SELF, get(own))).await;
+    let a = with_routes(Router::new().route("/v1/slow", get(slow).post(slow))).await;
     let answer = a.local("GET", "/v1/fleet/hosts/host-b/api/v1/slow", "", "").await;
     assert_eq!((answer.status, answer.body.as_str()), (200, "at last"));
     // It answers nothing, not even whether it is there.
@@ -476,9 +548,7 @@ async fn a_client_that_leaves_ends_its_request_at_the_other_host() {
         let _waiting = Waiting(count);
         std::future::pending::<String>().await
     };
-    let own = || async { axum::Json(json!({ "host": "host-b", "instance": "i" })) };
-    let a = with_routes(Router::new().route("/v1/wait", get(wait.clone()).post(wait)).route(SELF, get(own)))
-        .await;
+    let a = with_routes(Router::new().route("/v1/wait", get(wait.clone()).post(wait))).await;
     for method in ["GET", "POST"] {
         let mut stream = UnixStream::connect(a.socket()).await.unwrap();
         let head = format!(

@@ -284,3 +284,24 @@ fn a_certificate_names_its_host() {
     assert!(is_named(b"host-a") && !is_named(b"host-b"));
     assert!(matches!(PrivateKeyDer::from(key), PrivateKeyDer::Pkcs8(_)));
 }
+
+/// Requests over HTTP/2 reach the same routes.
+#[tokio::test]
+async fn members_may_speak_http_2() {
+    let world = World::new().await;
+    let mut config = client_config(&world.a, world.b.digest());
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let stream = TcpStream::connect(world.address).await.unwrap();
+    let host = ServerName::try_from("host-b").unwrap();
+    let stream = TlsConnector::from(Arc::new(config)).connect(host, stream).await.unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(hyper_util::rt::TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    for n in ["1", "2"] {
+        let request = Request::get("https://host-b/").body(Body::empty()).unwrap();
+        let body = sender.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+        assert_eq!(body.to_bytes(), n);
+    }
+}

@@ -15,6 +15,12 @@ pub enum MemberFailure {
     /// There is no connection to it, or it has ended.
     #[error("cannot be reached: {0}")]
     Unreachable(String),
+    /// It closes connections before it has answered anything.
+    #[error(
+        "closes the connection of this host at once ({0}). Does it want TLS (--fleet-tls), none, or a certificate of this host \
+         (--fleet-tls ca=FILE,cert=FILE,key=FILE)?"
+    )]
+    Closed(String),
     /// Its certificate is not signed by a known authority, or for another name, or has expired.
     #[error(
         "shows a certificate that is not trusted: {0}. Is 'ca' of --fleet-tls the authority of etcd's certificates, and is the certificate for this name?"

@@ -21,11 +21,11 @@ const PAGE: i64 = 1_000;
 /// Longest list that is taken, in bytes of keys and values.
 const MOST_BYTES: usize = 512 << 20;
 /// Time without a message after which a watch is asked whether it lives.
-const QUIET: Duration = Duration::from_secs(1);
+const QUIET: Duration = Duration::from_millis(750);
 /// Time that it has to answer then.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_millis(750);
 /// The longest pause between two lists.
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// The pause after what other members would refuse as well.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
@@ -54,7 +54,10 @@ pub async fn follow(link: Arc<Link>, updates: mpsc::Sender<Update>) {
         let begun = Instant::now();
         let mut is_refused = false;
         match link.member().await {
-            Err(error) => link.health.note_follow(Some(error.to_string())),
+            Err(error) => {
+                is_refused = error.is_permanent();
+                link.health.note_follow(Some(error.to_string()));
+            }
             Ok(member) => match follow_member(&link, &member, &prefix, &updates).await {
                 End::NotWanted => return,
                 End::Interrupted => {}

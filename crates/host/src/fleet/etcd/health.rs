@@ -200,6 +200,7 @@ impl EtcdHealth {
 pub async fn keep_observing(link: Arc<Link>) {
     loop {
         let pause = match link.member().await {
+            Err(error) if error.is_permanent() => INTERVAL,
             Err(_) => PAUSE,
             Ok(member) => match member.observe().await {
                 Ok(observation) => {
@@ -238,7 +239,7 @@ mod tests {
     #[test]
     fn another_leader_or_term_and_a_gap_are_trouble() {
         let health = Health::new();
-        let mut trouble = |at, leader, term| {
+        let trouble = |at, leader, term| {
             health.observe("a:1", observation(at, leader, term));
             health.subscribe().borrow().trouble
         };

@@ -1,6 +1,6 @@
-//! The lease of this host: granted, renewed, and replaced when it has ended. Owns until when it is believed.
+//! The lease of this host: granted, renewed, and replaced when it has ended. Owns until when it is valid for this host.
 //!
-//! Invariants: a lease is believed from the sending of the request whose answer renewed it, for less than the answered time. An answer
+//! Invariants: a lease is valid from the sending of the request whose answer renewed it, for less than the answered time. An answer
 //! is that of the last request: a stream that has missed one is given up.
 
 use super::error::MemberFailure;
@@ -18,12 +18,12 @@ use tokio::sync::watch;
 pub const LEASE_SECONDS: i64 = 15;
 /// The longest time of a lease that is taken, in seconds.
 const LONGEST_SECONDS: i64 = 120;
-/// What a lease is believed less than its time, in milliseconds: for clocks that differ in pace, and for who acts on it.
+/// How much earlier than at etcd a lease ends here, in milliseconds: for clocks that differ in pace, and for who acts on it.
 const MARGIN_MS: u64 = 3_000;
 /// Time until a failed request is repeated.
 const PAUSE: Duration = Duration::from_millis(250);
 /// The same, after one that other members would refuse too.
-const LONG_PAUSE: Duration = Duration::from_secs(1);
+const LONG_PAUSE: Duration = Duration::from_secs(3);
 
 /// The lease of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +31,13 @@ pub struct LeaseState {
     /// Its identity in etcd.
     pub id: i64,
     /// Until when this host may act as one that has it.
-    pub believed_until: Moment,
+    pub valid_until: Moment,
 }
 
 impl LeaseState {
     /// Whether this host may act as one that has it, at a moment.
-    pub fn is_believed(&self, at: Moment) -> bool {
-        at < self.believed_until
+    pub fn is_valid(&self, at: Moment) -> bool {
+        at < self.valid_until
     }
 }
 
@@ -78,12 +78,15 @@ struct Keeper {
 impl Keeper {
     /// Grants or renews. Returns the time until the next step.
     async fn step(&mut self) -> Duration {
-        let Ok(member) = self.link.member().await else { return PAUSE };
+        let member = match self.link.member().await {
+            Ok(member) => member,
+            Err(error) => return if error.is_permanent() { LONG_PAUSE } else { PAUSE },
+        };
         let done = match self.id {
             None => self.grant(&member).await.map(|()| true),
             Some(id) => match self.renew(&member, id).await {
                 Ok(Renewal::Renewed(seconds, sent)) => {
-                    self.believe(id, seconds, sent);
+                    self.set_valid(id, seconds, sent);
                     Ok(true)
                 }
                 Ok(Renewal::Ended) => {
@@ -115,7 +118,7 @@ impl Keeper {
         }
         self.check_term(granted.header())?;
         self.id = Some(granted.id());
-        self.believe(granted.id(), granted.ttl(), sent);
+        self.set_valid(granted.id(), granted.ttl(), sent);
         Ok(())
     }
 
@@ -155,14 +158,14 @@ impl Keeper {
         earlier.map_or(Ok(()), Err)
     }
 
-    fn believe(&mut self, id: i64, seconds: i64, sent: Moment) {
+    fn set_valid(&mut self, id: i64, seconds: i64, sent: Moment) {
         self.seconds = seconds;
-        let believed_until = believed_until(sent, seconds);
-        self.state.send_replace(Some(LeaseState { id, believed_until }));
+        let valid_until = valid_until(sent, seconds);
+        self.state.send_replace(Some(LeaseState { id, valid_until }));
     }
 }
 
-fn believed_until(sent: Moment, seconds: i64) -> Moment {
+fn valid_until(sent: Moment, seconds: i64) -> Moment {
     sent.after_ms(seconds.unsigned_abs().saturating_mul(1000).saturating_sub(MARGIN_MS))
 }
 
@@ -186,11 +189,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_believed_for_less_than_its_time() {
-        assert_eq!(believed_until(Moment(100), 15), Moment(12_100));
-        assert_eq!(believed_until(Moment(100), 2), Moment(100));
-        let state = LeaseState { id: 1, believed_until: Moment(12_100) };
-        assert!(state.is_believed(Moment(12_099)) && !state.is_believed(Moment(12_100)));
+    fn a_lease_is_valid_for_less_than_its_time() {
+        assert_eq!(valid_until(Moment(100), 15), Moment(12_100));
+        assert_eq!(valid_until(Moment(100), 2), Moment(100));
+        let state = LeaseState { id: 1, valid_until: Moment(12_100) };
+        assert!(state.is_valid(Moment(12_099)) && !state.is_valid(Moment(12_100)));
         assert!(is_ours(15) && is_ours(30) && !is_ours(14) && !is_ours(i64::MAX) && !is_ours(-1));
     }
 }

@@ -16,6 +16,9 @@ use tokio::time::Instant;
 /// How long a member may take to connect before the next one is tried beside it.
 const HEAD_START: Duration = Duration::from_millis(250);
 
+/// Time between the end of a round that failed and the next one.
+const DISTANCE: Duration = Duration::from_millis(200);
+
 /// The connection.
 pub struct Link {
     settings: Arc<FleetStoreSettings>,
@@ -56,8 +59,9 @@ impl Link {
         if let Some(member) = state.member.as_ref().filter(|member| !member.is_left()) {
             return Ok(Arc::clone(member));
         }
+        // Those who have waited for a round that failed do not wait for another one, and rounds keep a distance.
         if let Some((at, error)) = &state.failed
-            && *at > asked
+            && (*at > asked || at.elapsed() < DISTANCE)
         {
             return Err(error.clone());
         }
@@ -95,7 +99,12 @@ impl Link {
                 Err(failure) => failures[index] = Some((members[index].clone(), failure)),
             }
         }
-        Err(FleetStoreError::NoMember(failures.into_iter().flatten().collect()))
+        let failures: Vec<_> = failures.into_iter().flatten().collect();
+        // All of them have the same users.
+        match failures.iter().find(|(_, why)| matches!(why, MemberFailure::Denied(_))) {
+            Some((member, why)) => Err(FleetStoreError::Denied(member.clone(), why.clone())),
+            None => Err(FleetStoreError::NoMember(failures)),
+        }
     }
 
     async fn try_one(&self, index: usize, place: usize) -> Result<(Member, Observation), MemberFailure> {

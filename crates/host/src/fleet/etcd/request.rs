@@ -17,7 +17,11 @@ pub async fn ask<T>(
     request: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> Result<T, MemberFailure> {
     match tokio::time::timeout(time, request).await {
-        Ok(answer) => answer.map_err(failure),
+        Ok(answer) => answer.map_err(|error| match failure(error) {
+            // It has answered before: no setting is wrong.
+            MemberFailure::Closed(why) => MemberFailure::Unreachable(why),
+            failure => failure,
+        }),
         Err(_) => Err(MemberFailure::Silent(time)),
     }
 }
@@ -80,7 +84,23 @@ fn of_connection(error: &(dyn Error + 'static)) -> MemberFailure {
         last = error;
         cause = error.source();
     }
-    MemberFailure::Unreachable(short(&last.to_string()))
+    let why = short(&last.to_string());
+    // HTTP/2 passes on the words alone.
+    if why.contains("received fatal alert") {
+        return MemberFailure::CertificateRefused(why);
+    }
+    let ends = [
+        "connection closed",
+        "handshake eof",
+        "broken pipe",
+        "Broken pipe",
+        "reset by peer",
+        "unexpected end of file",
+    ];
+    match ends.iter().any(|end| why.contains(end)) {
+        true => MemberFailure::Closed(why),
+        false => MemberFailure::Unreachable(why),
+    }
 }
 
 /// What etcd says, within limits.

@@ -68,7 +68,7 @@ impl FleetStore {
         let member = self.shared.link.member().await?;
         member.observe().await.map_err(|failure| {
             self.shared.link.leave(&member, &failure);
-            FleetStoreError::NoMember(vec![(member.address.clone(), failure)])
+            of_reading(&member.address, failure)
         })
     }
 

@@ -195,9 +195,9 @@ mod tests {
             dir.path().join(name)
         };
         for (path, why) in [
-            (dir.path().join("none"), "none: cannot be opened"),
-            (file("large", &vec![0; 1 + (1 << 20)]), "large: is longer than 1 MiB"),
-            (file("key", b"-----BEGIN PRIVATE KEY-----\n"), "key: has no certificate in PEM"),
+            (dir.path().join("none"), "none cannot be opened"),
+            (file("large", &vec![0; 1 + (1 << 20)]), "large is longer than 1 MiB"),
+            (file("key", b"-----BEGIN PRIVATE KEY-----\n"), "key has no certificate in PEM"),
         ] {
             let tls = EtcdTls { authorities: Some(path), identity: None };
             let error = read_options(ConnectOptions::new(), Some(&tls), None).unwrap_err().to_string();

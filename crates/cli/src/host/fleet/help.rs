@@ -1,0 +1,201 @@
+//! What `--help` shows below the options of `spillway fleet`. Owns text.
+
+pub const INIT: &str = "\
+The name of the fleet is that of 'spillwayd --fleet etcd://.../NAME' of this host. Its records are in etcd below
+/spillway/NAME/. Making it changes no machine.
+
+Example:
+  spillway fleet init && spillway fleet status";
+
+pub const STATUS: &str = "\
+States of the host that answers:
+  member      it has a lease in etcd (15 s), which it renews
+  connecting  it has not read the records yet
+  no-fleet    there is no fleet of this name: 'spillway fleet init' makes it
+  joining     it is about to get a lease
+  isolated    it had a lease, and has no connection to etcd: its machines go on
+  refused     it may not take part: the line below says why
+
+'brake' says why hosts that are lost are not replaced; only the host that places knows it. UNPLACED counts machines for which
+no host has space: 'spillway fleet catalog show' says what is missing where.
+
+Exit code: 0 if the host is a member, 69 if it is not, others as in 'spillway --help'.
+
+Examples:
+  spillway fleet status
+  spillway fleet status --json | jq -r '.catalogs[] | select(.unplaced > 0).name'";
+
+pub const HOSTS: &str = "\
+States of a host:
+  alive     it renews its lease
+  silent    its lease has ended; it is not lost yet
+  isolated  its lease has ended, but other hosts reach its daemon: its machines are not replaced
+  lost      its machines are replaced on other hosts
+  absent    it was recorded, and has never had a lease
+A host that is cordoned or draining says so behind its state. Only the host that places ('spillway fleet status' names it)
+knows which silent hosts are lost or isolated, and why one of them is not replaced: run the command there.
+
+MACHINES counts what the host has reported, of what it is to have; it reports at most every ten seconds. MEMORY is what
+machines of the fleet take there, of what they may take.
+
+Examples:
+  spillway fleet hosts
+  spillway fleet hosts --json | jq -r '.items[] | select(.state != \"alive\").name'";
+
+pub const JOIN_TOKEN: &str = "\
+The token is a secret: whoever has it can join, and then decides with all others what hosts do. Only the role admin gets
+one.
+
+Example:
+  On a host of the fleet, and then on the new one, as root:
+    spillway fleet join-token > fleet.token
+    install -m 0600 fleet.token /etc/spillway/fleet.token
+  and start its spillwayd with --fleet-token /etc/spillway/fleet.token, and the same --fleet and --fleet-tls.";
+
+pub const PLACER: &str = "\
+The placer is one of the daemons, which all elect. It writes to etcd how many machines each host is to have, and replaces
+those of hosts that are lost. Switched off, it writes nothing, and another program may write these shares.
+
+Examples:
+  spillway fleet placer off             # nothing moves: for instance while switches are replaced
+  spillway fleet placer on";
+
+pub const HOST_SHOW: &str = "\
+WANTED is what the host is to have of a catalog, and VERSION the version of its image. The columns behind them are what the
+host has reported: its machines, and of them those that are ready, off, of that version (or about to take it at their next
+start), claimed, and those that cannot be started.
+
+Example:
+  spillway fleet host show host-a --json | jq '.shares[] | select(.refused)'";
+
+pub const CORDON: &str = "\
+Example:
+  spillway fleet host cordon host-a && spillway fleet host uncordon host-a";
+
+pub const DRAIN: &str = "\
+Other hosts get machines first; the host gives up its own as those get ready, unclaimed ones before claimed ones. A claimed
+machine stays until it is released. Machines that keep data (dedicated ones, reset = never, data disks) stay: their data is
+on this host alone, and they are never replaced.
+
+'uncordon' ends a drain. With --wait, the exit code is 75 if machines are left when --timeout has passed; the drain goes on.
+
+Examples:
+  Before work on a host:
+    spillway fleet host drain host-a --wait --timeout 1800
+  After it:
+    spillway fleet host uncordon host-a";
+
+pub const DECLARE_DEAD: &str = "\
+A host that is silent counts as lost by itself after the catalog's lost_after (45 s), unless too many are silent at once,
+etcd had trouble, or another host still reaches it ('spillway fleet hosts' says which). This command is for those cases: you
+have seen that the host is off. It takes effect at once and asks nothing. While the host renews its lease, it is refused.
+
+If the machines do run on, there are more than were asked for until the host comes back and gives up its own. It counts as
+alive again then, without another command. Machines that keep data are never replaced: they are back with their host.
+
+Example:
+  spillway fleet host declare-dead host-a";
+
+pub const REMOVE: &str = "\
+Its records and shares are removed from etcd, and other hosts get machines in place of its own. If the catalog keeps data, these
+begin empty: the data stays on the host that is removed. Stop the spillwayd there first, or start it without --fleet; a host
+that is alive is refused.
+
+Example:
+  spillway fleet host remove host-a";
+
+pub const CREATE: &str = "\
+The options are those of 'spillway catalog create', and those of fleets. The count is that of all hosts together. Machines
+are named CATALOG-HOST-###, such as desk-host-a-001, unless --naming says otherwise. What an option names (an image's
+version, a bridge, a store) must be on each host that gets machines: one without it refuses its share, and is passed over.
+
+A host that is lost or drained is replaced: others get as many machines more. Machines that keep data (dedicated ones,
+--reset never, --data-disk) are on one host, and are never replaced.
+
+Examples:
+  spillway fleet catalog create desk --image debian:3 --count 200 --memory 2G
+  Runners in two zones, on hosts with fast disks, whose hosts are lost after a minute:
+    spillway fleet catalog create runner --image debian:3 --count 500 --warm 100 --zone east --zone west \\
+        --host-label disk=nvme --lost-after 1m
+  As few hosts as possible:
+    spillway fleet catalog create night --image debian:3 --count 50 --spread pack
+  From a file with several catalogs:
+    spillway fleet catalog create desk -f fleet.toml";
+
+pub const APPLY: &str = "\
+The file is one of 'spillway catalog apply', with the settings of a fleet besides:
+    [catalogs.desk]
+    image = \"debian:3\"
+    count = 200
+    memory_bytes = \"2G\"
+    zones = [\"east\", \"west\"]
+    spread = \"even\"
+    lost_after_seconds = 45
+    min_ready = 150
+    waves = [\"1\", \"10%\", \"50%\", \"100%\"]
+    host_labels = { disk = \"nvme\" }
+Settings that are missing have their defaults; catalogs that are not in the file do not change. Each catalog is changed as
+a whole or not at all. The result of each is reported; if one fails, the others are still applied.
+
+Examples:
+  spillway fleet catalog apply -f fleet.toml
+  spillway fleet catalog export desk | sed 's/count = 200/count = 300/' | spillway fleet catalog apply -f -
+  spillway fleet catalog apply -f fleet.toml --dry-run";
+
+pub const DIFF: &str = "\
+Exit code: 0 if nothing would change, 1 if something would, others as in 'spillway --help'.
+
+Examples:
+  spillway fleet catalog diff -f fleet.toml
+  spillway fleet catalog diff -f fleet.toml --json | jq -r '.items[] | select(.outcome != \"unchanged\").name'";
+
+pub const EXPORT: &str = "\
+Settings that the token may not read (user_data, for the role 'read') are left out and listed in 'redacted'. 'fleet catalog
+apply' refuses such a file. To make catalogs of a host catalogs of the fleet, export them with 'spillway catalog export' and
+apply the file with 'spillway fleet catalog apply', under other names.
+
+Examples:
+  spillway fleet catalog export > fleet.toml
+  spillway fleet catalog export desk lab --format json";
+
+pub const LIST: &str = "\
+UNPLACED counts machines for which no host has space. HOSTS counts those that are to have machines.
+
+Example:
+  spillway fleet catalog list --label team=sales";
+
+pub const SHOW: &str = "\
+Below the settings is a line for each host: what it is to have (WANTED, VERSION), and what it has reported at most ten
+seconds ago. Then hosts that refuse machines, with their reasons; then, where machines find no host, what each host lacks.
+
+Examples:
+  spillway fleet catalog show desk
+  spillway fleet catalog show desk --json | jq .unplaced_because";
+
+pub const SCALE: &str = "\
+With fewer machines, those of draining hosts go first, then those of the hosts with most, unclaimed ones before claimed ones.
+
+Example:
+  spillway fleet catalog scale desk 300";
+
+pub const UPDATE: &str = "\
+Hosts take the version in waves (the setting waves), and each restarts its machines as --rollout says. Disks that keep their
+data stay on their version. The image itself is changed with 'fleet catalog apply'.
+
+Examples:
+  spillway fleet catalog update desk --image debian:4
+  Five at a time on each host:
+    spillway fleet catalog update desk --image debian:4 --rollout batch=5
+  spillway fleet catalog update desk --image debian:4 --dry-run";
+
+pub const ROLLBACK: &str = "\
+Examples:
+  spillway fleet catalog rollback desk
+  spillway fleet catalog rollback desk --to 1";
+
+pub const DELETE: &str = "\
+Each host gives up its machines. Claimed ones stay until they are released. What machines kept stays in the stores of their
+hosts ('spillway leftover list' there).
+
+Example:
+  spillway fleet catalog delete desk";

@@ -1,0 +1,108 @@
+//! `spillway fleet`: many hosts that share catalogs. Owns the commands about the fleet itself.
+//!
+//! Never talks to etcd: the daemon of a host does. Invariant: nothing is decided here; the daemon's response is shown.
+
+pub(super) mod catalog;
+mod help;
+mod host;
+mod share;
+mod status;
+
+use super::{Daemon, word};
+use crate::error::Failure;
+use crate::output;
+use catalog::FleetCatalogCommand;
+use clap::{Subcommand, ValueEnum};
+use host::FleetHostCommand;
+use spillway_api::client::Client;
+use spillway_api::{Empty, FleetDetails, JoinToken, NewFleet, PlacerChange};
+use std::process::ExitCode;
+
+/// Path of the fleet.
+const FLEET: &str = "/v1/fleet";
+
+/// What to do with the fleet that spillwayd's host belongs to.
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
+    /// Make the fleet, once, on its first host
+    #[command(after_help = help::INIT)]
+    Init,
+    /// Show the fleet as this host sees it: membership, etcd, placer, hosts, catalogs; exit code 69 if the host is no member
+    #[command(after_help = help::STATUS)]
+    Status,
+    /// List the hosts of the fleet, and why one of them is not replaced or refuses machines
+    #[command(after_help = help::HOSTS)]
+    Hosts,
+    /// Print a secret text with which another host joins
+    #[command(after_help = help::JOIN_TOKEN)]
+    JoinToken,
+    /// Switch the placer on or off: whether Spillway decides which host has how many machines
+    #[command(after_help = help::PLACER)]
+    Placer {
+        /// Whether Spillway places machines
+        #[arg(value_enum, value_name = "on|off", hide_possible_values = true)]
+        state: Switch,
+    },
+    /// Manage a host of the fleet: cordon, drain, declare dead, remove
+    #[command(subcommand)]
+    Host(FleetHostCommand),
+    /// Manage catalogs of the fleet: machines of one image on many hosts
+    #[command(subcommand)]
+    Catalog(FleetCatalogCommand),
+}
+
+/// State of a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Spillway places machines
+    On,
+    /// Another program writes the shares of the hosts
+    Off,
+}
+
+/// Does it.
+pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure> {
+    let client = daemon.client()?;
+    match command {
+        FleetCommand::Init => init(daemon, &client)?,
+        FleetCommand::Status => return status::status(daemon, &client),
+        FleetCommand::Hosts => host::list(daemon, &client)?,
+        FleetCommand::JoinToken => join_token(daemon, &client)?,
+        FleetCommand::Placer { state } => placer(daemon, &client, state == Switch::On)?,
+        FleetCommand::Host(command) => host::host(daemon, &client, command)?,
+        FleetCommand::Catalog(command) => return catalog::catalog(daemon, &client, command),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn init(daemon: &Daemon, client: &Client) -> Result<(), Failure> {
+    let made: FleetDetails = client.post(FLEET, &NewFleet {})?;
+    daemon.show(&made, |made| {
+        let id = made.fleet_id.as_deref().unwrap_or("-");
+        format!(
+            "the fleet {} is made, with the identity {id}\n{} joins it; for each other host: 'spillway fleet join-token'\n",
+            made.name, made.host
+        )
+    })
+}
+
+fn join_token(daemon: &Daemon, client: &Client) -> Result<(), Failure> {
+    let token: JoinToken = client.post(&format!("{FLEET}/join-tokens"), &Empty {})?;
+    daemon.show(&token, |token| format!("{}\n", token.token))?;
+    if !daemon.json {
+        let text = "whoever has this text can join the fleet: keep it in a file that only root can read, for --fleet-token of \
+                    the other host's spillwayd";
+        output::complain("note", text);
+    }
+    Ok(())
+}
+
+fn placer(daemon: &Daemon, client: &Client, enabled: bool) -> Result<(), Failure> {
+    let changed: FleetDetails = client.put(&format!("{FLEET}/placer"), &PlacerChange { enabled })?;
+    daemon.show(&changed, |changed| match changed.places {
+        true => "the placer is on: Spillway decides which host has how many machines\n".into(),
+        false => "the placer is off: hosts keep the shares that they have until another program writes others, and machines \
+                  of a lost host are not replaced\n"
+            .into(),
+    })
+}

@@ -1,0 +1,313 @@
+//! A simulated host: its lease, what it knows of the records, and a small model of what it does with its shares.
+
+use super::rng::Rng;
+use super::sample::{self, GIB, name};
+use super::store::{LeaseId, Store};
+use serde_json::json;
+use spillway_api::Name;
+use spillway_fleet::Moment;
+use spillway_fleet::election::{Identity, candidacy};
+use spillway_fleet::keys::Key;
+use spillway_fleet::liveness::StoreHealth;
+use spillway_fleet::placer::{Placer, PlacerAction};
+use spillway_fleet::records::{CatalogStatus, ShareRecord, StatusRecord};
+use spillway_fleet::transaction::{Comparison, Revision, Transaction, Write};
+use spillway_fleet::view::FleetView;
+use std::collections::BTreeMap;
+
+const RENEW_MS: u64 = 5_000;
+const STATUS_MS: u64 = 10_000;
+/// Time for which a lease counts from the sending of a request to renew it.
+const LEASE_COUNTS_MS: u64 = 12_000;
+
+/// Machines of a catalog on a host.
+#[derive(Clone, Copy, Default)]
+struct Machines {
+    count: u32,
+    ready: u32,
+    /// When the next of them are ready.
+    ready_at: u64,
+    generation: u64,
+    version: u32,
+    refuses_until: u64,
+}
+
+pub struct Host {
+    pub name: Name,
+    pub zone: String,
+    pub identity: Identity,
+    starts: u32,
+    /// Its clock: an offset, and how many thousandths it is too fast.
+    pub offset: u64,
+    pub drift: i64,
+    /// Until when nothing of it runs, and until when its daemon does not.
+    pub down_until: u64,
+    pub paused_until: u64,
+    /// Until when it has no connection to etcd, and to other hosts.
+    pub cut_until: u64,
+    pub alone_until: u64,
+    pub lease: Option<LeaseId>,
+    renewed: Moment,
+    next_renewal: u64,
+    leaders: u64,
+    health: StoreHealth,
+    /// All records, of a host that may become the placer.
+    pub view: Option<FleetView>,
+    pub placer: Placer,
+    candidate_at: u64,
+    machines: BTreeMap<Name, Machines>,
+    reported: Option<StatusRecord>,
+    reported_at: u64,
+    pub statuses: u64,
+    seen_shares: Revision,
+}
+
+/// What a host wants of the world.
+pub enum Message {
+    Commit { number: Option<u64>, transaction: Transaction },
+    Ask { about: Name, of: Name },
+}
+
+impl Host {
+    pub fn new(number: usize, may_place: bool, random: &mut Rng) -> Host {
+        let name = name(&format!("h{number}"));
+        let identity = Identity { host: name.clone(), instance: "1".into() };
+        Host {
+            zone: format!("z{}", number % 4),
+            placer: Placer::new(identity.clone()),
+            name,
+            identity,
+            starts: 1,
+            offset: random.below(1 << 30),
+            drift: random.below(41) as i64 - 20,
+            down_until: 0,
+            paused_until: 0,
+            cut_until: 0,
+            alone_until: 0,
+            lease: None,
+            renewed: Moment(0),
+            next_renewal: random.below(RENEW_MS),
+            leaders: 0,
+            health: StoreHealth::default(),
+            view: may_place.then(FleetView::default),
+            candidate_at: 0,
+            machines: BTreeMap::new(),
+            reported: None,
+            reported_at: 0,
+            statuses: 0,
+            seen_shares: 0,
+        }
+    }
+
+    pub fn clock(&self, now: u64) -> Moment {
+        Moment(self.offset + (now as i64 + now as i64 * self.drift / 1000) as u64)
+    }
+
+    pub fn runs(&self, now: u64) -> bool {
+        now >= self.down_until && now >= self.paused_until
+    }
+
+    pub fn has_store(&self, now: u64) -> bool {
+        now >= self.cut_until
+    }
+
+    /// Whether its daemon answers others, and reaches them.
+    pub fn has_peers(&self, now: u64) -> bool {
+        self.runs(now) && now >= self.alone_until
+    }
+
+    /// The host is off for some time. What it knows is gone then.
+    pub fn restart(&mut self, now: u64, for_ms: u64) {
+        self.down_until = now + for_ms;
+        self.starts += 1;
+        self.identity.instance = self.starts.to_string();
+        self.placer = Placer::new(self.identity.clone());
+        self.lease = None;
+        self.view = self.view.as_ref().map(|_| FleetView::default());
+        self.reported = None;
+        self.seen_shares = 0;
+        self.health = StoreHealth::default();
+        self.machines.values_mut().for_each(|machines| machines.ready = 0);
+    }
+
+    /// A turn of the daemon.
+    pub fn tick(&mut self, store: &mut Store, now: u64, random: &mut Rng) -> Vec<Message> {
+        if !self.runs(now) {
+            return Vec::new();
+        }
+        let reaches = self.has_store(now) && store.has_leader(now);
+        if !reaches || self.leaders != store.leaders {
+            self.leaders = store.leaders;
+            self.health.trouble = Some(self.clock(now));
+        }
+        if reaches && now >= self.next_renewal {
+            self.renew(store, now);
+        }
+        self.work(now);
+        let mut messages = Vec::new();
+        if self.has_store(now) {
+            // Watches are late now and then.
+            let late = if random.chance(4) { random.below(6) as i64 } else { 0 };
+            let up_to = (store.revision - late).max(0);
+            self.follow(store, up_to, now, random);
+        }
+        if reaches {
+            messages.extend(self.report(now));
+        }
+        messages.extend(self.place(now));
+        messages
+    }
+
+    fn renew(&mut self, store: &mut Store, now: u64) {
+        self.next_renewal = now + RENEW_MS;
+        let sent = self.clock(now);
+        if !self.lease.is_some_and(|id| store.renew(id, now)) {
+            let lease = store.grant(now);
+            let alive = json!({"instance": self.identity.instance, "boot_id": "b", "address": "h:1",
+                "certificate": "00", "version": "1", "hypervisor": "qemu"});
+            let key = Key::Alive(self.name.clone());
+            let transaction = Transaction {
+                comparisons: vec![Comparison::Created(key.clone(), 0)],
+                writes: vec![Write::PutWithLease(key, alive.to_string().into_bytes())],
+            };
+            let outcome = store.commit(&transaction, Some(lease), now);
+            let is_applied = matches!(outcome, Some(spillway_fleet::transaction::Outcome::Applied(_)));
+            self.lease = is_applied.then_some(lease);
+        }
+        if self.lease.is_some() {
+            self.renewed = sent;
+        }
+    }
+
+    fn follow(&mut self, store: &Store, up_to: Revision, now: u64, random: &mut Rng) {
+        if let Some(view) = &mut self.view
+            && let Some(update) = store.since(view.revision, up_to)
+        {
+            view.apply(update);
+        }
+        let is_over = |machines: &mut Machines| machines.refuses_until != 0 && now >= machines.refuses_until;
+        let again = self.machines.values_mut().filter_map(|machines| is_over(machines).then_some(machines));
+        let again = again.map(|machines| machines.refuses_until = 0).count();
+        if up_to <= self.seen_shares && again == 0 {
+            return;
+        }
+        self.seen_shares = up_to;
+        let prefix = format!("share/{}/", self.name);
+        let shares = store.entries.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
+        let shares: BTreeMap<Name, ShareRecord> = shares
+            .map(|(key, entry)| (name(&key[prefix.len()..]), serde_json::from_slice(&entry.value).unwrap()))
+            .collect();
+        self.machines.retain(|catalog, _| shares.contains_key(catalog));
+        for (catalog, share) in shares {
+            let machines = self.machines.entry(catalog).or_default();
+            if share.count > machines.count && now >= machines.refuses_until {
+                if super::REFUSES.with(std::cell::Cell::get) && random.chance(200) {
+                    machines.refuses_until = now + 3_000 + random.below(30_000);
+                } else {
+                    machines.count = share.count;
+                    machines.ready_at = now + 2_000 + random.below(8_000);
+                }
+            }
+            machines.count = machines.count.min(share.count);
+            machines.ready = machines.ready.min(machines.count);
+            (machines.generation, machines.version) = (share.generation, share.version);
+        }
+    }
+
+    fn work(&mut self, now: u64) {
+        for machines in self.machines.values_mut().filter(|machines| machines.ready < machines.count) {
+            if machines.ready_at == 0 {
+                machines.ready_at = now + 2_000;
+            } else if now >= machines.ready_at {
+                (machines.ready, machines.ready_at) = (machines.count, 0);
+            }
+        }
+    }
+
+    pub fn ready(&self, catalog: &Name) -> u32 {
+        self.machines.get(catalog).map_or(0, |machines| machines.ready)
+    }
+
+    /// The record of its state, if it has changed and the last one is old enough.
+    fn report(&mut self, now: u64) -> Option<Message> {
+        if self.reported.is_some() && now < self.reported_at + STATUS_MS {
+            return None;
+        }
+        let catalogs = self.machines.iter().map(|(catalog, machines)| {
+            let Machines { count, ready, generation, version, .. } = *machines;
+            let refused = (now < machines.refuses_until).then(|| "not now".to_owned());
+            let status = CatalogStatus {
+                generation,
+                version,
+                count,
+                ready,
+                updated: ready,
+                claimed: 0,
+                failed: 0,
+                refused,
+                ..CatalogStatus::default()
+            };
+            (catalog.clone(), status)
+        });
+        let mut record = StatusRecord { catalogs: catalogs.collect(), ..StatusRecord::default() };
+        record.budget.memory_bytes = super::SPACE * GIB;
+        (record.budget.guarantee_bytes, record.budget.limit_bytes) = (1 << 50, 1 << 50);
+        record.budget.vcpus = 1 << 40;
+        if self.reported.as_ref() == Some(&record) {
+            return None;
+        }
+        assert!(self.reported.is_none() || now - self.reported_at >= STATUS_MS);
+        self.statuses += 1;
+        let bytes = serde_json::to_vec(&record).unwrap();
+        (self.reported, self.reported_at) = (Some(record), now);
+        let writes = vec![Write::Put(Key::Status(self.name.clone()), bytes)];
+        Some(Message::Commit { number: None, transaction: Transaction { comparisons: Vec::new(), writes } })
+    }
+
+    /// The daemon's part in placing.
+    fn place(&mut self, now: u64) -> Vec<Message> {
+        let clock = self.clock(now);
+        let Some(view) = &self.view else { return Vec::new() };
+        let mut messages = Vec::new();
+        let lease_holds = self.lease.is_some() && clock.since_ms(self.renewed) < LEASE_COUNTS_MS;
+        if now >= self.candidate_at
+            && let Some(transaction) = candidacy(view, &self.identity, lease_holds)
+        {
+            self.candidate_at = now + 2_000;
+            messages.push(Message::Commit { number: None, transaction });
+        }
+        for action in self.placer.step(view, &self.health, clock) {
+            match action {
+                PlacerAction::Commit { number, transaction } => {
+                    super::check_brake(view, &self.health, clock, &transaction);
+                    messages.push(Message::Commit { number: Some(number), transaction });
+                }
+                PlacerAction::Ask(ask) => {
+                    let about = ask.about;
+                    messages.extend(ask.of.into_iter().map(|of| Message::Ask { about: about.clone(), of }));
+                }
+                PlacerAction::Event(event) => super::trace(now, &event.text),
+            }
+        }
+        messages
+    }
+
+    pub fn record(&self) -> String {
+        json!({"host_id": self.name, "zone": self.zone}).to_string()
+    }
+}
+
+pub fn share_of(key: &Key) -> Option<(&Name, &Name)> {
+    match key {
+        Key::Share(host, catalog) => Some((host, catalog)),
+        _ => None,
+    }
+}
+
+pub fn is_of_placer(transaction: &Transaction) -> bool {
+    matches!(transaction.comparisons.first(), Some(Comparison::Created(Key::Placer, term)) if *term > 0)
+}
+
+pub fn shares_written(transaction: &Transaction) -> usize {
+    transaction.writes.iter().filter(|write| share_of(sample::key_of(write)).is_some()).count()
+}

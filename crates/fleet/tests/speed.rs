@@ -1,0 +1,104 @@
+//! How long placing takes in a fleet of 1,000 hosts. `SPILLWAY_HOSTS=N` sets the number of hosts.
+#![allow(clippy::unwrap_used)]
+
+#[path = "common/driver.rs"]
+mod driver;
+#[path = "common/sample.rs"]
+mod sample;
+
+use driver::Driver;
+use sample::{GIB, name};
+use serde_json::json;
+use spillway_fleet::Moment;
+use std::time::Duration;
+
+#[test]
+fn a_thousand_hosts_are_decided_on_in_time() {
+    let hosts = std::env::var("SPILLWAY_HOSTS").map_or(1000, |text| text.parse::<usize>().unwrap());
+    let machines = 5 * hosts as u32;
+    let mut driver = Driver::new();
+    for n in 0..hosts {
+        driver.fleet.host(&format!("h{n}"), &format!("z{}", n % 5));
+        driver.fleet.budget(&format!("h{n}"), 64 * GIB);
+    }
+    (0..10).for_each(|n| driver.fleet.catalog(&format!("c{n}"), machines, json!({})));
+    let mut timed = Timed::default();
+    timed.settle(&mut driver);
+    let (all, writes) = (timed.all, timed.writes);
+    println!(
+        "{} machines on {hosts} hosts: {all:?} in {} steps, {writes} writes",
+        machines * 10,
+        timed.steps
+    );
+    for n in 0..10 {
+        assert_eq!(driver.fleet.total(&format!("c{n}")), u64::from(machines));
+    }
+    driver.fleet.report_all_ready();
+    timed = Timed::default();
+    timed.settle(&mut driver);
+    assert_eq!(timed.writes, 0);
+    println!("one pass after news: {:?}", timed.all);
+    let nothing = Timed::default().settle(&mut driver);
+    println!("a step without news: {nothing:?}");
+    let lost = (1..4).map(|n| lose(&mut driver, &format!("h{n}"))).min().unwrap();
+    assert_eq!((0..10).map(|n| driver.fleet.total(&format!("c{n}"))).sum::<u64>(), u64::from(machines) * 10);
+    assert!(all < Duration::from_secs(2), "{all:?}");
+    assert!(lost < Duration::from_millis(50), "{lost:?}");
+}
+
+/// A host is lost, and its machines are placed on others.
+fn lose(driver: &mut Driver, host: &str) -> Duration {
+    let machines: u32 = driver.fleet.view().shares[&name(host)].values().map(|share| share.value.count).sum();
+    driver.fleet.end_lease(host);
+    driver.settle();
+    driver.after_s(29);
+    driver.now = Moment(driver.now.0 + 1000);
+    let mut timed = Timed::default();
+    timed.settle(driver);
+    let Timed { all, steps, writes, transactions } = timed;
+    println!(
+        "a lost host with {machines} machines: {all:?} in {steps} steps, {transactions} transactions, {writes} writes"
+    );
+    assert!(!driver.fleet.view().shares.contains_key(&name(host)));
+    assert!(writes <= 2 * machines as usize, "at most two for each machine");
+    driver.fleet.report_all_ready();
+    driver.settle();
+    all
+}
+
+/// Time that this thread has had on a processor, so that other programs are no failure.
+fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+/// What the placer alone takes, without the store.
+#[derive(Default)]
+struct Timed {
+    all: Duration,
+    steps: usize,
+    writes: usize,
+    transactions: usize,
+}
+
+impl Timed {
+    /// Steps after each transaction, as if the records showed each of them at once.
+    fn settle(&mut self, driver: &mut Driver) -> Duration {
+        let mut open = Vec::new();
+        loop {
+            let begin = processor_time();
+            let commits = driver.step();
+            self.all += processor_time() - begin;
+            self.steps += 1;
+            open.extend(commits);
+            if open.is_empty() {
+                return self.all;
+            }
+            let (number, transaction) = open.remove(0);
+            self.writes += transaction.writes.len();
+            self.transactions += 1;
+            let outcome = driver.fleet.commit(&transaction);
+            driver.placer.ended(number, Some(outcome));
+        }
+    }
+}
