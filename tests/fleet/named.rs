@@ -39,9 +39,11 @@ fn ends(pid: u64, within: Duration) -> Option<Duration> {
     Some(begun.elapsed())
 }
 
-fn wait_for_desk(world: &World) -> Desk {
-    world.until("desk-001 is ready", |world| desk(world).is_some());
-    desk(world).unwrap()
+/// Waits until it is ready, with another VMM than this one.
+fn wait_for_desk(world: &World, before: u64) -> Desk {
+    let another = |world: &World| desk(world).filter(|desk| desk.vmm != before && is_alive(desk.vmm));
+    world.until("desk-001 is ready", |world| another(world).is_some());
+    another(world).expect("it stays so")
 }
 
 fn signal(pid: u32, signal: Signal) {
@@ -54,7 +56,7 @@ fn a_name_ends_with_its_hosts_lease_and_comes_back_as_the_same_machine() {
     world.import("tiny", "v1");
     let settings = json!({ "identity": "named", "on_isolation": "pause" });
     world.create("desk", &world.spec("tiny:1", 1, settings));
-    let first = wait_for_desk(&world);
+    let first = wait_for_desk(&world, 0);
 
     // The daemon stands still: nobody but the guard can end the machine.
     let daemon = world.hosts[first.host].daemon.as_ref().unwrap().pid();
@@ -63,7 +65,7 @@ fn a_name_ends_with_its_hosts_lease_and_comes_back_as_the_same_machine() {
     println!("the VMM of a daemon that stands still has ended after {:.1} s", took.as_secs_f64());
     assert!(took >= LEAST, "not before the deadline");
     signal(daemon, Signal::CONT);
-    let second = wait_for_desk(&world);
+    let second = wait_for_desk(&world, first.vmm);
     assert_eq!(second.identity, first.identity);
 
     // All members of etcd stand still: the guest is paused first.
@@ -81,11 +83,37 @@ fn a_name_ends_with_its_hosts_lease_and_comes_back_as_the_same_machine() {
     let took = ends(second.vmm, DEADLINE).map(|_| begun.elapsed()).expect("it ends");
     println!("the VMM has ended {:.1} s after etcd stood still", took.as_secs_f64());
     assert!((LEAST..=DEADLINE).contains(&took), "{took:?}");
-    assert!(desk(&world).is_none(), "nobody has it without etcd");
+    let is_off = |world: &World| desk(world).is_none_or(|desk| !is_alive(desk.vmm));
+    world.until("nobody has it without etcd", is_off);
     for member in 0..world.etcd.len() {
         world.etcd.thaw(member).unwrap();
     }
-    let third = wait_for_desk(&world);
+    let third = wait_for_desk(&world, second.vmm);
     assert_eq!(third.identity, first.identity);
-    assert_ne!(third.vmm, second.vmm);
+}
+
+#[test]
+fn a_name_of_a_lost_host_goes_to_another_one_and_stays_there() {
+    let Some(world) = World::new(3) else { return };
+    world.import("tiny", "v1");
+    let settings = json!({ "identity": "named", "on_isolation": "stop" });
+    world.create("desk", &world.spec("tiny:1", 1, settings));
+    let first = wait_for_desk(&world, 0);
+    // Its connection alone is cut: its VMM must have ended before another one begins.
+    let begun = Instant::now();
+    world.hosts[first.host].network.cut(true);
+    let ended = ends(first.vmm, DEADLINE).expect("the host ends it");
+    println!("the host that was cut off has ended it after {:.1} s", ended.as_secs_f64());
+    let second = wait_for_desk(&world, first.vmm);
+    println!("another host runs it after {:.1} s", begun.elapsed().as_secs_f64());
+    assert!(begun.elapsed() > Duration::from_secs(45), "the placer waits for the whole time");
+    assert_ne!(second.host, first.host);
+    assert_eq!(second.identity, first.identity);
+    world.hosts[first.host].network.cut(false);
+    let back = world.hosts[first.host].name.clone();
+    world.until("the host is a member again and has no such machine", |world| {
+        let (status, _) = world.host(&back).try_send("GET", "/v1/machines/desk-001", "");
+        world.host(&back).fleet()["membership"] == "member" && status == 404
+    });
+    assert!(is_alive(second.vmm));
 }

@@ -1,7 +1,7 @@
 //! What a host may do with machines that have names of the fleet: from its records, its lease and what runs there.
 //!
 //! Owns the orders for each machine, the deadline at which all of them are ended by the guard, and the highest epoch that the host has
-//! had. Invariant: the deadline moves on only while the lease is believed, and all machines that the guard would end are those that the
+//! had. Invariant: the deadline moves on only while the lease is valid, and all machines that the guard would end are those that the
 //! records give to the host in its present epoch.
 
 use super::ISOLATION_MS;
@@ -60,8 +60,8 @@ pub struct NamedOrders {
     pub record_epoch: Option<Revision>,
     /// Confirms that nothing of a machine runs any more that the host was to give up.
     pub releases: Vec<Transaction>,
-    /// Whether the lease is believed, so that machines which are not in `machines` are ended.
-    pub is_believed: bool,
+    /// Whether the lease is valid, so that machines which are not in `machines` are ended.
+    pub has_lease: bool,
     /// Why nothing is started although there is a lease, for people.
     pub refusal: Option<String>,
 }
@@ -71,7 +71,7 @@ impl NamedOrders {
     pub fn order(&self, machine: &Name, on_isolation: IsolationAction) -> NameOrder {
         match self.machines.get(machine) {
             Some(order) => *order,
-            None if self.is_believed => NameOrder::End,
+            None if self.has_lease => NameOrder::End,
             None => isolated(on_isolation),
         }
     }
@@ -134,7 +134,7 @@ impl HostNames {
             }
             belief => belief,
         };
-        orders.is_believed = belief.is_some();
+        orders.has_lease = belief.is_some();
         for ((catalog, machine), place) in view.places.get(&self.host).into_iter().flatten() {
             let record = view.name(catalog, machine).map(|record| &record.value);
             let place = &place.value;
@@ -177,7 +177,7 @@ impl HostNames {
             running.iter().filter(|(machine, of)| is_open(machine, of)).map(|(machine, _)| machine).collect();
         if open.is_empty() {
             let deadline = belief.until.after_ms(ISOLATION_MS);
-            // What this host was promised is not taken back by a later lease that is believed for a shorter time.
+            // What this host was promised is not taken back by a later lease that is valid for a shorter time.
             self.deadline = self.deadline.max(deadline);
             orders.deadline = Some(self.deadline);
         } else if now.after_ms(EARLIER_MS) >= self.deadline {
@@ -287,13 +287,13 @@ mod tests {
         case.names = HostNames::new(name("a"), epoch - 1, Moment(0));
         let belief = Belief { epoch, until: UNTIL };
         let orders = case.step(Some(belief), false, NOW);
-        assert_eq!((orders.record_epoch, orders.is_believed, orders.deadline), (Some(epoch), false, None));
+        assert_eq!((orders.record_epoch, orders.has_lease, orders.deadline), (Some(epoch), false, None));
         case.names.recorded(epoch);
         assert_eq!(case.order(Some(belief)), NameOrder::Run);
         case.names.recorded(epoch + 1);
         let orders = case.step(Some(belief), false, NOW);
         assert!(orders.refusal.unwrap().contains("--bump-revision"));
-        assert!(!orders.is_believed && orders.deadline.is_none());
+        assert!(!orders.has_lease && orders.deadline.is_none());
     }
 
     #[test]

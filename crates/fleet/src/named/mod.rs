@@ -17,7 +17,9 @@ use crate::view::FleetView;
 use spillway_api::{Identity, IsolationAction, Name};
 use std::collections::BTreeMap;
 
-/// Time from the moment at which a lease is believed no more until the machines of the host have been ended.
+/// Longest time for which a host runs machines with names of the fleet after the sending of a request that has renewed its lease.
+pub const VALID_MS: u64 = 12_000;
+/// Time from the moment at which a lease is not valid any more until the machines of the host have been ended.
 pub const ISOLATION_MS: u64 = 20_000;
 /// Least time from the moment at which the placer has seen the end of a host's lease until it gives the names to others.
 pub const REPLACE_MS: u64 = 45_000;

@@ -13,7 +13,7 @@ use spillway_fleet::election::candidacy;
 use spillway_fleet::keys::Key;
 use spillway_fleet::liveness::StoreHealth;
 use spillway_fleet::membership::KnownLease;
-use spillway_fleet::named::NamedOrders;
+use spillway_fleet::named::{NamedOrders, VALID_MS};
 use spillway_fleet::placer::PlacerAction;
 use spillway_fleet::transaction::{Outcome, Transaction, Write};
 use spillway_fleet::view::FleetView;
@@ -25,8 +25,6 @@ pub const STEP_MS: u64 = 50;
 const DEATH_MS: u64 = 200;
 /// Time after the standstill of a whole host for which its guard may not have acted yet.
 const AWAKE_MS: u64 = 2 * STEP_MS + DEATH_MS;
-/// What a lease is believed less than its time, from the sending on.
-const BELIEVED_MS: u64 = 12_000;
 /// Time after which an answer is not waited for any more.
 const ANSWER_MS: u64 = 2_000;
 
@@ -376,7 +374,7 @@ impl World {
                 daemon.renewing = None;
                 match id {
                     Some(id) => {
-                        daemon.lease = Some(KnownLease { id, until: sent.after_ms(BELIEVED_MS) });
+                        daemon.lease = Some(KnownLease { id, until: sent.after_ms(VALID_MS) });
                         daemon.renews_next = sent.after_ms(5_000);
                     }
                     None => daemon.lease = None,

@@ -146,12 +146,7 @@ mod tests {
         assert_eq!(place(&other), PlacedLeft::default());
         assert_eq!(machines()[0].1, "c");
         let claim = |is_claimed: bool| {
-            let claim: Option<ClaimRecord> = is_claimed.then(|| {
-                serde_json::from_value(json!({
-                    "id": "1", "by": "ci", "since": Timestamp::now(), "labels": {}, "resets": 0,
-                }))
-                .unwrap()
-            });
+            let claim = is_claimed.then(|| ClaimRecord::new(None, false, "ci"));
             let put = |changes: &mut Changes| {
                 changes.put("desk-007", &DesiredState { claim: claim.clone(), ..DesiredState::default() });
                 Ok::<_, HostError>(())

@@ -40,12 +40,13 @@ fn share(
     }
 }
 
-/// What a host is to have of a catalog: its share, or the machines with names of the fleet that it has.
+/// What a host is to have of a catalog: its share, or the machines with names of the fleet that it is not to give up.
 fn wanted_of(view: &FleetView, host: &Name, catalog: &Name) -> Option<ShareRecord> {
     if let Some(share) = view.share(host, catalog) {
         return Some(share.value.clone());
     }
-    let count = view.places.get(host)?.keys().filter(|(of, _)| of == catalog).count();
+    let stays = view.places.get(host)?.iter().filter(|(_, place)| !place.value.is_leaving);
+    let count = stays.filter(|((of, _), _)| of == catalog).count();
     let record = &view.catalogs.get(catalog)?.value;
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     (count > 0).then_some(ShareRecord { count, version: record.version, generation: record.generation })

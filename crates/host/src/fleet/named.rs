@@ -1,7 +1,7 @@
 //! Machines with names of the fleet on this host: what they may do follows from the lease and the records, again and again. Owns the task for
 //! that, the guard's deadline, and the confirmations of what was given up.
 //!
-//! Invariant: the deadline moves on only by a decision that was made with a believed lease, and an epoch that is recorded on the host. A
+//! Invariant: the deadline moves on only by a decision that was made with a valid lease, and an epoch that is recorded on the host. A
 //! daemon that stands still moves it to a moment that follows from its last renewal, whenever it goes on.
 
 use super::etcd::{FleetStore, LeaseState, now};
@@ -16,7 +16,7 @@ use crate::store::Objects;
 use crate::work::blocking;
 use spillway_api::{EventKind, IsolationAction, Machine, Name};
 use spillway_fleet::Moment;
-use spillway_fleet::named::{Belief, HostNames, NamedOrders};
+use spillway_fleet::named::{Belief, HostNames, NamedOrders, VALID_MS};
 use spillway_fleet::transaction::{Revision, Transaction};
 use spillway_fleet::view::FleetView;
 use std::collections::BTreeSet;
@@ -54,10 +54,10 @@ impl NameKeeper {
         let mut names = HostNames::new(self.host.clone(), self.highest_epoch, deadline);
         let (mut looked, mut told) = (Moment(0), None);
         loop {
-            let believed = *lease.borrow_and_update();
+            let held = *lease.borrow_and_update();
             let (orders, belief, leaving, has_guarded) = {
                 let view = view.borrow_and_update();
-                let belief = self.belief(&view, believed, service.joined().as_deref());
+                let belief = self.belief(&view, held, service.joined().as_deref());
                 let leaving = leaving(&view, &self.host);
                 // None of them is confirmed before it was looked for.
                 let orders = names.step(&view, belief, &self.gate.running(), &leaving, now());
@@ -90,8 +90,9 @@ impl NameKeeper {
         let (lease, alive) = (lease?, view.alive.get(&self.host)?);
         let is_own = alive.value.instance == self.instance && alive.value.lease == lease.id;
         let is_joined = view.meta.as_ref().is_some_and(|meta| joined == Some(&meta.value.fleet_id));
-        (is_own && is_joined && lease.is_valid(now()))
-            .then_some(Belief { epoch: alive.created, until: lease.valid_until })
+        // etcd may grant more time than was asked for, and end the lease earlier: the placer waits for what was asked for.
+        let until = lease.valid_until.min(lease.renewed.after_ms(VALID_MS));
+        (is_own && is_joined && now() < until).then_some(Belief { epoch: alive.created, until })
     }
 
     /// Carries out what was decided.

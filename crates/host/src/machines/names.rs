@@ -1,7 +1,7 @@
 //! What the fleet lets machines with its names do on this host. Owns the last orders, until when they count, which of these machines
 //! have VMMs, and the page of the guard.
 //!
-//! Invariant: a VMM is noted before it is started, and until it has ended. Orders count only while the lease is believed, whoever asks
+//! Invariant: a VMM is noted before it is started, and until it has ended. Orders count only while the lease is valid, whoever asks
 //! late.
 
 use super::registry::MachineRegistry;
@@ -27,7 +27,7 @@ pub struct NameGate {
 struct GateState {
     /// None: this daemon has had none yet.
     orders: Option<NamedOrders>,
-    /// Until when the lease is believed that the orders follow from.
+    /// Until when the lease is valid that the orders follow from.
     until: Moment,
     /// Machines whose VMMs run, or are about to.
     running: BTreeMap<Name, RunningName>,
@@ -87,12 +87,12 @@ impl NameGate {
         self.state().running.clone()
     }
 
-    /// Takes orders that count until the lease is believed no more. Wakes the machines if they are others than before.
+    /// Takes orders that count until the lease is not valid any more. Wakes the machines if they are others than before.
     pub fn take(&self, orders: NamedOrders, until: Moment) {
         let is_new = {
             let mut state = self.state();
             let is_same = state.orders.as_ref().is_some_and(|before| {
-                before.machines == orders.machines && before.is_believed == orders.is_believed
+                before.machines == orders.machines && before.has_lease == orders.has_lease
             });
             (state.orders, state.until) = (Some(orders), until);
             !is_same
@@ -110,15 +110,15 @@ impl NameGate {
         let begun = state.running.get(machine).map(|running| running.on_isolation);
         let on_isolation = begun.or(told.copied()).unwrap_or(on_isolation);
         match &state.orders {
-            Some(orders) if !orders.is_believed || now() < state.until => orders.order(machine, on_isolation),
+            Some(orders) if !orders.has_lease || now() < state.until => orders.order(machine, on_isolation),
             Some(_) => isolated(on_isolation),
-            // This daemon has just begun, and the lease of the one before it is still believed.
-            None if self.believed_before() => NameOrder::GoOn,
+            // This daemon has just begun, and the lease of the one before it is still valid.
+            None if self.was_valid_before() => NameOrder::GoOn,
             None => isolated(on_isolation),
         }
     }
 
-    fn believed_before(&self) -> bool {
+    fn was_valid_before(&self) -> bool {
         self.page.get().is_some_and(|page| now().after_ms(ISOLATION_MS) < page.deadline())
     }
 
@@ -176,7 +176,7 @@ mod tests {
 
     fn orders(machine: &Name, order: NameOrder) -> NamedOrders {
         let machines = BTreeMap::from([(machine.clone(), order)]);
-        NamedOrders { machines, is_believed: true, ..NamedOrders::default() }
+        NamedOrders { machines, has_lease: true, ..NamedOrders::default() }
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
         let later = NameGate::open(&machines, Arc::default());
         assert_eq!(later.running(), gate.running());
         assert_eq!(later.running()[&machine].on_isolation, stop);
-        assert_eq!(later.order(&machine, stop), NameOrder::GoOn, "the lease is believed yet");
+        assert_eq!(later.order(&machine, stop), NameOrder::GoOn, "the lease is still valid");
         page.set_deadline(now().after_ms(ISOLATION_MS));
         assert_eq!(later.order(&machine, stop), NameOrder::End);
         gate.take(orders(&machine, NameOrder::Run), now());

@@ -23,7 +23,7 @@ use tokio::sync::broadcast;
 
 /// Version of the records: of all kinds and all their fields together. It is raised with every change of a stored type (a
 /// test in `records.rs` checks that). A store that a later version has written is not opened.
-pub const RECORDS_VERSION: u32 = 11;
+pub const RECORDS_VERSION: u32 = 12;
 
 /// Program that writes records, which the store remembers so that an older program can say what it cannot read.
 #[derive(Clone, Copy, Debug)]
