@@ -135,6 +135,7 @@ impl HostNames {
             belief => belief,
         };
         orders.has_lease = belief.is_some();
+        let mut confirmed = BTreeSet::new();
         for ((catalog, machine), place) in view.places.get(&self.host).into_iter().flatten() {
             let record = view.name(catalog, machine).map(|record| &record.value);
             let place = &place.value;
@@ -142,17 +143,17 @@ impl HostNames {
                 record.host.as_ref() == Some(&self.host) && record.epoch == place.epoch
             });
             let order = match belief {
-                Some(belief) if agrees && place.epoch == belief.epoch => match place.is_leaving {
-                    false => NameOrder::Run,
-                    true => NameOrder::GoOn,
-                },
+                Some(belief) if agrees && place.epoch == belief.epoch => {
+                    confirmed.insert(machine);
+                    if place.is_leaving { NameOrder::GoOn } else { NameOrder::Run }
+                }
                 _ => isolated(place.on_isolation),
             };
             orders.machines.insert(machine.clone(), order);
             orders.on_isolation.insert(machine.clone(), place.on_isolation);
         }
         if let Some(belief) = belief {
-            self.move_deadline(&mut orders, belief, view, running, now);
+            self.move_deadline(&mut orders, belief, &confirmed, running, now);
             orders.releases = self.releases(view, present);
         }
         orders
@@ -162,14 +163,10 @@ impl HostNames {
         &mut self,
         orders: &mut NamedOrders,
         belief: Belief,
-        view: &FleetView,
+        confirmed: &BTreeSet<&Name>,
         running: &BTreeMap<Name, RunningName>,
         now: Moment,
     ) {
-        let confirmed: BTreeSet<&Name> = (view.places.get(&self.host).into_iter().flatten())
-            .filter(|(_, place)| place.value.epoch == belief.epoch)
-            .map(|((_, machine), _)| machine)
-            .collect();
         let is_open = |machine: &Name, running: &RunningName| {
             running.on_isolation != IsolationAction::Keep && !confirmed.contains(machine)
         };

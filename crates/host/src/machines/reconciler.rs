@@ -229,6 +229,10 @@ impl MachineReconciler {
         wanted: &DesiredState,
         run: Option<RunRecord>,
     ) -> Result<StepOutcome, HostError> {
+        // What failed before is no reason to let run what must not.
+        if let Some(outcome) = self.obey(run.as_ref()).await? {
+            return Ok(outcome);
+        }
         if let Some(until) = self.attempts.pauses_until() {
             return Ok(StepOutcome::Rest(WakeupConditions::until(until)));
         }
@@ -245,8 +249,9 @@ impl MachineReconciler {
             return self.bring_down(wanted, run, None).await;
         };
         self.catalog_seen = catalog.revision;
-        if let Some(outcome) = self.obey(&catalog, run.as_ref()).await? {
-            return Ok(outcome);
+        if self.named != named::named(&catalog) {
+            self.named = named::named(&catalog);
+            return Ok(StepOutcome::Again);
         }
         let Some(run) = run else {
             if let Some(wait) = self.wait_for_others(&catalog, wanted) {

@@ -29,12 +29,7 @@ pub(super) fn named(catalog: &Catalog) -> Option<IsolationAction> {
 
 impl MachineReconciler {
     /// Ends or leaves alone what the fleet does not let run. `None`: the step goes on.
-    pub(super) async fn obey(
-        &mut self,
-        catalog: &Catalog,
-        run: Option<&RunRecord>,
-    ) -> Result<Option<StepOutcome>, HostError> {
-        self.named = named(catalog);
+    pub(super) async fn obey(&mut self, run: Option<&RunRecord>) -> Result<Option<StepOutcome>, HostError> {
         let Some(on_isolation) = self.named else { return Ok(None) };
         let order = self.shared.names.order(&self.name, on_isolation);
         let vmm = match run {
