@@ -53,9 +53,10 @@ pub use figures::{
 };
 pub use fleet::{
     EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails,
-    FleetHost, FleetHostAction, FleetHostChange, FleetReach, FleetSelf, FleetSettings, FleetShare, HostState,
-    IdentityKind, IsolationAction, JoinToken, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet,
-    NewFleetCatalog, PlacerChange, Spread, Wave, WaveError,
+    FleetEvent, FleetEventRequest, FleetFigures, FleetHost, FleetHostAction, FleetHostChange, FleetReach,
+    FleetSelf, FleetSettings, FleetShare, HostFigures, HostState, IdentityKind, IsolationAction, JoinToken,
+    LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog, PlacerChange, PlacerHostReport,
+    PlacerReport, PrometheusTargets, Spread, Wave, WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

@@ -2,17 +2,19 @@
 
 mod reach;
 mod request;
+mod seeing;
 mod spec;
 mod status;
 mod wave;
 
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
+pub use seeing::{FleetEvent, FleetEventRequest, FleetFigures, HostFigures, PrometheusTargets};
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,
 };
 pub use status::{
     EtcdStatus, FleetCatalog, FleetCatalogUpdate, FleetDetails, FleetHost, FleetHostAction, FleetHostChange,
-    FleetShare, HostState, Membership, NewFleetCatalog,
+    FleetShare, HostState, Membership, NewFleetCatalog, PlacerHostReport, PlacerReport,
 };
 pub use wave::{Wave, WaveError};

@@ -15,6 +15,7 @@ mod events;
 mod extract;
 mod figures;
 mod fleet;
+mod fleet_seeing;
 mod fleets;
 mod guests;
 mod host;
@@ -155,7 +156,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/events", events::routes())
         .nest("/v1/event-stream", events::stream_routes())
         .nest("/v1/figures", figures::routes())
-        .nest("/v1/fleet", fleet::routes().merge(fleets::routes()))
+        .nest("/v1/fleet", fleet::routes().merge(fleets::routes()).merge(fleet_seeing::routes()))
         .nest("/v1/history", figures::history_routes())
         .nest("/v1/host", host::routes())
         .nest("/v1/images", images::routes())

@@ -6,11 +6,13 @@
 mod details;
 pub mod door;
 pub mod etcd;
+pub mod events;
 mod leaving;
 mod named;
 mod open;
 mod options;
 mod placing;
+mod queries;
 mod record;
 mod service;
 mod shares;

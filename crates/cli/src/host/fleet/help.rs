@@ -202,3 +202,19 @@ hosts ('spillway leftover list' there).
 
 Example:
   spillway fleet catalog delete desk";
+
+pub const EVENT: &str = "\
+Times are those of the hosts' clocks. With --follow events of different hosts come as they arrive, those of one host in its order; a host that
+cannot be asked is said once, and its events follow when it can.
+
+Examples:
+  spillway fleet event -n 20
+  spillway fleet event --follow --json | jq -r 'select(.event.kind == \"failed\") | .host + \" \" + .event.text'";
+
+pub const TOP: &str = "\
+A row is a host, or with --per catalog a catalog on all hosts. Columns and keys are those of 'spillway top', which shows the machines of one
+host ('spillway top --host HOST').
+
+Examples:
+  spillway fleet top
+  spillway fleet top --per catalog --once";
