@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod failure;
+mod named;
 mod network;
 mod world;

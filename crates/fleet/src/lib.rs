@@ -15,6 +15,7 @@ pub mod election;
 pub mod keys;
 pub mod liveness;
 pub mod membership;
+pub mod named;
 pub mod peers;
 pub mod placement;
 pub mod placer;

@@ -270,7 +270,7 @@ impl Records {
         tokio::spawn(streaming.clone().follow(objects.watch()));
         streaming.begin(parts.scopes.clone(), events.clone(), move || streamed.all_streamed())?;
         let idempotency = Idempotency::new(objects.clone());
-        let (capacity, hypervisor) = (parts.capacity, parts.hypervisor);
+        let (capacity, hypervisor, scopes) = (parts.capacity, parts.hypervisor, parts.scopes.clone());
         let machines = Machines::open(
             events.clone(),
             objects.clone(),
@@ -291,6 +291,8 @@ impl Records {
                 machines: machines.shares.clone(),
                 capacity,
                 hypervisor,
+                names: Arc::clone(&machines.names),
+                scopes,
             })
         };
         let fleet_service = fleet.map(begin).transpose()?;

@@ -10,6 +10,7 @@ pub mod etcd;
 pub mod events;
 mod image_details;
 mod leaving;
+mod named;
 mod open;
 mod options;
 mod placing;

@@ -134,6 +134,12 @@ impl FleetService {
         &self.0.store
     }
 
+    /// Identity of the fleet that the host has joined, unless it may not take part.
+    pub(super) fn joined(&self) -> Option<String> {
+        let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
+        locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
+    }
+
     /// Connections to other hosts.
     pub(super) fn door(&self) -> &Arc<FleetDoor> {
         &self.0.door
@@ -278,7 +284,8 @@ impl FleetService {
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
-            let known = lease.borrow_and_update().map(|lease| KnownLease { until: lease.valid_until });
+            let known =
+                lease.borrow_and_update().map(|lease| KnownLease { id: lease.id, until: lease.valid_until });
             let (standing, transaction) = membership.step(&view.borrow_and_update(), known, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
