@@ -7,7 +7,8 @@
 use super::copies::look_after_images;
 use super::details::{self, PlacerKnowledge};
 use super::door::{FleetDoor, Member};
-use super::etcd::{EtcdAlarm, EtcdHealth, EtcdReach, FleetStore, FleetStoreError, now};
+use super::etcd::{FleetStore, FleetStoreError, now};
+use super::etcd_details::{away, etcd_status};
 use super::image_details::reported;
 use super::placing::place;
 use super::record::FleetMembership;
@@ -21,9 +22,7 @@ use crate::work::blocking;
 use futures_util::StreamExt;
 use futures_util::stream;
 use serde::de::DeserializeOwned;
-use spillway_api::{
-    ErrorCode, EtcdStatus, EventKind, FleetCatalog, FleetDetails, FleetHost, Membership, Name,
-};
+use spillway_api::{ErrorCode, EventKind, FleetCatalog, FleetDetails, FleetHost, Membership, Name};
 use spillway_fleet::Moment;
 use spillway_fleet::agent::wanted;
 use spillway_fleet::changes::ChangeError;
@@ -563,39 +562,4 @@ fn store_error(e: FleetStoreError) -> HostError {
         _ => ErrorCode::Internal,
     };
     HostError::new(code, e.to_string())
-}
-
-/// Why etcd is not reached; `None` if it is.
-fn away(health: &EtcdHealth) -> Option<String> {
-    match &health.reach {
-        EtcdReach::Reached { .. } => health.follow_failure.clone(),
-        EtcdReach::Away { why, .. } => Some(why.clone()),
-    }
-}
-
-fn etcd_status(members: &[String], health: &EtcdHealth, revision: Revision) -> EtcdStatus {
-    let connected = match &health.reach {
-        EtcdReach::Reached { member, .. } => Some(member.clone()),
-        EtcdReach::Away { .. } => None,
-    };
-    let alarms = health.last.iter().flat_map(|last| &last.alarms).map(|alarm| alarm_text(*alarm).to_owned());
-    let trouble: Vec<String> = away(health).into_iter().chain(alarms).collect();
-    EtcdStatus {
-        members: members.to_vec(),
-        connected,
-        version: health.last.as_ref().map(|last| last.version.clone()),
-        trouble: (!trouble.is_empty()).then(|| trouble.join("; ")),
-        revision,
-    }
-}
-
-/// What an alarm of etcd means.
-fn alarm_text(alarm: EtcdAlarm) -> &'static str {
-    match alarm {
-        EtcdAlarm::NoSpace => {
-            "its database has reached its quota, so that nothing can be changed (alarm NOSPACE): compact and defragment it, then \
-             disarm the alarm"
-        }
-        EtcdAlarm::Corrupt => "a member has found its data damaged (alarm CORRUPT): replace that member",
-    }
 }
