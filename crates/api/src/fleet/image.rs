@@ -27,9 +27,9 @@ pub struct NewFleetImage {
 pub struct FleetImage {
     /// Name of the image, for catalogs of the fleet.
     pub image: Name,
-    /// Number of the version.
+    /// Number of the version, in the registry and on each host.
     pub version: u32,
-    /// Digest of the version.
+    /// Digest by which hosts know the content of the version.
     pub digest: String,
     /// Size of the image, in bytes.
     pub size_bytes: u64,

@@ -53,8 +53,8 @@ impl RequestAction {
             "registries" => "registry",
             other => other.strip_suffix('s').unwrap_or(other),
         };
-        if let Some((verb, kind, name)) = of_fleets_images(method, &parts[1..]) {
-            return act(Role::Admin, verb, kind, &name);
+        if let Some((verb, kind, name)) = of_registries(method, &parts[1..]) {
+            return act(Role::Admin, &verb, kind, &name);
         }
         match (method, &parts[1..]) {
             // The host that carries it out checks the role.
@@ -90,13 +90,6 @@ impl RequestAction {
             (&Method::POST, ["images", name, "versions", version, "pushes"]) => {
                 act(Role::Admin, "push", "image", &format!("{name}:{version}"))
             }
-            (&Method::POST, ["registries", name, "check"]) => act(Role::Admin, "check", "registry", name),
-            (&Method::POST, ["registries", name, "collections"]) => {
-                act(Role::Admin, "collect garbage of", "registry", name)
-            }
-            (&Method::DELETE, ["registries", name, "images", image, version]) => {
-                act(Role::Admin, &format!("delete {image}:{version} from"), "registry", name)
-            }
             (&Method::PUT, ["images", name, "published"]) => act(Role::Admin, "publish", "image", name),
             (&Method::PUT, ["images", name, "tags", tag]) => {
                 act(Role::Admin, &format!("tag {tag}"), "image", name)
@@ -123,16 +116,22 @@ impl RequestAction {
     }
 }
 
-/// Verb and object of a change of the registries and images of a fleet.
-fn of_fleets_images(method: &Method, parts: &[&str]) -> Option<(&'static str, &'static str, String)> {
+/// Verb and object of a change of registries, and of images of a fleet, which the role `admin` may make.
+fn of_registries(method: &Method, parts: &[&str]) -> Option<(String, &'static str, String)> {
     const ADD: &str = "add to the fleet";
     const REMOVE: &str = "remove from the fleet";
+    let found = |verb: &str, kind, name: &str| Some((verb.to_owned(), kind, name.to_owned()));
     match (method, parts) {
-        (&Method::POST, ["fleet", "registries"]) => Some((ADD, "registry", String::new())),
-        (&Method::POST, ["fleet", "images"]) => Some((ADD, "image", String::new())),
-        (&Method::DELETE, ["fleet", "registries", name]) => Some((REMOVE, "registry", (*name).to_owned())),
+        (&Method::POST, ["registries", name, "check"]) => found("check", "registry", name),
+        (&Method::POST, ["registries", name, "collections"]) => found("collect garbage of", "registry", name),
+        (&Method::DELETE, ["registries", name, "images", image, version]) => {
+            found(&format!("delete {image}:{version} from"), "registry", name)
+        }
+        (&Method::POST, ["fleet", "registries"]) => found(ADD, "registry", ""),
+        (&Method::POST, ["fleet", "images"]) => found(ADD, "image", ""),
+        (&Method::DELETE, ["fleet", "registries", name]) => found(REMOVE, "registry", name),
         (&Method::DELETE, ["fleet", "images", name, version]) => {
-            Some((REMOVE, "image", format!("{name}:{version}")))
+            found(REMOVE, "image", &format!("{name}:{version}"))
         }
         _ => None,
     }

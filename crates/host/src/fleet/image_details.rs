@@ -77,7 +77,7 @@ mod tests {
         let [debian, unused] = &found[..] else { panic!("{found:?}") };
         let name = |text: &str| text.parse::<Name>().unwrap();
         assert_eq!((debian.full_copies, &debian.whole[..]), (2, &[name("a")][..]));
-        assert_eq!(debian.parts.iter().map(|(_, part)| *part).collect::<Vec<_>>(), [1000, 400]);
+        assert_eq!(debian.parts.values().copied().collect::<Vec<_>>(), [1000, 400]);
         assert_eq!((debian.catalogs.len(), unused.catalogs.len(), unused.whole.len()), (1, 0, 0));
         assert_eq!(reported(&view), BTreeSet::from([(name("debian"), 3)]));
     }

@@ -7,6 +7,7 @@ mod copies;
 mod details;
 pub mod door;
 pub mod etcd;
+mod etcd_details;
 pub mod events;
 mod image_details;
 mod leaving;

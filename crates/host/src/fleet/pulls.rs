@@ -11,9 +11,12 @@ use std::time::{Duration, Instant};
 /// Shortest time between the beginnings of two pulls of a version.
 const PAUSE: Duration = Duration::from_secs(20);
 
+/// Operations, and when they were begun, by image and version.
+type BegunPulls = BTreeMap<(Name, u32), (u64, Instant)>;
+
 /// The last pull of each version. A clone is the same.
 #[derive(Clone, Default)]
-pub struct FleetPulls(Arc<Mutex<BTreeMap<(Name, u32), (u64, Instant)>>>);
+pub struct FleetPulls(Arc<Mutex<BegunPulls>>);
 
 impl FleetPulls {
     /// A pull of a version was begun as this operation.

@@ -10,7 +10,7 @@ use super::door::{FleetDoor, Member};
 use super::etcd::{FleetStore, FleetStoreError, now};
 use super::image_details::reported;
 use super::placing::place;
-use super::queries::away;
+use super::etcd_details::away;
 use super::record::FleetMembership;
 use super::shares::{ShareReconciler, UnfinishedShares};
 use super::token::EtcdAccess;

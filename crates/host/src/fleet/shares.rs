@@ -349,7 +349,10 @@ fn fitting(mut status: StatusRecord) -> StatusRecord {
         let reasons = status.catalogs.values_mut().flat_map(|of| [&mut of.refused, &mut of.waiting]);
         let longest = reasons.filter_map(Option::as_mut);
         match longest.max_by_key(|why| why.len()).filter(|why| why.len() > 16) {
-            Some(why) => why.truncate(why.floor_char_boundary(why.len() / 2)),
+            Some(why) => {
+                let half = (0..=why.len() / 2).rev().find(|at| why.is_char_boundary(*at));
+                why.truncate(half.unwrap_or(0));
+            }
             None => match status.images.pop_last() {
                 Some((image, _)) => drop(status.whole.remove(&image)),
                 None => drop(status.catalogs.pop_last()),
