@@ -241,9 +241,9 @@ mod tests {
         records.retain(|(key, _)| !key.starts_with("share/"));
         records.extend([("place/a/desk/desk-001", place.clone()), ("place/a/desk/desk-002", place)]);
         let view = view(&records);
-        let [desk] = &catalogs(&view, &PlacerKnowledge::default())[..] else { panic!() };
+        let [desk] = &catalogs(&view, &PlacerReport::default())[..] else { panic!() };
         assert_eq!((desk.shares[0].wanted, desk.shares[0].version, desk.unplaced), (2, 3, 3));
-        let a = &hosts(&view, &PlacerKnowledge::default())[0];
+        let a = &hosts(&view, &PlacerReport::default())[0];
         assert_eq!((a.shares[0].wanted, a.used_bytes), (2, 2 * (128 << 20)));
     }
 

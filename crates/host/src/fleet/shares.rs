@@ -3,7 +3,7 @@
 //! Owns the order of the steps. Invariant: what is not the fleet's on this host is not touched, and what the records do not say stays as it
 //! is. Each step may be repeated.
 
-use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy, PlacedLeft};
+use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy, PlacedLeft, place_machines};
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
 use crate::images::Images;
@@ -122,7 +122,7 @@ impl ShareReconciler {
     /// Makes the machines of a catalog these, if it has machines with names of the fleet.
     fn place(&self, name: &Name, placed: Option<&[PlacedMachine]>) -> Result<(), HostError> {
         let Some(placed) = placed else { return Ok(()) };
-        let PlacedLeft { claimed, waiting } = self.catalogs.place_machines(name, placed)?;
+        let PlacedLeft { claimed, waiting } = place_machines(&self.catalogs, name, placed)?;
         match (claimed.first(), waiting.first()) {
             (Some(machine), _) => Err(HostError::new(
                 ErrorCode::Conflict,
