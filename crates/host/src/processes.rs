@@ -143,13 +143,7 @@ pub fn start_until(
     let spawned = command.spawn().and_then(|mut between| between.wait());
     // The lock is released with its last holder: this process, and the new one when it executes its program.
     drop(record);
-    if page.is_some_and(|page| page.is_over()) {
-        if let ObservedProcess::Alive(late) = look(folder, name)? {
-            late.kill();
-        }
-        let message = format!("{name} in {}: the host has no lease of its fleet", folder.display());
-        return Err(HostError::new(ErrorCode::Unavailable, message));
-    }
+    page.map_or(Ok(()), |page| check_in_time(folder, name, &page))?;
     spawned.map_err(|e| cannot("cannot be executed", e))?;
     match look(folder, name)? {
         ObservedProcess::Alive(process) => Ok(process),
@@ -157,6 +151,18 @@ pub fn start_until(
             Err(cannot("ended at once", io::Error::other(last_words(folder, name))))
         }
     }
+}
+
+/// Ends a process that was started when the deadline was over.
+fn check_in_time(folder: &Path, name: &str, page: &GuardPage) -> Result<(), HostError> {
+    if !page.is_over() {
+        return Ok(());
+    }
+    if let ObservedProcess::Alive(late) = look(folder, name)? {
+        late.kill();
+    }
+    let message = format!("{name} in {}: the host has no lease of its fleet", folder.display());
+    Err(HostError::new(ErrorCode::Unavailable, message))
 }
 
 /// Adopts a process that somebody else has started as the one of this name in a folder, if its command line contains this

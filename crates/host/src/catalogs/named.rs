@@ -28,57 +28,59 @@ pub struct PlacedLeft {
     pub waiting: Vec<Name>,
 }
 
-impl Catalogs {
-    /// Makes the machines of a catalog these. One that is to be given up stays while it is claimed; others are removed at once.
-    ///
-    /// # Errors
-    /// A machine of another catalog has one of the names, or the records cannot be changed.
-    pub fn place_machines(&self, catalog: &Name, placed: &[PlacedMachine]) -> Result<PlacedLeft, HostError> {
-        let _counting = self.counting();
-        let placed: BTreeMap<&Name, &PlacedMachine> =
-            placed.iter().map(|placed| (&placed.machine, placed)).collect();
-        let there = self.machines(Some(catalog))?;
-        let mut left = PlacedLeft::default();
-        self.objects.change(|changes| {
-            left = PlacedLeft::default();
-            let mut found = whole(changes, catalog)?;
-            let mut count = 0;
-            let mut stays = BTreeMap::new();
-            for machine in &there {
-                let placed = placed.get(&machine.name).filter(|placed| placed.identity == machine.identity);
-                let keeps = match placed {
-                    Some(placed) if placed.is_leaving => {
-                        let is_claimed = is_claimed(changes, machine)?;
-                        left.claimed.extend(is_claimed.then(|| machine.name.clone()));
-                        is_claimed
-                    }
-                    other => other.is_some(),
-                };
-                match keeps {
-                    true => count += 1,
-                    false => forget(changes, machine, true)?,
+/// Makes the machines of a catalog these. One that is to be given up stays while it is claimed; others are removed at once.
+///
+/// # Errors
+/// A machine of another catalog has one of the names, or the records cannot be changed.
+pub fn place_machines(
+    catalogs: &Catalogs,
+    catalog: &Name,
+    placed: &[PlacedMachine],
+) -> Result<PlacedLeft, HostError> {
+    let _counting = catalogs.counting();
+    let placed: BTreeMap<&Name, &PlacedMachine> =
+        placed.iter().map(|placed| (&placed.machine, placed)).collect();
+    let there = catalogs.machines(Some(catalog))?;
+    let mut left = PlacedLeft::default();
+    catalogs.objects.change(|changes| {
+        left = PlacedLeft::default();
+        let mut found = whole(changes, catalog)?;
+        let mut count = 0;
+        let mut stays = BTreeMap::new();
+        for machine in &there {
+            let placed = placed.get(&machine.name).filter(|placed| placed.identity == machine.identity);
+            let keeps = match placed {
+                Some(placed) if placed.is_leaving => {
+                    let is_claimed = is_claimed(changes, machine)?;
+                    left.claimed.extend(is_claimed.then(|| machine.name.clone()));
+                    is_claimed
                 }
-                stays.insert(&machine.name, keeps);
+                other => other.is_some(),
+            };
+            match keeps {
+                true => count += 1,
+                false => forget(changes, machine, true)?,
             }
-            for (name, placed) in placed.iter().filter(|(_, placed)| !placed.is_leaving) {
-                match stays.get(name) {
-                    Some(true) => continue,
-                    // The record of the new one comes when this one is gone.
-                    Some(false) => left.waiting.push((*name).clone()),
-                    None => {
-                        record(changes, catalog, placed)?;
-                        count += 1;
-                    }
+            stays.insert(&machine.name, keeps);
+        }
+        for (name, placed) in placed.iter().filter(|(_, placed)| !placed.is_leaving) {
+            match stays.get(name) {
+                Some(true) => continue,
+                // The record of the new one comes when this one is gone.
+                Some(false) => left.waiting.push((*name).clone()),
+                None => {
+                    record(changes, catalog, placed)?;
+                    count += 1;
                 }
             }
-            if found.spec.count != count {
-                found.spec.count = count;
-                changes.put(catalog.as_str(), &found);
-            }
-            Ok::<_, HostError>(())
-        })?;
-        Ok(left)
-    }
+        }
+        if found.spec.count != count {
+            found.spec.count = count;
+            changes.put(catalog.as_str(), &found);
+        }
+        Ok::<_, HostError>(())
+    })?;
+    Ok(left)
 }
 
 fn is_claimed(changes: &mut Changes, machine: &Machine) -> Result<bool, HostError> {
@@ -135,7 +137,7 @@ mod tests {
             all.into_iter().map(|machine| (machine.name.to_string(), machine.identity.uuid)).collect()
         };
         assert_eq!(machines(), [], "none is made here");
-        let place = |placed: &[PlacedMachine]| host.catalogs.place_machines(&name, placed).unwrap();
+        let place = |placed: &[PlacedMachine]| place_machines(&host.catalogs, &name, placed).unwrap();
         assert_eq!(place(&[placed(7, "a", false), placed(3, "b", false)]), PlacedLeft::default());
         let both = [("desk-003".to_owned(), "b".to_owned()), ("desk-007".to_owned(), "a".to_owned())];
         assert_eq!(machines(), both);

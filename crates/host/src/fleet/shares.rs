@@ -4,7 +4,7 @@
 //! is. Each step may be repeated.
 
 use super::pulls::FleetPulls;
-use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy, PlacedLeft};
+use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy, PlacedLeft, place_machines};
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
 use crate::images::Images;
@@ -127,7 +127,7 @@ impl ShareReconciler {
     /// Makes the machines of a catalog these, if it has machines with names of the fleet.
     fn place(&self, name: &Name, placed: Option<&[PlacedMachine]>) -> Result<(), HostError> {
         let Some(placed) = placed else { return Ok(()) };
-        let PlacedLeft { claimed, waiting } = self.catalogs.place_machines(name, placed)?;
+        let PlacedLeft { claimed, waiting } = place_machines(&self.catalogs, name, placed)?;
         match (claimed.first(), waiting.first()) {
             (Some(machine), _) => Err(HostError::new(
                 ErrorCode::Conflict,

@@ -230,7 +230,7 @@ impl MachineReconciler {
         run: Option<RunRecord>,
     ) -> Result<StepOutcome, HostError> {
         // What failed before is no reason to let run what must not.
-        if let Some(outcome) = self.obey(run.as_ref()).await? {
+        if let Some(outcome) = named::obey(self, run.as_ref()).await? {
             return Ok(outcome);
         }
         if let Some(until) = self.attempts.pauses_until() {
@@ -374,7 +374,7 @@ impl MachineReconciler {
 
     /// Stops the guest's processors, or lets them go on, as its disk waits for chunks of the image or does not.
     async fn hold(&mut self, run: &mut RunRecord) -> Result<(), HostError> {
-        let is_paused = self.must_pause();
+        let is_paused = named::must_pause(self);
         match self.vmm.hold(run, is_paused || self.disk.is_stalled()).await? {
             Some(_) if is_paused => self.raise(EventKind::Fleet, named::PAUSED),
             // Its guest begins, or goes on when the host has its lease again.
@@ -399,7 +399,7 @@ impl MachineReconciler {
             None => None,
         };
         let held = match (run.held, self.disk.is_stalled()) {
-            (true, _) if self.must_pause() => Some(named::PAUSED.to_owned()),
+            (true, _) if named::must_pause(self) => Some(named::PAUSED.to_owned()),
             (true, _) => Some(HELD.to_owned()),
             (false, true) => Some(STALLED.to_owned()),
             (false, false) => None,
@@ -408,7 +408,7 @@ impl MachineReconciler {
         let is_crashing = self.attempts.is_crashing(Instant::now()).is_some();
         let status = status.unstable(is_crashing);
         self.publish(if run.ready { status.settled() } else { status });
-        Ok(self.with_orders(WakeupConditions::for_end_of(Some(disk), vmm)?))
+        Ok(named::with_orders(self, WakeupConditions::for_end_of(Some(disk), vmm)?))
     }
 
     /// Promises the machine what it needs of the host's budget. Returns the status "waiting" if that does not fit;

@@ -27,51 +27,55 @@ pub(super) fn named(catalog: &Catalog) -> Option<IsolationAction> {
     catalog.fleet.as_ref().and_then(|owner| owner.named)
 }
 
-impl MachineReconciler {
-    /// Ends or leaves alone what the fleet does not let run. `None`: the step goes on.
-    pub(super) async fn obey(&mut self, run: Option<&RunRecord>) -> Result<Option<StepOutcome>, HostError> {
-        let Some(on_isolation) = self.named else { return Ok(None) };
-        let order = self.shared.names.order(&self.name, on_isolation);
-        let vmm = match run {
-            Some(run) => self.vmm.look(run).await?,
-            None => ObservedProcess::None,
-        };
-        let ObservedProcess::Alive(vmm) = vmm else {
-            self.shared.names.ended(&self.name);
-            if order == NameOrder::Run {
-                return Ok(None);
-            }
-            self.publish(Status::new(Phase::Waiting).hint(Some(WAITS.into())).settled());
-            return Ok(Some(StepOutcome::Rest(WakeupConditions::until(Instant::now() + LOOK))));
-        };
-        if order == NameOrder::End {
-            self.raise(
-                EventKind::Fleet,
-                "it is ended: this host has no lease of its fleet, or another host has its name",
-            );
-            self.vmm.end(&vmm).await?;
-            self.shared.names.ended(&self.name);
-            return Ok(Some(StepOutcome::Again));
+/// Ends or leaves alone what the fleet does not let run. `None`: the step goes on.
+pub(super) async fn obey(
+    machine: &mut MachineReconciler,
+    run: Option<&RunRecord>,
+) -> Result<Option<StepOutcome>, HostError> {
+    let Some(on_isolation) = machine.named else { return Ok(None) };
+    let order = machine.shared.names.order(&machine.name, on_isolation);
+    let vmm = match run {
+        Some(run) => machine.vmm.look(run).await?,
+        None => ObservedProcess::None,
+    };
+    let ObservedProcess::Alive(vmm) = vmm else {
+        machine.shared.names.ended(&machine.name);
+        if order == NameOrder::Run {
+            return Ok(None);
         }
-        Ok(None)
+        machine.publish(Status::new(Phase::Waiting).hint(Some(WAITS.into())).settled());
+        return Ok(Some(StepOutcome::Rest(WakeupConditions::until(Instant::now() + LOOK))));
+    };
+    if order == NameOrder::End {
+        machine.raise(
+            EventKind::Fleet,
+            "it is ended: this host has no lease of its fleet, or another host has its name",
+        );
+        machine.vmm.end(&vmm).await?;
+        machine.shared.names.ended(&machine.name);
+        return Ok(Some(StepOutcome::Again));
     }
+    Ok(None)
+}
 
-    /// Notes that a VMM is about to be started, and marks it for the guard.
-    pub(super) fn begin_named(&self, run: &RunRecord) -> Result<Option<Arc<GuardPage>>, HostError> {
-        let Some(on_isolation) = self.named else { return Ok(None) };
-        let of_libvirt = run.hypervisor == Hypervisor::Libvirt;
-        let pid_file = of_libvirt.then(|| self.shared.libvirt.pid_file(&domain::name(self.folder.name())));
-        self.shared.names.begin(&self.name, &run.uuid, on_isolation, self.folder.path(), pid_file)
-    }
+/// Notes that a VMM is about to be started, and marks it for the guard.
+pub(super) fn begin(
+    machine: &MachineReconciler,
+    run: &RunRecord,
+) -> Result<Option<Arc<GuardPage>>, HostError> {
+    let Some(on_isolation) = machine.named else { return Ok(None) };
+    let of_libvirt = run.hypervisor == Hypervisor::Libvirt;
+    let pid_file = of_libvirt.then(|| machine.shared.libvirt.pid_file(&domain::name(machine.folder.name())));
+    machine.shared.names.begin(&machine.name, &run.uuid, on_isolation, machine.folder.path(), pid_file)
+}
 
-    /// Whether the guest must not run now.
-    pub(super) fn must_pause(&self) -> bool {
-        let order = self.named.map(|on_isolation| self.shared.names.order(&self.name, on_isolation));
-        order == Some(NameOrder::Pause)
-    }
+/// Whether the guest must not run now.
+pub(super) fn must_pause(machine: &MachineReconciler) -> bool {
+    let order = machine.named.map(|on_isolation| machine.shared.names.order(&machine.name, on_isolation));
+    order == Some(NameOrder::Pause)
+}
 
-    /// Looks again soon at a machine whose orders may change.
-    pub(super) fn with_orders(&self, wait: WakeupConditions) -> WakeupConditions {
-        if self.named.is_some() { wait.at_most(LOOK) } else { wait }
-    }
+/// Looks again soon at a machine whose orders may change.
+pub(super) fn with_orders(machine: &MachineReconciler, wait: WakeupConditions) -> WakeupConditions {
+    if machine.named.is_some() { wait.at_most(LOOK) } else { wait }
 }

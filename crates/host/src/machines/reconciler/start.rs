@@ -3,7 +3,7 @@
 //! Invariant: each step may be interrupted and repeated.
 
 use super::end::clear;
-use super::{MachineReconciler, StepOutcome, TICK, WakeupConditions};
+use super::{MachineReconciler, StepOutcome, TICK, WakeupConditions, named};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::hypervisor::uefi::{self, Uefi};
@@ -308,7 +308,7 @@ impl MachineReconciler {
             guest: Some(run.boot_choice.guest),
             uefi: uefi.as_ref().map(|(uefi, variables)| (uefi, variables.as_path())),
         };
-        let page = self.begin_named(run)?;
+        let page = named::begin(self, run)?;
         self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes, page).await?;
         self.vmm_end_reported = false;
         self.attempts.vmm_begins();
