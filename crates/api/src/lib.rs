@@ -52,10 +52,11 @@ pub use figures::{
     MachineFill, MachineForecast, PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
 pub use fleet::{
-    EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails,
-    FleetHost, FleetHostAction, FleetHostChange, FleetReach, FleetSelf, FleetSettings, FleetShare, HostState,
-    IdentityKind, IsolationAction, JoinToken, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet,
-    NewFleetCatalog, PlacerChange, Spread, Wave, WaveError,
+    ClaimFence, EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate,
+    FleetClaim, FleetDetails, FleetHost, FleetHostAction, FleetHostChange, FleetReach, FleetSelf,
+    FleetSettings, FleetShare, HostClaim, HostClaimDecision, HostState, IdentityKind, IsolationAction,
+    JoinToken, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog, PlacerChange, Spread, Wave,
+    WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

@@ -8,6 +8,7 @@
 
 pub mod agent;
 pub mod changes;
+pub mod claim;
 pub mod election;
 pub mod keys;
 pub mod liveness;

@@ -1,11 +1,13 @@
 //! Fleets: catalogs whose machines many hosts share.
 
+mod claim;
 mod reach;
 mod request;
 mod spec;
 mod status;
 mod wave;
 
+pub use claim::{ClaimFence, FleetClaim, HostClaim, HostClaimDecision};
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
 pub use spec::{
