@@ -285,6 +285,8 @@ impl Records {
             })
         };
         let fleet_service = fleet.map(begin).transpose()?;
+        let fleet_claims =
+            fleet_service.as_ref().map(|fleet| fleet.claims(machines.clone(), idempotency.clone()));
         Ok(Arc::new(ApiParts {
             audit,
             answered: ResponseCounters::default(),
@@ -293,6 +295,7 @@ impl Records {
             downloads,
             events,
             fleet: door,
+            fleet_claims,
             fleet_service,
             idempotency,
             images,

@@ -15,6 +15,7 @@ mod events;
 mod extract;
 mod figures;
 mod fleet;
+mod fleet_claims;
 mod fleets;
 mod guests;
 mod host;
@@ -43,6 +44,7 @@ use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
 use crate::fleet::FleetService;
+use crate::fleet::claims::FleetClaims;
 use crate::fleet::door::FleetDoor;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
@@ -86,6 +88,8 @@ pub struct ApiParts {
     pub events: Events,
     /// The fleet that the host is in, if it is in one.
     pub fleet: Option<Arc<FleetDoor>>,
+    /// Claims of machines of that fleet.
+    pub fleet_claims: Option<FleetClaims>,
     /// What the host does for that fleet.
     pub fleet_service: Option<FleetService>,
     /// Answers to questions for figures.
@@ -155,7 +159,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/events", events::routes())
         .nest("/v1/event-stream", events::stream_routes())
         .nest("/v1/figures", figures::routes())
-        .nest("/v1/fleet", fleet::routes().merge(fleets::routes()))
+        .nest("/v1/fleet", fleet::routes().merge(fleets::routes()).merge(fleet_claims::routes()))
         .nest("/v1/history", figures::history_routes())
         .nest("/v1/host", host::routes())
         .nest("/v1/images", images::routes())

@@ -3,6 +3,7 @@
 //!
 //! Invariant: without etcd everything on the host goes on as before.
 
+pub mod claims;
 mod details;
 pub mod door;
 pub mod etcd;

@@ -4,6 +4,7 @@
 //! Owns the tasks for that and the view of the records. Invariant: without etcd nothing on the host changes: shares that were read before are
 //! carried out as they were.
 
+use super::claims::{ClaimParts, FleetClaims, OwnEpoch};
 use super::details::{self, PlacerKnowledge};
 use super::door::{FleetDoor, Member};
 use super::etcd::{EtcdAlarm, EtcdHealth, EtcdReach, FleetStore, FleetStoreError, now};
@@ -13,6 +14,8 @@ use super::shares::{ShareReconciler, UnfinishedShares};
 use super::token::{self, EtcdAccess};
 use crate::error::HostError;
 use crate::events::Events;
+use crate::idempotency::Idempotency;
+use crate::machines::Machines;
 use crate::store::Objects;
 use crate::work::blocking;
 use spillway_api::{
@@ -137,6 +140,32 @@ impl FleetService {
     /// Events of the host.
     pub(super) fn events(&self) -> &Events {
         &self.0.events
+    }
+
+    /// Returns the epoch of this host as long as its lease is certainly valid.
+    pub fn own_epoch(&self) -> OwnEpoch {
+        let (standing, lease) = (self.0.standing.subscribe(), self.0.store.lease());
+        Arc::new(move || match *standing.borrow() {
+            Standing::Member { epoch } => {
+                let is_valid = lease.borrow().is_some_and(|lease| lease.is_valid(now()));
+                is_valid.then_some(epoch)
+            }
+            _ => None,
+        })
+    }
+
+    /// Begins to claim machines of the fleet for users.
+    pub fn claims(&self, machines: Machines, idempotency: Idempotency) -> FleetClaims {
+        FleetClaims::begin(ClaimParts {
+            fleet: self.0.name.clone(),
+            door: Arc::clone(&self.0.door),
+            machines,
+            idempotency,
+            view: self.subscribe(),
+            epoch: self.own_epoch(),
+            taken: Mutex::default(),
+            departures: Mutex::default(),
+        })
     }
 
     /// Keeps what the placer knows, for people.
