@@ -197,3 +197,6 @@ async fn close_claims_of_fleet(
     let request = request(&caller, &key, catalog, claim)?;
     Ok(Json(claims(&app)?.close(&request, attempt).await?))
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 //! Never talks to etcd: the daemon of a host does. Invariant: nothing is decided here; the daemon's response is shown.
 
 pub(super) mod catalog;
+mod claim;
 mod help;
 mod host;
 mod share;
@@ -12,6 +13,7 @@ use super::{Daemon, word};
 use crate::error::Failure;
 use crate::output;
 use catalog::FleetCatalogCommand;
+use claim::{FleetClaimOptions, FleetRelease, FleetRenew};
 use clap::{Subcommand, ValueEnum};
 use host::FleetHostCommand;
 use spillway_api::client::Client;
@@ -49,6 +51,15 @@ pub enum FleetCommand {
     /// Manage catalogs of the fleet: machines of one image on many hosts
     #[command(subcommand)]
     Catalog(FleetCatalogCommand),
+    /// Claim a machine of a catalog on any host; prints HOST/MACHINE, its address if that is known, and the claim's id
+    #[command(after_help = help::CLAIM)]
+    Claim(FleetClaimOptions),
+    /// Renew a claim, from now on
+    #[command(after_help = help::RENEW)]
+    Renew(FleetRenew),
+    /// Release a machine: it is reset, and can be claimed again
+    #[command(after_help = help::RELEASE)]
+    Release(FleetRelease),
 }
 
 /// State of a switch.
@@ -62,7 +73,7 @@ pub enum Switch {
 
 /// Does it.
 pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure> {
-    let client = daemon.client()?;
+    let mut client = daemon.client()?;
     match command {
         FleetCommand::Init => init(daemon, &client)?,
         FleetCommand::Status => return status::status(daemon, &client),
@@ -71,6 +82,9 @@ pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure
         FleetCommand::Placer { state } => placer(daemon, &client, state == Switch::On)?,
         FleetCommand::Host(command) => host::host(daemon, &client, command)?,
         FleetCommand::Catalog(command) => return catalog::catalog(daemon, &client, command),
+        FleetCommand::Claim(claim) => claim.run(daemon, &mut client)?,
+        FleetCommand::Renew(renew) => renew.run(daemon)?,
+        FleetCommand::Release(release) => release.run(daemon)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,8 +6,6 @@
 mod ask;
 mod attempt;
 mod repeat;
-#[cfg(test)]
-mod tests;
 
 use super::door::{CALLER_HEADER, FleetDoor, HostClientError, caller_value};
 use super::etcd::now;
