@@ -38,3 +38,69 @@ fn machines_of_a_lost_host_are_made_elsewhere_and_given_up_when_it_returns() {
         assert_eq!(world.shares("desk").iter().map(|(_, count)| count).sum::<u64>(), 8);
     }
 }
+
+/// F2: etcd stands still, its leader stops, it is away and comes back. Nothing is restarted, and nothing is made elsewhere.
+#[test]
+fn without_etcd_everything_on_the_hosts_goes_on() {
+    let Some(mut world) = World::new(4) else { return };
+    // The long form takes ten minutes, as an administrator may.
+    let away = std::env::var("SPILLWAY_ETCD_AWAY").map_or(40, |seconds| seconds.parse().unwrap());
+    let away = Duration::from_secs(away);
+    world.import("tiny", "v1");
+    world.create("desk", &world.spec("tiny:1", 4, json!({})));
+    world.until("all machines are ready", |world| world.ready_count("desk") == 4);
+    let before = runs(&world);
+    let leader = world.etcd.leader().unwrap();
+    world.etcd.freeze(leader).unwrap();
+    std::thread::sleep(away.min(Duration::from_secs(60)));
+    world.etcd.thaw(leader).unwrap();
+    world.until("all are members again", |world| members(world) == 4);
+    assert_eq!(runs(&world), before, "after the leader stood still");
+    for member in 0..3 {
+        world.etcd.kill(member);
+    }
+    world.until("the hosts notice", |world| {
+        world.hosts.iter().all(|host| host.fleet()["membership"] == "isolated")
+    });
+    // What is on a host goes on: a machine is claimed, reset and started anew there.
+    let host = &world.hosts[0];
+    let claimed = host.send("POST", "/v1/catalogs/desk/claims", "{}");
+    let name = claimed["name"].as_str().unwrap().to_owned();
+    let run = claimed["status"]["run"]["vmm_pid"].clone();
+    host.send("DELETE", &format!("/v1/machines/{name}/claim"), "");
+    world.until("a released machine is started anew", |world| {
+        let machine = world.hosts[0].object(&format!("/v1/machines/{name}"));
+        let is_new =
+            machine["status"]["run"]["vmm_pid"].is_u64() && machine["status"]["run"]["vmm_pid"] != run;
+        is_new && world.ready_count("desk") == 4
+    });
+    let before = runs(&world);
+    std::thread::sleep(away);
+    assert_eq!(runs(&world), before, "while etcd is away");
+    for member in 0..3 {
+        world.etcd.restart(member).unwrap();
+    }
+    world.until("all are members again", |world| members(world) == 4);
+    // Longer than a host that is silent is waited for.
+    std::thread::sleep(Duration::from_secs(25));
+    assert_eq!(runs(&world), before, "after etcd is back");
+    assert_eq!(world.shares("desk").iter().map(|(_, count)| count).sum::<u64>(), 4);
+}
+
+fn members(world: &World) -> usize {
+    world.hosts.iter().filter(|host| host.fleet()["membership"] == "member").count()
+}
+
+/// Host, name and start of each machine.
+fn runs(world: &World) -> Vec<(String, String, String)> {
+    let of = |host: &crate::world::Host| {
+        let machines = host.object("/v1/machines");
+        let machines = machines["items"].as_array().unwrap().clone();
+        let name = host.name.clone();
+        machines.into_iter().map(move |machine| {
+            let text = |value: &serde_json::Value| value.to_string();
+            (name.clone(), text(&machine["name"]), text(&machine["status"]["run"]["vmm_pid"]))
+        })
+    };
+    world.hosts.iter().flat_map(of).collect()
+}

@@ -67,10 +67,18 @@ impl World {
         for number in 0..hosts {
             world.add_host(number);
         }
-        let fleet = world.hosts[0].send("POST", "/v1/fleet", "{}");
-        assert_eq!(fleet["name"], "site");
-        world.until("all hosts are members", |world| {
-            world.hosts.iter().all(|host| host.fleet()["membership"] == "member")
+        // On a busy machine etcd may take longer to begin than an answer may take.
+        world.until("there is a fleet", |world| {
+            let (status, answer) = world.hosts[0].try_send("POST", "/v1/fleet", "{}");
+            assert!([200, 409, 503].contains(&status), "{answer}");
+            world.hosts[0].fleet()["fleet_id"].is_string()
+        });
+        world.until("all hosts are members, and have reported what they have", |world| {
+            let known = world.hosts[0].object("/v1/fleet/hosts");
+            let has_reported = |host: &Value| host["memory_bytes"].is_u64();
+            let reported =
+                known["items"].as_array().unwrap().iter().filter(|host| has_reported(host)).count();
+            reported == hosts && world.hosts.iter().all(|host| host.fleet()["membership"] == "member")
         });
         Some(world)
     }

@@ -53,7 +53,11 @@ impl World {
             host.send("POST", "/v1/images/tiny/versions", &import);
         }
         let spec = json!({ "image": "tiny:1", "count": hosts * machines, "ram_bytes": 4 << 20, "overflow_bytes": 4 << 20, "autostart": true });
-        world.hosts[0].send("POST", "/v1/fleet/catalogs", &json!({ "name": "runner", "spec": spec }).to_string());
+        world.hosts[0].send(
+            "POST",
+            "/v1/fleet/catalogs",
+            &json!({ "name": "runner", "spec": spec }).to_string(),
+        );
         world.until("all machines are ready", |world| {
             let shares = world.hosts[0].send("GET", "/v1/fleet/catalogs/runner", "");
             let ready = |share: &Value| share["ready"].as_u64().unwrap_or(0);
@@ -80,7 +84,11 @@ impl World {
     /// Whether the machine of a claim is ready.
     pub fn is_ready(&self, claim: &Value) -> bool {
         let host: usize = claim["host"].as_str().unwrap()[1..].parse().unwrap();
-        let machine = self.hosts[host].send("GET", &format!("/v1/machines/{}", claim["machine"]["name"].as_str().unwrap()), "");
+        let machine = self.hosts[host].send(
+            "GET",
+            &format!("/v1/machines/{}", claim["machine"]["name"].as_str().unwrap()),
+            "",
+        );
         machine["status"]["ready"] == true && machine["status"]["settled"] == true
     }
 
@@ -88,9 +96,16 @@ impl World {
     pub fn until(&self, what: &str, holds: impl Fn(&World) -> bool) {
         if wait_until(PATIENCE, || holds(self).then_some(())).is_none() {
             for host in &self.hosts {
-                println!("== {}\n{}", host.folder.display(), host.server.as_ref().map_or_else(String::new, Server::tail));
+                println!(
+                    "== {}\n{}",
+                    host.folder.display(),
+                    host.server.as_ref().map_or_else(String::new, Server::tail)
+                );
                 for path in ["/v1/fleet", "/v1/machines"] {
-                    println!("{:#}", host.try_send("GET", path, "").map_or(Value::Null, |answer| answer.body));
+                    println!(
+                        "{:#}",
+                        host.try_send("GET", path, "").map_or(Value::Null, |answer| answer.body)
+                    );
                 }
             }
             panic!("not so within {PATIENCE:?}: {what}");
@@ -132,13 +147,13 @@ impl Host {
     pub fn start(&mut self) {
         let program = disk::daemon_program().unwrap().display().to_string();
         let path = |name: &str| self.folder.join(name).display().to_string();
-        let mut options =
-            vec!["--state".to_owned(), path("state"), "--socket".to_owned(), path("sock")];
+        let mut options = vec!["--state".to_owned(), path("state"), "--socket".to_owned(), path("sock")];
         options.extend(self.options.iter().cloned());
         self.starts += 1;
         let log = self.folder.join(format!("log-{}", self.starts));
         let mut server = Server::start("spillwayd", &program, &options, None, &log).unwrap();
-        let is_ready = |log: &Path| std::fs::read_to_string(log).unwrap_or_default().contains("spillwayd: ready on");
+        let is_ready =
+            |log: &Path| std::fs::read_to_string(log).unwrap_or_default().contains("spillwayd: ready on");
         let ready = wait_until(PATIENCE, || {
             (is_ready(&log) || server.ended().unwrap().is_some()).then(|| is_ready(&log))
         });

@@ -7,8 +7,8 @@ use crate::catalog::{
     CatalogRollback, CatalogSpec, CatalogUpdate, Hardware, NewCatalog, RolloutChange, RolloutStrategy,
 };
 use crate::fleet::{
-    FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetHostChange, FleetSettings, NewFleet,
-    NewFleetCatalog, PlacerChange,
+    FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetEventRequest, FleetHostChange,
+    FleetSettings, NewFleet, NewFleetCatalog, PlacerChange,
 };
 use crate::host::NewHostAction;
 use crate::image::{ImageCommit, ImageDownload, ImageImport, VersionChoice};
@@ -78,6 +78,8 @@ pub const TTL_SECONDS: Bounds = Bounds::count(0, 366 * DAY);
 pub const VERSION: Bounds = Bounds::count(1, u32::MAX as u64);
 /// Bounds of the number of objects on a page.
 pub const LIMIT: Bounds = Bounds::count(1, crate::MOST_ON_A_PAGE as u64);
+/// Bounds of the number of past events with which a stream begins.
+pub const PAST_EVENTS: Bounds = Bounds::count(0, crate::MOST_ON_A_PAGE as u64);
 /// Bounds of the time for which a response is delayed, in seconds.
 pub const WAIT_SECONDS: Bounds = Bounds::count(0, 30);
 /// Bounds of the time for which the end of a program in a guest is waited for, in seconds.
@@ -244,6 +246,7 @@ bounded! {
     RegistryCollection { grace_seconds: COLLECTION_SECONDS, gap_seconds: COLLECTION_SECONDS }
     StoreFolder {}
     Empty {}
+    FleetEventRequest { limit: PAST_EVENTS }
     NewFleet {}
     PlacerChange {}
     FleetHostChange {}

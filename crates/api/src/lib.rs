@@ -53,9 +53,10 @@ pub use figures::{
 };
 pub use fleet::{
     ClaimFence, EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate,
-    FleetClaim, FleetDetails, FleetHost, FleetHostAction, FleetHostChange, FleetReach, FleetSelf,
-    FleetSettings, FleetShare, HostClaim, HostClaimDecision, HostState, IdentityKind, IsolationAction,
-    JoinToken, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog, PlacerChange, Spread, Wave,
+    FleetClaim, FleetDetails, FleetEvent, FleetEventRequest, FleetFigures, FleetHost, FleetHostAction,
+    FleetHostChange, FleetReach, FleetSelf, FleetSettings, FleetShare, HostClaim, HostClaimDecision,
+    HostFigures, HostState, IdentityKind, IsolationAction, JoinToken, LOST_AFTER_SECONDS_DEFAULT, Membership,
+    NewFleet, NewFleetCatalog, PlacerChange, PlacerHostReport, PlacerReport, PrometheusTargets, Spread, Wave,
     WaveError,
 };
 pub use guest::{

@@ -29,7 +29,7 @@ pub struct OwnHost {
 
 /// The lease of a host, as far as it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BelievedLease {
+pub struct KnownLease {
     /// Moment until which the lease certainly lasts.
     pub until: Moment,
 }
@@ -86,7 +86,7 @@ impl HostMembership {
     pub fn step(
         &mut self,
         view: &FleetView,
-        lease: Option<BelievedLease>,
+        lease: Option<KnownLease>,
         now: Moment,
     ) -> (Standing, Option<Transaction>) {
         let refused = |why: String| (Standing::Refused(why), None);
@@ -272,7 +272,7 @@ mod tests {
         /// Steps until nothing is to be written.
         fn settle(&mut self, membership: &mut HostMembership) -> Standing {
             loop {
-                let lease = Some(BelievedLease { until: Moment(10) });
+                let lease = Some(KnownLease { until: Moment(10) });
                 match membership.step(&self.view(), lease, Moment(0)) {
                     (_, Some(transaction)) => self.apply(transaction),
                     (standing, None) => return standing,
@@ -307,7 +307,7 @@ mod tests {
         let standing = store.settle(&mut first);
         assert!(refusal(&standing).contains("another daemon has taken the name a"), "{standing:?}");
         // The lease has ended.
-        let ended = BelievedLease { until: Moment(10) };
+        let ended = KnownLease { until: Moment(10) };
         assert_eq!(again.step(&store.view(), Some(ended), Moment(10)), (Standing::Isolated, None));
         store.0.remove("alive/a");
         let Standing::Member { epoch: later } = store.settle(&mut again) else { panic!() };

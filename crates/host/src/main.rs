@@ -278,6 +278,29 @@ fn main() -> ExitCode {
     }
 }
 
+/// Carries out what is done with a state folder instead of serving it.
+fn execute_offline(command: &Command, state: &Path, socket: &Path) -> Result<()> {
+    match command {
+        Command::Backup { file } => {
+            let done = backup::backup(state, socket, file)?;
+            println!("{} records of {} are in {}", done.records, state.display(), file.display());
+        }
+        Command::Restore { file } => {
+            let done = backup::restore(state, file)?;
+            println!("{} records are in {} again: start spillwayd", done.records, state.display());
+        }
+        Command::LeaveFleet => match leave_fleet(state)? {
+            Some(left) if left.catalogs.is_empty() => println!("this host has left the fleet {}", left.fleet),
+            Some(left) => {
+                let catalogs = left.catalogs.join(", ");
+                println!("this host has left the fleet {}; its own from now on: {catalogs}", left.fleet);
+            }
+            None => println!("this host is in no fleet"),
+        },
+    }
+    Ok(())
+}
+
 fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> {
     if arguments.print_openapi {
         println!("{}", spillway_host::api::document());
@@ -290,31 +313,8 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         let text = man_page::with_sections(&String::from_utf8(text)?);
         return io::stdout().write_all(text.as_bytes()).context("standard output");
     }
-    match &arguments.command {
-        Some(Command::Backup { file }) => {
-            let done = backup::backup(&arguments.state, &arguments.socket, file)?;
-            println!("{} records of {} are in {}", done.records, arguments.state.display(), file.display());
-            return Ok(());
-        }
-        Some(Command::Restore { file }) => {
-            let done = backup::restore(&arguments.state, file)?;
-            println!("{} records are in {} again: start spillwayd", done.records, arguments.state.display());
-            return Ok(());
-        }
-        Some(Command::LeaveFleet) => {
-            match leave_fleet(&arguments.state)? {
-                Some(left) if left.catalogs.is_empty() => {
-                    println!("this host has left the fleet {}", left.fleet)
-                }
-                Some(left) => {
-                    let catalogs = left.catalogs.join(", ");
-                    println!("this host has left the fleet {}; its own from now on: {catalogs}", left.fleet);
-                }
-                None => println!("this host is in no fleet"),
-            }
-            return Ok(());
-        }
-        None => {}
+    if let Some(command) = &arguments.command {
+        return execute_offline(command, &arguments.state, &arguments.socket);
     }
     let fleet = arguments.fleet.settings(&arguments.state)?;
     // Without one it serves what there is, and says that no machine can start.

@@ -7,6 +7,7 @@ use crate::Event;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::SendRequest;
+use serde::de::DeserializeOwned;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -27,6 +28,11 @@ pub struct Following<'a> {
 impl Following<'_> {
     /// Waits for the next event. `None`: the daemon has ended.
     pub fn next_event(&mut self) -> Result<Option<Event>, ClientError> {
+        self.next()
+    }
+
+    /// The same, for streams of other data.
+    pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ClientError> {
         let client = self.client;
         loop {
             if let Some(data) = self.lines.whole.pop_front() {
@@ -55,15 +61,20 @@ impl Following<'_> {
 
 /// Assembles the data of events line by line (WHATWG HTML, 9.2.6). Lines end as spillwayd ends them.
 #[derive(Default)]
-pub(super) struct Lines {
+pub struct Lines {
     line: Vec<u8>,
     data: Vec<u8>,
     whole: VecDeque<Vec<u8>>,
 }
 
 impl Lines {
+    /// Returns the data of the next whole event.
+    pub fn next_event(&mut self) -> Option<Vec<u8>> {
+        self.whole.pop_front()
+    }
+
     /// Adds received bytes. Returns `false` if an event is too long.
-    fn take(&mut self, mut bytes: &[u8]) -> bool {
+    pub fn take(&mut self, mut bytes: &[u8]) -> bool {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.line.extend_from_slice(&bytes[..end]);
             bytes = &bytes[end + 1..];

@@ -3,6 +3,7 @@
 mod claim;
 mod reach;
 mod request;
+mod seeing;
 mod spec;
 mod status;
 mod wave;
@@ -10,11 +11,12 @@ mod wave;
 pub use claim::{ClaimFence, FleetClaim, HostClaim, HostClaimDecision};
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
+pub use seeing::{FleetEvent, FleetEventRequest, FleetFigures, HostFigures, PrometheusTargets};
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,
 };
 pub use status::{
     EtcdStatus, FleetCatalog, FleetCatalogUpdate, FleetDetails, FleetHost, FleetHostAction, FleetHostChange,
-    FleetShare, HostState, Membership, NewFleetCatalog,
+    FleetShare, HostState, Membership, NewFleetCatalog, PlacerHostReport, PlacerReport,
 };
 pub use wave::{Wave, WaveError};

@@ -123,7 +123,7 @@ async fn stream_events(
             let said = |(id, text): (EventId, String)| {
                 Ok::<_, Infallible>(sse::Event::default().id(id.to_string()).data(text))
             };
-            Sse::new(events.map(said).take_until(Box::pin(may_not_read(peer, headers))))
+            Sse::new(events.map(said).take_until(Box::pin(may_not_read(peer, headers, Role::Read))))
                 .keep_alive(KeepAlive::default())
                 .into_response()
         }
@@ -131,8 +131,8 @@ async fn stream_events(
 }
 
 /// Waits until who asks may not read any more: the token or the session is gone.
-async fn may_not_read(peer: Peer, headers: HeaderMap) {
-    while peer.may(&headers, Role::Read) {
+pub(super) async fn may_not_read(peer: Peer, headers: HeaderMap, role: Role) {
+    while peer.may(&headers, role) {
         sleep(LOOK_AGAIN).await;
     }
 }

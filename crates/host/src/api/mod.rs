@@ -16,6 +16,7 @@ mod extract;
 mod figures;
 mod fleet;
 mod fleet_claims;
+mod fleet_seeing;
 mod fleets;
 mod guests;
 mod host;
@@ -159,7 +160,13 @@ fn routes() -> OpenApiRouter<ApiState> {
         .nest("/v1/events", events::routes())
         .nest("/v1/event-stream", events::stream_routes())
         .nest("/v1/figures", figures::routes())
-        .nest("/v1/fleet", fleet::routes().merge(fleets::routes()).merge(fleet_claims::routes()))
+        .nest(
+            "/v1/fleet",
+            fleet::routes()
+                .merge(fleets::routes())
+                .merge(fleet_claims::routes())
+                .merge(fleet_seeing::routes()),
+        )
         .nest("/v1/history", figures::history_routes())
         .nest("/v1/host", host::routes())
         .nest("/v1/images", images::routes())

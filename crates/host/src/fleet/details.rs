@@ -1,21 +1,10 @@
 //! A fleet for people and programs: what the records say of its hosts and catalogs, in the types of the API. Decides nothing.
 
-use spillway_api::{FleetCatalog, FleetHost, FleetShare, HostState, Name, Need};
+use spillway_api::{FleetCatalog, FleetHost, FleetShare, HostState, Name, Need, PlacerReport};
 use spillway_fleet::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord};
 
 use spillway_fleet::view::{FleetView, Versioned};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What a placer knows, beyond the records.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PlacerKnowledge {
-    /// States of hosts that are not alive, and why they are not replaced.
-    pub hosts: BTreeMap<Name, (HostState, Option<String>)>,
-    /// Why no lost host is replaced now.
-    pub brake: Option<String>,
-    /// Of catalogs that do not fit: why, by host.
-    pub unplaced: BTreeMap<Name, BTreeMap<Name, String>>,
-}
 
 /// The share of a host of a catalog.
 fn share(
@@ -56,7 +45,7 @@ pub fn host(
     view: &FleetView,
     name: &Name,
     record: &Versioned<HostRecord>,
-    known: &PlacerKnowledge,
+    known: &PlacerReport,
 ) -> FleetHost {
     let alive = view.alive.get(name);
     let status = view.statuses.get(name).map(|status| &status.value);
@@ -74,7 +63,7 @@ pub fn host(
     });
     let by_records = host_state(view, name);
     let (state, reason) = match known.hosts.get(name) {
-        Some(known) if by_records != HostState::Alive => known.clone(),
+        Some(known) if by_records != HostState::Alive => (known.state, known.reason.clone()),
         _ => (by_records, None),
     };
     FleetHost {
@@ -96,7 +85,7 @@ pub fn host(
 }
 
 /// Describes all hosts, in the order of their names.
-pub fn hosts(view: &FleetView, known: &PlacerKnowledge) -> Vec<FleetHost> {
+pub fn hosts(view: &FleetView, known: &PlacerReport) -> Vec<FleetHost> {
     view.hosts.iter().map(|(name, record)| host(view, name, record, known)).collect()
 }
 
@@ -105,7 +94,7 @@ pub fn catalog(
     view: &FleetView,
     name: &Name,
     record: &Versioned<CatalogRecord>,
-    known: &PlacerKnowledge,
+    known: &PlacerReport,
 ) -> FleetCatalog {
     let is_of = |host: &&Name| {
         let reported =
@@ -140,7 +129,7 @@ pub fn catalog(
 }
 
 /// Describes all catalogs, in the order of their names.
-pub fn catalogs(view: &FleetView, known: &PlacerKnowledge) -> Vec<FleetCatalog> {
+pub fn catalogs(view: &FleetView, known: &PlacerReport) -> Vec<FleetCatalog> {
     view.catalogs.iter().map(|(name, record)| catalog(view, name, record, known)).collect()
 }
 
@@ -157,6 +146,7 @@ pub fn count_hosts(hosts: &[FleetHost]) -> BTreeMap<HostState, u32> {
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use spillway_api::PlacerHostReport;
     use spillway_fleet::view::{Entry, Update};
 
     fn view(records: &[(&str, Value)]) -> FleetView {
@@ -198,7 +188,7 @@ mod tests {
     #[test]
     fn a_host_is_described_by_what_it_is_to_have_and_what_it_has() {
         let view = view(&records());
-        let found = hosts(&view, &PlacerKnowledge::default());
+        let found = hosts(&view, &PlacerReport::default());
         let states: Vec<_> = found.iter().map(|host| (host.name.as_str(), host.state)).collect();
         assert_eq!(states, [("a", HostState::Alive), ("b", HostState::Silent), ("c", HostState::Absent)]);
         let [a, b, c] = &found[..] else { panic!() };
@@ -215,9 +205,9 @@ mod tests {
     #[test]
     fn a_placer_knows_more_of_hosts_that_are_not_alive() {
         let view = view(&records());
-        let known = (HostState::Isolated, Some("it answers host a".to_owned()));
+        let known = PlacerHostReport { state: HostState::Isolated, reason: Some("it answers host a".into()) };
         let hosts_known = ["a", "b"].map(|host| (host.parse::<Name>().unwrap(), known.clone()));
-        let known = PlacerKnowledge { hosts: hosts_known.into(), ..PlacerKnowledge::default() };
+        let known = PlacerReport { hosts: hosts_known.into(), ..PlacerReport::default() };
         let found = hosts(&view, &known);
         assert_eq!((found[0].state, found[1].state), (HostState::Alive, HostState::Isolated));
         assert_eq!(found[1].reason.as_deref(), Some("it answers host a"));
@@ -226,7 +216,7 @@ mod tests {
     #[test]
     fn a_catalog_is_described_by_its_shares() {
         let view = view(&records());
-        let [desk] = &catalogs(&view, &PlacerKnowledge::default())[..] else { panic!() };
+        let [desk] = &catalogs(&view, &PlacerReport::default())[..] else { panic!() };
         let shares: Vec<_> = desk.shares.iter().map(|share| (share.host.as_str(), share.wanted)).collect();
         assert_eq!(shares, [("a", 3), ("b", 0), ("c", 1)]);
         assert_eq!((desk.unplaced, desk.revision, desk.version), (1, 6, 3));

@@ -5,28 +5,27 @@
 //! carried out as they were.
 
 use super::claims::{ClaimParts, FleetClaims, OwnEpoch};
-use super::details::{self, PlacerKnowledge};
+use super::details;
 use super::door::{FleetDoor, Member};
-use super::etcd::{EtcdAlarm, EtcdHealth, EtcdReach, FleetStore, FleetStoreError, now};
+use super::etcd::{FleetStore, FleetStoreError, now};
 use super::placing::place;
+use super::queries::away;
 use super::record::FleetMembership;
 use super::shares::{ShareReconciler, UnfinishedShares};
-use super::token::{self, EtcdAccess};
+use super::token::EtcdAccess;
 use crate::error::HostError;
 use crate::events::Events;
 use crate::idempotency::Idempotency;
 use crate::machines::Machines;
 use crate::store::Objects;
 use crate::work::blocking;
-use spillway_api::{
-    ErrorCode, EtcdStatus, EventKind, FleetCatalog, FleetDetails, FleetHost, Membership, Name,
-};
+use spillway_api::{ErrorCode, EventKind, FleetCatalog, Name, PlacerReport};
 use spillway_fleet::Moment;
 use spillway_fleet::agent::wanted;
 use spillway_fleet::changes::ChangeError;
 use spillway_fleet::election::Identity;
 use spillway_fleet::keys::Key;
-use spillway_fleet::membership::{BelievedLease, HostMembership, Standing};
+use spillway_fleet::membership::{HostMembership, KnownLease, Standing};
 use spillway_fleet::records::StatusRecord;
 use spillway_fleet::transaction::{Comparison, Outcome, Revision, Transaction, Write};
 use spillway_fleet::view::{FleetView, Update, Versioned};
@@ -50,23 +49,23 @@ const SEEN: Duration = Duration::from_secs(2);
 
 /// The fleet of this host. A clone is the same.
 #[derive(Clone)]
-pub struct FleetService(Arc<Inner>);
+pub struct FleetService(pub(super) Arc<Inner>);
 
-struct Inner {
-    name: Name,
-    host: Name,
-    etcd: EtcdAccess,
-    store: FleetStore,
-    door: Arc<FleetDoor>,
-    events: Events,
-    objects: Objects,
-    reconciler: ShareReconciler,
-    view: watch::Sender<FleetView>,
-    standing: watch::Sender<Standing>,
-    unfinished: Mutex<UnfinishedShares>,
-    knowledge: Mutex<PlacerKnowledge>,
+pub(super) struct Inner {
+    pub(super) name: Name,
+    pub(super) host: Name,
+    pub(super) etcd: EtcdAccess,
+    pub(super) store: FleetStore,
+    pub(super) door: Arc<FleetDoor>,
+    pub(super) events: Events,
+    pub(super) objects: Objects,
+    pub(super) reconciler: ShareReconciler,
+    pub(super) view: watch::Sender<FleetView>,
+    pub(super) standing: watch::Sender<Standing>,
+    pub(super) unfinished: Mutex<UnfinishedShares>,
+    pub(super) knowledge: Mutex<PlacerReport>,
     /// Identity of the fleet that the host has joined.
-    fleet_id: Mutex<Option<String>>,
+    pub(super) fleet_id: Mutex<Option<String>>,
 }
 
 /// What a service is made of.
@@ -169,59 +168,8 @@ impl FleetService {
     }
 
     /// Keeps what the placer knows, for people.
-    pub(super) fn keep_knowledge(&self, knowledge: PlacerKnowledge) {
+    pub(super) fn keep_knowledge(&self, knowledge: PlacerReport) {
         *locked(&self.0.knowledge) = knowledge;
-    }
-
-    /// What the placer knows, if this host is it.
-    pub fn knowledge(&self) -> MutexGuard<'_, PlacerKnowledge> {
-        locked(&self.0.knowledge)
-    }
-
-    /// Describes the fleet as this host sees it.
-    pub fn describe(&self) -> FleetDetails {
-        let standing = self.0.standing.borrow().clone();
-        let health = self.0.store.health().borrow().clone();
-        let knowledge = self.knowledge().clone();
-        let view = self.view();
-        let (membership, epoch, reason) = match standing {
-            Standing::Connecting => (Membership::Connecting, None, away(&health)),
-            Standing::NoFleet => (Membership::NoFleet, None, Some(self.no_fleet())),
-            Standing::Joining => (Membership::Joining, None, away(&health)),
-            Standing::Member { epoch } => (Membership::Member, Some(epoch), None),
-            Standing::Isolated => (Membership::Isolated, None, away(&health)),
-            Standing::Refused(why) => (Membership::Refused, None, Some(why)),
-        };
-        FleetDetails {
-            name: self.0.name.clone(),
-            fleet_id: view.meta.as_ref().map(|meta| meta.value.fleet_id.clone()),
-            host: self.0.host.clone(),
-            membership,
-            reason,
-            epoch,
-            placer: view.placer.as_ref().map(|placer| placer.value.host.clone()),
-            places: view.meta.as_ref().is_some_and(|meta| meta.value.placer),
-            brake: knowledge.brake.clone(),
-            etcd: etcd_status(&self.0.etcd.address.members, &health, view.revision),
-            hosts: details::count_hosts(&details::hosts(&view, &knowledge)),
-            unreadable: view.unreadable.clone(),
-        }
-    }
-
-    fn no_fleet(&self) -> String {
-        format!("there is no fleet {} in etcd yet: make it with 'spillway fleet init'", self.0.name)
-    }
-
-    /// Makes a token by which another host can join.
-    ///
-    /// # Errors
-    /// A file that this host uses for etcd cannot be read.
-    pub async fn join_token(&self) -> Result<String, HostError> {
-        let etcd = self.0.etcd.clone();
-        let failed =
-            |e: String| HostError::new(ErrorCode::Internal, format!("the token cannot be made: {e}"));
-        let made = blocking(move || token::make(&etcd)).await.map_err(|e| failed(e.to_string()))?;
-        made.map_err(|e| failed(format!("{e:#}")))
     }
 
     /// Carries out a change that `decide` bases on the records, and waits until this host sees it. `None` from it means that there is nothing
@@ -268,11 +216,11 @@ impl FleetService {
     ) -> Result<FleetCatalog, HostError> {
         if !dry_run {
             self.change(decide).await?;
-            return self.catalog(name);
+            return self.catalog(name).await;
         }
         let decided = decide(&self.view()).map_err(refusal)?;
         let written = decided.and_then(|transaction| transaction.writes.into_iter().next());
-        let Some(Write::Put(_, value)) = written else { return self.catalog(name) };
+        let Some(Write::Put(_, value)) = written else { return self.catalog(name).await };
         let damaged = |e| HostError::new(ErrorCode::Internal, format!("a record of the fleet: {e}"));
         let value = serde_json::from_slice(&value).map_err(damaged)?;
         let view = self.view();
@@ -281,48 +229,8 @@ impl FleetService {
             &view,
             name,
             &Versioned { value, created: modified, modified },
-            &self.knowledge(),
+            &self.own_placer_report(),
         ))
-    }
-
-    /// All hosts of the fleet.
-    pub fn hosts(&self) -> Vec<FleetHost> {
-        details::hosts(&self.view(), &self.knowledge())
-    }
-
-    /// A host of the fleet.
-    ///
-    /// # Errors
-    /// There is none of this name.
-    pub fn host(&self, name: &Name) -> Result<FleetHost, HostError> {
-        let view = self.view();
-        match view.hosts.get(name) {
-            Some(record) => Ok(details::host(&view, name, record, &self.knowledge())),
-            None => {
-                let names = view.hosts.keys().map(Name::as_str);
-                Err(HostError::not_found("host of the fleet", name.as_str(), names))
-            }
-        }
-    }
-
-    /// All catalogs of the fleet.
-    pub fn catalogs(&self) -> Vec<FleetCatalog> {
-        details::catalogs(&self.view(), &self.knowledge())
-    }
-
-    /// A catalog of the fleet.
-    ///
-    /// # Errors
-    /// There is none of this name.
-    pub fn catalog(&self, name: &Name) -> Result<FleetCatalog, HostError> {
-        let view = self.view();
-        match view.catalogs.get(name) {
-            Some(record) => Ok(details::catalog(&view, name, record, &self.knowledge())),
-            None => {
-                let names = view.catalogs.keys().map(Name::as_str);
-                Err(HostError::not_found("catalog of the fleet", name.as_str(), names))
-            }
-        }
     }
 
     /// Waits until the view has this revision; not longer than [`SEEN`].
@@ -362,8 +270,8 @@ impl FleetService {
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
-            let believed = lease.borrow_and_update().map(|lease| BelievedLease { until: lease.valid_until });
-            let (standing, transaction) = membership.step(&view.borrow_and_update(), believed, now());
+            let known = lease.borrow_and_update().map(|lease| KnownLease { until: lease.valid_until });
+            let (standing, transaction) = membership.step(&view.borrow_and_update(), known, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
                 match self.0.store.commit(&transaction).await {
@@ -511,7 +419,7 @@ fn report(host: &Name, epoch: Revision, status: &StatusRecord) -> Transaction {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -528,39 +436,4 @@ fn store_error(e: FleetStoreError) -> HostError {
         _ => ErrorCode::Internal,
     };
     HostError::new(code, e.to_string())
-}
-
-/// Why etcd is not reached; `None` if it is.
-fn away(health: &EtcdHealth) -> Option<String> {
-    match &health.reach {
-        EtcdReach::Reached { .. } => health.follow_failure.clone(),
-        EtcdReach::Away { why, .. } => Some(why.clone()),
-    }
-}
-
-fn etcd_status(members: &[String], health: &EtcdHealth, revision: Revision) -> EtcdStatus {
-    let connected = match &health.reach {
-        EtcdReach::Reached { member, .. } => Some(member.clone()),
-        EtcdReach::Away { .. } => None,
-    };
-    let alarms = health.last.iter().flat_map(|last| &last.alarms).map(|alarm| alarm_text(*alarm).to_owned());
-    let trouble: Vec<String> = away(health).into_iter().chain(alarms).collect();
-    EtcdStatus {
-        members: members.to_vec(),
-        connected,
-        version: health.last.as_ref().map(|last| last.version.clone()),
-        trouble: (!trouble.is_empty()).then(|| trouble.join("; ")),
-        revision,
-    }
-}
-
-/// What an alarm of etcd means.
-fn alarm_text(alarm: EtcdAlarm) -> &'static str {
-    match alarm {
-        EtcdAlarm::NoSpace => {
-            "its database has reached its quota, so that nothing can be changed (alarm NOSPACE): compact and defragment it, then \
-             disarm the alarm"
-        }
-        EtcdAlarm::Corrupt => "a member has found its data damaged (alarm CORRUPT): replace that member",
-    }
 }

@@ -226,3 +226,19 @@ Example:
 pub const RELEASE: &str = "\
 Example:
   spillway fleet release host-b/runner-host-b-004 --claim 0b7ac1f2-3f4e-4f6a-8d55-0d5b2f0c9a11";
+
+pub const EVENT: &str = "\
+Times are those of the hosts' clocks. With --follow events of different hosts come as they arrive, those of one host in its order; a host that
+cannot be asked is said once, and its events follow when it can.
+
+Examples:
+  spillway fleet event -n 20
+  spillway fleet event --follow --json | jq -r 'select(.event.kind == \"failed\") | .host + \" \" + .event.text'";
+
+pub const TOP: &str = "\
+A row is a host, or with --per catalog a catalog on all hosts. Columns and keys are those of 'spillway top', which shows the machines of one
+host ('spillway top --host HOST').
+
+Examples:
+  spillway fleet top
+  spillway fleet top --per catalog --once";

@@ -4,10 +4,12 @@
 
 pub(super) mod catalog;
 mod claim;
+mod event;
 mod help;
 mod host;
 mod share;
 mod status;
+mod top;
 
 use super::{Daemon, word};
 use crate::error::Failure;
@@ -15,10 +17,12 @@ use crate::output;
 use catalog::FleetCatalogCommand;
 use claim::{FleetClaimOptions, FleetRelease, FleetRenew};
 use clap::{Subcommand, ValueEnum};
+use event::FleetEvents;
 use host::FleetHostCommand;
 use spillway_api::client::Client;
 use spillway_api::{Empty, FleetDetails, JoinToken, NewFleet, PlacerChange};
 use std::process::ExitCode;
+use top::FleetTop;
 
 /// Path of the fleet.
 const FLEET: &str = "/v1/fleet";
@@ -45,6 +49,12 @@ pub enum FleetCommand {
         #[arg(value_enum, value_name = "on|off", hide_possible_values = true)]
         state: Switch,
     },
+    /// Show and follow the events of all hosts
+    #[command(after_help = help::EVENT)]
+    Event(FleetEvents),
+    /// Show where the I/O of all hosts goes, live
+    #[command(after_help = help::TOP, mut_arg("by", |by| by.hide(true)))]
+    Top(Box<FleetTop>),
     /// Manage a host of the fleet: cordon, drain, declare dead, remove
     #[command(subcommand)]
     Host(FleetHostCommand),
@@ -80,6 +90,8 @@ pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure
         FleetCommand::Hosts => host::list(daemon, &client)?,
         FleetCommand::JoinToken => join_token(daemon, &client)?,
         FleetCommand::Placer { state } => placer(daemon, &client, state == Switch::On)?,
+        FleetCommand::Event(args) => event::event(daemon, &client, &args)?,
+        FleetCommand::Top(args) => top::top(daemon, client, *args)?,
         FleetCommand::Host(command) => host::host(daemon, &client, command)?,
         FleetCommand::Catalog(command) => return catalog::catalog(daemon, &client, command),
         FleetCommand::Claim(claim) => claim.run(daemon, &mut client)?,
