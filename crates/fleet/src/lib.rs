@@ -11,6 +11,7 @@ pub mod boot;
 pub mod changes;
 pub mod changes_images;
 pub mod copies;
+pub mod claim;
 pub mod election;
 pub mod keys;
 pub mod liveness;

@@ -296,6 +296,8 @@ impl Records {
             })
         };
         let fleet_service = fleet.map(begin).transpose()?;
+        let fleet_claims =
+            fleet_service.as_ref().map(|fleet| fleet.claims(machines.clone(), idempotency.clone()));
         Ok(Arc::new(ApiParts {
             audit,
             answered: ResponseCounters::default(),
@@ -304,6 +306,7 @@ impl Records {
             downloads,
             events,
             fleet: door,
+            fleet_claims,
             fleet_service,
             idempotency,
             images,

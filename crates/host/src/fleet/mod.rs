@@ -4,6 +4,7 @@
 //! Invariant: without etcd everything on the host goes on as before.
 
 mod copies;
+pub mod claims;
 mod details;
 pub mod door;
 pub mod etcd;

@@ -5,6 +5,7 @@
 //! carried out as they were.
 
 use super::copies::look_after_images;
+use super::claims::{ClaimParts, FleetClaims, OwnEpoch};
 use super::details;
 use super::door::{FleetDoor, Member};
 use super::etcd::{FleetStore, FleetStoreError, now};
@@ -16,6 +17,8 @@ use super::shares::{ShareReconciler, UnfinishedShares};
 use super::token::EtcdAccess;
 use crate::error::HostError;
 use crate::events::Events;
+use crate::idempotency::Idempotency;
+use crate::machines::Machines;
 use crate::store::Objects;
 use crate::streaming::Streaming;
 use crate::work::blocking;
@@ -164,6 +167,32 @@ impl FleetService {
     pub(super) fn fleet_id(&self) -> Option<String> {
         let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
         locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
+    }
+
+    /// Returns the epoch of this host as long as its lease is certainly valid.
+    pub fn own_epoch(&self) -> OwnEpoch {
+        let (standing, lease) = (self.0.standing.subscribe(), self.0.store.lease());
+        Arc::new(move || match *standing.borrow() {
+            Standing::Member { epoch } => {
+                let is_valid = lease.borrow().is_some_and(|lease| lease.is_valid(now()));
+                is_valid.then_some(epoch)
+            }
+            _ => None,
+        })
+    }
+
+    /// Begins to claim machines of the fleet for users.
+    pub fn claims(&self, machines: Machines, idempotency: Idempotency) -> FleetClaims {
+        FleetClaims::begin(ClaimParts {
+            fleet: self.0.name.clone(),
+            door: Arc::clone(&self.0.door),
+            machines,
+            idempotency,
+            view: self.subscribe(),
+            epoch: self.own_epoch(),
+            taken: Mutex::default(),
+            departures: Mutex::default(),
+        })
     }
 
     /// Keeps what the placer knows, for people.

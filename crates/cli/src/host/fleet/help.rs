@@ -203,6 +203,33 @@ hosts ('spillway leftover list' there).
 Example:
   spillway fleet catalog delete desk";
 
+pub const CLAIM: &str = "\
+The daemon that is asked asks one host after the other, those with ready machines first. The host that has the machine
+decides, without etcd. Hosts without connection to etcd give no machines to the fleet.
+
+The claim has an id ('request' with --json). If an answer is lost, the command repeats the request itself for at most 90 s:
+it gets the same machine, whichever host is asked. Exit code 69 says that it is still not known whether a machine is claimed.
+Then, and in jobs that may be started twice, give the id of the request with --key, and --repeated: all hosts are asked first
+whether they have its claim. A host that is silent lets a repeated request fail until it counts as lost (45 s).
+
+Of two claims on one host, the later one has the larger 'fence' (host_epoch, then revision; see --json).
+
+Examples:
+  claim=$(spillway fleet claim runner --ttl 1h --wait)
+  machine=$(echo \"$claim\" | cut -f1)          # host-b/runner-host-b-004
+  spillway --host \"${machine%/*}\" machine exec \"${machine#*/}\" -- make test
+  spillway fleet release \"$machine\" --claim \"$(echo \"$claim\" | cut -f3)\"
+  A job that does not know whether its claim arrived:
+    spillway fleet claim runner --key \"job-$CI_JOB_ID\" --repeated";
+
+pub const RENEW: &str = "\
+Example:
+  spillway fleet renew host-b/runner-host-b-004 --ttl 1h";
+
+pub const RELEASE: &str = "\
+Example:
+  spillway fleet release host-b/runner-host-b-004 --claim 0b7ac1f2-3f4e-4f6a-8d55-0d5b2f0c9a11";
+
 pub const EVENT: &str = "\
 Times are those of the hosts' clocks. With --follow events of different hosts come as they arrive, those of one host in its order; a host that
 cannot be asked is said once, and its events follow when it can.

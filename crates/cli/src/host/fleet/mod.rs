@@ -3,6 +3,7 @@
 //! Never talks to etcd: the daemon of a host does. Invariant: nothing is decided here; the daemon's response is shown.
 
 pub(super) mod catalog;
+mod claim;
 mod event;
 mod help;
 mod host;
@@ -16,6 +17,7 @@ use super::{Daemon, word};
 use crate::error::Failure;
 use crate::output;
 use catalog::FleetCatalogCommand;
+use claim::{FleetClaimOptions, FleetRelease, FleetRenew};
 use clap::{Subcommand, ValueEnum};
 use event::FleetEvents;
 use host::FleetHostCommand;
@@ -69,6 +71,15 @@ pub enum FleetCommand {
     /// Manage images of the fleet: versions in its registries, for its catalogs
     #[command(subcommand)]
     Image(FleetImageCommand),
+    /// Claim a machine of a catalog on any host; prints HOST/MACHINE, its address if that is known, and the claim's id
+    #[command(after_help = help::CLAIM)]
+    Claim(FleetClaimOptions),
+    /// Renew a claim, from now on
+    #[command(after_help = help::RENEW)]
+    Renew(FleetRenew),
+    /// Release a machine: it is reset, and can be claimed again
+    #[command(after_help = help::RELEASE)]
+    Release(FleetRelease),
 }
 
 /// State of a switch.
@@ -82,7 +93,7 @@ pub enum Switch {
 
 /// Does it.
 pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure> {
-    let client = daemon.client()?;
+    let mut client = daemon.client()?;
     match command {
         FleetCommand::Init => init(daemon, &client)?,
         FleetCommand::Status => return status::status(daemon, &client),
@@ -95,6 +106,9 @@ pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure
         FleetCommand::Catalog(command) => return catalog::catalog(daemon, &client, command),
         FleetCommand::Registry(command) => registry::registry(daemon, &client, command)?,
         FleetCommand::Image(command) => image::image(daemon, &client, command)?,
+        FleetCommand::Claim(claim) => claim.run(daemon, &mut client)?,
+        FleetCommand::Renew(renew) => renew.run(daemon)?,
+        FleetCommand::Release(release) => release.run(daemon)?,
     }
     Ok(ExitCode::SUCCESS)
 }
