@@ -1,7 +1,7 @@
 //! Fleets: catalogs whose machines many hosts share.
 
-mod image;
 mod claim;
+mod image;
 mod reach;
 mod request;
 mod seeing;
@@ -9,8 +9,8 @@ mod spec;
 mod status;
 mod wave;
 
-pub use image::{FleetImage, NewFleetImage};
 pub use claim::{ClaimFence, FleetClaim, HostClaim, HostClaimDecision};
+pub use image::{FleetImage, NewFleetImage};
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
 pub use seeing::{FleetEvent, FleetEventRequest, FleetFigures, HostFigures, PrometheusTargets};

@@ -3,8 +3,8 @@
 //!
 //! Invariant: without etcd everything on the host goes on as before.
 
-mod copies;
 pub mod claims;
+mod copies;
 mod details;
 pub mod door;
 pub mod etcd;

@@ -10,9 +10,7 @@ use crate::error::HostError;
 use crate::work::blocking;
 use futures_util::{StreamExt, stream};
 use serde::de::DeserializeOwned;
-use spillway_api::{
-    ErrorCode, FleetCatalog, FleetDetails, FleetHost, Membership, Name, PlacerReport,
-};
+use spillway_api::{ErrorCode, FleetCatalog, FleetDetails, FleetHost, Membership, Name, PlacerReport};
 use spillway_fleet::membership::Standing;
 use std::time::Duration;
 

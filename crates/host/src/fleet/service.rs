@@ -4,14 +4,14 @@
 //! Owns the tasks for that and the view of the records. Invariant: without etcd nothing on the host changes: shares that were read before are
 //! carried out as they were.
 
-use super::copies::look_after_images;
 use super::claims::{ClaimParts, FleetClaims, OwnEpoch};
+use super::copies::look_after_images;
 use super::details;
 use super::door::{FleetDoor, Member};
 use super::etcd::{FleetStore, FleetStoreError, now};
+use super::etcd_details::away;
 use super::image_details::reported;
 use super::placing::place;
-use super::etcd_details::away;
 use super::record::FleetMembership;
 use super::shares::{ShareReconciler, UnfinishedShares};
 use super::token::EtcdAccess;
