@@ -55,7 +55,12 @@ async function askForUpdate(catalog: FleetCatalog): Promise<void> {
   } catch {
     // The host has no such image, or does not answer: the version is typed all the same.
   }
-  ask(update(catalog, here.sort((a, b) => b - a)));
+  ask(
+    update(
+      catalog,
+      here.sort((a, b) => b - a),
+    ),
+  );
 }
 
 export function FleetCatalogPage({ name }: { name: string }) {
@@ -142,7 +147,7 @@ function Hosts({ catalog }: { catalog: FleetCatalog }) {
             <ul>
               {because.map(([host, why]) => (
                 <li key={host}>
-                  <a href={href(["fleet", host])}>{host}</a>: {why}
+                  <strong>{host}</strong>: {why}
                 </li>
               ))}
             </ul>
@@ -248,8 +253,7 @@ function Rollout({ catalog, rollout }: { catalog: FleetCatalog; rollout: FleetRo
 
 function Versions({ catalog }: { catalog: FleetCatalog }) {
   const history = [...catalog.history].reverse();
-  const on = (version: number) =>
-    catalog.shares.filter((s) => s.version === version && s.wanted > 0).length;
+  const on = (version: number) => catalog.shares.filter((s) => s.version === version && s.wanted > 0).length;
   return (
     <Panel title="Versions of this catalog" flush>
       <table aria-label="Versions of this catalog">
@@ -282,7 +286,7 @@ function Versions({ catalog }: { catalog: FleetCatalog }) {
                 </td>
                 <td class="figure">{isFirst && h.image === history[0]?.image ? on(h.version) : ""}</td>
                 <td class="figure">
-                  {isOther && isFirst ? <ActButton act={act} verb={`Roll back to ${h.version}`} /> : null}
+                  {isOther && isFirst ? <ActButton act={act} text={`Roll back to ${h.version}`} /> : null}
                 </td>
               </tr>
             );
@@ -295,7 +299,10 @@ function Versions({ catalog }: { catalog: FleetCatalog }) {
 
 function Settings({ catalog }: { catalog: FleetCatalog }) {
   const { spec, name } = catalog;
-  const given = FIELDS.map((f): [string, string] => [f.title, f.key === "count" ? "" : shown(f, spec[f.key])]);
+  const given = FIELDS.map((f): [string, string] => [
+    f.title,
+    f.key === "count" ? "" : shown(f, spec[f.key]),
+  ]);
   return (
     <>
       <Panel title="Over hosts">

@@ -56,7 +56,7 @@ function columns(own: string | undefined): Column<FleetHost>[] {
             {failed ? <Badge tone="critical">{failed} failed</Badge> : null}
             <a
               href={hostHref(["machines"], h.name, own)}
-              aria-label={`Machines of ${h.name}: ${ready} of ${wanted} are ready`}
+              aria-label={`${ready}/${wanted} machines of ${h.name}`}
             >
               {ready}/{wanted}
             </a>
@@ -88,11 +88,11 @@ function columns(own: string | undefined): Column<FleetHost>[] {
         <span class="acts">
           {livingReason(h) === null ? (
             <>
-              <ActButton act={declareDead(h)} verb={`Declare dead ${h.name}`} />
-              <ActButton act={removeHost(h)} verb={`Remove ${h.name}`} />
+              <ActButton act={declareDead(h)} of={h.name} />
+              <ActButton act={removeHost(h)} of={h.name} />
             </>
           ) : (
-            <CordonActs host={h} suffix={` ${h.name}`} />
+            <CordonActs host={h} of={h.name} />
           )}
         </span>
       ),
@@ -131,7 +131,7 @@ export function FleetPage() {
           fleet.membership === "no-fleet" ? (
             <ActButton act={makeFleet(fleet)} />
           ) : (
-            <ActButton act={switchPlacer(fleet)} verb={switchPlacer(fleet).title.replace("?", "")} />
+            <ActButton act={switchPlacer(fleet)} text={switchPlacer(fleet).title.replace("?", "")} />
           )
         }
       />

@@ -1,5 +1,17 @@
 // One host of the fleet: what it is to have of each catalog, what it has reported, and why it does not do what it should.
-import { Badge, Facts, Notice, PageHead, Panel, Pending, against, ApiError, ask, href, lacks } from "../shared.ts";
+import {
+  Badge,
+  Facts,
+  Notice,
+  PageHead,
+  Panel,
+  Pending,
+  against,
+  ApiError,
+  ask,
+  href,
+  lacks,
+} from "../shared.ts";
 import type { Act } from "../ui/dialog.tsx";
 import { bytes } from "../ui/format.ts";
 import { cordon, declareDead, drain, livingReason, removeHost, uncordon } from "./host-acts.ts";
@@ -26,11 +38,14 @@ export function hostHref(page: string[], host: string, own: string | undefined):
 
 export function ActButton({
   act,
-  verb = act.verb,
+  text = act.verb,
+  of,
   reason = null,
 }: {
   act: Act;
-  verb?: string;
+  text?: string;
+  /** What it is about, if a page has several such buttons. */
+  of?: string | undefined;
   /** Why it is not possible now; null if it is. */
   reason?: string | null;
 }) {
@@ -38,28 +53,21 @@ export function ActButton({
     <button
       type="button"
       class={act.typed ? "danger-plain" : undefined}
-      aria-label={verb}
+      aria-label={of && `${text} ${of}`}
       {...against(lacks("admin") ?? reason)}
       onClick={() => ask(act)}
     >
-      {act.verb}
+      {text}
     </button>
   );
 }
 
 /** The acts that change whether a host gets machines. */
-export function CordonActs({ host, suffix = "" }: { host: FleetHost; suffix?: string }) {
-  const isHeld = host.cordoned || host.draining;
-  const first = isHeld ? uncordon(host) : cordon(host);
-  const drains = drain(host);
+export function CordonActs({ host, of }: { host: FleetHost; of?: string }) {
   return (
     <>
-      <ActButton act={first} verb={first.verb + suffix} />
-      <ActButton
-        act={drains}
-        verb={drains.verb + suffix}
-        reason={host.draining ? "It is draining already." : null}
-      />
+      <ActButton act={host.cordoned || host.draining ? uncordon(host) : cordon(host)} of={of} />
+      <ActButton act={drain(host)} of={of} reason={host.draining ? "It is draining already." : null} />
     </>
   );
 }
@@ -124,7 +132,9 @@ export function FleetHostPage({ name }: { name: string }) {
 
 /** Memory that machines of the fleet take on a host, of what they may. */
 export function memoryText({ used_bytes, memory_bytes }: FleetHost): string {
-  return memory_bytes == null ? `${bytes(used_bytes)} of ?` : `${bytes(used_bytes)} of ${bytes(memory_bytes)}`;
+  return memory_bytes == null
+    ? `${bytes(used_bytes)} of ?`
+    : `${bytes(used_bytes)} of ${bytes(memory_bytes)}`;
 }
 
 /** The heads of columns that all tables of shares have. */

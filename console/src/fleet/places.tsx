@@ -18,7 +18,7 @@ function HostChoice({ fleet }: { fleet: FleetDetails }) {
   names.delete(fleet.host);
   const page = LISTS.filter((name) => name === route.value.parts[0]);
   return (
-    <label class="choice">
+    <label class="choice" style={{ padding: "12px" }}>
       <span>Host</span>
       <select
         value={shownHost ?? ""}
@@ -43,13 +43,13 @@ export function FleetPlaces() {
   const isWrong = fleet && (fleet.membership !== "member" || fleet.brake || fleet.etcd.trouble);
   return (
     <>
-      {fleet ? <HostChoice fleet={fleet} /> : null}
       <a href={href(["fleet"])} aria-current={place === "fleet" ? "page" : undefined}>
         Fleet {isWrong ? <Badge tone="warning">look</Badge> : null}
       </a>
       <a href={href(["fleet-catalogs"])} aria-current={place === "fleet-catalogs" ? "page" : undefined}>
         Fleet catalogs
       </a>
+      {fleet ? <HostChoice fleet={fleet} /> : null}
     </>
   );
 }

@@ -45,7 +45,10 @@ export function standing({ membership, host, name }: FleetDetails): { tone: Tone
     case "connecting":
       return { tone: "warning", text: `${host} has not reached etcd yet. What is on the host goes on.` };
     case "no-fleet":
-      return { tone: "warning", text: `There is no fleet ${name} yet. ${host} waits until somebody makes it.` };
+      return {
+        tone: "warning",
+        text: `There is no fleet ${name} yet. ${host} waits until somebody makes it.`,
+      };
     case "joining":
       return { tone: "note", text: `${host} is about to get a lease.` };
     case "isolated":
