@@ -198,6 +198,28 @@ async function trouble() {
   assert.deepEqual(asked, [{ action: "resume" }]);
   await page.unrouteAll({ behavior: "wait" });
 
+  say("a host that is silent is declared dead only by who types its name");
+  await page.route(/\/v1\/fleet\/hosts(\?.*)?$/, async (route) => {
+    const answer = await route.fetch();
+    const { items } = await answer.json();
+    const silent = { state: "silent", reason: "it has been silent for 16 s", address: null, version: null };
+    const all = items.map((host) => (host.name === "h1" ? { ...host, ...silent } : host));
+    return route.fulfill({ response: answer, json: { items: all } });
+  });
+  await go(page, "#/fleet");
+  await row(/^h1 z1 silent it has been silent for 16 s last known 2\/2/).waitFor();
+  await page.getByRole("button", { name: "Declare dead h1" }).click();
+  await dialog.getByText("Say this only if you know that h1 is off.").waitFor();
+  await assertAccessible("the dialog of a death");
+  const declare = dialog.getByRole("button", { name: "Declare dead" });
+  assert.ok(await declare.isDisabled());
+  await dialog.getByLabel(/^Type h1/).fill("h1");
+  await declare.click();
+  // It lives, and the daemon says so.
+  await dialog.getByText("Refused.").waitFor();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  await page.unrouteAll({ behavior: "wait" });
+
   say("a host that is refused, and the brake");
   const host = (change) => (route) =>
     route

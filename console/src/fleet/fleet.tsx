@@ -53,6 +53,7 @@ function columns(own: string | undefined): Column<FleetHost>[] {
         const { ready, wanted, failed } = totals(h.shares);
         return (
           <span class="counts">
+            {h.state === "alive" ? null : <span class="muted">last known</span>}
             {failed ? <Badge tone="critical">{failed} failed</Badge> : null}
             <a
               href={hostHref(["machines"], h.name, own)}

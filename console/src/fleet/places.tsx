@@ -21,7 +21,7 @@ function HostChoice({ fleet }: { fleet: FleetDetails }) {
     <label class="choice" style={{ padding: "12px" }}>
       <span>Host</span>
       <select
-        value={shownHost ?? ""}
+        value={shownHost === fleet.host ? "" : (shownHost ?? "")}
         onChange={(e) => {
           location.hash = href(page, {}, e.currentTarget.value || null);
         }}

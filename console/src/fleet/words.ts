@@ -88,7 +88,8 @@ export function totals(shares: FleetShare[]): Totals {
   const sum = { wanted: 0, ready: 0, claimed: 0, failed: 0, hosts: 0 };
   for (const { wanted, ready, claimed, failed } of shares) {
     sum.wanted += wanted;
-    sum.ready += ready;
+    // What a host has beyond its share it gives up, or has lost: it is no machine that there is to be.
+    sum.ready += Math.min(ready, wanted);
     sum.claimed += claimed;
     sum.failed += failed;
     if (wanted > 0) sum.hosts++;
