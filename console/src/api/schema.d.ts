@@ -273,6 +273,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/fleet/catalogs/{name}/claims": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Claims a machine of a catalog of the fleet, on one of its hosts: a ready one if there is one. `exhausted`: no host has one.
+         *     `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it is to be repeated. Without an
+         *     `Idempotency-Key` the daemon makes the id, and releases the machine if the connection is closed before the response.
+         */
+        post: operations["claimMachineOfFleet"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/fleet/catalogs/{name}/rollback": {
         parameters: {
             query?: never;
@@ -301,6 +322,64 @@ export interface paths {
         put?: never;
         /** Moves a catalog of the fleet to another version of its image. */
         post: operations["updateFleetCatalog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/event-stream": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Streams the events of all hosts as server-sent events; `data` is the host with its event. A client that keeps the id of the last event
+         *     of each host, and gives them as `after`, goes on where it was, with any host: of each host all later events come, or an event of kind
+         *     `lost`. Events of different hosts come in the order in which they arrive.
+         */
+        post: operations["streamFleetEvents"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Lists the last events of all hosts together, oldest first by the clocks of their hosts. Hosts that do not answer are at the end, with the
+         *     reasons.
+         */
+        get: operations["listFleetEvents"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/figures": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns the figures of all hosts, by catalog and without single machines. Hosts that do not answer within 3 s have a reason instead. */
+        get: operations["getFleetFigures"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -367,6 +446,44 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/fleet/images": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Lists the images of the fleet, in the order of their names, with the hosts that have all of them or a part. */
+        get: operations["listFleetImages"];
+        put?: never;
+        /**
+         * Adds a version of an image to the fleet, from a registry of the fleet, or changes the number of hosts that have all of it. The host that was asked
+         *     finds out its digest and size there. Hosts get it when a catalog wants machines of it. `exists`: the fleet has another version of this number.
+         */
+        post: operations["addFleetImage"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/images/{image}/{version}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Removes a version of an image from the fleet. Hosts that have it keep it. `in_use`: a catalog of the fleet uses it. */
+        delete: operations["removeFleetImage"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/fleet/join-tokens": {
         parameters: {
             query?: never;
@@ -394,9 +511,30 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /** Returns what this host knows as the one that places; nothing if it is not. */
+        get: operations["getPlacerReport"];
         /** Switches the placer on or off. While it is off, another program writes the shares. */
         put: operations["changeFleetPlacer"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/prometheus-targets": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Lists the hosts for Prometheus (HTTP service discovery). All figures are read through the host that was asked, with the token that was
+         *     accepted here.
+         */
+        get: operations["listPrometheusTargets"];
+        put?: never;
         post?: never;
         delete?: never;
         options?: never;
@@ -421,6 +559,44 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/fleet/registries": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Lists the registries of the fleet, in the order of their names. */
+        get: operations["listFleetRegistries"];
+        put?: never;
+        /**
+         * Adds a registry to the fleet, after the host that was asked has tried its address and credentials. Hosts use it when they need it. The file of
+         *     credentials is one of each host, at the same path. `exists`: the fleet has another one of this name.
+         */
+        post: operations["addFleetRegistry"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/registries/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Removes a registry from the fleet. Hosts that know it keep it, and what is in it stays. `in_use`: an image of the fleet is from it. */
+        delete: operations["removeFleetRegistry"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/fleet/self": {
         parameters: {
             query?: never;
@@ -432,6 +608,46 @@ export interface paths {
         get: operations["getFleetSelf"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/self/catalogs/{name}/claims": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Asks this host for a machine of its own, for a request of its fleet. Other hosts of the fleet send this; users claim machines with
+         *     `/v1/fleet/catalogs/{name}/claims`.
+         */
+        post: operations["claimForFleet"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/self/catalogs/{name}/closed-claims": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Returns the claim that this host has made for a request of its fleet. If it has made none, earlier attempts can make none any more.
+         *     Other hosts of the fleet send this.
+         */
+        post: operations["closeClaimsOfFleet"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1809,6 +2025,22 @@ export interface components {
              */
             ttl_seconds?: number | null;
         };
+        /**
+         * @description Place of a claim in the order of the claims that the fleet makes on a host. Of two claims on one host, the later one has the larger
+         *     fence: the larger `host_epoch`, and of equal ones the larger `revision`. Fences of different hosts cannot be compared.
+         */
+        ClaimFence: {
+            /**
+             * Format: int64
+             * @description Epoch of the host in the fleet when it made the claim.
+             */
+            host_epoch: number;
+            /**
+             * Format: int64
+             * @description Number of the transaction of the host's records that made the claim.
+             */
+            revision: number;
+        };
         /** @description Asks for the renewal of a claim. */
         ClaimRenewal: {
             /**
@@ -2497,7 +2729,7 @@ export interface components {
              * @description Machines that no host is to have, because none has space for them.
              */
             unplaced: number;
-            /** @description Why, by host, for people. Only the host that places knows. */
+            /** @description Why, by host, for people. */
             unplaced_because?: {
                 [key: string]: string;
             };
@@ -2780,9 +3012,26 @@ export interface components {
              */
             version: number;
         };
+        /** @description Claim of a machine on one of the hosts of a fleet. */
+        FleetClaim: {
+            /** @description Address of the guest, if its host knows it: an address, or an address and port of that host. */
+            address?: string | null;
+            /** @description Id of the claim, for its renewal and release. */
+            claim: string;
+            /** @description Place of the claim in the order of all claims that the fleet makes on this host. */
+            fence: components["schemas"]["ClaimFence"];
+            /** @description Host that has the machine. */
+            host: components["schemas"]["Name"];
+            /** @description Whether an earlier request with this id has made the claim. */
+            is_repeated: boolean;
+            /** @description The machine. */
+            machine: components["schemas"]["MachineDetails"];
+            /** @description Id of the request, which its `Idempotency-Key` names: with it the request can be repeated. */
+            request: string;
+        };
         /** @description A fleet, as the host that answers sees it. */
         FleetDetails: {
-            /** @description What keeps lost hosts from being replaced, for people. Only the host that places knows. */
+            /** @description What keeps lost hosts from being replaced, for people. */
             brake?: string | null;
             /**
              * Format: int64
@@ -2812,6 +3061,31 @@ export interface components {
             unreadable?: {
                 [key: string]: string;
             };
+        };
+        /** @description An event of a host of a fleet, or that a host cannot be asked. */
+        FleetEvent: {
+            event?: null | components["schemas"]["Event"];
+            /** @description Host that the event is of. */
+            host: components["schemas"]["Name"];
+            /** @description Why the host cannot be asked, for people. */
+            unreachable?: string | null;
+        };
+        /** @description Asks for the events of all hosts. */
+        FleetEventRequest: {
+            /** @description For each host the id of the last event that is known: later ones follow, and none is left out. */
+            after?: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int32
+             * @description For hosts that are not in `after`: number of past events to begin with.
+             */
+            limit?: number;
+        };
+        /** @description Figures of all hosts of a fleet. */
+        FleetFigures: {
+            /** @description Hosts, in the order of their names. */
+            hosts: components["schemas"]["HostFigures"][];
         };
         /** @description A host of a fleet. */
         FleetHost: {
@@ -2864,6 +3138,40 @@ export interface components {
             /** @description Action that is applied to the host. */
             action: components["schemas"]["FleetHostAction"];
         };
+        /** @description A version of an image of a fleet. */
+        FleetImage: {
+            /** @description Catalogs of the fleet whose machines have it, or are to have it. */
+            catalogs: components["schemas"]["Name"][];
+            /** @description Digest by which hosts know the content of the version. */
+            digest: string;
+            /**
+             * Format: int32
+             * @description Number of hosts that are to have all of it, at least.
+             */
+            full_copies: number;
+            /** @description Name of the image, for catalogs of the fleet. */
+            image: components["schemas"]["Name"];
+            /** @description Hosts that are alive and have reported a part, and how much of what machines read until they are ready they have, in thousandths. */
+            parts: {
+                [key: string]: number;
+            };
+            /** @description Registry that hosts have it from. */
+            registry: components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Size of the image, in bytes.
+             */
+            size_bytes: number;
+            /** @description Name of the image in the registry. */
+            source: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Number of the version, in the registry and on each host.
+             */
+            version: number;
+            /** @description Hosts that are alive and have reported that they have all of it, in the order of their names. */
+            whole: components["schemas"]["Name"][];
+        };
         /** @description The fleet that a catalog of a host belongs to. */
         FleetOwner: {
             /** @description Name of the fleet. */
@@ -2873,6 +3181,7 @@ export interface components {
              * @description Generation of the fleet's catalog whose settings the host has carried out.
              */
             generation: number;
+            named?: null | components["schemas"]["IsolationAction"];
         };
         /** @description Whether a host of a fleet reaches another one. */
         FleetReach: {
@@ -3131,6 +3440,58 @@ export interface components {
              */
             waiting: number;
         };
+        /** @description A claim as its host describes it to the daemon that has asked for it. */
+        HostClaim: {
+            /**
+             * Format: int64
+             * @description Number of the attempt that made it.
+             */
+            attempt: number;
+            /** @description Id of the claim. */
+            claim: string;
+            /** @description Fence of the claim. */
+            fence: components["schemas"]["ClaimFence"];
+            /** @description Whether an earlier request with this id has made the claim. */
+            is_repeated: boolean;
+            /** @description The machine. */
+            machine: components["schemas"]["MachineDetails"];
+        };
+        /** @description What a host has decided about a claim for its fleet. */
+        HostClaimDecision: (components["schemas"]["HostClaim"] & {
+            /** @enum {string} */
+            result: "claimed";
+        }) | {
+            /**
+             * Format: int64
+             * @description Number of the attempt that made the claim.
+             */
+            attempt: number;
+            /** @description Machine that was claimed. */
+            machine: components["schemas"]["Name"];
+            /** @enum {string} */
+            result: "ended";
+        } | {
+            /** @description Code of the reason. */
+            code: components["schemas"]["ErrorCode"];
+            /** @description The reason, for people. */
+            message: string;
+            /** @enum {string} */
+            result: "refused";
+        } | {
+            /** @enum {string} */
+            result: "isolated";
+        } | {
+            /**
+             * Format: int64
+             * @description Number of the later attempt.
+             */
+            attempt: number;
+            /** @enum {string} */
+            result: "superseded";
+        } | {
+            /** @enum {string} */
+            result: "closed";
+        };
         /** @description The host as its daemon sees it. */
         HostDetails: {
             /** @description Budget of the host for machines, and what they are promised of it. */
@@ -3153,6 +3514,18 @@ export interface components {
             unreadable: components["schemas"]["UnreadableRecord"][];
             /** @description Version of the daemon that answers. */
             version: string;
+        };
+        /** @description Figures of a host of a fleet. */
+        HostFigures: {
+            figures?: null | components["schemas"]["Figures"];
+            /** @description Name of the host. */
+            host: components["schemas"]["Name"];
+            /** @description State of the host. */
+            state: components["schemas"]["HostState"];
+            /** @description Why it cannot be asked, for people. */
+            unreachable?: string | null;
+            /** @description Zone of the host. */
+            zone: components["schemas"]["Name"];
         };
         /**
          * @description State of a host of a fleet.
@@ -3435,7 +3808,7 @@ export interface components {
                  * @description Machines that no host is to have, because none has space for them.
                  */
                 unplaced: number;
-                /** @description Why, by host, for people. Only the host that places knows. */
+                /** @description Why, by host, for people. */
                 unplaced_because?: {
                     [key: string]: string;
                 };
@@ -3444,6 +3817,17 @@ export interface components {
                  * @description Version of the image that machines are to get.
                  */
                 version: number;
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
+        List_FleetEvent: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                event?: null | components["schemas"]["Event"];
+                /** @description Host that the event is of. */
+                host: components["schemas"]["Name"];
+                /** @description Why the host cannot be asked, for people. */
+                unreachable?: string | null;
             }[];
         };
         /** @description A list of objects, in the order of their names. */
@@ -3491,6 +3875,43 @@ export interface components {
             }[];
         };
         /** @description A list of objects, in the order of their names. */
+        List_FleetImage: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                /** @description Catalogs of the fleet whose machines have it, or are to have it. */
+                catalogs: components["schemas"]["Name"][];
+                /** @description Digest by which hosts know the content of the version. */
+                digest: string;
+                /**
+                 * Format: int32
+                 * @description Number of hosts that are to have all of it, at least.
+                 */
+                full_copies: number;
+                /** @description Name of the image, for catalogs of the fleet. */
+                image: components["schemas"]["Name"];
+                /** @description Hosts that are alive and have reported a part, and how much of what machines read until they are ready they have, in thousandths. */
+                parts: {
+                    [key: string]: number;
+                };
+                /** @description Registry that hosts have it from. */
+                registry: components["schemas"]["Name"];
+                /**
+                 * Format: int64
+                 * @description Size of the image, in bytes.
+                 */
+                size_bytes: number;
+                /** @description Name of the image in the registry. */
+                source: components["schemas"]["Name"];
+                /**
+                 * Format: int32
+                 * @description Number of the version, in the registry and on each host.
+                 */
+                version: number;
+                /** @description Hosts that are alive and have reported that they have all of it, in the order of their names. */
+                whole: components["schemas"]["Name"][];
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
         List_ProblemType: {
             /** @description Objects of the list, in the order of their names or ages. */
             items: {
@@ -3507,6 +3928,29 @@ export interface components {
                 title: string;
                 /** @description The `type` of each problem of this kind: the address of this description. */
                 type: string;
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
+        List_Registry: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                /**
+                 * @description For `s3`: absolute path of a file with credentials, as AWS's tools write it, on the daemon's host. None: requests
+                 *     are not signed. The content of the file is never shown or kept.
+                 */
+                credentials?: string | null;
+                /** @description For `s3`: address of the S3 service, if it is not that of AWS. */
+                endpoint?: string | null;
+                /** @description Name of the registry, unique on its host. */
+                name: components["schemas"]["Name"];
+                /** @description For `s3`: region of the bucket; none for `us-east-1`. */
+                region?: string | null;
+                /** @description Public keys of minisign. If there are any, images are only taken if one of these has signed them. */
+                require_signature?: string[];
+                /** @description Whether nobody else writes to the registry. Needed for S3 services without conditional writes. */
+                single_writer?: boolean;
+                /** @description Address: `s3://BUCKET/PREFIX`, `https://HOST/PATH` (read only) or `file:///FOLDER`. */
+                url: string;
             }[];
         };
         /** @description A machine: an identity that outlives every reset. */
@@ -3801,6 +4245,20 @@ export interface components {
             name: components["schemas"]["Name"];
             /** @description Settings of the new catalog; whatever is left out takes its default. */
             spec: components["schemas"]["FleetCatalogSpec"];
+        };
+        /** @description Asks for a version of an image to be one of the fleet's, or for another number of copies of one that is. */
+        NewFleetImage: {
+            /**
+             * Format: int32
+             * @description Number of hosts that have all of the image, whether or not they have machines of it.
+             */
+            full_copies?: number;
+            /** @description Image of the fleet, such as `debian:3`. The version has the number that it has in the registry, which may be left out. */
+            image: components["schemas"]["ImageRef"];
+            /** @description Registry of the fleet that has the image. */
+            registry: components["schemas"]["Name"];
+            /** @description Image in the registry, such as `debian-golden:3`. Without a version it is that of `image`, or else the highest. */
+            source: components["schemas"]["ImageRef"];
         };
         /** @description Asks the host to do something. */
         NewHostAction: {
@@ -4129,6 +4587,28 @@ export interface components {
             /** @description Whether Spillway decides which host has how many machines. If not, another program writes the shares. */
             enabled: boolean;
         };
+        /** @description What the host that places knows of a host. */
+        PlacerHostReport: {
+            /** @description Why it is not replaced, for people. */
+            reason?: string | null;
+            /** @description State of the host. */
+            state: components["schemas"]["HostState"];
+        };
+        /** @description What the host that places knows, beyond the records of the fleet. */
+        PlacerReport: {
+            /** @description What keeps lost hosts from being replaced, for people. */
+            brake?: string | null;
+            /** @description States of the hosts, by name. */
+            hosts: {
+                [key: string]: components["schemas"]["PlacerHostReport"];
+            };
+            /** @description For catalogs that do not fit: why, by host, for people. */
+            unplaced: {
+                [key: string]: {
+                    [key: string]: string;
+                };
+            };
+        };
         /** @description Counters of the operations on one storage plane. */
         PlaneCounters: {
             /**
@@ -4194,6 +4674,15 @@ export interface components {
             title: string;
             /** @description The `type` of each problem of this kind: the address of this description. */
             type: string;
+        };
+        /** @description Hosts whose figures Prometheus can read, in the form of its HTTP service discovery. */
+        PrometheusTargets: {
+            /** @description Labels of what is read; `__metrics_path__` is the path to read from. */
+            labels: {
+                [key: string]: string;
+            };
+            /** @description Addresses to read from. */
+            targets: string[];
         };
         /** @description Result of a push: what was sent, and what was there. */
         PushOutcome: {
@@ -5564,6 +6053,55 @@ export interface operations {
             };
         };
     };
+    claimMachineOfFleet: {
+        parameters: {
+            query?: {
+                /**
+                 * @description Whether a request with this `Idempotency-Key` was sent before, and its answer was lost. All hosts are then asked for its claim
+                 *     first.
+                 */
+                repeated?: boolean;
+                /**
+                 * @description How many seconds the answer is held back until the machine is ready. Without it, or with 0, the answer comes when the machine is
+                 *     claimed.
+                 */
+                wait?: number;
+            };
+            header?: {
+                /** @description A name of the client's for this request: a request that repeats it within a day does nothing and gets the result of the first one. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewClaim"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetClaim`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetClaim"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     rollBackFleetCatalog: {
         parameters: {
             query?: {
@@ -5634,6 +6172,100 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    streamFleetEvents: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetEventRequest"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the media type says what the body is. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": string;
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listFleetEvents: {
+        parameters: {
+            query?: {
+                /** @description Largest number of events in the answer; 100 by default. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_FleetEvent`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_FleetEvent"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFleetFigures: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetFigures`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetFigures"];
                 };
             };
             /** @description The request was not carried out; the body says why. */
@@ -5900,6 +6532,100 @@ export interface operations {
             };
         };
     };
+    listFleetImages: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_FleetImage`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_FleetImage"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    addFleetImage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewFleetImage"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetImage`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetImage"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeFleetImage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                image: components["schemas"]["Name"];
+                version: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Empty`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Empty"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     createJoinToken: {
         parameters: {
             query?: never;
@@ -5920,6 +6646,35 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["JoinToken"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getPlacerReport: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `PlacerReport`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PlacerReport"];
                 };
             };
             /** @description The request was not carried out; the body says why. */
@@ -5966,6 +6721,35 @@ export interface operations {
             };
         };
     };
+    listPrometheusTargets: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `PrometheusTargets`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PrometheusTargets"][];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getFleetReach: {
         parameters: {
             query?: never;
@@ -5997,6 +6781,99 @@ export interface operations {
             };
         };
     };
+    listFleetRegistries: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_Registry`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_Registry"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    addFleetRegistry: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Registry"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `Registry`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Registry"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeFleetRegistry: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Empty`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Empty"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getFleetSelf: {
         parameters: {
             query?: never;
@@ -6013,6 +6890,90 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["FleetSelf"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    claimForFleet: {
+        parameters: {
+            query?: {
+                /** @description Number of the attempt. */
+                attempt?: number;
+                /** @description Whether only a machine that is ready is taken, whatever the body says. */
+                ready_only?: boolean;
+            };
+            header?: {
+                /** @description A name of the client's for this request: a request that repeats it within a day does nothing and gets the result of the first one. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewClaim"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `HostClaimDecision`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HostClaimDecision"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    closeClaimsOfFleet: {
+        parameters: {
+            query: {
+                /** @description Attempts with lower numbers can make no claim any more. */
+                attempt: number;
+            };
+            header?: {
+                /** @description A name of the client's for this request: a request that repeats it within a day does nothing and gets the result of the first one. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewClaim"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `HostClaimDecision`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HostClaimDecision"];
                 };
             };
             /** @description The request was not carried out; the body says why. */

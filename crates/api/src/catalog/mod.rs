@@ -66,7 +66,7 @@ impl Catalog {
 /// The fleet that a catalog of a host belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FleetOwner {
-    /// Name of the fleet.
+    /// Name of the fleet that decides about the catalog.
     pub fleet: Name,
     /// Generation of the fleet's catalog whose settings the host has carried out.
     pub generation: u64,
