@@ -2594,7 +2594,7 @@ export interface components {
         ErrorCode: "invalid" | "unauthenticated" | "forbidden" | "not_found" | "method_not_allowed" | "timeout" | "exists" | "in_use" | "conflict" | "cancelled" | "exhausted" | "precondition_failed" | "too_large" | "unsupported_media_type" | "key_reused" | "busy" | "unavailable" | "damaged" | "internal";
         /** @description State of etcd, as this host sees it. */
         EtcdStatus: {
-            /** @description Member that it asks. */
+            /** @description Member of etcd that the host asks now; none if no member answers. */
             connected?: string | null;
             /** @description Members that the host knows. */
             members: string[];
@@ -2605,7 +2605,7 @@ export interface components {
             revision: number;
             /** @description Why no member answers, or what is wrong with etcd, for people. */
             trouble?: string | null;
-            /** @description Version of that member. */
+            /** @description Version of etcd that this member reports. */
             version?: string | null;
         };
         /** @description An event: something that happened to an object of the host. */
@@ -2720,7 +2720,7 @@ export interface components {
             revision: number;
             /** @description Shares of the hosts, in the order of their names. */
             shares: components["schemas"]["FleetShare"][];
-            /** @description Settings of the catalog. */
+            /** @description Settings of the catalog, as they were given for the whole fleet. */
             spec: components["schemas"]["FleetCatalogSpec"];
             /** @description How running machines get another version. */
             strategy: components["schemas"]["RolloutStrategy"];
@@ -3024,7 +3024,7 @@ export interface components {
             host: components["schemas"]["Name"];
             /** @description Whether an earlier request with this id has made the claim. */
             is_repeated: boolean;
-            /** @description The machine. */
+            /** @description Machine that was claimed, with its state. */
             machine: components["schemas"]["MachineDetails"];
             /** @description Id of the request, which its `Idempotency-Key` names: with it the request can be repeated. */
             request: string;
@@ -3038,7 +3038,7 @@ export interface components {
              * @description Epoch of the host: it changes when its lease has ended, and not when its daemon is restarted. None: it has no lease.
              */
             epoch?: number | null;
-            /** @description State of etcd. */
+            /** @description State of etcd, as the host that answers sees it. */
             etcd: components["schemas"]["EtcdStatus"];
             /** @description Identity of the fleet; none before it was created. */
             fleet_id?: string | null;
@@ -3050,7 +3050,7 @@ export interface components {
             };
             /** @description How this host takes part in the fleet. */
             membership: components["schemas"]["Membership"];
-            /** @description Name of the fleet. */
+            /** @description Name of the fleet, as in the address that daemons were given. */
             name: components["schemas"]["Name"];
             placer?: null | components["schemas"]["Name"];
             /** @description Whether Spillway places machines. If not, another program does. */
@@ -3101,7 +3101,7 @@ export interface components {
              */
             epoch?: number | null;
             hypervisor?: null | components["schemas"]["Hypervisor"];
-            /** @description Labels of the host. */
+            /** @description Labels of the host, which catalogs may require. */
             labels: {
                 [key: string]: string;
             };
@@ -3116,7 +3116,7 @@ export interface components {
             reason?: string | null;
             /** @description What it is to have of each catalog, and what it has reported. */
             shares: components["schemas"]["FleetShare"][];
-            /** @description State of the host. */
+            /** @description State of the host, as far as the fleet knows. */
             state: components["schemas"]["HostState"];
             /**
              * Format: int64
@@ -3174,7 +3174,7 @@ export interface components {
         };
         /** @description The fleet that a catalog of a host belongs to. */
         FleetOwner: {
-            /** @description Name of the fleet. */
+            /** @description Name of the fleet that decides about the catalog. */
             fleet: components["schemas"]["Name"];
             /**
              * Format: int64
@@ -3210,7 +3210,7 @@ export interface components {
             catalog: components["schemas"]["Name"];
             /**
              * Format: int32
-             * @description Machines that are claimed.
+             * @description Number of machines that somebody has claimed.
              */
             claimed: number;
             /**
@@ -3227,12 +3227,12 @@ export interface components {
             host: components["schemas"]["Name"];
             /**
              * Format: int32
-             * @description Of these, those that are off, and nobody has asked for them.
+             * @description Number of machines that are off because nobody has asked for them.
              */
             off: number;
             /**
              * Format: int32
-             * @description Of these, those that are ready.
+             * @description Number of machines that run and whose guests are ready.
              */
             ready: number;
             /** @description Why the host does not do what its share says, for people. */
@@ -3447,13 +3447,13 @@ export interface components {
              * @description Number of the attempt that made it.
              */
             attempt: number;
-            /** @description Id of the claim. */
+            /** @description Id of the claim, for its renewal and release. */
             claim: string;
-            /** @description Fence of the claim. */
+            /** @description Fence of the claim: a later claim on the host has a larger one. */
             fence: components["schemas"]["ClaimFence"];
             /** @description Whether an earlier request with this id has made the claim. */
             is_repeated: boolean;
-            /** @description The machine. */
+            /** @description Machine that was claimed, with its state. */
             machine: components["schemas"]["MachineDetails"];
         };
         /** @description What a host has decided about a claim for its fleet. */
@@ -3466,14 +3466,14 @@ export interface components {
              * @description Number of the attempt that made the claim.
              */
             attempt: number;
-            /** @description Machine that was claimed. */
+            /** @description Machine that the host has claimed for the request. */
             machine: components["schemas"]["Name"];
             /** @enum {string} */
             result: "ended";
         } | {
-            /** @description Code of the reason. */
+            /** @description Code of the reason, a stable word for programs. */
             code: components["schemas"]["ErrorCode"];
-            /** @description The reason, for people. */
+            /** @description Reason why the host has not claimed a machine, for people. */
             message: string;
             /** @enum {string} */
             result: "refused";
@@ -3518,13 +3518,13 @@ export interface components {
         /** @description Figures of a host of a fleet. */
         HostFigures: {
             figures?: null | components["schemas"]["Figures"];
-            /** @description Name of the host. */
+            /** @description Name of the host, unique in its fleet. */
             host: components["schemas"]["Name"];
-            /** @description State of the host. */
+            /** @description State of the host, as far as the fleet knows. */
             state: components["schemas"]["HostState"];
             /** @description Why it cannot be asked, for people. */
             unreachable?: string | null;
-            /** @description Zone of the host. */
+            /** @description Zone of the host, as its daemon was told. */
             zone: components["schemas"]["Name"];
         };
         /**
@@ -3799,7 +3799,7 @@ export interface components {
                 revision: number;
                 /** @description Shares of the hosts, in the order of their names. */
                 shares: components["schemas"]["FleetShare"][];
-                /** @description Settings of the catalog. */
+                /** @description Settings of the catalog, as they were given for the whole fleet. */
                 spec: components["schemas"]["FleetCatalogSpec"];
                 /** @description How running machines get another version. */
                 strategy: components["schemas"]["RolloutStrategy"];
@@ -3846,7 +3846,7 @@ export interface components {
                  */
                 epoch?: number | null;
                 hypervisor?: null | components["schemas"]["Hypervisor"];
-                /** @description Labels of the host. */
+                /** @description Labels of the host, which catalogs may require. */
                 labels: {
                     [key: string]: string;
                 };
@@ -3861,7 +3861,7 @@ export interface components {
                 reason?: string | null;
                 /** @description What it is to have of each catalog, and what it has reported. */
                 shares: components["schemas"]["FleetShare"][];
-                /** @description State of the host. */
+                /** @description State of the host, as far as the fleet knows. */
                 state: components["schemas"]["HostState"];
                 /**
                  * Format: int64
@@ -4591,7 +4591,7 @@ export interface components {
         PlacerHostReport: {
             /** @description Why it is not replaced, for people. */
             reason?: string | null;
-            /** @description State of the host. */
+            /** @description State of the host, as the placer sees it. */
             state: components["schemas"]["HostState"];
         };
         /** @description What the host that places knows, beyond the records of the fleet. */
@@ -4681,7 +4681,7 @@ export interface components {
             labels: {
                 [key: string]: string;
             };
-            /** @description Addresses to read from. */
+            /** @description Addresses to read the figures from, `HOST:PORT`. */
             targets: string[];
         };
         /** @description Result of a push: what was sent, and what was there. */
@@ -6906,7 +6906,7 @@ export interface operations {
     claimForFleet: {
         parameters: {
             query?: {
-                /** @description Number of the attempt. */
+                /** @description Number of the attempt of this request, counted from 1. */
                 attempt?: number;
                 /** @description Whether only a machine that is ready is taken, whatever the body says. */
                 ready_only?: boolean;
