@@ -5,6 +5,8 @@
 //! order to give machines up.
 
 use crate::keys::Key;
+use crate::named::{PlacedMachine, placed};
+use crate::placement::version_for;
 use crate::records::{ImageRecord, RegistryRecord, RolloutRecord, ShareRecord, VersionName};
 use crate::rollout::current;
 use crate::view::FleetView;
@@ -27,6 +29,8 @@ pub struct WantedCatalog {
     pub is_held: bool,
     /// Where the host has the image from, if the fleet knows.
     pub source: Option<ImageSource>,
+    /// Its machines, if they have names of the fleet; none: any that the host makes.
+    pub machines: Option<Vec<PlacedMachine>>,
 }
 
 /// A version that a host is to have before its machines get it.
@@ -49,6 +53,14 @@ pub struct ImageSource {
     pub registry: Option<RegistryRecord>,
 }
 
+impl ImageSource {
+    /// Where a version is that has this record.
+    pub fn of(view: &FleetView, image: &ImageRecord) -> ImageSource {
+        let registry = view.registries.get(&image.registry).map(|registry| registry.value.clone());
+        ImageSource { image: image.clone(), registry }
+    }
+}
+
 /// What is wanted of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WantedShares {
@@ -69,6 +81,9 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
             Ok(Key::Share(of, catalog)) if of == *host => {
                 wanted.unknown.insert(catalog, format!("the record {key} cannot be read"));
             }
+            Ok(Key::Place(of, catalog, _)) if of == *host => {
+                wanted.unknown.insert(catalog, format!("the record {key} cannot be read"));
+            }
             Ok(Key::Catalog(catalog)) => {
                 wanted.unknown.insert(catalog, format!("the record {key} cannot be read"));
             }
@@ -81,11 +96,10 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
         }
         // Its catalog was deleted, and its share is about to be: it is given up.
         let Some(catalog) = view.catalogs.get(name) else { continue };
+        if catalog.value.spec.fleet.identity == IdentityKind::Named {
+            continue;
+        }
         let spec = on_host(&catalog.value.spec.catalog, name, host, &share.value);
-        let spec = match catalog.value.spec.fleet.identity {
-            IdentityKind::Any => spec,
-            IdentityKind::Named => continue,
-        };
         let rollout = current(view, name, &catalog.value).map(|rollout| &rollout.value);
         let is_reached = |rollout: &&RolloutRecord| rollout.to.is_in(&share.value, &catalog.value);
         let reached = rollout.filter(is_reached);
@@ -104,18 +118,17 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
                 || share.value.batch == Some(0),
             source: source(view, &share.value.version_name(&catalog.value)),
             spec,
+            machines: None,
         };
         wanted.catalogs.insert(name.clone(), catalog);
     }
+    want_named(view, host, &mut wanted);
     Some(wanted)
 }
 
 /// Where hosts have a version from.
 fn source(view: &FleetView, of: &VersionName) -> Option<ImageSource> {
-    view.images.get(&(of.image.clone(), of.version)).map(|image| ImageSource {
-        image: image.value.clone(),
-        registry: view.registries.get(&image.value.registry).map(|registry| registry.value.clone()),
-    })
+    view.images.get(&(of.image.clone(), of.version)).map(|image| ImageSource::of(view, &image.value))
 }
 
 /// The strategy of a host whose share allows such a batch. With 0 nothing is restarted, whatever the strategy says.
@@ -124,6 +137,35 @@ fn within(strategy: RolloutStrategy, most: Option<u32>) -> RolloutStrategy {
         (RolloutStrategy::Batch(machines), Some(most)) => RolloutStrategy::Batch(machines.min(most)),
         (RolloutStrategy::Now, Some(most)) => RolloutStrategy::Batch(most),
         (strategy, _) => strategy,
+    }
+}
+
+/// Adds the catalogs whose machines have names of the fleet.
+fn want_named(view: &FleetView, host: &Name, wanted: &mut WantedShares) {
+    for (name, machines) in placed(view, host) {
+        let Some(catalog) = view.catalogs.get(&name) else { continue };
+        let is_named = catalog.value.spec.fleet.identity == IdentityKind::Named;
+        if !is_named || wanted.unknown.contains_key(&name) {
+            continue;
+        }
+        let record = &catalog.value;
+        let version = version_for(record, host);
+        let count = machines.iter().filter(|machine| !machine.is_leaving).count();
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let share = ShareRecord { count, version, generation: record.generation, image: None, batch: None };
+        let naming = Some(record.spec.catalog.naming(&name));
+        let spec = CatalogSpec { naming, ..record.spec.catalog.clone() };
+        let spec = on_host(&spec, &name, host, &share);
+        let catalog = WantedCatalog {
+            generation: record.generation,
+            strategy: record.strategy,
+            max_failed: 0,
+            is_held: false,
+            source: source(view, &share.version_name(record)),
+            spec,
+            machines: Some(machines),
+        };
+        wanted.catalogs.insert(name, catalog);
     }
 }
 

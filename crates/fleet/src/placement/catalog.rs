@@ -48,9 +48,6 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     let (name, record) = (table.catalogs[number].name, table.catalogs[number].record);
     let count = u64::from(record.spec.catalog.count);
     if record.spec.fleet.identity == IdentityKind::Named {
-        if count > 0 {
-            plan.unplaced.push(Unplaced { catalog: name.clone(), machines: count, why: Why::Named });
-        }
         return;
     }
     note_stakes(table, number, plan);
@@ -159,7 +156,7 @@ fn take_surplus(table: &Table<'_>, targets: &mut [Target<'_>], surplus: u64) {
 }
 
 /// Raises shares by so many machines. The number that fits nowhere is returned.
-fn place_missing(
+pub(super) fn place_missing(
     table: &mut Table<'_>,
     number: usize,
     (refused, view): (&BTreeMap<&Name, u64>, &FleetView),
@@ -273,7 +270,12 @@ fn obstacle(
     host.left.shortage(catalog.need(host.hypervisor)).map(Obstacle::Lacks)
 }
 
-fn explain(table: &Table<'_>, number: usize, refused: &BTreeMap<&Name, u64>, targets: &[Target<'_>]) -> Why {
+pub(super) fn explain(
+    table: &Table<'_>,
+    number: usize,
+    refused: &BTreeMap<&Name, u64>,
+    targets: &[Target<'_>],
+) -> Why {
     let places = places(table, targets);
     let catalog = &table.catalogs[number];
     let mut hosts = Vec::new();

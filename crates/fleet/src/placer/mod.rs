@@ -7,6 +7,7 @@
 
 mod bundle;
 mod flights;
+mod names;
 mod refusals;
 mod report;
 
@@ -232,11 +233,12 @@ impl Office {
         let refused = self.refusals.passed_over(now);
         let held = self.flights.held();
         let rolling = self.flights.rolling();
+        let written = self.flights.with_names(view);
         self.plan = plan(&Situation {
             view,
             standing: &|host| liveness.standing(host, now),
             brake: liveness.brake(now),
-            written: self.flights.written(),
+            written: &written,
             refused: &refused,
             known: &self.known,
             held: &held,
@@ -251,6 +253,7 @@ impl Office {
         let mut bundles = bundles(view, self.term, &self.plan.changes);
         let steps = self.plan.rollouts.iter();
         bundles.extend(steps.map(|step| rollout_bundle(view, self.term, step, wall)));
+        bundles.extend(names::bundles(self.term, &self.plan.names));
         bundles.extend(self.revived(view));
         let most = MOST_FLIGHTS.saturating_sub(self.flights.len());
         self.is_truncated = bundles.len() > most;

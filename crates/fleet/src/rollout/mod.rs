@@ -127,18 +127,5 @@ pub fn is_done(
     is_lazy(catalog) || (status.count >= share.count && through >= status.count)
 }
 
-/// The place of a host in the order for a version: the highest is first.
-fn score(version: &VersionName, host: &Name) -> u64 {
-    // FNV-1a, then the finalizer of splitmix64, so that each bit depends on each other one.
-    let text = format!("{version}/{host}");
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    let mut mixed = hash.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    mixed ^ (mixed >> 31)
-}
-
 #[cfg(test)]
 mod tests;

@@ -5,9 +5,10 @@
 //! reported.
 
 use super::tracker::Tracker;
-use super::{has_carried_out, is_done, is_lazy, score};
+use super::{has_carried_out, is_done, is_lazy};
 use crate::Moment;
 use crate::records::{CatalogRecord, CatalogStatus, RolloutRecord, ShareRecord, VersionName};
+use crate::rendezvous::score;
 use jiff::Timestamp;
 use spillway_api::{DEADLINE_SECONDS_DEFAULT, FleetRolloutState, Name, RolloutStrategy};
 use std::cmp::Reverse;
@@ -306,7 +307,8 @@ impl Pace<'_> {
             }
         }
         let mut next: Vec<usize> = (0..members.len()).filter(|n| self.is_next(&members[*n])).collect();
-        next.sort_by_key(|n| Reverse(score(self.to, members[*n].name)));
+        let to = self.to.to_string();
+        next.sort_by_key(|n| Reverse(score(&to, members[*n].name.as_str())));
         for n in next.into_iter().take(free) {
             let batch = self.batch_within(&members[n], spare);
             // On the way back, what starts anyway takes the version at once, and the host says what is left to restart.

@@ -291,6 +291,7 @@ impl Host {
                 max_failed: 0,
                 is_held: false,
                 source: None,
+                machines: None,
             };
             (name(&key[prefix.len()..]), catalog)
         });

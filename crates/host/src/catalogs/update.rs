@@ -89,8 +89,8 @@ impl Catalogs {
         })
     }
 
-    /// Updates a catalog to the image that `choose` returns, instead of the one in `update`. Only the revision and the
-    /// dry run of the conditions are used.
+    /// Updates a catalog to the image that `choose` returns, instead of the one in `update`. The revision, the
+    /// dry run and the pause of the conditions are used.
     fn move_to(
         &self,
         name: &Name,
@@ -125,7 +125,7 @@ impl Catalogs {
                         claim_grace_seconds,
                         deadline_seconds: update.deadline_seconds.unwrap_or(DEADLINE_SECONDS_DEFAULT),
                         max_failed: update.max_failed,
-                        paused: false,
+                        paused: terms.paused,
                         since: Timestamp::now(),
                         image,
                         version,
