@@ -218,6 +218,131 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/fleet": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns the fleet as this host sees it. */
+        get: operations["getFleet"];
+        put?: never;
+        /** Makes the fleet that the daemon was started for. Hosts that wait for it join. `exists`: there is one already. */
+        post: operations["createFleet"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Lists the catalogs of the fleet, in the order of their names. */
+        get: operations["listFleetCatalogs"];
+        put?: never;
+        /** Creates a catalog of the fleet. The placer distributes its machines over the hosts. */
+        post: operations["createFleetCatalog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns a catalog of the fleet. */
+        get: operations["getFleetCatalog"];
+        /** Replaces all settings of a catalog of the fleet; a setting that is left out gets its default. */
+        put: operations["replaceFleetCatalog"];
+        post?: never;
+        /** Deletes a catalog of the fleet. Hosts give up its machines, those that nobody has claimed first. */
+        delete: operations["deleteFleetCatalog"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs/{name}/rollback": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Moves a catalog of the fleet back to a version of its history. */
+        post: operations["rollBackFleetCatalog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs/{name}/update": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Moves a catalog of the fleet to another version of its image. */
+        post: operations["updateFleetCatalog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/hosts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Lists the hosts of the fleet, in the order of their names. */
+        get: operations["listFleetHosts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/hosts/{host}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns a host of the fleet. */
+        get: operations["getFleetHost"];
+        put?: never;
+        /** Carries out an action on a host of the fleet. `conflict`: a host that renews its lease cannot be declared dead. */
+        post: operations["changeFleetHost"];
+        /** Removes a host that is not alive from the fleet, with its shares. What is on it stays as it is. `conflict`: it is alive. */
+        delete: operations["removeFleetHost"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/fleet/hosts/{host}/api/{path}": {
         parameters: {
             query?: never;
@@ -237,6 +362,43 @@ export interface paths {
         post: operations["postToHost"];
         /** Passes a request on that deletes an object of another host. */
         delete: operations["deleteFromHost"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/join-tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Makes a token by which another host can join: the address of etcd, with the files and the password that this host uses for it. It is a
+         *     secret.
+         */
+        post: operations["createJoinToken"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/placer": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Switches the placer on or off. While it is off, another program writes the shares. */
+        put: operations["changeFleetPlacer"];
+        post?: never;
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -1222,6 +1384,7 @@ export interface components {
              */
             created: string;
             effective?: null | components["schemas"]["CatalogSpec"];
+            fleet?: null | components["schemas"]["FleetOwner"];
             /**
              * @description Versions that the catalog has had, oldest first, with the current one last. 31 older entries are kept, and if
              *     disks keep their data, at least one of each version.
@@ -2197,6 +2360,22 @@ export interface components {
          * @enum {string}
          */
         ErrorCode: "invalid" | "unauthenticated" | "forbidden" | "not_found" | "method_not_allowed" | "timeout" | "exists" | "in_use" | "conflict" | "cancelled" | "exhausted" | "precondition_failed" | "too_large" | "unsupported_media_type" | "key_reused" | "busy" | "unavailable" | "damaged" | "internal";
+        /** @description State of etcd, as this host sees it. */
+        EtcdStatus: {
+            /** @description Member that it asks. */
+            connected?: string | null;
+            /** @description Members that the host knows. */
+            members: string[];
+            /**
+             * Format: int64
+             * @description Revision of the records that the host has seen.
+             */
+            revision: number;
+            /** @description Why no member answers, or what is wrong with etcd, for people. */
+            trouble?: string | null;
+            /** @description Version of that member. */
+            version?: string | null;
+        };
         /** @description An event: something that happened to an object of the host. */
         Event: {
             /** @description Id of the event, from which a client continues the list. */
@@ -2219,7 +2398,7 @@ export interface components {
          * @description Kind of an event: what has happened.
          * @enum {string}
          */
-        EventKind: "started" | "ready" | "stopped" | "reset" | "crashed" | "failed" | "claimed" | "released" | "disk" | "rolled-out" | "space" | "memory" | "lost" | "waiting" | "rollout";
+        EventKind: "started" | "ready" | "stopped" | "reset" | "crashed" | "failed" | "claimed" | "released" | "disk" | "rolled-out" | "space" | "memory" | "lost" | "waiting" | "rollout" | "fleet";
         /** @description Figures of a host at one moment. */
         Figures: {
             /** @description Figures of all catalogs of the host. */
@@ -2286,6 +2465,415 @@ export interface components {
          * @enum {string}
          */
         Firmware: "bios" | "uefi" | "uefi-secure";
+        /** @description A catalog of a fleet. */
+        FleetCatalog: {
+            /**
+             * Format: date-time
+             * @description Time at which the catalog was created.
+             */
+            created: string;
+            /**
+             * Format: int64
+             * @description Number of the change of settings or version, counted from 1.
+             */
+            generation: number;
+            /** @description Versions that the catalog has had, oldest first, with the current one last. */
+            history: components["schemas"]["HistoryEntry"][];
+            /** @description Name of the catalog, unique in its fleet. */
+            name: components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
+             */
+            revision: number;
+            /** @description Shares of the hosts, in the order of their names. */
+            shares: components["schemas"]["FleetShare"][];
+            /** @description Settings of the catalog. */
+            spec: components["schemas"]["FleetCatalogSpec"];
+            /** @description How running machines get another version. */
+            strategy: components["schemas"]["RolloutStrategy"];
+            /**
+             * Format: int32
+             * @description Machines that no host is to have, because none has space for them.
+             */
+            unplaced: number;
+            /** @description Why, by host, for people. Only the host that places knows. */
+            unplaced_because?: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int32
+             * @description Version of the image that machines are to get.
+             */
+            version: number;
+        };
+        /** @description Asks for an earlier version of the image of a catalog of a fleet. */
+        FleetCatalogRollback: {
+            /**
+             * Format: int32
+             * @description Version of the catalog's history; none: the one before the current one.
+             */
+            to?: number | null;
+        };
+        /** @description Settings of a catalog of a fleet. Its `count` is that of all hosts together. */
+        FleetCatalogSpec: ({
+            /**
+             * Format: int64
+             * @description Bytes that may begin at once beyond that. By default 0: what a tenth of a second allows.
+             * @default null
+             */
+            bandwidth_burst_bytes?: number | null;
+            /**
+             * Format: int64
+             * @description Bytes of reads and writes a second. By default 0: as many as it can.
+             * @default null
+             */
+            bandwidth_bytes?: number | null;
+            /**
+             * @description How the base image is read. By default `host`: through the host's page cache.
+             * @enum {string|null}
+             */
+            base_cache?: "host" | "none" | null;
+            /**
+             * Format: int32
+             * @description Percentage of the write cache in use from which on the level is critical. By default 90.
+             * @default null
+             */
+            critical_at?: number | null;
+            /**
+             * @description What happens to a write when the cache is full. By default `pause`.
+             * @enum {string|null}
+             */
+            full?: "pause" | "fail" | null;
+            /**
+             * Format: int64
+             * @description Requests a second that a disk may do. By default 0: as many as it can.
+             * @default null
+             */
+            iops?: number | null;
+            /**
+             * Format: int64
+             * @description Requests that may begin at once beyond that. By default 0: what a tenth of a second allows.
+             * @default null
+             */
+            iops_burst?: number | null;
+            /**
+             * @description Where a disk's writes go. By default `ram+overflow`, for dedicated machines `persistent`.
+             * @enum {string|null}
+             */
+            mode?: "ram+overflow" | "ram" | "overflow" | "direct" | "persistent" | "ephemeral" | null;
+            /**
+             * Format: int64
+             * @description Limit of a disk's overflow file, in modes that have one. By default 10 GiB.
+             * @default null
+             */
+            overflow_bytes?: number | null;
+            /**
+             * Format: int64
+             * @description Limit of a disk's RAM tier, in modes that have one. By default 256 MiB.
+             * @default null
+             */
+            ram_bytes?: number | null;
+            /**
+             * Format: int32
+             * @description Percentage of the write cache in use from which on there is a warning. By default 80.
+             * @default null
+             */
+            warn_at?: number | null;
+        } & {
+            /**
+             * @description Command line of that kernel.
+             * @default null
+             */
+            append?: string | null;
+            /**
+             * @description Model of the processors. Without one it is the host's, or `max` in emulation. Features may follow:
+             *     `Skylake-Server,+vmx,-hle`.
+             * @default null
+             */
+            cpu_model?: string | null;
+            /** @default none */
+            display?: components["schemas"]["DisplayKind"];
+            /**
+             * @description Further arguments of QEMU. Each is an element. They are passed on unchecked.
+             * @default []
+             */
+            extra_args?: string[];
+            /** @default null */
+            firmware?: null | components["schemas"]["Firmware"];
+            /** @default null */
+            guest?: null | components["schemas"]["GuestSystem"];
+            /**
+             * @description Whether the memory consists of huge pages of 2 MiB. The host must have reserved them.
+             * @default false
+             */
+            hugepages?: boolean;
+            /**
+             * @description Initial RAM disk of that kernel. It is an absolute path on the host.
+             * @default null
+             */
+            initrd?: string | null;
+            /**
+             * @description Kernel to start instead of the image's boot loader. It is an absolute path on the host.
+             * @default null
+             */
+            kernel?: string | null;
+            /**
+             * @description Machine type. By default `q35`. That is the newest of its type. Others have a version, such as `pc-q35-7.2`.
+             * @default null
+             */
+            machine_type?: string | null;
+            /**
+             * Format: int64
+             * @description Memory of each machine, in bytes: whole MiB.
+             * @default 1073741824
+             */
+            memory_bytes?: number;
+            /**
+             * @description Networks of further network cards, in their order.
+             * @default []
+             */
+            more_networks?: components["schemas"]["Network"][];
+            /** @default user */
+            network?: components["schemas"]["Network"];
+            /**
+             * @description Group that may connect to disks of external machines. Without one only the daemon's user may.
+             * @default null
+             */
+            socket_group?: string | null;
+            /**
+             * Format: int32
+             * @description Number of processor sockets. The virtual processors are distributed evenly among them. Editions of Windows for desktops use
+             *     at most two.
+             * @default 1
+             */
+            sockets?: number;
+            /** @default none */
+            tpm?: components["schemas"]["Tpm"];
+            /**
+             * Format: int32
+             * @description Number of virtual processors of each machine.
+             * @default 1
+             */
+            vcpus?: number;
+            /** @default null */
+            video?: null | components["schemas"]["Video"];
+            /** @default host */
+            vmm?: components["schemas"]["VmmKind"];
+            /** @default null */
+            watchdog?: null | components["schemas"]["WatchdogAction"];
+        } & {
+            /** @description SSH public keys that may log in. Each is a line of `authorized_keys`. */
+            authorized_keys?: string[];
+            /**
+             * @description Whether machines start when they are created and when the host boots, and again when their guest ends. One that a client has
+             *     stopped stays off until the host boots.
+             */
+            autostart?: boolean;
+            /**
+             * Format: int32
+             * @description Default duration of claims in seconds; 0: until they are released. The host's by default.
+             */
+            claim_ttl_seconds?: number | null;
+            /**
+             * Format: int32
+             * @description Number of machines that the catalog has.
+             */
+            count?: number;
+            /**
+             * Format: int64
+             * @description Size in bytes of a second disk of each machine, whose data outlives resets. It can grow.
+             */
+            data_disk_bytes?: number | null;
+            data_disk_store?: null | components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Seconds that a guest has to shut down before it is ended.
+             */
+            grace_seconds?: number;
+            /** @description Image of the catalog. With a version it stays at that one; without, each start takes the published one. */
+            image: components["schemas"]["ImageRef"];
+            /** @description Labels for people and for selectors. They are keys and values. */
+            labels?: {
+                [key: string]: string;
+            };
+            /** @description Pattern of machine names: a run of `#` stands for the number. By default the catalog's name and `-###`. */
+            naming?: string | null;
+            overflow_store?: null | components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Part of the limit of a disk's RAM tier that the disk always has.
+             */
+            ram_guarantee_bytes?: number;
+            ready?: null | components["schemas"]["Ready"];
+            /**
+             * @description Names of settings that were left out of this response, because the role `read` may not see them. A request with
+             *     this field is refused, since the values would be lost.
+             */
+            redacted?: string[];
+            reset?: null | components["schemas"]["ResetEvent"];
+            residency?: null | components["schemas"]["Residency"];
+            /**
+             * Format: int64
+             * @description Size in bytes of a disk for temporary data, which is empty after each reset. It is in the first store of class `temp`. Only
+             *     pooled machines can have one.
+             */
+            scratch_disk_bytes?: number | null;
+            scratch_format?: null | components["schemas"]["ScratchFormat"];
+            /**
+             * Format: int32
+             * @description Seconds from then until they start. No effect in the lowest order.
+             */
+            start_delay_seconds?: number;
+            /**
+             * Format: int32
+             * @description Place in the order of starts: lower ones first. Machines of catalogs with `autostart` start once those of lower orders are
+             *     ready or have failed.
+             */
+            start_order?: number;
+            /** @description Whether machines are interchangeable, or keep what is written for one owner. */
+            type?: components["schemas"]["CatalogKind"];
+            /** @description User-data for cloud-init. It is text of at most 16 KiB. */
+            user_data?: string | null;
+            /**
+             * @description Whether each MiB of the image is compared with its digest before its first use. A mismatch is an I/O error for the guest,
+             *     and an event.
+             */
+            verify_reads?: boolean;
+            /**
+             * Format: int32
+             * @description Number of machines that are kept ready and unclaimed.
+             */
+            warm?: number;
+        }) & {
+            /** @description Labels that a host needs to have machines. */
+            host_labels?: {
+                [key: string]: string;
+            };
+            /** @description Whether machines get names of their hosts, or keep theirs wherever they run. */
+            identity?: components["schemas"]["IdentityKind"];
+            /**
+             * Format: int32
+             * @description Seconds since the last sign of life of a host after which its machines are replaced on other hosts.
+             */
+            lost_after_seconds?: number;
+            /**
+             * Format: int32
+             * @description Number of machines that stay ready during a rollout.
+             */
+            min_ready?: number;
+            /** @description What happens to named machines of a host that has no connection to the fleet. */
+            on_isolation?: components["schemas"]["IsolationAction"];
+            /** @description How machines are distributed over the hosts of a zone. */
+            spread?: components["schemas"]["Spread"];
+            /** @description Waves of a rollout over hosts, in their order. By default `1`, `10%`, `50%` and `100%`. */
+            waves?: string[];
+            /** @description Zones whose hosts may have machines; empty: all. */
+            zones?: components["schemas"]["Name"][];
+        };
+        /** @description Asks for another version of the image of a catalog of a fleet. */
+        FleetCatalogUpdate: {
+            strategy?: null | components["schemas"]["RolloutStrategy"];
+            /**
+             * Format: int32
+             * @description Version that machines are to get.
+             */
+            version: number;
+        };
+        /** @description A fleet, as the host that answers sees it. */
+        FleetDetails: {
+            /** @description What keeps lost hosts from being replaced, for people. Only the host that places knows. */
+            brake?: string | null;
+            /**
+             * Format: int64
+             * @description Epoch of the host: it changes when its lease has ended, and not when its daemon is restarted. None: it has no lease.
+             */
+            epoch?: number | null;
+            /** @description State of etcd. */
+            etcd: components["schemas"]["EtcdStatus"];
+            /** @description Identity of the fleet; none before it was created. */
+            fleet_id?: string | null;
+            /** @description Name of the host that answers. */
+            host: components["schemas"]["Name"];
+            /** @description Number of hosts, by their state. */
+            hosts: {
+                [key: string]: number;
+            };
+            /** @description How this host takes part in the fleet. */
+            membership: components["schemas"]["Membership"];
+            /** @description Name of the fleet. */
+            name: components["schemas"]["Name"];
+            placer?: null | components["schemas"]["Name"];
+            /** @description Whether Spillway places machines. If not, another program does. */
+            places: boolean;
+            /** @description Why it does not take part, or what it waits for, for people. */
+            reason?: string | null;
+            /** @description Keys of records that cannot be read, with the reasons. Nothing acts on them. */
+            unreadable?: {
+                [key: string]: string;
+            };
+        };
+        /** @description A host of a fleet. */
+        FleetHost: {
+            /** @description Address at which other hosts reach its daemon; none while it has no lease. */
+            address?: string | null;
+            /** @description Whether the host gets no further machines. */
+            cordoned: boolean;
+            /** @description Whether its machines are replaced elsewhere. */
+            draining: boolean;
+            /**
+             * Format: int64
+             * @description Epoch of the host; none while it has no lease.
+             */
+            epoch?: number | null;
+            hypervisor?: null | components["schemas"]["Hypervisor"];
+            /** @description Labels of the host. */
+            labels: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int64
+             * @description Memory that machines of the fleet may use on the host, in bytes; none before it has reported.
+             */
+            memory_bytes?: number | null;
+            /** @description Name of the host, unique in its fleet. */
+            name: components["schemas"]["Name"];
+            /** @description Why a silent host is not replaced, for people. */
+            reason?: string | null;
+            /** @description What it is to have of each catalog, and what it has reported. */
+            shares: components["schemas"]["FleetShare"][];
+            /** @description State of the host. */
+            state: components["schemas"]["HostState"];
+            /**
+             * Format: int64
+             * @description Of that, memory of the machines that it is to have, in bytes.
+             */
+            used_bytes: number;
+            /** @description Version of its daemon; none while it has no lease. */
+            version?: string | null;
+            /** @description Zone of the host: hosts of a zone may fail together. */
+            zone: components["schemas"]["Name"];
+        };
+        /**
+         * @description An action on a host of a fleet.
+         * @enum {string}
+         */
+        FleetHostAction: "cordon" | "uncordon" | "drain" | "declare-dead";
+        /** @description Asks for an action on a host of a fleet. */
+        FleetHostChange: {
+            /** @description Action that is applied to the host. */
+            action: components["schemas"]["FleetHostAction"];
+        };
+        /** @description The fleet that a catalog of a host belongs to. */
+        FleetOwner: {
+            /** @description Name of the fleet. */
+            fleet: components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Generation of the fleet's catalog whose settings the host has carried out.
+             */
+            generation: number;
+        };
         /** @description Whether a host of a fleet reaches another one. */
         FleetReach: {
             /** @description Name of the other host. */
@@ -2306,6 +2894,55 @@ export interface components {
             host: components["schemas"]["Name"];
             /** @description Identity of the daemon's process, another one at each start. */
             instance: string;
+        };
+        /** @description The share of a host of a catalog: what it is to have, and what it has reported at most ten seconds ago. */
+        FleetShare: {
+            /** @description Catalog that the share is of. */
+            catalog: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Machines that are claimed.
+             */
+            claimed: number;
+            /**
+             * Format: int32
+             * @description Machines that the host has.
+             */
+            count: number;
+            /**
+             * Format: int32
+             * @description Machines that cannot be started.
+             */
+            failed: number;
+            /** @description Host that has the share. */
+            host: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Of these, those that are off, and nobody has asked for them.
+             */
+            off: number;
+            /**
+             * Format: int32
+             * @description Of these, those that are ready.
+             */
+            ready: number;
+            /** @description Why the host does not do what its share says, for people. */
+            refused?: string | null;
+            /**
+             * Format: int32
+             * @description Of those that are ready or off, those of the version.
+             */
+            updated: number;
+            /**
+             * Format: int32
+             * @description Version of the image that they are to get.
+             */
+            version: number;
+            /**
+             * Format: int32
+             * @description Machines that the host is to have.
+             */
+            wanted: number;
         };
         /** @description A file that was written to a machine's guest. */
         GuestFile: {
@@ -2518,6 +3155,11 @@ export interface components {
             version: string;
         };
         /**
+         * @description State of a host of a fleet.
+         * @enum {string}
+         */
+        HostState: "alive" | "silent" | "isolated" | "lost" | "absent";
+        /**
          * @description Hypervisor that runs the machines of a host.
          * @enum {string}
          */
@@ -2529,6 +3171,11 @@ export interface components {
             /** @description UUID of the machine in SMBIOS. cloud-init's instance id is `iid-` followed by it. */
             uuid: string;
         };
+        /**
+         * @description What a machine's name belongs to.
+         * @enum {string}
+         */
+        IdentityKind: "any" | "named";
         /** @description A named image: its versions share the name, and one of them is published. */
         Image: {
             /**
@@ -2675,6 +3322,16 @@ export interface components {
              */
             version: number;
         };
+        /**
+         * @description What happens to named machines of a host that has no connection to the fleet.
+         * @enum {string}
+         */
+        IsolationAction: "keep" | "pause" | "stop";
+        /** @description What a host needs to join a fleet, for `--fleet-token` of its daemon. */
+        JoinToken: {
+            /** @description Secret text of one line. */
+            token: string;
+        };
         /** @description A histogram of durations. There are 16 buckets for each power of two, so that the bound of a percentile is at most 1/16 too large. */
         LatencyHistogram: {
             /**
@@ -2742,6 +3399,95 @@ export interface components {
                  * @description Time at which the event was raised.
                  */
                 time: string;
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
+        List_FleetCatalog: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                /**
+                 * Format: date-time
+                 * @description Time at which the catalog was created.
+                 */
+                created: string;
+                /**
+                 * Format: int64
+                 * @description Number of the change of settings or version, counted from 1.
+                 */
+                generation: number;
+                /** @description Versions that the catalog has had, oldest first, with the current one last. */
+                history: components["schemas"]["HistoryEntry"][];
+                /** @description Name of the catalog, unique in its fleet. */
+                name: components["schemas"]["Name"];
+                /**
+                 * Format: int64
+                 * @description Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
+                 */
+                revision: number;
+                /** @description Shares of the hosts, in the order of their names. */
+                shares: components["schemas"]["FleetShare"][];
+                /** @description Settings of the catalog. */
+                spec: components["schemas"]["FleetCatalogSpec"];
+                /** @description How running machines get another version. */
+                strategy: components["schemas"]["RolloutStrategy"];
+                /**
+                 * Format: int32
+                 * @description Machines that no host is to have, because none has space for them.
+                 */
+                unplaced: number;
+                /** @description Why, by host, for people. Only the host that places knows. */
+                unplaced_because?: {
+                    [key: string]: string;
+                };
+                /**
+                 * Format: int32
+                 * @description Version of the image that machines are to get.
+                 */
+                version: number;
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
+        List_FleetHost: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                /** @description Address at which other hosts reach its daemon; none while it has no lease. */
+                address?: string | null;
+                /** @description Whether the host gets no further machines. */
+                cordoned: boolean;
+                /** @description Whether its machines are replaced elsewhere. */
+                draining: boolean;
+                /**
+                 * Format: int64
+                 * @description Epoch of the host; none while it has no lease.
+                 */
+                epoch?: number | null;
+                hypervisor?: null | components["schemas"]["Hypervisor"];
+                /** @description Labels of the host. */
+                labels: {
+                    [key: string]: string;
+                };
+                /**
+                 * Format: int64
+                 * @description Memory that machines of the fleet may use on the host, in bytes; none before it has reported.
+                 */
+                memory_bytes?: number | null;
+                /** @description Name of the host, unique in its fleet. */
+                name: components["schemas"]["Name"];
+                /** @description Why a silent host is not replaced, for people. */
+                reason?: string | null;
+                /** @description What it is to have of each catalog, and what it has reported. */
+                shares: components["schemas"]["FleetShare"][];
+                /** @description State of the host. */
+                state: components["schemas"]["HostState"];
+                /**
+                 * Format: int64
+                 * @description Of that, memory of the machines that it is to have, in bytes.
+                 */
+                used_bytes: number;
+                /** @description Version of its daemon; none while it has no lease. */
+                version?: string | null;
+                /** @description Zone of the host: hosts of a zone may fail together. */
+                zone: components["schemas"]["Name"];
             }[];
         };
         /** @description A list of objects, in the order of their names. */
@@ -3009,6 +3755,11 @@ export interface components {
             since?: string | null;
         };
         /**
+         * @description How a host takes part in a fleet.
+         * @enum {string}
+         */
+        Membership: "connecting" | "no-fleet" | "joining" | "member" | "isolated" | "refused";
+        /**
          * @description A name: 1 to 63 letters a to z, digits and hyphens, no hyphen at its ends (a label of RFC 1123).
          * @example debian
          */
@@ -3041,6 +3792,15 @@ export interface components {
              *     host's.
              */
             ttl_seconds?: number | null;
+        };
+        /** @description Body of the request that makes the fleet whose name the daemon was started with. */
+        NewFleet: Record<string, never>;
+        /** @description Body of the request that creates a catalog of a fleet. */
+        NewFleetCatalog: {
+            /** @description Name of the new catalog, unique in its fleet. */
+            name: components["schemas"]["Name"];
+            /** @description Settings of the new catalog; whatever is left out takes its default. */
+            spec: components["schemas"]["FleetCatalogSpec"];
         };
         /** @description Asks the host to do something. */
         NewHostAction: {
@@ -3141,6 +3901,7 @@ export interface components {
                  */
                 created: string;
                 effective?: null | components["schemas"]["CatalogSpec"];
+                fleet?: null | components["schemas"]["FleetOwner"];
                 /**
                  * @description Versions that the catalog has had, oldest first, with the current one last. 31 older entries are kept, and if
                  *     disks keep their data, at least one of each version.
@@ -3363,6 +4124,11 @@ export interface components {
          * @enum {string}
          */
         Phase: "stopped" | "waiting" | "placing" | "starting" | "running" | "stopping" | "failed";
+        /** @description Switches the placer of a fleet on or off. */
+        PlacerChange: {
+            /** @description Whether Spillway decides which host has how many machines. If not, another program writes the shares. */
+            enabled: boolean;
+        };
         /** @description Counters of the operations on one storage plane. */
         PlaneCounters: {
             /**
@@ -3738,6 +4504,11 @@ export interface components {
          * @enum {string}
          */
         SpaceLevel: "normal" | "warning" | "critical";
+        /**
+         * @description How machines are distributed over the hosts of a zone.
+         * @enum {string}
+         */
+        Spread: "even" | "pack";
         /**
          * @description Class of a store: which files it is for.
          * @enum {string}
@@ -4557,6 +5328,451 @@ export interface operations {
             };
         };
     };
+    getFleet: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetDetails`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetDetails"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createFleet: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewFleet"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetDetails`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetDetails"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listFleetCatalogs: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_FleetCatalog`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createFleetCatalog: {
+        parameters: {
+            query?: {
+                /** @description With `true` the request is checked in full and nothing is changed; the answer is what the change would make. */
+                dry_run?: boolean;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewFleetCatalog"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFleetCatalog: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    replaceFleetCatalog: {
+        parameters: {
+            query?: {
+                /** @description With `true` the request is checked in full and nothing is changed; the answer is what the change would make. */
+                dry_run?: boolean;
+            };
+            header?: {
+                /** @description The tag of the object that this request was decided on, such as "12", from the header `ETag`. If the object has another tag by now nothing is done: `precondition_failed`. */
+                "If-Match"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetCatalogSpec"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    deleteFleetCatalog: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Empty`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Empty"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    rollBackFleetCatalog: {
+        parameters: {
+            query?: {
+                /** @description With `true` the request is checked in full and nothing is changed; the answer is what the change would make. */
+                dry_run?: boolean;
+            };
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetCatalogRollback"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    updateFleetCatalog: {
+        parameters: {
+            query?: {
+                /** @description With `true` the request is checked in full and nothing is changed; the answer is what the change would make. */
+                dry_run?: boolean;
+            };
+            header?: {
+                /** @description The tag of the object that this request was decided on, such as "12", from the header `ETag`. If the object has another tag by now nothing is done: `precondition_failed`. */
+                "If-Match"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetCatalogUpdate"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listFleetHosts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_FleetHost`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_FleetHost"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFleetHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetHost`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetHost"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    changeFleetHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetHostChange"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetHost`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetHost"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeFleetHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Empty`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Empty"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getFromHost: {
         parameters: {
             query?: never;
@@ -4672,6 +5888,72 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createJoinToken: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Empty"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `JoinToken`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JoinToken"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    changeFleetPlacer: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PlacerChange"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetDetails`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetDetails"];
+                };
             };
             /** @description The request was not carried out; the body says why. */
             default: {

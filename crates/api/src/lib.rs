@@ -52,11 +52,12 @@ pub use figures::{
     MachineFill, MachineForecast, PlaneCounters, StoreFigures, StreamCounters, StreamFigures,
 };
 pub use fleet::{
-    EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetDetails,
-    FleetEvent, FleetEventRequest, FleetFigures, FleetHost, FleetHostAction, FleetHostChange, FleetImage,
-    FleetReach, FleetSelf, FleetSettings, FleetShare, HostFigures, HostState, IdentityKind, IsolationAction,
-    JoinToken, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog, NewFleetImage,
-    PlacerChange, PrometheusTargets, Spread, Wave, WaveError,
+    ClaimFence, EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate,
+    FleetClaim, FleetDetails, FleetEvent, FleetEventRequest, FleetFigures, FleetHost, FleetHostAction,
+    FleetHostChange, FleetImage, FleetReach, FleetSelf, FleetSettings, FleetShare, HostClaim,
+    HostClaimDecision, HostFigures, HostState, IdentityKind, IsolationAction, JoinToken,
+    LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog, NewFleetImage, PlacerChange,
+    PlacerHostReport, PlacerReport, PrometheusTargets, Spread, Wave, WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

@@ -58,6 +58,10 @@ pub enum Key {
     Catalog(Name),
     /// `share/HOST/CATALOG`: how many machines of a catalog a host is to have.
     Share(Name, Name),
+    /// `named/CATALOG/MACHINE`: where a machine with a name of the fleet is.
+    Named(Name, Name),
+    /// `place/HOST/CATALOG/MACHINE`: a machine with a name of the fleet that a host is to have.
+    Place(Name, Name, Name),
     /// `images/IMAGE/VERSION`: where hosts have a version from.
     Image(Name, u32),
     /// `registries/REGISTRY`: a registry of images.
@@ -84,6 +88,8 @@ impl fmt::Display for Key {
             Key::Status(host) => write!(f, "status/{host}"),
             Key::Catalog(catalog) => write!(f, "catalogs/{catalog}"),
             Key::Share(host, catalog) => write!(f, "share/{host}/{catalog}"),
+            Key::Named(catalog, machine) => write!(f, "named/{catalog}/{machine}"),
+            Key::Place(host, catalog, machine) => write!(f, "place/{host}/{catalog}/{machine}"),
             Key::Image(image, version) => write!(f, "images/{image}/{version}"),
             Key::Registry(registry) => write!(f, "registries/{registry}"),
             Key::Boot(digest, catalog) => write!(f, "boot/{digest}/{catalog}"),
@@ -109,6 +115,8 @@ impl FromStr for Key {
             ["status", host] => Ok(Key::Status(name(host)?)),
             ["catalogs", catalog] => Ok(Key::Catalog(name(catalog)?)),
             ["share", host, catalog] => Ok(Key::Share(name(host)?, name(catalog)?)),
+            ["named", catalog, machine] => Ok(Key::Named(name(catalog)?, name(machine)?)),
+            ["place", host, catalog, machine] => Ok(Key::Place(name(host)?, name(catalog)?, name(machine)?)),
             ["images", image, version] => {
                 let is_plain = version.bytes().all(|b| b.is_ascii_digit()) && !version.starts_with('0');
                 let version = version.parse().ok().filter(|_| is_plain).ok_or(UnknownKey)?;
@@ -138,6 +146,8 @@ mod tests {
             (Key::Status(name("a")), "status/a"),
             (Key::Catalog(name("desk")), "catalogs/desk"),
             (Key::Share(name("a"), name("desk")), "share/a/desk"),
+            (Key::Named(name("desk"), name("desk-001")), "named/desk/desk-001"),
+            (Key::Place(name("a"), name("desk"), name("desk-001")), "place/a/desk/desk-001"),
             (Key::Image(name("debian"), 12), "images/debian/12"),
             (Key::Registry(name("s3")), "registries/s3"),
             (Key::Boot(digest.parse().unwrap(), name("desk")), &boot),
@@ -152,6 +162,8 @@ mod tests {
             "hosts/A",
             "hosts/a/b",
             "share/a",
+            "named/desk",
+            "place/a/desk",
             "images/x/0",
             "images/x/+1",
             "images/x/01",

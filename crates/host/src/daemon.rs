@@ -270,7 +270,7 @@ impl Records {
         tokio::spawn(streaming.clone().follow(objects.watch()));
         streaming.begin(parts.scopes.clone(), events.clone(), move || streamed.all_streamed())?;
         let idempotency = Idempotency::new(objects.clone());
-        let (capacity, hypervisor) = (parts.capacity, parts.hypervisor);
+        let (capacity, hypervisor, scopes) = (parts.capacity, parts.hypervisor, parts.scopes.clone());
         let machines = Machines::open(
             events.clone(),
             objects.clone(),
@@ -291,9 +291,13 @@ impl Records {
                 machines: machines.shares.clone(),
                 capacity,
                 hypervisor,
+                names: Arc::clone(&machines.names),
+                scopes,
             })
         };
         let fleet_service = fleet.map(begin).transpose()?;
+        let fleet_claims =
+            fleet_service.as_ref().map(|fleet| fleet.claims(machines.clone(), idempotency.clone()));
         Ok(Arc::new(ApiParts {
             audit,
             answered: ResponseCounters::default(),
@@ -302,6 +306,7 @@ impl Records {
             downloads,
             events,
             fleet: door,
+            fleet_claims,
             fleet_service,
             idempotency,
             images,

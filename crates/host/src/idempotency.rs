@@ -5,7 +5,7 @@
 //! Each of the last `MOST` keys is kept for a day.
 
 use crate::error::HostError;
-use crate::store::{Changes, Objects, RecordKind, StoredRecord};
+use crate::store::{Changes, Objects, RecordKind, Revision, StoredRecord};
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -75,16 +75,24 @@ impl IdempotentRequest {
 
     /// Returns what was made with this key, if anything. The transaction fails if that changes before its commit.
     pub fn made<T: DeserializeOwned>(&self, changes: &mut Changes) -> Result<Option<T>, HostError> {
+        Ok(self.made_at(changes)?.map(|(made, _)| made))
+    }
+
+    /// Does the same, and returns the revision of the transaction that has recorded it.
+    pub fn made_at<T: DeserializeOwned>(
+        &self,
+        changes: &mut Changes,
+    ) -> Result<Option<(T, Revision)>, HostError> {
         let Some(KeyDigests { name, request }) = &self.0 else { return Ok(None) };
-        let found = changes.get::<RecordedAnswer>(name)?.map(|made| made.value);
-        let Some(made) = found.filter(|made| !is_old(made)) else { return Ok(None) };
+        let found = changes.get::<RecordedAnswer>(name)?.map(|made| (made.value, made.revision));
+        let Some((made, revision)) = found.filter(|(made, _)| !is_old(made)) else { return Ok(None) };
         if made.request != *request {
             let message = "this Idempotency-Key was given for another request: take a new key for each";
             return Err(HostError::new(ErrorCode::KeyReused, message));
         }
         let damaged =
             |e| HostError::new(ErrorCode::Damaged, format!("what this key has made cannot be read: {e}"));
-        serde_json::from_value(made.answer).map(Some).map_err(damaged)
+        serde_json::from_value(made.answer).map(|made| Some((made, revision))).map_err(damaged)
     }
 
     /// Records what is made with this key, in the transaction that makes it.

@@ -15,6 +15,7 @@ use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::events::log_line;
 use spillway_host::failure::{self, Failure};
 use spillway_host::fleet::{FleetOptions, leave_fleet};
+use spillway_host::guard;
 use spillway_host::guest_users::UserChoice;
 use spillway_host::registries::SourceRule;
 use spillway_host::streaming::PeerOptions;
@@ -192,6 +193,12 @@ enum Command {
         /// File to write; an existing file is replaced
         file: PathBuf,
     },
+    /// End machines with names of a fleet in time; spillwayd starts this itself
+    #[command(hide = true)]
+    Guard {
+        /// Folder of all machines
+        machines: PathBuf,
+    },
     /// End the membership of this host in its fleet, while no spillwayd uses the state folder. Catalogs of the fleet become the host's own
     LeaveFleet,
     /// Restore the records of a backup into a state folder without records, while no spillwayd uses it
@@ -297,6 +304,7 @@ fn execute_offline(command: &Command, state: &Path, socket: &Path) -> Result<()>
             }
             None => println!("this host is in no fleet"),
         },
+        Command::Guard { machines } => guard::run(machines)?,
     }
     Ok(())
 }

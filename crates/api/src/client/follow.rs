@@ -7,6 +7,7 @@ use crate::Event;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::SendRequest;
+use serde::de::DeserializeOwned;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -27,6 +28,11 @@ pub struct Following<'a> {
 impl Following<'_> {
     /// Waits for the next event. `None`: the daemon has ended.
     pub fn next_event(&mut self) -> Result<Option<Event>, ClientError> {
+        self.next()
+    }
+
+    /// The same, for streams of other data.
+    pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ClientError> {
         let client = self.client;
         loop {
             if let Some(data) = self.lines.whole.pop_front() {

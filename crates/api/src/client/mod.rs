@@ -181,7 +181,16 @@ impl Client {
     pub fn follow(&self, after: Option<EventId>) -> Result<Following<'_>, ClientError> {
         let after = query(after.map(|id| ("after", id.to_string())));
         let path = format!("/v1/event-stream{after}");
-        let question = ApiRequest::new(Method::GET, &path, Vec::new());
+        self.follow_request(ApiRequest::new(Method::GET, &path, Vec::new()))
+    }
+
+    /// Streams what a request with this body asks for, as server-sent events.
+    pub fn follow_by<B: Serialize>(&self, path: &str, body: &B) -> Result<Following<'_>, ClientError> {
+        let body = serde_json::to_vec(body).expect("a request is plain data");
+        self.follow_request(ApiRequest::new(Method::POST, path, body))
+    }
+
+    fn follow_request(&self, question: ApiRequest<'_>) -> Result<Following<'_>, ClientError> {
         let (sender, answer) = self.in_time(async {
             let (sender, answer) = self.send(question).await?;
             match answer.status() {

@@ -1,5 +1,6 @@
 //! Fleets: catalogs whose machines many hosts share.
 
+mod claim;
 mod image;
 mod reach;
 mod request;
@@ -8,6 +9,7 @@ mod spec;
 mod status;
 mod wave;
 
+pub use claim::{ClaimFence, FleetClaim, HostClaim, HostClaimDecision};
 pub use image::{FleetImage, NewFleetImage};
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
@@ -17,6 +19,6 @@ pub use spec::{
 };
 pub use status::{
     EtcdStatus, FleetCatalog, FleetCatalogUpdate, FleetDetails, FleetHost, FleetHostAction, FleetHostChange,
-    FleetShare, HostState, Membership, NewFleetCatalog,
+    FleetShare, HostState, Membership, NewFleetCatalog, PlacerHostReport, PlacerReport,
 };
 pub use wave::{Wave, WaveError};

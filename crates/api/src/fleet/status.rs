@@ -30,7 +30,7 @@ pub struct FleetDetails {
     pub placer: Option<Name>,
     /// Whether Spillway places machines. If not, another program does.
     pub places: bool,
-    /// What keeps lost hosts from being replaced, for people. Only the host that places knows.
+    /// What keeps lost hosts from being replaced, for people.
     #[serde(default)]
     pub brake: Option<String>,
     /// State of etcd.
@@ -186,7 +186,7 @@ pub struct FleetCatalog {
     pub shares: Vec<FleetShare>,
     /// Machines that no host is to have, because none has space for them.
     pub unplaced: u32,
-    /// Why, by host, for people. Only the host that places knows.
+    /// Why, by host, for people.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unplaced_because: BTreeMap<Name, String>,
 }
@@ -233,4 +233,26 @@ pub enum FleetHostAction {
     Drain,
     /// Replace its machines elsewhere at once: whoever asks for it knows that they do not run any more.
     DeclareDead,
+}
+
+/// What the host that places knows, beyond the records of the fleet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PlacerReport {
+    /// States of the hosts, by name.
+    pub hosts: BTreeMap<Name, PlacerHostReport>,
+    /// What keeps lost hosts from being replaced, for people.
+    #[serde(default)]
+    pub brake: Option<String>,
+    /// For catalogs that do not fit: why, by host, for people.
+    pub unplaced: BTreeMap<Name, BTreeMap<Name, String>>,
+}
+
+/// What the host that places knows of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PlacerHostReport {
+    /// State of the host.
+    pub state: HostState,
+    /// Why it is not replaced, for people.
+    #[serde(default)]
+    pub reason: Option<String>,
 }

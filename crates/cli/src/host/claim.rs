@@ -182,7 +182,7 @@ pub fn release(client: &Client, name: &Name, claim: Option<&str>) -> Result<Mach
 }
 
 /// Returns the id of a machine's claim.
-fn claim_of(machine: &MachineDetails) -> Option<&str> {
+pub fn claim_of(machine: &MachineDetails) -> Option<&str> {
     machine.claim.as_ref().map(|claim| claim.id.as_str())
 }
 

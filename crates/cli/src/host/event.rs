@@ -149,7 +149,7 @@ impl EventFollower<'_> {
     }
 }
 
-fn cells(event: &Event) -> [String; 4] {
+pub(super) fn cells(event: &Event) -> [String; 4] {
     let time = event.time.strftime("%Y-%m-%d %H:%M:%S").to_string();
     [time, word(&event.kind), one_line(&event.object), one_line(&event.text)]
 }
@@ -164,7 +164,7 @@ fn line(event: &Event, json: bool) -> String {
 }
 
 /// Parts of the text may come from a guest and must not control the terminal.
-fn one_line(text: &str) -> String {
+pub(super) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

@@ -49,6 +49,13 @@ pub struct Top {
     once: bool,
 }
 
+impl Top {
+    /// The same with a row for each catalog.
+    pub fn by_catalog(self) -> Top {
+        Top { by: By::Catalog, ..self }
+    }
+}
+
 fn column(title: &str) -> Result<usize, String> {
     rows::column(title).ok_or_else(|| {
         let titles: Vec<String> = COLUMNS.iter().map(|column| column.title().to_lowercase()).collect();
@@ -59,7 +66,15 @@ fn column(title: &str) -> Result<usize, String> {
 /// Shows it.
 pub fn top(daemon: &Daemon, args: &Top) -> Result<(), Failure> {
     let client = daemon.client()?;
-    let ask = move || Ok::<Figures, Failure>(client.get("/v1/figures")?);
+    show(daemon, args, move || Ok::<Figures, Failure>(client.get("/v1/figures")?))
+}
+
+/// Shows figures that are asked for again and again.
+pub fn show(
+    daemon: &Daemon,
+    args: &Top,
+    ask: impl Fn() -> Result<Figures, Failure> + Send + 'static,
+) -> Result<(), Failure> {
     let interval = Duration::from_secs(args.interval.into());
     let mut moments = Moments::default();
     // Who is not there is an error, not an empty screen.

@@ -71,6 +71,16 @@ impl RequestAction {
             // The body says which action it is.
             (&Method::POST, ["machine-actions"]) => act(Role::Operate, "act on", "machine", ""),
             (&Method::POST, ["catalogs", name, "claims"]) => act(Role::Operate, "claim", "catalog", name),
+            (&Method::POST, ["fleet", "catalogs", name, "claims"]) => {
+                act(Role::Operate, "claim", "fleet catalog", name)
+            }
+            // Of this host for its fleet.
+            (&Method::POST, ["fleet", "self", "catalogs", name, "claims"]) => {
+                act(Role::Operate, "claim for the fleet", "catalog", name)
+            }
+            (&Method::POST, ["fleet", "self", "catalogs", name, "closed-claims"]) => {
+                act(Role::Operate, "close claims of the fleet", "catalog", name)
+            }
             (&Method::POST, ["catalogs", name, "machines"]) => {
                 act(Role::Admin, "add a machine to", "catalog", name)
             }
@@ -168,6 +178,23 @@ mod tests {
             (Method::GET, "/anything", Admin, "GET", "path", "/anything"),
             (Method::POST, "/v1/machine-actions", Operate, "act on", "machine", ""),
             (Method::POST, "/v1/catalogs/desk/claims", Operate, "claim", "catalog", "desk"),
+            (Method::POST, "/v1/fleet/catalogs/desk/claims", Operate, "claim", "fleet catalog", "desk"),
+            (
+                Method::POST,
+                "/v1/fleet/self/catalogs/desk/claims",
+                Operate,
+                "claim for the fleet",
+                "catalog",
+                "desk",
+            ),
+            (
+                Method::POST,
+                "/v1/fleet/self/catalogs/desk/closed-claims",
+                Operate,
+                "close claims of the fleet",
+                "catalog",
+                "desk",
+            ),
             (Method::PUT, "/v1/machines/desk-1/claim", Operate, "renew", "machine", "desk-1"),
             (Method::DELETE, "/v1/machines/desk-1/claim", Operate, "release", "machine", "desk-1"),
             (Method::DELETE, "/v1/machines/desk-1", Admin, "delete", "machine", "desk-1"),

@@ -46,7 +46,7 @@ async fn claim_machine(
 ) -> Result<Response, HostError> {
     let held = wait.at_most()?;
     let request = key.of(&caller.name, &format!("claims/{catalog}"), &claim);
-    let by = Claimant { who: caller.to_string(), owner: caller.name.to_string(), request };
+    let by = Claimant { who: caller.to_string(), owner: caller.name.to_string(), request, permit: None };
     let (machines, reader) = (app.machines.clone(), app.machines.reader.clone());
     let (machine, given_up) = ask_for(move || {
         let (machine, is_repeated) = machines.claims.claim(&catalog, &claim, &by)?;

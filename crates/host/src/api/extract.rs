@@ -159,6 +159,11 @@ pub struct PageQuery {
 pub struct IdempotencyKey(Option<String>);
 
 impl IdempotencyKey {
+    /// The key itself.
+    pub fn text(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+
     /// Combines the key with the caller, the route and the request.
     pub fn of(&self, caller: &str, route: &str, body: &impl Serialize) -> IdempotentRequest {
         self.0

@@ -83,7 +83,7 @@ async fn stream_fleet_events(
 #[utoipa::path(get, path = "/figures", responses((status = 200, body = FleetFigures), ProblemResponse))]
 async fn get_fleet_figures(State(app): State<ApiState>) -> Result<Json<FleetFigures>, HostError> {
     let service = service(&app)?;
-    let hosts = service.hosts();
+    let hosts = service.hosts().await;
     let names: Vec<Name> = hosts.iter().map(|host| host.name.clone()).collect();
     let mut answers: BTreeMap<Name, Result<Figures, String>> =
         service.ask_all(&names, "/v1/figures?machines=false").await.into_iter().collect();
@@ -117,5 +117,5 @@ async fn list_prometheus_targets(
         let labels = labels.into_iter().map(|(name, value)| (name.to_owned(), value));
         PrometheusTargets { targets: vec![target.to_owned()], labels: labels.collect() }
     };
-    Ok(Json(service(&app)?.hosts().into_iter().map(of).collect()))
+    Ok(Json(service(&app)?.hosts().await.into_iter().map(of).collect()))
 }

@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use spillway_api::{
     CatalogSpec, Empty, ErrorCode, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate,
     FleetDetails, FleetHost, FleetHostAction, FleetHostChange, JoinToken, List, Name, NewFleet,
-    NewFleetCatalog, PlacerChange,
+    NewFleetCatalog, PlacerChange, PlacerReport,
 };
 use spillway_fleet::changes;
 use utoipa_axum::router::OpenApiRouter;
@@ -30,7 +30,7 @@ type TaggedCatalog = Result<Tagged<FleetCatalog>, HostError>;
 pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
         .routes(routes!(get_fleet, create_fleet))
-        .routes(routes!(change_fleet_placer))
+        .routes(routes!(get_placer_report, change_fleet_placer))
         .routes(routes!(create_join_token))
         .routes(routes!(list_fleet_hosts))
         .routes(routes!(get_fleet_host, change_fleet_host, remove_fleet_host))
@@ -50,7 +50,7 @@ pub(super) fn service(app: &ApiState) -> Result<&FleetService, HostError> {
 /// Returns the fleet as this host sees it.
 #[utoipa::path(get, path = "", responses((status = 200, body = FleetDetails), ProblemResponse))]
 async fn get_fleet(State(app): State<ApiState>) -> JsonResult<FleetDetails> {
-    Ok(Json(service(&app)?.describe()))
+    Ok(Json(service(&app)?.describe().await))
 }
 
 /// Makes the fleet that the daemon was started for. Hosts that wait for it join. `exists`: there is one already.
@@ -59,7 +59,13 @@ async fn create_fleet(State(app): State<ApiState>, Body(_): Body<NewFleet>) -> J
     let fleet = service(&app)?;
     let fleet_id = uuid::Uuid::new_v4().to_string();
     fleet.change(|view| changes::init(view, &fleet_id, Timestamp::now()).map(Some)).await?;
-    Ok(Json(fleet.describe()))
+    Ok(Json(fleet.describe().await))
+}
+
+/// Returns what this host knows as the one that places; nothing if it is not.
+#[utoipa::path(get, path = "/placer", responses((status = 200, body = PlacerReport), ProblemResponse))]
+async fn get_placer_report(State(app): State<ApiState>) -> JsonResult<PlacerReport> {
+    Ok(Json(service(&app)?.own_placer_report()))
 }
 
 /// Switches the placer on or off. While it is off, another program writes the shares.
@@ -70,7 +76,7 @@ async fn change_fleet_placer(
 ) -> JsonResult<FleetDetails> {
     let fleet = service(&app)?;
     fleet.change(|view| changes::set_placer(view, enabled).map(Some)).await?;
-    Ok(Json(fleet.describe()))
+    Ok(Json(fleet.describe().await))
 }
 
 /// Makes a token by which another host can join: the address of etcd, with the files and the password that this host uses for it. It is a
@@ -83,13 +89,13 @@ async fn create_join_token(State(app): State<ApiState>, Body(_): Body<Empty>) ->
 /// Lists the hosts of the fleet, in the order of their names.
 #[utoipa::path(get, path = "/hosts", responses((status = 200, body = List<FleetHost>), ProblemResponse))]
 async fn list_fleet_hosts(State(app): State<ApiState>) -> JsonResult<List<FleetHost>> {
-    Ok(Json(List { items: service(&app)?.hosts() }))
+    Ok(Json(List { items: service(&app)?.hosts().await }))
 }
 
 /// Returns a host of the fleet.
 #[utoipa::path(get, path = "/hosts/{host}", params(("host" = Name, Path)), responses((status = 200, body = FleetHost), ProblemResponse))]
 async fn get_fleet_host(State(app): State<ApiState>, Path(host): Path<Name>) -> JsonResult<FleetHost> {
-    Ok(Json(service(&app)?.host(&host)?))
+    Ok(Json(service(&app)?.host(&host).await?))
 }
 
 /// Carries out an action on a host of the fleet. `conflict`: a host that renews its lease cannot be declared dead.
@@ -108,7 +114,7 @@ async fn change_fleet_host(
     });
     let fleet = service(&app)?;
     fleet.change(|view| changes::change_host(view, &host, action).map(Some)).await?;
-    Ok(Json(fleet.host(&host)?))
+    Ok(Json(fleet.host(&host).await?))
 }
 
 /// Removes a host that is not alive from the fleet, with its shares. What is on it stays as it is. `conflict`: it is alive.
@@ -136,7 +142,7 @@ async fn list_fleet_catalogs(
     State(app): State<ApiState>,
     Extension(caller): Extension<Caller>,
 ) -> JsonResult<List<FleetCatalog>> {
-    let catalogs = service(&app)?.catalogs().into_iter();
+    let catalogs = service(&app)?.catalogs().await.into_iter();
     Ok(Json(List { items: catalogs.map(|catalog| seen_by(caller.role, catalog)).collect() }))
 }
 
@@ -147,7 +153,7 @@ async fn get_fleet_catalog(
     Extension(caller): Extension<Caller>,
     Path(name): Path<Name>,
 ) -> TaggedCatalog {
-    Ok(tagged(seen_by(caller.role, service(&app)?.catalog(&name)?)))
+    Ok(tagged(seen_by(caller.role, service(&app)?.catalog(&name).await?)))
 }
 
 /// Creates a catalog of the fleet. The placer distributes its machines over the hosts.

@@ -15,6 +15,7 @@ mod events;
 mod extract;
 mod figures;
 mod fleet;
+mod fleet_claims;
 mod fleet_images;
 mod fleet_seeing;
 mod fleets;
@@ -45,6 +46,7 @@ use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
 use crate::fleet::FleetService;
+use crate::fleet::claims::FleetClaims;
 use crate::fleet::door::FleetDoor;
 use crate::idempotency::Idempotency;
 use crate::images::Images;
@@ -88,6 +90,8 @@ pub struct ApiParts {
     pub events: Events,
     /// The fleet that the host is in, if it is in one.
     pub fleet: Option<Arc<FleetDoor>>,
+    /// Claims of machines of that fleet.
+    pub fleet_claims: Option<FleetClaims>,
     /// What the host does for that fleet.
     pub fleet_service: Option<FleetService>,
     /// Answers to questions for figures.
@@ -162,6 +166,7 @@ fn routes() -> OpenApiRouter<ApiState> {
             fleet::routes()
                 .merge(fleets::routes())
                 .merge(fleet_images::routes())
+                .merge(fleet_claims::routes())
                 .merge(fleet_seeing::routes()),
         )
         .nest("/v1/history", figures::history_routes())

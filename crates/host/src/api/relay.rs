@@ -306,4 +306,4 @@ fn incoming(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,21 +1,10 @@
 //! A fleet for people and programs: what the records say of its hosts and catalogs, in the types of the API. Decides nothing.
 
-use spillway_api::{FleetCatalog, FleetHost, FleetShare, HostState, Name, Need};
+use spillway_api::{FleetCatalog, FleetHost, FleetShare, HostState, Name, Need, PlacerReport};
 use spillway_fleet::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord};
 
 use spillway_fleet::view::{FleetView, Versioned};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What a placer knows, beyond the records.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PlacerKnowledge {
-    /// States of hosts that are not alive, and why they are not replaced.
-    pub hosts: BTreeMap<Name, (HostState, Option<String>)>,
-    /// Why no lost host is replaced now.
-    pub brake: Option<String>,
-    /// Of catalogs that do not fit: why, by host.
-    pub unplaced: BTreeMap<Name, BTreeMap<Name, String>>,
-}
 
 /// The share of a host of a catalog.
 fn share(
@@ -40,6 +29,24 @@ fn share(
     }
 }
 
+/// What a host is to have of a catalog: its share, or the machines with names of the fleet that it is not to give up.
+fn wanted_of(view: &FleetView, host: &Name, catalog: &Name) -> Option<ShareRecord> {
+    if let Some(share) = view.share(host, catalog) {
+        return Some(share.value.clone());
+    }
+    let stays = view.places.get(host)?.iter().filter(|(_, place)| !place.value.is_leaving);
+    let count = stays.filter(|((of, _), _)| of == catalog).count();
+    let record = &view.catalogs.get(catalog)?.value;
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    (count > 0).then_some(ShareRecord { count, version: record.version, generation: record.generation })
+}
+
+/// Catalogs that a host is to have something of.
+fn wanted_catalogs<'a>(view: &'a FleetView, host: &Name) -> impl Iterator<Item = &'a Name> {
+    let shares = view.shares.get(host).into_iter().flat_map(|shares| shares.keys());
+    shares.chain(view.places.get(host).into_iter().flat_map(|places| places.keys().map(|(of, _)| of)))
+}
+
 /// State of a host, as far as the records tell.
 pub fn host_state(view: &FleetView, name: &Name) -> HostState {
     let dead = view.hosts.get(name).and_then(|host| host.value.dead_epoch);
@@ -56,25 +63,26 @@ pub fn host(
     view: &FleetView,
     name: &Name,
     record: &Versioned<HostRecord>,
-    known: &PlacerKnowledge,
+    known: &PlacerReport,
 ) -> FleetHost {
     let alive = view.alive.get(name);
     let status = view.statuses.get(name).map(|status| &status.value);
-    let wanted = view.shares.get(name);
+    let wanted: BTreeSet<&Name> = wanted_catalogs(view, name).collect();
     let reported = status.iter().flat_map(|status| status.catalogs.keys());
-    let catalogs: BTreeSet<&Name> = wanted.iter().flat_map(|shares| shares.keys()).chain(reported).collect();
+    let catalogs: BTreeSet<&Name> = wanted.iter().copied().chain(reported).collect();
     let shares = catalogs.into_iter().map(|catalog| {
-        let wanted = view.share(name, catalog).map(|share| &share.value);
-        share(name, catalog, wanted, status.and_then(|status| status.catalogs.get(catalog)))
+        let wanted = wanted_of(view, name, catalog);
+        share(name, catalog, wanted.as_ref(), status.and_then(|status| status.catalogs.get(catalog)))
     });
     let hypervisor = alive.map(|alive| alive.value.hypervisor);
-    let used = wanted.into_iter().flatten().filter_map(|(catalog, share)| {
+    let used = wanted.into_iter().filter_map(|catalog| {
+        let count = wanted_of(view, name, catalog)?.count;
         let spec = &view.catalogs.get(catalog)?.value.spec.catalog;
-        Some(Need::of(spec, hypervisor.unwrap_or_default()).times(share.value.count).memory_bytes())
+        Some(Need::of(spec, hypervisor.unwrap_or_default()).times(count).memory_bytes())
     });
     let by_records = host_state(view, name);
     let (state, reason) = match known.hosts.get(name) {
-        Some(known) if by_records != HostState::Alive => known.clone(),
+        Some(known) if by_records != HostState::Alive => (known.state, known.reason.clone()),
         _ => (by_records, None),
     };
     FleetHost {
@@ -96,7 +104,7 @@ pub fn host(
 }
 
 /// Describes all hosts, in the order of their names.
-pub fn hosts(view: &FleetView, known: &PlacerKnowledge) -> Vec<FleetHost> {
+pub fn hosts(view: &FleetView, known: &PlacerReport) -> Vec<FleetHost> {
     view.hosts.iter().map(|(name, record)| host(view, name, record, known)).collect()
 }
 
@@ -105,21 +113,22 @@ pub fn catalog(
     view: &FleetView,
     name: &Name,
     record: &Versioned<CatalogRecord>,
-    known: &PlacerKnowledge,
+    known: &PlacerReport,
 ) -> FleetCatalog {
     let is_of = |host: &&Name| {
         let reported =
             view.statuses.get(*host).is_some_and(|status| status.value.catalogs.contains_key(name));
-        reported || view.share(host, name).is_some()
+        reported || wanted_of(view, host, name).is_some()
     };
-    let hosts: BTreeSet<&Name> = view.shares.keys().chain(view.statuses.keys()).collect();
+    let holders = view.shares.keys().chain(view.places.keys());
+    let hosts: BTreeSet<&Name> = holders.chain(view.statuses.keys()).collect();
     let shares: Vec<FleetShare> = hosts
         .into_iter()
         .filter(is_of)
         .map(|host| {
-            let wanted = view.share(host, name).map(|share| &share.value);
+            let wanted = wanted_of(view, host, name);
             let status = view.statuses.get(host).and_then(|status| status.value.catalogs.get(name));
-            share(host, name, wanted, status)
+            share(host, name, wanted.as_ref(), status)
         })
         .collect();
     let placed = shares.iter().map(|share| share.wanted).fold(0, u32::saturating_add);
@@ -140,7 +149,7 @@ pub fn catalog(
 }
 
 /// Describes all catalogs, in the order of their names.
-pub fn catalogs(view: &FleetView, known: &PlacerKnowledge) -> Vec<FleetCatalog> {
+pub fn catalogs(view: &FleetView, known: &PlacerReport) -> Vec<FleetCatalog> {
     view.catalogs.iter().map(|(name, record)| catalog(view, name, record, known)).collect()
 }
 
@@ -157,6 +166,7 @@ pub fn count_hosts(hosts: &[FleetHost]) -> BTreeMap<HostState, u32> {
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use spillway_api::PlacerHostReport;
     use spillway_fleet::view::{Entry, Update};
 
     fn view(records: &[(&str, Value)]) -> FleetView {
@@ -198,7 +208,7 @@ mod tests {
     #[test]
     fn a_host_is_described_by_what_it_is_to_have_and_what_it_has() {
         let view = view(&records());
-        let found = hosts(&view, &PlacerKnowledge::default());
+        let found = hosts(&view, &PlacerReport::default());
         let states: Vec<_> = found.iter().map(|host| (host.name.as_str(), host.state)).collect();
         assert_eq!(states, [("a", HostState::Alive), ("b", HostState::Silent), ("c", HostState::Absent)]);
         let [a, b, c] = &found[..] else { panic!() };
@@ -215,18 +225,32 @@ mod tests {
     #[test]
     fn a_placer_knows_more_of_hosts_that_are_not_alive() {
         let view = view(&records());
-        let known = (HostState::Isolated, Some("it answers host a".to_owned()));
+        let known = PlacerHostReport { state: HostState::Isolated, reason: Some("it answers host a".into()) };
         let hosts_known = ["a", "b"].map(|host| (host.parse::<Name>().unwrap(), known.clone()));
-        let known = PlacerKnowledge { hosts: hosts_known.into(), ..PlacerKnowledge::default() };
+        let known = PlacerReport { hosts: hosts_known.into(), ..PlacerReport::default() };
         let found = hosts(&view, &known);
         assert_eq!((found[0].state, found[1].state), (HostState::Alive, HostState::Isolated));
         assert_eq!(found[1].reason.as_deref(), Some("it answers host a"));
     }
 
     #[test]
+    fn names_of_the_fleet_count_as_shares() {
+        let identity = json!({ "uuid": "u", "mac": "02:00:00:00:00:01" });
+        let place = json!({ "epoch": 5, "number": 1, "identity": identity });
+        let mut records = records();
+        records.retain(|(key, _)| !key.starts_with("share/"));
+        records.extend([("place/a/desk/desk-001", place.clone()), ("place/a/desk/desk-002", place)]);
+        let view = view(&records);
+        let [desk] = &catalogs(&view, &PlacerReport::default())[..] else { panic!() };
+        assert_eq!((desk.shares[0].wanted, desk.shares[0].version, desk.unplaced), (2, 3, 3));
+        let a = &hosts(&view, &PlacerReport::default())[0];
+        assert_eq!((a.shares[0].wanted, a.used_bytes), (2, 2 * (128 << 20)));
+    }
+
+    #[test]
     fn a_catalog_is_described_by_its_shares() {
         let view = view(&records());
-        let [desk] = &catalogs(&view, &PlacerKnowledge::default())[..] else { panic!() };
+        let [desk] = &catalogs(&view, &PlacerReport::default())[..] else { panic!() };
         let shares: Vec<_> = desk.shares.iter().map(|share| (share.host.as_str(), share.wanted)).collect();
         assert_eq!(shares, [("a", 3), ("b", 0), ("c", 1)]);
         assert_eq!((desk.unplaced, desk.revision, desk.version), (1, 6, 3));

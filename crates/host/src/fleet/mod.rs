@@ -3,6 +3,7 @@
 //!
 //! Invariant: without etcd everything on the host goes on as before.
 
+pub mod claims;
 mod copies;
 mod details;
 pub mod door;
@@ -11,10 +12,12 @@ mod etcd_details;
 pub mod events;
 mod image_details;
 mod leaving;
+mod named;
 mod open;
 mod options;
 mod placing;
 mod pulls;
+mod queries;
 mod record;
 mod service;
 mod shares;

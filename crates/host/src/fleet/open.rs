@@ -2,6 +2,7 @@
 
 use super::door::{FleetDoor, FleetListener, Identity};
 use super::etcd::{FleetStore, FleetStoreSettings};
+use super::named::NameKeeper;
 use super::options::FleetHostSettings;
 use super::pulls::FleetPulls;
 use super::record::FleetMembership;
@@ -12,10 +13,11 @@ use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
 use crate::images::Images;
-use crate::machines::MachineShares;
 use crate::machines::desired_state::boot_id;
+use crate::machines::{MachineShares, NameGate};
 use crate::registries::Registries;
 use crate::resources::budget::Capacity;
+use crate::scopes::Scopes;
 use crate::store::Objects;
 use crate::streaming::Streaming;
 use anyhow::Result;
@@ -55,6 +57,10 @@ pub struct HostParts {
     pub capacity: Capacity,
     /// What runs machines on the host.
     pub hypervisor: Hypervisor,
+    /// What the fleet lets machines with its names do.
+    pub names: Arc<NameGate>,
+    /// Control groups of processes.
+    pub scopes: Scopes,
 }
 
 impl OpenFleet {
@@ -85,6 +91,7 @@ impl OpenFleet {
             version: env!("CARGO_PKG_VERSION").into(),
             hypervisor: parts.hypervisor,
             peers: peers.map(|peers| peers.told),
+            lease: 0,
         };
         let own = OwnHost { name: host, host_id: record.host_id, zone, labels, alive };
         let reconciler = ShareReconciler {
@@ -100,7 +107,16 @@ impl OpenFleet {
         // The key of this host keeps its epoch, whatever lease it has.
         let EtcdAccess { address, tls, user } = etcd.clone();
         let store = FleetStore::open(FleetStoreSettings { address, tls, user, lease: None });
-        Ok(FleetService::begin(FleetParts {
+        let named = NameKeeper {
+            host: own.name.clone(),
+            instance: own.alive.instance.clone(),
+            gate: parts.names,
+            scopes: parts.scopes,
+            objects: parts.objects.clone(),
+            events: parts.events.clone(),
+            highest_epoch: record.highest_epoch,
+        };
+        let service = FleetService::begin(FleetParts {
             etcd,
             store,
             door: self.door,
@@ -109,6 +125,8 @@ impl OpenFleet {
             reconciler,
             streaming: parts.streaming,
             membership: HostMembership::new(own, record.fleet_id),
-        }))
+        });
+        tokio::spawn(named.keep(service.clone()));
+        Ok(service)
     }
 }

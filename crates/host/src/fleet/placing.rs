@@ -3,11 +3,10 @@
 //! Owns the requests that are under way. Invariant: the placer hears of the end of each transaction and question that it has asked for,
 //! or of the time that they may take.
 
-use super::details::PlacerKnowledge;
 use super::door::FleetDoor;
 use super::etcd::{FleetStore, now};
 use super::service::FleetService;
-use spillway_api::{EventKind, FleetReach, FleetSelf, HostState, Name};
+use spillway_api::{EventKind, FleetReach, FleetSelf, HostState, Name, PlacerHostReport, PlacerReport};
 use spillway_fleet::election::{Identity, candidacy};
 use spillway_fleet::liveness::{Ask, Reach, Standing, StoreHealth};
 use spillway_fleet::placement::{Unplaced, Why};
@@ -124,7 +123,7 @@ fn tell(service: &FleetService, event: &PlacerEvent) {
 }
 
 /// What people are told of what the placer knows.
-fn knowledge(status: &PlacerStatus) -> PlacerKnowledge {
+fn knowledge(status: &PlacerStatus) -> PlacerReport {
     let state = |standing: Standing| match standing {
         Standing::Alive => HostState::Alive,
         Standing::Silent { reach: Reach::Answers, .. } => HostState::Isolated,
@@ -134,10 +133,10 @@ fn knowledge(status: &PlacerStatus) -> PlacerKnowledge {
     };
     let hosts = status.hosts.iter().map(|host| {
         let state = if host.is_lost { HostState::Lost } else { state(host.standing) };
-        (host.host.clone(), (state, host.kept.clone()))
+        (host.host.clone(), PlacerHostReport { state, reason: host.kept.clone() })
     });
     let unplaced = status.unplaced.iter().map(|unplaced| (unplaced.catalog.clone(), reasons(unplaced)));
-    PlacerKnowledge {
+    PlacerReport {
         hosts: hosts.collect(),
         brake: status.brake.as_ref().map(ToString::to_string),
         unplaced: unplaced.collect(),
@@ -146,10 +145,6 @@ fn knowledge(status: &PlacerStatus) -> PlacerKnowledge {
 
 /// Why no host gets a machine, by host.
 fn reasons(unplaced: &Unplaced) -> BTreeMap<Name, String> {
-    match &unplaced.why {
-        Why::Named => BTreeMap::new(),
-        Why::Hosts { hosts, .. } => {
-            hosts.iter().map(|(host, obstacle)| (host.clone(), obstacle.to_string())).collect()
-        }
-    }
+    let Why::Hosts { hosts, .. } = &unplaced.why;
+    hosts.iter().map(|(host, obstacle)| (host.clone(), obstacle.to_string())).collect()
 }

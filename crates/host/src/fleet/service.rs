@@ -4,25 +4,25 @@
 //! Owns the tasks for that and the view of the records. Invariant: without etcd nothing on the host changes: shares that were read before are
 //! carried out as they were.
 
+use super::claims::{ClaimParts, FleetClaims, OwnEpoch};
 use super::copies::look_after_images;
-use super::details::{self, PlacerKnowledge};
+use super::details;
 use super::door::{FleetDoor, Member};
 use super::etcd::{FleetStore, FleetStoreError, now};
-use super::etcd_details::{away, etcd_status};
+use super::etcd_details::away;
 use super::image_details::reported;
 use super::placing::place;
 use super::record::FleetMembership;
 use super::shares::{ShareReconciler, UnfinishedShares};
-use super::token::{self, EtcdAccess};
+use super::token::EtcdAccess;
 use crate::error::HostError;
 use crate::events::Events;
+use crate::idempotency::Idempotency;
+use crate::machines::Machines;
 use crate::store::Objects;
 use crate::streaming::Streaming;
 use crate::work::blocking;
-use futures_util::StreamExt;
-use futures_util::stream;
-use serde::de::DeserializeOwned;
-use spillway_api::{ErrorCode, EventKind, FleetCatalog, FleetDetails, FleetHost, Membership, Name};
+use spillway_api::{ErrorCode, EventKind, FleetCatalog, Name, PlacerReport};
 use spillway_fleet::Moment;
 use spillway_fleet::agent::wanted;
 use spillway_fleet::changes::ChangeError;
@@ -47,32 +47,28 @@ const LOOK: Duration = Duration::from_secs(2);
 const REPORT_MS: u64 = 10_000;
 /// How often a change is decided anew after a conflict.
 const TRIES: u32 = 5;
-/// Time in which a host must answer.
-const ANSWER: Duration = Duration::from_secs(3);
-/// Hosts that are asked at a time.
-const AT_A_TIME: usize = 64;
 /// Longest wait until a change is in the view.
 const SEEN: Duration = Duration::from_secs(2);
 
 /// The fleet of this host. A clone is the same.
 #[derive(Clone)]
-pub struct FleetService(Arc<Inner>);
+pub struct FleetService(pub(super) Arc<Inner>);
 
-struct Inner {
-    name: Name,
-    host: Name,
-    etcd: EtcdAccess,
-    store: FleetStore,
-    door: Arc<FleetDoor>,
-    events: Events,
-    objects: Objects,
-    reconciler: ShareReconciler,
-    view: watch::Sender<FleetView>,
-    standing: watch::Sender<Standing>,
-    unfinished: Mutex<UnfinishedShares>,
-    knowledge: Mutex<PlacerKnowledge>,
+pub(super) struct Inner {
+    pub(super) name: Name,
+    pub(super) host: Name,
+    pub(super) etcd: EtcdAccess,
+    pub(super) store: FleetStore,
+    pub(super) door: Arc<FleetDoor>,
+    pub(super) events: Events,
+    pub(super) objects: Objects,
+    pub(super) reconciler: ShareReconciler,
+    pub(super) view: watch::Sender<FleetView>,
+    pub(super) standing: watch::Sender<Standing>,
+    pub(super) unfinished: Mutex<UnfinishedShares>,
+    pub(super) knowledge: Mutex<PlacerReport>,
     /// Identity of the fleet that the host has joined.
-    fleet_id: Mutex<Option<String>>,
+    pub(super) fleet_id: Mutex<Option<String>>,
 }
 
 /// What a service is made of.
@@ -141,6 +137,12 @@ impl FleetService {
         &self.0.store
     }
 
+    /// Identity of the fleet that the host has joined, unless it may not take part.
+    pub(super) fn joined(&self) -> Option<String> {
+        let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
+        locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
+    }
+
     /// Connections to other hosts.
     pub(super) fn door(&self) -> &Arc<FleetDoor> {
         &self.0.door
@@ -167,60 +169,35 @@ impl FleetService {
         locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
     }
 
+    /// Returns the epoch of this host as long as its lease is certainly valid.
+    pub fn own_epoch(&self) -> OwnEpoch {
+        let (standing, lease) = (self.0.standing.subscribe(), self.0.store.lease());
+        Arc::new(move || match *standing.borrow() {
+            Standing::Member { epoch } => {
+                let is_valid = lease.borrow().is_some_and(|lease| lease.is_valid(now()));
+                is_valid.then_some(epoch)
+            }
+            _ => None,
+        })
+    }
+
+    /// Begins to claim machines of the fleet for users.
+    pub fn claims(&self, machines: Machines, idempotency: Idempotency) -> FleetClaims {
+        FleetClaims::begin(ClaimParts {
+            fleet: self.0.name.clone(),
+            door: Arc::clone(&self.0.door),
+            machines,
+            idempotency,
+            view: self.subscribe(),
+            epoch: self.own_epoch(),
+            taken: Mutex::default(),
+            departures: Mutex::default(),
+        })
+    }
+
     /// Keeps what the placer knows, for people.
-    pub(super) fn keep_knowledge(&self, knowledge: PlacerKnowledge) {
+    pub(super) fn keep_knowledge(&self, knowledge: PlacerReport) {
         *locked(&self.0.knowledge) = knowledge;
-    }
-
-    /// What the placer knows, if this host is it.
-    pub fn knowledge(&self) -> MutexGuard<'_, PlacerKnowledge> {
-        locked(&self.0.knowledge)
-    }
-
-    /// Describes the fleet as this host sees it.
-    pub fn describe(&self) -> FleetDetails {
-        let standing = self.0.standing.borrow().clone();
-        let health = self.0.store.health().borrow().clone();
-        let knowledge = self.knowledge().clone();
-        let view = self.view();
-        let (membership, epoch, reason) = match standing {
-            Standing::Connecting => (Membership::Connecting, None, away(&health)),
-            Standing::NoFleet => (Membership::NoFleet, None, Some(self.no_fleet())),
-            Standing::Joining => (Membership::Joining, None, away(&health)),
-            Standing::Member { epoch } => (Membership::Member, Some(epoch), None),
-            Standing::Isolated => (Membership::Isolated, None, away(&health)),
-            Standing::Refused(why) => (Membership::Refused, None, Some(why)),
-        };
-        FleetDetails {
-            name: self.0.name.clone(),
-            fleet_id: view.meta.as_ref().map(|meta| meta.value.fleet_id.clone()),
-            host: self.0.host.clone(),
-            membership,
-            reason,
-            epoch,
-            placer: view.placer.as_ref().map(|placer| placer.value.host.clone()),
-            places: view.meta.as_ref().is_some_and(|meta| meta.value.placer),
-            brake: knowledge.brake.clone(),
-            etcd: etcd_status(&self.0.etcd.address.members, &health, view.revision),
-            hosts: details::count_hosts(&details::hosts(&view, &knowledge)),
-            unreadable: view.unreadable.clone(),
-        }
-    }
-
-    fn no_fleet(&self) -> String {
-        format!("there is no fleet {} in etcd yet: make it with 'spillway fleet init'", self.0.name)
-    }
-
-    /// Makes a token by which another host can join.
-    ///
-    /// # Errors
-    /// A file that this host uses for etcd cannot be read.
-    pub async fn join_token(&self) -> Result<String, HostError> {
-        let etcd = self.0.etcd.clone();
-        let failed =
-            |e: String| HostError::new(ErrorCode::Internal, format!("the token cannot be made: {e}"));
-        let made = blocking(move || token::make(&etcd)).await.map_err(|e| failed(e.to_string()))?;
-        made.map_err(|e| failed(format!("{e:#}")))
     }
 
     /// Carries out a change that `decide` bases on the records, and waits until this host sees it. `None` from it means that there is nothing
@@ -282,11 +259,11 @@ impl FleetService {
     ) -> Result<FleetCatalog, HostError> {
         if !dry_run {
             self.change(decide).await?;
-            return self.catalog(name);
+            return self.catalog(name).await;
         }
         let decided = decide(&self.view()).map_err(refusal)?;
         let written = decided.and_then(|transaction| transaction.writes.into_iter().next());
-        let Some(Write::Put(_, value)) = written else { return self.catalog(name) };
+        let Some(Write::Put(_, value)) = written else { return self.catalog(name).await };
         let damaged = |e| HostError::new(ErrorCode::Internal, format!("a record of the fleet: {e}"));
         let value = serde_json::from_slice(&value).map_err(damaged)?;
         let view = self.view();
@@ -295,64 +272,8 @@ impl FleetService {
             &view,
             name,
             &Versioned { value, created: modified, modified },
-            &self.knowledge(),
+            &self.own_placer_report(),
         ))
-    }
-
-    /// All hosts of the fleet.
-    pub fn hosts(&self) -> Vec<FleetHost> {
-        details::hosts(&self.view(), &self.knowledge())
-    }
-
-    /// A host of the fleet.
-    ///
-    /// # Errors
-    /// There is none of this name.
-    pub fn host(&self, name: &Name) -> Result<FleetHost, HostError> {
-        let view = self.view();
-        match view.hosts.get(name) {
-            Some(record) => Ok(details::host(&view, name, record, &self.knowledge())),
-            None => {
-                let names = view.hosts.keys().map(Name::as_str);
-                Err(HostError::not_found("host of the fleet", name.as_str(), names))
-            }
-        }
-    }
-
-    /// All catalogs of the fleet.
-    pub fn catalogs(&self) -> Vec<FleetCatalog> {
-        details::catalogs(&self.view(), &self.knowledge())
-    }
-
-    /// A catalog of the fleet.
-    ///
-    /// # Errors
-    /// There is none of this name.
-    pub fn catalog(&self, name: &Name) -> Result<FleetCatalog, HostError> {
-        let view = self.view();
-        match view.catalogs.get(name) {
-            Some(record) => Ok(details::catalog(&view, name, record, &self.knowledge())),
-            None => {
-                let names = view.catalogs.keys().map(Name::as_str);
-                Err(HostError::not_found("catalog of the fleet", name.as_str(), names))
-            }
-        }
-    }
-
-    /// Asks hosts for the same, some at a time, each for [`ANSWER`] at most.
-    pub async fn ask_all<T: DeserializeOwned + Send + 'static>(
-        &self,
-        hosts: &[Name],
-        path: &str,
-    ) -> Vec<(Name, Result<T, String>)> {
-        let ask = |host: &Name| {
-            let (client, host, path) = (self.0.door.client.clone(), host.clone(), path.to_owned());
-            async move {
-                let answer = client.get::<T>(&host, &path, ANSWER).await;
-                (host, answer.map_err(|e| e.to_string()))
-            }
-        };
-        stream::iter(hosts.iter().map(ask).collect::<Vec<_>>()).buffer_unordered(AT_A_TIME).collect().await
     }
 
     /// Waits until the view has this revision; not longer than [`SEEN`].
@@ -392,7 +313,8 @@ impl FleetService {
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
-            let known = lease.borrow_and_update().map(|lease| KnownLease { until: lease.valid_until });
+            let known =
+                lease.borrow_and_update().map(|lease| KnownLease { id: lease.id, until: lease.valid_until });
             let (standing, transaction) = membership.step(&view.borrow_and_update(), known, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
@@ -545,7 +467,7 @@ fn report(host: &Name, epoch: Revision, status: &StatusRecord) -> Transaction {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

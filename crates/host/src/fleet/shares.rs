@@ -4,7 +4,7 @@
 //! is. Each step may be repeated.
 
 use super::pulls::FleetPulls;
-use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy};
+use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy, PlacedLeft, place_machines};
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
 use crate::images::Images;
@@ -12,10 +12,11 @@ use crate::machines::MachineShares;
 use crate::registries::Registries;
 use crate::resources::budget::Capacity;
 use spillway_api::{
-    Catalog, CatalogSpec, CatalogUpdate, ErrorCode, FleetOwner, Hypervisor, ImagePull, ImageRef, Name, Need,
-    Residency, RolloutStrategy, VersionState, differences,
+    Catalog, CatalogSpec, CatalogUpdate, ErrorCode, FleetOwner, Hypervisor, ImagePull, ImageRef,
+    IsolationAction, Name, Need, Residency, RolloutStrategy, VersionState, differences,
 };
 use spillway_fleet::agent::{ImageSource, WantedCatalog, WantedShares};
+use spillway_fleet::named::PlacedMachine;
 use spillway_fleet::records::{BudgetRecord, CatalogStatus, MOST_STATUS_BYTES, StatusRecord};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -84,6 +85,7 @@ impl ShareReconciler {
                     let message = format!("the host has a catalog '{name}' of its own");
                     Err(HostError::new(ErrorCode::Exists, message))
                 }
+                Some(catalog) if wanted.machines.is_some() => self.change_named(catalog, wanted),
                 Some(catalog) if wanted.spec.count == 0 => self.give_up(catalog),
                 Some(catalog) => self.change(catalog, wanted),
             };
@@ -105,8 +107,41 @@ impl ShareReconciler {
 
     fn create(&self, name: &Name, wanted: &WantedCatalog) -> Result<(), HostError> {
         self.bring_image(wanted)?;
-        let owner = FleetOwner { fleet: self.fleet.clone(), generation: wanted.generation };
-        self.catalogs.create_for_fleet(name, &wanted.spec, owner)
+        let named = wanted.machines.as_ref().map(|machines| {
+            machines.first().map_or(IsolationAction::default(), |machine| machine.on_isolation)
+        });
+        let owner = FleetOwner { fleet: self.fleet.clone(), generation: wanted.generation, named };
+        self.catalogs.create_for_fleet(name, &wanted.spec, owner)?;
+        self.place(name, wanted.machines.as_deref())
+    }
+
+    /// Makes the machines of a catalog those that the fleet has placed here, and changes settings and version.
+    fn change_named(&self, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
+        self.place(&is.name, wanted.machines.as_deref())?;
+        if wanted.spec.count == 0 {
+            return self.give_up(is);
+        }
+        self.change(&self.catalogs.get(&is.name)?, wanted)
+    }
+
+    /// Makes the machines of a catalog these, if it has machines with names of the fleet.
+    fn place(&self, name: &Name, placed: Option<&[PlacedMachine]>) -> Result<(), HostError> {
+        let Some(placed) = placed else { return Ok(()) };
+        let PlacedLeft { claimed, waiting } = place_machines(&self.catalogs, name, placed)?;
+        match (claimed.first(), waiting.first()) {
+            (Some(machine), _) => Err(HostError::new(
+                ErrorCode::Conflict,
+                format!(
+                    "{machine} is claimed, and leaves this host when it is released ({} such machines)",
+                    claimed.len()
+                ),
+            )),
+            (None, Some(machine)) => {
+                let message = format!("an earlier machine of the name {machine} is being removed");
+                Err(HostError::new(ErrorCode::Conflict, message))
+            }
+            (None, None) => Ok(()),
+        }
     }
 
     /// Changes settings, count and version, in steps: those who give up machines choose which.
@@ -114,11 +149,11 @@ impl ShareReconciler {
         let (name, generation) = (&is.name, wanted.generation);
         let by = ChangedBy::Fleet { generation };
         let mut count = is.spec.count;
-        if wanted.spec.count < count {
+        if wanted.machines.is_none() && wanted.spec.count < count {
             count = self.machines.shrink(name, wanted.spec.count, generation)?;
         }
         // Claimed machines beyond the count stay until they are released.
-        let count = count.max(wanted.spec.count);
+        let count = if wanted.machines.is_some() { count } else { count.max(wanted.spec.count) };
         let settings = CatalogSpec {
             image: is.spec.image.clone(),
             count,
@@ -152,6 +187,8 @@ impl ShareReconciler {
     fn give_up(&self, catalog: &Catalog) -> Result<(), HostError> {
         let generation = catalog.fleet.as_ref().map_or(0, |owner| owner.generation);
         let by = ChangedBy::Fleet { generation };
+        let is_named = catalog.fleet.as_ref().is_some_and(|owner| owner.named.is_some());
+        self.place(&catalog.name, is_named.then_some(&[]))?;
         match self.machines.shrink(&catalog.name, 0, generation)? {
             0 => self
                 .catalogs

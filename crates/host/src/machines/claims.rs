@@ -20,6 +20,7 @@ use spillway_api::{
     CatalogSpec, ErrorCode, EventKind, Machine, MachineDetails, Name, NewClaim, Phase, Power, Selector,
 };
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 const MOST_OWNER_CHARACTERS: usize = 128;
@@ -35,6 +36,30 @@ pub struct Claimant {
     pub owner: String,
     /// The request: the claim is made once for its key.
     pub request: IdempotentRequest,
+    /// For a claim of the host's fleet: what must hold when the claim is made. Runs in the transaction that makes it.
+    pub permit: Option<ClaimPermit>,
+}
+
+/// Refuses a claim, or says what is recorded with it.
+#[derive(Clone)]
+pub struct ClaimPermit(pub PermitCheck);
+
+/// The check of a [`ClaimPermit`].
+pub type PermitCheck = Arc<dyn Fn(&mut Changes) -> Result<FleetMark, HostError> + Send + Sync>;
+
+impl fmt::Debug for ClaimPermit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClaimPermit").finish_non_exhaustive()
+    }
+}
+
+/// What is recorded with a claim of the host's fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FleetMark {
+    /// Epoch of the host when it made the claim.
+    pub epoch: i64,
+    /// Number of the attempt that made it.
+    pub attempt: u64,
 }
 
 /// Selects the claim to renew or release. Without a field set, it is the current claim of the machine.
@@ -48,9 +73,11 @@ pub struct ClaimSelector<'a> {
 
 /// The claim that a request with an idempotency key has made.
 #[derive(Serialize, Deserialize)]
-struct KeyedClaim {
-    machine: Name,
-    claim: String,
+pub(super) struct KeyedClaim {
+    pub(super) machine: Name,
+    pub(super) claim: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) fleet: Option<FleetMark>,
 }
 
 /// Result of trying to claim one machine.
@@ -65,9 +92,9 @@ enum ClaimAttempt {
 /// Claims machines for clients, and releases them.
 #[derive(Clone)]
 pub struct Claims {
-    reader: MachineReader,
+    pub(super) reader: MachineReader,
     catalogs: Catalogs,
-    objects: Objects,
+    pub(super) objects: Objects,
     events: Events,
     space: Arc<SpaceWatch>,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
@@ -180,6 +207,7 @@ impl Claims {
             }
             let mut is = is.map(|wanted| wanted.value).unwrap_or_default();
             require_open(changes)?;
+            let fleet = by.permit.as_ref().map(|permit| (permit.0)(changes)).transpose()?;
             let spec = whole(changes, &seen.machine.catalog)?.spec;
             check_claimable(&seen.machine.catalog, &spec)?;
             match check_none_committed(changes, [&seen.machine.name]) {
@@ -190,7 +218,7 @@ impl Claims {
             let owner = claim.owner.as_deref().unwrap_or(&by.owner);
             let mut claimed = ClaimRecord::new(ttl.filter(|ttl| *ttl > 0), is.power == Power::Off, owner);
             claimed.labels = claim.labels.clone();
-            let made = KeyedClaim { machine: seen.machine.name.clone(), claim: claimed.id.clone() };
+            let made = KeyedClaim { machine: seen.machine.name.clone(), claim: claimed.id.clone(), fleet };
             by.request.record(changes, &made);
             is.claim = Some(claimed);
             is.start_fresh(&spec);

@@ -93,6 +93,9 @@ have seen that the host is off. It takes effect at once and asks nothing. While 
 If the machines do run on, there are more than were asked for until the host comes back and gives up its own. It counts as
 alive again then, without another command. Machines that keep data are never replaced: they are back with their host.
 
+Machines with names of the fleet (identity = named) start elsewhere at once, too. If the host does run them on, the same name
+is alive twice: be sure that it is off.
+
 Example:
   spillway fleet host declare-dead host-a";
 
@@ -199,3 +202,46 @@ hosts ('spillway leftover list' there).
 
 Example:
   spillway fleet catalog delete desk";
+
+pub const CLAIM: &str = "\
+The daemon that is asked asks one host after the other, those with ready machines first. The host that has the machine
+decides, without etcd. Hosts without connection to etcd give no machines to the fleet.
+
+The claim has an id ('request' with --json). If an answer is lost, the command repeats the request itself for at most 90 s:
+it gets the same machine, whichever host is asked. Exit code 69 says that it is still not known whether a machine is claimed.
+Then, and in jobs that may be started twice, give the id of the request with --key, and --repeated: all hosts are asked first
+whether they have its claim. A host that is silent lets a repeated request fail until it counts as lost (45 s).
+
+Of two claims on one host, the later one has the larger 'fence' (host_epoch, then revision; see --json).
+
+Examples:
+  claim=$(spillway fleet claim runner --ttl 1h --wait)
+  machine=$(echo \"$claim\" | cut -f1)          # host-b/runner-host-b-004
+  spillway --host \"${machine%/*}\" machine exec \"${machine#*/}\" -- make test
+  spillway fleet release \"$machine\" --claim \"$(echo \"$claim\" | cut -f3)\"
+  A job that does not know whether its claim arrived:
+    spillway fleet claim runner --key \"job-$CI_JOB_ID\" --repeated";
+
+pub const RENEW: &str = "\
+Example:
+  spillway fleet renew host-b/runner-host-b-004 --ttl 1h";
+
+pub const RELEASE: &str = "\
+Example:
+  spillway fleet release host-b/runner-host-b-004 --claim 0b7ac1f2-3f4e-4f6a-8d55-0d5b2f0c9a11";
+
+pub const EVENT: &str = "\
+Times are those of the hosts' clocks. With --follow events of different hosts come as they arrive, those of one host in its order; a host that
+cannot be asked is said once, and its events follow when it can.
+
+Examples:
+  spillway fleet event -n 20
+  spillway fleet event --follow --json | jq -r 'select(.event.kind == \"failed\") | .host + \" \" + .event.text'";
+
+pub const TOP: &str = "\
+A row is a host, or with --per catalog a catalog on all hosts. Columns and keys are those of 'spillway top', which shows the machines of one
+host ('spillway top --host HOST').
+
+Examples:
+  spillway fleet top
+  spillway fleet top --per catalog --once";

@@ -3,24 +3,30 @@
 //! Never talks to etcd: the daemon of a host does. Invariant: nothing is decided here; the daemon's response is shown.
 
 pub(super) mod catalog;
+mod claim;
+mod event;
 mod help;
 mod host;
 mod image;
 mod registry;
 mod share;
 mod status;
+mod top;
 
 use super::{Daemon, word};
 use crate::error::Failure;
 use crate::output;
 use catalog::FleetCatalogCommand;
+use claim::{FleetClaimOptions, FleetRelease, FleetRenew};
 use clap::{Subcommand, ValueEnum};
+use event::FleetEvents;
 use host::FleetHostCommand;
 use image::FleetImageCommand;
 use registry::FleetRegistryCommand;
 use spillway_api::client::Client;
 use spillway_api::{Empty, FleetDetails, JoinToken, NewFleet, PlacerChange};
 use std::process::ExitCode;
+use top::FleetTop;
 
 /// Path of the fleet.
 const FLEET: &str = "/v1/fleet";
@@ -47,6 +53,12 @@ pub enum FleetCommand {
         #[arg(value_enum, value_name = "on|off", hide_possible_values = true)]
         state: Switch,
     },
+    /// Show and follow the events of all hosts
+    #[command(after_help = help::EVENT)]
+    Event(FleetEvents),
+    /// Show where the I/O of all hosts goes, live
+    #[command(after_help = help::TOP, mut_arg("by", |by| by.hide(true)))]
+    Top(Box<FleetTop>),
     /// Manage a host of the fleet: cordon, drain, declare dead, remove
     #[command(subcommand)]
     Host(FleetHostCommand),
@@ -59,6 +71,15 @@ pub enum FleetCommand {
     /// Manage images of the fleet: versions in its registries, for its catalogs
     #[command(subcommand)]
     Image(FleetImageCommand),
+    /// Claim a machine of a catalog on any host; prints HOST/MACHINE, its address if that is known, and the claim's id
+    #[command(after_help = help::CLAIM)]
+    Claim(FleetClaimOptions),
+    /// Renew a claim, from now on
+    #[command(after_help = help::RENEW)]
+    Renew(FleetRenew),
+    /// Release a machine: it is reset, and can be claimed again
+    #[command(after_help = help::RELEASE)]
+    Release(FleetRelease),
 }
 
 /// State of a switch.
@@ -72,17 +93,22 @@ pub enum Switch {
 
 /// Does it.
 pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure> {
-    let client = daemon.client()?;
+    let mut client = daemon.client()?;
     match command {
         FleetCommand::Init => init(daemon, &client)?,
         FleetCommand::Status => return status::status(daemon, &client),
         FleetCommand::Hosts => host::list(daemon, &client)?,
         FleetCommand::JoinToken => join_token(daemon, &client)?,
         FleetCommand::Placer { state } => placer(daemon, &client, state == Switch::On)?,
+        FleetCommand::Event(args) => event::event(daemon, &client, &args)?,
+        FleetCommand::Top(args) => top::top(daemon, client, *args)?,
         FleetCommand::Host(command) => host::host(daemon, &client, command)?,
         FleetCommand::Catalog(command) => return catalog::catalog(daemon, &client, command),
         FleetCommand::Registry(command) => registry::registry(daemon, &client, command)?,
         FleetCommand::Image(command) => image::image(daemon, &client, command)?,
+        FleetCommand::Claim(claim) => claim.run(daemon, &mut client)?,
+        FleetCommand::Renew(renew) => renew.run(daemon)?,
+        FleetCommand::Release(release) => release.run(daemon)?,
     }
     Ok(ExitCode::SUCCESS)
 }

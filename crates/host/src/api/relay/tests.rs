@@ -33,11 +33,11 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
 
-fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     text.parse().unwrap()
 }
 
-fn settings(dir: &Path) -> DaemonSettings {
+pub(crate) fn settings(dir: &Path) -> DaemonSettings {
     DaemonSettings {
         state: dir.to_owned(),
         socket: dir.join("sock"),
@@ -179,23 +179,23 @@ async fn pair() -> (TestHost, TestHost) {
 }
 
 #[derive(Debug)]
-struct Answer {
-    status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     head: String,
-    body: String,
+    pub(crate) body: String,
 }
 
 impl Answer {
-    fn json<T: serde::de::DeserializeOwned>(&self) -> T {
+    pub(crate) fn json<T: serde::de::DeserializeOwned>(&self) -> T {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
-    fn detail(&self) -> String {
+    pub(crate) fn detail(&self) -> String {
         self.json::<Problem>().detail
     }
 }
 
-async fn ask(
+pub(crate) async fn ask(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     method: &str,
     path: &str,

@@ -116,6 +116,7 @@ mod tests {
             version: "1".into(),
             hypervisor: Hypervisor::None,
             peers: None,
+            lease: 0,
         }
     }
 

@@ -1,0 +1,338 @@
+//! `spillway fleet claim`, `renew` and `release`. Owns the repeats of a claim whose answer was lost.
+//!
+//! Invariant: a claim that could not be reported is released. A request that may have been carried out is sent again with the same id, as
+//! one that is repeated.
+
+use super::FLEET;
+use crate::error::{Exit, Failure};
+use crate::host::Daemon;
+use crate::host::claim::{claim_of, release};
+use crate::host::machine::{failed, wait};
+use crate::host::words::label;
+use crate::output;
+use clap::Args;
+use spillway_api::client::{Client, ClientError, query};
+use spillway_api::{ClaimRenewal, ErrorCode, FleetClaim, MachineDetails, Name, NewClaim, parse_ttl};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+/// How long the daemon itself waits for the machine.
+const HELD: u64 = 25;
+/// How long a request is repeated whose answer was lost: a host counts as lost after 45 s.
+const REPEATS: Duration = Duration::from_secs(90);
+/// Time until a request is repeated.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A wait that is shorter is not announced.
+const SOON: Duration = Duration::from_secs(2);
+
+/// Options of `fleet claim`.
+#[derive(Debug, Args)]
+pub struct FleetClaimOptions {
+    /// The catalog
+    catalog: Name,
+    /// Duration of the claim, such as 90s, 30m, 2h or 7d, or none: until it is released [default: the catalog's, else
+    /// that of the host's spillwayd]
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    ttl: Option<u32>,
+    /// Owner of the claim [default: the name of the token, or the number of the user, such as 'uid 1000']
+    #[arg(long, value_name = "NAME")]
+    owner: Option<String>,
+    /// A label of the claim; may be given more than once
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(Name, String)>,
+    /// Id of the request, 1 to 128 visible ASCII characters: a new one for each new claim [default: a random one]
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// The request with this --key may have been sent before: if it has claimed a machine, that one is returned
+    #[arg(long, requires = "key")]
+    repeated: bool,
+    /// Take a machine that is not ready yet if none is, and start one if necessary
+    #[arg(long)]
+    any: bool,
+    /// The same, and wait until the machine is ready. While no machine is free, wait for one
+    #[arg(long)]
+    wait: bool,
+    /// With --wait: longest wait
+    #[arg(long, value_name = "SECONDS", requires = "wait", default_value_t = 300)]
+    timeout: u64,
+}
+
+/// A machine of the fleet: `HOST/MACHINE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FleetMachine {
+    host: Name,
+    machine: Name,
+}
+
+impl FromStr for FleetMachine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<FleetMachine, String> {
+        let (host, machine) =
+            text.split_once('/').ok_or("it is HOST/MACHINE, as 'fleet claim' has printed it")?;
+        let name = |text: &str| text.parse::<Name>().map_err(|e| e.to_string());
+        Ok(FleetMachine { host: name(host)?, machine: name(machine)? })
+    }
+}
+
+impl fmt::Display for FleetMachine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.host, self.machine)
+    }
+}
+
+/// Options of `fleet renew`.
+#[derive(Debug, Args)]
+pub struct FleetRenew {
+    /// Host and machine, as 'fleet claim' has printed them
+    #[arg(value_name = "HOST/MACHINE")]
+    machine: FleetMachine,
+    /// Duration from now on, or none: until it is released [default: as long as when it was claimed]
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    ttl: Option<u32>,
+    /// Only if the machine still has the claim of this id, which 'claim' printed
+    #[arg(long, value_name = "ID")]
+    claim: Option<String>,
+}
+
+/// Options of `fleet release`.
+#[derive(Debug, Args)]
+pub struct FleetRelease {
+    /// Host and machine, as 'fleet claim' has printed them
+    #[arg(value_name = "HOST/MACHINE")]
+    machine: FleetMachine,
+    /// Only if the machine still has the claim of this id, which 'claim' printed
+    #[arg(long, value_name = "ID")]
+    claim: Option<String>,
+}
+
+/// What is done after a request has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It is sent again, as it was: it has certainly claimed nothing.
+    Again,
+    /// It is sent again as one that is repeated.
+    Repeat,
+    /// The command fails.
+    Fail,
+}
+
+/// Decides what follows from an error. `is_sent`: an earlier request with this id may have claimed a machine.
+fn next(error: &ClientError, waits: bool, is_sent: bool) -> Next {
+    match error {
+        ClientError::Broken { .. } => Next::Repeat,
+        ClientError::Refused(refusal) if refusal.code == ErrorCode::Unavailable => Next::Repeat,
+        ClientError::Refused(refusal) if refusal.code == ErrorCode::Exhausted && waits => Next::Again,
+        ClientError::Connect { .. } if is_sent => Next::Repeat,
+        _ => Next::Fail,
+    }
+}
+
+impl FleetClaimOptions {
+    /// Claims a machine and prints where it is.
+    pub fn run(self, daemon: &Daemon, client: &mut Client) -> Result<(), Failure> {
+        let key = match &self.key {
+            Some(key) => key.clone(),
+            None => random_id()?,
+        };
+        let until = Instant::now() + if self.wait { Duration::from_secs(self.timeout) } else { REPEATS };
+        let waiting = self.announce(&key);
+        let mut claim = self.ask(daemon, client, &key, until)?;
+        let there = daemon.client()?.through_to(claim.host.clone());
+        let waited = self.wait(&there, &mut claim, until);
+        drop(waiting);
+        let told = waited.and_then(|()| tell(daemon, &claim));
+        if told.is_err() {
+            // The user does not get the machine. It may have another claim by now.
+            let _ = release(&there, &claim.machine.machine.name, Some(&claim.claim));
+        }
+        told
+    }
+
+    /// Says once on standard error what is waited for, unless the result is dropped soon.
+    fn announce(&self, key: &str) -> Sender<()> {
+        let (waiting, ended) = mpsc::channel();
+        let text = match self.wait {
+            true => format!(
+                "no machine of {} is ready: waiting for one, at most {} s (--timeout); Ctrl-C undoes the claim",
+                self.catalog, self.timeout
+            ),
+            false => format!(
+                "the request {key} is not answered yet: it is repeated for {} s at most",
+                REPEATS.as_secs()
+            ),
+        };
+        std::thread::spawn(move || {
+            if ended.recv_timeout(SOON) == Err(RecvTimeoutError::Timeout) {
+                output::complain("notice", &text);
+            }
+        });
+        waiting
+    }
+
+    fn ask(
+        &self,
+        daemon: &Daemon,
+        client: &mut Client,
+        key: &str,
+        until: Instant,
+    ) -> Result<FleetClaim, Failure> {
+        let labels = self.labels.iter().cloned().collect();
+        let any = self.any || self.wait;
+        let asked = NewClaim { ttl_seconds: self.ttl, any, owner: self.owner.clone(), labels };
+        if self.wait {
+            let cannot = |e| Failure::new(Exit::Internal, format!("signals cannot be waited for: {e}"));
+            client.interruptible().map_err(cannot)?;
+        }
+        let mut repeated = self.repeated;
+        loop {
+            let held = if self.wait { self.timeout.min(HELD) } else { 0 };
+            let queried = query([("repeated", repeated.to_string()), ("wait", held.to_string())]);
+            let path = format!("{FLEET}/catalogs/{}/claims{queried}", self.catalog);
+            let error = match client.post_once(&path, Some(key), &asked) {
+                Ok(claim) => return Ok(claim),
+                Err(interrupted @ ClientError::Interrupted { .. }) => {
+                    self.undo(daemon, key, &asked);
+                    return Err(interrupted.into());
+                }
+                Err(error) => error,
+            };
+            match next(&error, self.wait, repeated) {
+                Next::Fail => return Err(error.into()),
+                _ if Instant::now() + PAUSE >= until => return Err(error.into()),
+                Next::Repeat => repeated = true,
+                Next::Again => {}
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Releases what an interrupted request has claimed.
+    fn undo(&self, daemon: &Daemon, key: &str, asked: &NewClaim) {
+        let path = format!("{FLEET}/catalogs/{}/claims?repeated=true", self.catalog);
+        let Ok(client) = daemon.client() else { return };
+        let Ok(claim) = client.post_once::<_, FleetClaim>(&path, Some(key), asked) else { return };
+        if let Ok(client) = daemon.client() {
+            let there = client.through_to(claim.host);
+            let _ = release(&there, &claim.machine.machine.name, Some(&claim.claim));
+        }
+    }
+
+    fn wait(&self, there: &Client, claim: &mut FleetClaim, until: Instant) -> Result<(), Failure> {
+        if !self.wait {
+            return Ok(());
+        }
+        wait(there, &mut claim.machine, until).map_err(|late| {
+            let undone =
+                format!("after {} s (--timeout); its claim is undone, and it is reset", self.timeout);
+            Failure::new(late.exit, format!("{} {undone}", late.message))
+        })?;
+        claim.address.clone_from(&claim.machine.status.address);
+        failed(&claim.machine)?;
+        let why = match () {
+            () if claim_of(&claim.machine) != Some(&claim.claim) => {
+                "its claim has ended while it was waited for"
+            }
+            () if !claim.machine.status.ready => {
+                "it was stopped while it was waited for; its claim is undone"
+            }
+            () => return Ok(()),
+        };
+        Err(Failure::new(Exit::Refused, format!("{}: {why}", place(claim))))
+    }
+}
+
+fn place(claim: &FleetClaim) -> FleetMachine {
+    FleetMachine { host: claim.host.clone(), machine: claim.machine.machine.name.clone() }
+}
+
+/// Makes the id of a request.
+fn random_id() -> Result<String, Failure> {
+    let file = "/proc/sys/kernel/random/uuid";
+    let cannot = |e| Failure::new(Exit::Internal, format!("{file}: {e}: give --key"));
+    Ok(std::fs::read_to_string(file).map_err(cannot)?.trim().to_owned())
+}
+
+/// Prints host and name, address and the claim's id. Fails if the output cannot be written.
+fn tell(daemon: &Daemon, claim: &FleetClaim) -> Result<(), Failure> {
+    let is_read = daemon.shows(claim, |claim| {
+        let address = claim.address.as_deref().unwrap_or("-");
+        format!("{}\t{address}\t{}\n", place(claim), claim.claim)
+    })?;
+    match is_read {
+        true => Ok(()),
+        false => Err(Failure::new(
+            Exit::Create,
+            format!(
+                "the name of the claimed machine cannot be written to standard output: {} is released again",
+                place(claim)
+            ),
+        )),
+    }
+}
+
+impl FleetRenew {
+    /// Renews a claim and prints its duration.
+    pub fn run(self, daemon: &Daemon) -> Result<(), Failure> {
+        let which = self.claim.map(|id| query([("claim", id)])).unwrap_or_default();
+        let path = format!("/v1/machines/{}/claim{which}", self.machine.machine);
+        let client = daemon.client()?.through_to(self.machine.host.clone());
+        let renewed: MachineDetails = client.put(&path, &ClaimRenewal { ttl_seconds: self.ttl })?;
+        daemon.show(&renewed, |renewed| {
+            let left = renewed.claim.as_ref().and_then(|claim| claim.left_seconds);
+            let until = left.map_or("until it is released".into(), |left| format!("for {left} s"));
+            format!("{} is claimed {until}\n", self.machine)
+        })
+    }
+}
+
+impl FleetRelease {
+    /// Releases a machine.
+    pub fn run(self, daemon: &Daemon) -> Result<(), Failure> {
+        let client = daemon.client()?.through_to(self.machine.host.clone());
+        let released = release(&client, &self.machine.machine, self.claim.as_deref())?;
+        daemon.show(&released, |_| format!("{} is released\n", self.machine))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_api::Problem;
+
+    #[test]
+    fn a_machine_of_the_fleet_has_a_host() {
+        let machine: FleetMachine = "host-b/runner-host-b-004".parse().unwrap();
+        assert_eq!((machine.host.as_str(), machine.machine.as_str()), ("host-b", "runner-host-b-004"));
+        assert_eq!(machine.to_string(), "host-b/runner-host-b-004");
+        for wrong in ["runner", "/runner", "host-b/", "a/b/c", "A/b"] {
+            assert!(wrong.parse::<FleetMachine>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_repeated_if_it_may_have_claimed() {
+        let refused = |code| ClientError::Refused(Problem::new(code, "why"));
+        let broken = ClientError::Broken { at: "x".into(), why: "gone".into() };
+        let connect =
+            || ClientError::Connect { at: "x".into(), source: std::io::ErrorKind::NotFound.into(), hint: "" };
+        for (error, waits, is_sent, then) in [
+            (broken, false, false, Next::Repeat),
+            (refused(ErrorCode::Unavailable), false, false, Next::Repeat),
+            (refused(ErrorCode::Exhausted), true, false, Next::Again),
+            (refused(ErrorCode::Exhausted), false, false, Next::Fail),
+            (refused(ErrorCode::Conflict), true, true, Next::Fail),
+            (connect(), true, false, Next::Fail),
+            (connect(), false, true, Next::Repeat),
+        ] {
+            assert_eq!(next(&error, waits, is_sent), then, "{error}");
+        }
+    }
+
+    #[test]
+    fn ids_are_random() {
+        assert!(random_id().unwrap().len() == 36 && random_id().unwrap() != random_id().unwrap());
+    }
+}

@@ -1,0 +1,458 @@
+//! Claims of a fleet: the routes of several daemons, with real TLS on the loopback network, and answers that are lost or late.
+
+use super::*;
+use crate::api::relay::tests::{Answer, ask, name, settings};
+use crate::api::{ApiParts, ApiState, router};
+use crate::daemon;
+use crate::fleet::claims::ClaimParts;
+use crate::fleet::door::{CALLER_HEADER, FleetDoor, FleetListener, Identity, Member};
+use crate::serving::{accept, accept_fleet};
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use serde_json::{Value, json};
+use spillway_api::{FleetOwner, List, MachineDetails, Operation};
+use spillway_fleet::view::{Entry, FleetView, Update};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicI64;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, watch};
+
+/// What happens to a question of another host.
+#[derive(Clone)]
+enum Fault {
+    /// It is carried out, and never answered.
+    LoseAnswer,
+    /// It never arrives.
+    LoseQuestion,
+    /// It is carried out when this is notified, however long that takes.
+    Hold(Arc<Notify>),
+}
+
+/// A host with the routes of its daemon.
+struct Host {
+    name: Name,
+    dir: tempfile::TempDir,
+    identity: Identity,
+    door: Arc<FleetDoor>,
+    app: ApiState,
+    address: Mutex<String>,
+    /// 0: it has no valid lease.
+    epoch: Arc<AtomicI64>,
+    view: watch::Sender<FleetView>,
+    faults: Arc<Mutex<VecDeque<Fault>>>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
+impl Host {
+    /// Starts a host with so many machines of the catalog `desk`. None of them ever runs.
+    async fn new(host: &str, machines: u32) -> Host {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let identity = Identity::open(dir.path(), &name(host)).unwrap();
+        let door = Arc::new(FleetDoor::new(name(host), &identity));
+        let app = daemon::app_of(&settings(dir.path()), Some(Arc::clone(&door))).unwrap();
+        let (epoch, view) = (Arc::new(AtomicI64::new(7)), watch::Sender::new(FleetView::default()));
+        let own = Arc::clone(&epoch);
+        let claims = FleetClaims::begin(ClaimParts {
+            fleet: name("site"),
+            door: Arc::clone(&door),
+            machines: app.machines.clone(),
+            idempotency: app.idempotency.clone(),
+            view: view.subscribe(),
+            epoch: Arc::new(move || Some(own.load(Ordering::SeqCst)).filter(|epoch| *epoch > 0)),
+            taken: Mutex::default(),
+            departures: Mutex::default(),
+        });
+        let parts = Arc::into_inner(app).unwrap();
+        let app: ApiState = Arc::new(ApiParts { fleet_claims: Some(claims), ..parts });
+        let faults: Arc<Mutex<VecDeque<Fault>>> = Arc::default();
+        let of_layer = Arc::clone(&faults);
+        let faulty = router(Arc::clone(&app)).layer(from_fn(move |request: Request, next: Next| {
+            let fault = request
+                .uri()
+                .path()
+                .starts_with("/v1/fleet/self/catalogs")
+                .then(|| of_layer.lock().unwrap().pop_front());
+            async move {
+                match fault.flatten() {
+                    None => next.run(request).await,
+                    Some(Fault::LoseQuestion) => std::future::pending().await,
+                    Some(Fault::LoseAnswer) => {
+                        next.run(request).await;
+                        std::future::pending().await
+                    }
+                    // As one that is in a queue, and whose client has gone.
+                    Some(Fault::Hold(until)) => {
+                        let later = async move {
+                            until.notified().await;
+                            next.run(request).await
+                        };
+                        tokio::spawn(later).await.unwrap()
+                    }
+                }
+            }
+        }));
+        let listener =
+            FleetListener::open(([127, 0, 0, 1], 0).into(), &identity, door.members.clone()).await.unwrap();
+        let address = Mutex::new(listener.address().unwrap().to_string());
+        let socket = UnixListener::bind(dir.path().join("sock")).unwrap();
+        let tasks = vec![
+            tokio::spawn(accept_fleet(Some(Arc::new(listener)), faulty)),
+            tokio::spawn(accept(socket, router(Arc::clone(&app)))),
+        ];
+        let host = Host { name: name(host), dir, identity, door, app, address, epoch, view, faults, tasks };
+        host.import().await;
+        let spec = json!({ "image": "debian:1", "count": machines, "ram_bytes": 1 << 26 });
+        let owner = FleetOwner { fleet: name("site"), generation: 1, named: None };
+        let spec = serde_json::from_value(spec).unwrap();
+        host.app.catalogs.create_for_fleet(&name("desk"), &spec, owner).unwrap();
+        host
+    }
+
+    async fn import(&self) {
+        let disk = self.dir.path().join("disk");
+        std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+        let import = json!({ "path": disk, "format": "raw" }).to_string();
+        let begun: Operation = self.send("POST", "/v1/images/debian/versions", "", &import).await.json();
+        let ended = self.send("GET", &format!("/v1/operations/{}?wait=30", begun.id), "", "").await;
+        assert_eq!(ended.json::<Value>()["state"]["phase"], "done", "{ended:?}");
+    }
+
+    async fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        let stream = UnixStream::connect(self.dir.path().join("sock")).await.unwrap();
+        let headers = format!("content-type: application/json\r\n{headers}");
+        ask(stream, method, path, &headers, body).await
+    }
+
+    /// Claims any machine, by a request with this id.
+    async fn claim(&self, id: &str, repeated: bool) -> Answer {
+        let path = format!("/v1/fleet/catalogs/desk/claims?repeated={repeated}");
+        self.send("POST", &path, &format!("idempotency-key: {id}\r\n"), r#"{"any": true}"#).await
+    }
+
+    /// Machines of the host that are claimed.
+    async fn claimed(&self) -> Vec<MachineDetails> {
+        let all: List<MachineDetails> = self.send("GET", "/v1/machines", "", "").await.json();
+        all.items.into_iter().filter(|machine| machine.claim.is_some()).collect()
+    }
+
+    fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.faults.lock().unwrap().extend(faults);
+    }
+}
+
+/// A fleet of such hosts.
+struct Fleet(Vec<Host>);
+
+impl Fleet {
+    /// So many machines of each host.
+    async fn new(machines: &[u32]) -> Fleet {
+        let mut hosts = Vec::new();
+        for (number, machines) in machines.iter().enumerate() {
+            hosts.push(Host::new(&format!("host-{}", ["a", "b", "c", "d"][number]), *machines).await);
+        }
+        let fleet = Fleet(hosts);
+        fleet.show(&BTreeSet::new(), 5);
+        fleet
+    }
+
+    /// Gives all hosts the records of the fleet, at this revision. `gone` have no lease.
+    fn show(&self, gone: &BTreeSet<&str>, revision: i64) {
+        let mut entries = Vec::new();
+        let mut put = |key: String, value: Value| {
+            entries
+                .push((key, Entry { value: value.to_string().into_bytes(), created: 7, modified: revision }));
+        };
+        let spec = json!({ "image": "debian:1", "count": 9, "ram_bytes": 1 << 26, "lost_after_seconds": 20 });
+        put(
+            "catalogs/desk".into(),
+            json!({ "spec": spec, "version": 1, "generation": 1, "history": [], "created": "2026-01-01T00:00:00Z" }),
+        );
+        for Host { name, identity, address, .. } in &self.0 {
+            put(format!("hosts/{name}"), json!({ "host_id": name, "zone": "z" }));
+            let budget = json!({ "guarantee_bytes": 1, "limit_bytes": 1, "memory_bytes": 1, "vcpus": 1 });
+            let desk = json!({ "generation": 1, "count": 4 });
+            put(format!("status/{name}"), json!({ "budget": budget, "catalogs": { "desk": desk } }));
+            if !gone.contains(name.as_str()) {
+                let alive = json!({ "instance": "i", "boot_id": "b", "address": *address.lock().unwrap(), "version": "1",
+                    "certificate": identity.digest().to_string(), "hypervisor": "none" });
+                put(format!("alive/{name}"), alive);
+            }
+        }
+        let member = |host: &Host| {
+            let address = host.address.lock().unwrap().clone();
+            (
+                host.name.clone(),
+                Member { address, certificate: host.identity.digest(), epoch: 7, peers: None },
+            )
+        };
+        for host in &self.0 {
+            host.door.members.replace(self.0.iter().map(member).collect::<BTreeMap<_, _>>());
+            host.view.send_modify(|view| {
+                view.apply(Update::Whole(revision, entries.clone()));
+                assert!(view.unreadable.is_empty(), "{:?}", view.unreadable);
+            });
+        }
+    }
+
+    /// All claimed machines, with their hosts.
+    async fn claimed(&self) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        for host in &self.0 {
+            let claimed = host.claimed().await.into_iter();
+            all.extend(claimed.map(|machine| (host.name.to_string(), machine.machine.name.to_string())));
+        }
+        all
+    }
+
+    /// An id whose request goes to this host first, and then to the next ones.
+    fn id_for(&self, hosts: &[&str]) -> String {
+        let view = self.0[0].view.borrow().clone();
+        let first = |id: &String| {
+            let order =
+                spillway_fleet::claim::candidates(&view, &name("desk"), id, true, &Default::default());
+            order.iter().zip(hosts).all(|(candidate, host)| candidate.host.as_str() == *host)
+        };
+        (0..10_000).map(|number| format!("r{number}")).find(first).unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_has_one_claim_through_whichever_host_it_comes() {
+    let fleet = Fleet::new(&[2, 2, 2]).await;
+    let mut seen = BTreeSet::new();
+    let mut fences: BTreeMap<String, Vec<spillway_api::ClaimFence>> = BTreeMap::new();
+    for number in 0..6 {
+        let id = format!("job-{number}");
+        let through = &fleet.0[number % 3];
+        let claim: FleetClaim = through.claim(&id, false).await.json();
+        assert!(!claim.is_repeated && claim.request == id, "{claim:?}");
+        assert_eq!(claim.machine.claim.as_ref().unwrap().id, claim.claim);
+        let owner = &claim.machine.claim.as_ref().unwrap().owner;
+        assert_eq!(
+            *owner,
+            format!("uid {}", rustix::process::getuid().as_raw()),
+            "not with the host it came through"
+        );
+        assert!(seen.insert((claim.host.clone(), claim.machine.machine.name.clone())));
+        assert_eq!(claim.fence.host_epoch, 7);
+        fences.entry(claim.host.to_string()).or_default().push(claim.fence);
+        for again in &fleet.0 {
+            let repeated: FleetClaim = again.claim(&id, true).await.json();
+            assert!(repeated.is_repeated, "{repeated:?}");
+            assert_eq!(
+                (&repeated.claim, &repeated.host, repeated.fence),
+                (&claim.claim, &claim.host, claim.fence)
+            );
+        }
+    }
+    assert!(fences.values().all(|fences| fences.is_sorted_by(|a, b| a < b)), "{fences:?}");
+    assert_eq!(fleet.claimed().await.len(), 6);
+    let none = fleet.0[0].claim("job-6", false).await;
+    assert_eq!((none.status, none.json::<Value>()["code"].as_str()), (409, Some("exhausted")), "{none:?}");
+    // The same id with another body is another request.
+    let body = r#"{"any": true, "owner": "eve"}"#;
+    let path = "/v1/fleet/catalogs/desk/claims?repeated=true";
+    let reused = fleet.0[1].send("POST", path, "idempotency-key: job-1\r\n", body).await;
+    assert_eq!(reused.status, 422, "{reused:?}");
+    // A claim that has ended is not made anew.
+    let claim: FleetClaim = fleet.0[0].claim("job-1", true).await.json();
+    let release = format!(
+        "/v1/fleet/hosts/{}/api/v1/machines/{}/claim?claim={}",
+        claim.host, claim.machine.machine.name, claim.claim
+    );
+    assert_eq!(fleet.0[0].send("DELETE", &release, "", "").await.status, 200);
+    for host in &fleet.0 {
+        let over = host.claim("job-1", true).await;
+        assert!(over.status == 409 && over.detail().contains("is over"), "{over:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_is_found_and_a_lost_question_is_asked_again() {
+    let fleet = Fleet::new(&[4, 4]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let id = fleet.id_for(&["host-b"]);
+    b.fail([Fault::LoseAnswer]);
+    let claim: FleetClaim = a.claim(&id, false).await.json();
+    assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-b", true));
+    assert_eq!(fleet.claimed().await.len(), 1);
+    let next = (0..)
+        .map(|n| format!("n{n}"))
+        .find(|id| fleet.0[0].view.borrow().alive.len() == 2 && first_of(&fleet, id) == "host-b")
+        .unwrap();
+    b.fail([Fault::LoseQuestion, Fault::LoseQuestion]);
+    let claim: FleetClaim = a.claim(&next, false).await.json();
+    assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-b", false));
+    assert_eq!(fleet.claimed().await.len(), 2);
+}
+
+fn first_of(fleet: &Fleet, id: &str) -> String {
+    let view = fleet.0[0].view.borrow().clone();
+    spillway_fleet::claim::candidates(&view, &name("desk"), id, true, &Default::default())[0].host.to_string()
+}
+
+/// Without the numbers of attempts, the late one claims a second machine.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_that_arrives_late_claims_nothing() {
+    let fleet = Fleet::new(&[4, 4]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let (id, late) = (fleet.id_for(&["host-b"]), Arc::new(Notify::new()));
+    // The first host of the order has none by then: another one gives the machine.
+    b.fail([Fault::Hold(Arc::clone(&late))]);
+    let machines: Vec<Name> = all_machines(b).await;
+    let drain = json!({ "action": "drain", "select": { "names": machines } }).to_string();
+    assert_eq!(b.send("POST", "/v1/machine-actions", "", &drain).await.status, 200);
+    let claim: FleetClaim = a.claim(&id, false).await.json();
+    assert_eq!(claim.host.as_str(), "host-a");
+    let undrain = drain.replace("drain", "undrain");
+    assert_eq!(b.send("POST", "/v1/machine-actions", "", &undrain).await.status, 200);
+    late.notify_one();
+    // It is answered when this later one is: the records of a host change one after the other.
+    let (path, key) = ("/v1/fleet/self/catalogs/desk/claims?attempt=0", format!("idempotency-key: {id}\r\n"));
+    let refused = b.send("POST", path, &key, r#"{"any": true}"#).await;
+    assert_eq!(refused.json::<Value>()["result"], "superseded");
+    tokio::time::timeout(Duration::from_secs(10), async {
+        while Arc::strong_count(&late) > 1 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+    .expect("the late question is carried out");
+    assert_eq!(fleet.claimed().await.len(), 1);
+}
+
+async fn all_machines(host: &Host) -> Vec<Name> {
+    let all: List<MachineDetails> = host.send("GET", "/v1/machines", "", "").await.json();
+    all.items.into_iter().map(|machine| machine.machine.name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_silent_host_has_done_is_not_guessed() {
+    let fleet = Fleet::new(&[4, 4, 4, 4]).await;
+    let id = fleet.id_for(&["host-d", "host-c"]);
+    let [a, b, c, d] = &fleet.0[..] else { panic!() };
+    // It has claimed a machine, and nobody hears of it again.
+    d.fail([Fault::LoseAnswer]);
+    d.fail(std::iter::repeat_n(Fault::LoseQuestion, 100));
+    let unknown = a.claim(&id, false).await;
+    assert_eq!(unknown.status, 503, "{unknown:?}");
+    assert!(unknown.detail().contains(&format!("--key {id} --repeated")), "{unknown:?}");
+    // Neither does another host guess, nor one whose lease has just ended.
+    assert_eq!(b.claim(&id, true).await.status, 503);
+    fleet.show(&BTreeSet::from(["host-d"]), 9);
+    assert_eq!(b.claim(&id, true).await.status, 503);
+    assert_eq!(fleet.claimed().await.len(), 1);
+    // A host that is certainly dead has no claims.
+    let entry = |value: Value| Entry { value: value.to_string().into_bytes(), created: 7, modified: 11 };
+    let dead = entry(json!({ "host_id": "host-d", "zone": "z", "dead_epoch": 7 }));
+    for host in &fleet.0 {
+        let change = vec![("hosts/host-d".to_owned(), Some(dead.clone()))];
+        host.view.send_modify(|view| view.apply(Update::Changes(11, change)));
+    }
+    let claim: FleetClaim = b.claim(&id, true).await.json();
+    assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-c", false));
+    assert_eq!((c.claimed().await.len(), d.claimed().await.len()), (1, 1));
+    // It comes back. The claim of the later attempt counts.
+    d.faults.lock().unwrap().clear();
+    let again: FleetClaim = a.claim(&id, true).await.json();
+    assert_eq!((again.host.as_str(), &again.claim), ("host-c", &claim.claim));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_without_lease_takes_no_claims_of_the_fleet() {
+    let fleet = Fleet::new(&[4, 4]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let id = fleet.id_for(&["host-b"]);
+    b.epoch.store(0, Ordering::SeqCst);
+    let claim: FleetClaim = a.claim(&id, false).await.json();
+    assert_eq!(claim.host.as_str(), "host-a");
+    // It can still ask others, but does not know whether it knows all of them.
+    let claim: FleetClaim = b.claim("x", false).await.json();
+    assert_eq!(claim.host.as_str(), "host-a");
+    let repeated = b.claim("x", true).await;
+    assert!(repeated.status == 503 && repeated.detail().contains("no valid lease"), "{repeated:?}");
+    a.epoch.store(0, Ordering::SeqCst);
+    let none = a.claim("y", false).await;
+    assert!(none.status == 503 && none.detail().contains("host-b has no valid lease"), "{none:?}");
+    assert_eq!(b.claimed().await.len(), 0);
+    // Local claims go on, and the claims that there are.
+    let own = b.send("POST", "/v1/catalogs/desk/claims", "", r#"{"any": true}"#).await;
+    assert_eq!(own.status, 200, "{own:?}");
+    a.epoch.store(9, Ordering::SeqCst);
+    let again: FleetClaim = a.claim(&id, true).await.json();
+    assert_eq!((again.fence.host_epoch, again.is_repeated), (7, true), "the fence is that of the claim");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn repeats_at_the_same_time_make_one_claim() {
+    let fleet = Arc::new(Fleet::new(&[4, 4, 4]).await);
+    for round in 0..10 {
+        let id = format!("same-{round}");
+        let mut asked = tokio::task::JoinSet::new();
+        for number in 0..6 {
+            let (fleet, id) = (Arc::clone(&fleet), id.clone());
+            asked.spawn(async move { fleet.0[number % 3].claim(&id, true).await });
+        }
+        let mut claims = BTreeSet::new();
+        while let Some(answer) = asked.join_next().await {
+            let answer = answer.unwrap();
+            match answer.status {
+                200 => _ = claims.insert(answer.json::<FleetClaim>().claim),
+                503 => {}
+                other => panic!("{other}: {answer:?}"),
+            }
+        }
+        let claim: FleetClaim = fleet.0[0].claim(&id, true).await.json();
+        claims.insert(claim.claim);
+        assert_eq!((claims.len(), fleet.claimed().await.len()), (1, round + 1), "{claims:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_claim_is_refused_and_a_claim_of_nobody_is_undone() {
+    let fleet = Fleet::new(&[1, 1]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let path = "/v1/fleet/catalogs/desk/claims";
+    for (headers, query) in [("", "?repeated=true"), ("", "?wait=31"), ("", "?again=1")] {
+        assert_eq!(a.send("POST", &format!("{path}{query}"), headers, "{}").await.status, 400, "{query}");
+    }
+    let unknown = a.send("POST", "/v1/fleet/catalogs/dask/claims", "", "{}").await;
+    assert!(unknown.status == 404 && unknown.detail().contains("'desk'"), "{unknown:?}");
+    let relayed = a.send("POST", &format!("/v1/fleet/hosts/host-b/api{path}"), "", "{}").await;
+    assert!(relayed.status == 400 && relayed.detail().contains("without --host"), "{relayed:?}");
+    let mut question =
+        Request::post("/v1/fleet/self/catalogs/desk/claims").body(axum::body::Body::from("{}")).unwrap();
+    for (header, value) in
+        [(CALLER_HEADER, "read ann"), ("idempotency-key", "x"), ("content-type", "application/json")]
+    {
+        question.headers_mut().insert(header, value.parse().unwrap());
+    }
+    let (status, _) = a.door.client.whole(&b.name, question, Duration::from_secs(10)).await.unwrap();
+    assert_eq!(status.as_u16(), 403);
+    // The client goes away before it is told of the machine, which does not get ready.
+    let mut stream = UnixStream::connect(a.dir.path().join("sock")).await.unwrap();
+    let request =
+        format!("POST {path}?wait=30 HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{{\"any\": true}}");
+    tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await.unwrap();
+    let until = |count: usize| {
+        let fleet = &fleet;
+        async move {
+            let held = async {
+                while fleet.claimed().await.len() != count {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), held).await.expect("claims are made and undone");
+        }
+    };
+    until(1).await;
+    drop(stream);
+    until(0).await;
+}

@@ -1,0 +1,240 @@
+//! One attempt to claim a machine: hosts are asked one after the other. Owns what is known of the hosts that were asked.
+//!
+//! Invariant: the next host is asked only when the one before has made no claim for this request, and cannot make one any more.
+
+use super::ask::{Asked, Question};
+use super::{FleetClaims, LONGEST, UserRequest, locked};
+use crate::error::HostError;
+use crate::fleet::etcd::now;
+use spillway_api::{ErrorCode, FleetClaim, HostClaim, HostClaimDecision, LOST_AFTER_SECONDS_DEFAULT, Name};
+use spillway_fleet::claim::{Candidate, candidates};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Time until a host whose answer was lost is asked again.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+/// How often a host is asked for a machine after its answers were lost.
+const TRIES: u32 = 3;
+/// Number of reasons in a message.
+const MOST_REASONS: usize = 5;
+
+/// One request in the course of being carried out.
+pub(super) struct ClaimAttempt {
+    pub(super) claims: FleetClaims,
+    pub(super) request: UserRequest,
+    /// Its number.
+    pub(super) number: u64,
+    pub(super) until: Instant,
+    /// Why hosts have given no machine.
+    reasons: Vec<String>,
+    /// Code of the last refusal.
+    refused: Option<ErrorCode>,
+}
+
+/// What has become of a question to a host for a machine.
+pub(super) enum Tried {
+    /// It has given one.
+    Claimed(Box<FleetClaim>),
+    /// It gives none.
+    No,
+    /// It is not known whether it has given one.
+    Lost,
+    /// A later attempt has closed this one.
+    Superseded(u64),
+}
+
+impl ClaimAttempt {
+    pub(super) fn new(claims: FleetClaims, request: UserRequest) -> ClaimAttempt {
+        let until = Instant::now() + LONGEST;
+        ClaimAttempt { claims, request, number: 0, until, reasons: Vec::new(), refused: None }
+    }
+
+    /// The same for another task.
+    pub(super) fn of_host(&self) -> ClaimAttempt {
+        let fresh = ClaimAttempt::new(self.claims.clone(), self.request.clone());
+        ClaimAttempt { number: self.number, until: self.until, ..fresh }
+    }
+
+    /// Carries out a request that nobody has sent before. Its numbers begin with 0, so that each repeat has a larger one.
+    pub(super) async fn first(mut self) -> Result<FleetClaim, HostError> {
+        for candidate in self.candidates()? {
+            if let Some(claim) = self.claim_first(&candidate).await? {
+                return Ok(claim);
+            }
+        }
+        Err(self.no_machine())
+    }
+
+    /// Asks a host until it has given a machine, or certainly gives none.
+    async fn claim_first(&mut self, candidate: &Candidate) -> Result<Option<FleetClaim>, HostError> {
+        let host = &candidate.host;
+        for _ in 0..TRIES {
+            match self.try_host(candidate).await? {
+                Tried::Claimed(claim) => return Ok(Some(*claim)),
+                Tried::No => return Ok(None),
+                Tried::Superseded(_) => return Err(self.superseded()),
+                Tried::Lost => {}
+            }
+            self.number += 1;
+            match self.close(host).await? {
+                Some(HostClaimDecision::Claimed(claim)) => return Ok(Some(self.describe(host, *claim))),
+                Some(HostClaimDecision::Ended { machine, .. }) => return Err(self.ended(host, &machine)),
+                Some(HostClaimDecision::Superseded { .. }) => return Err(self.superseded()),
+                Some(_) => {}
+                None => return Ok(None),
+            }
+        }
+        self.reasons.push(format!("{host}: its answers are lost again and again"));
+        Ok(None)
+    }
+
+    /// Hosts that may have a machine, in the order in which they are asked.
+    pub(super) fn candidates(&self) -> Result<Vec<Candidate>, HostError> {
+        let view = self.claims.0.view.borrow();
+        if view.revision == 0 {
+            let message = "the records of the fleet were not read yet: see 'spillway fleet status'";
+            return Err(HostError::new(ErrorCode::Unavailable, message));
+        }
+        let catalog = &self.request.catalog;
+        if !view.catalogs.contains_key(catalog) {
+            let names = view.catalogs.keys().map(Name::as_str);
+            return Err(HostError::not_found("catalog of the fleet", catalog.as_str(), names));
+        }
+        let taken = locked(&self.claims.0.taken);
+        Ok(candidates(&view, catalog, &self.request.id, self.request.claim.any, &taken))
+    }
+
+    /// Asks a host once for a machine.
+    pub(super) async fn try_host(&mut self, candidate: &Candidate) -> Result<Tried, HostError> {
+        let Candidate { host, ready_only } = candidate;
+        let question = Question::Claim { attempt: self.number, ready_only: *ready_only };
+        let asked = self.claims.ask(host, &self.request, question).await;
+        let parts = &self.claims.0;
+        let decision = match asked {
+            Asked::Decided(decision) => decision,
+            Asked::NotSent(why) => {
+                self.reasons.push(why);
+                return Ok(Tried::No);
+            }
+            Asked::Lost(_) => return Ok(Tried::Lost),
+            Asked::Wrong(e) => return Err(e),
+        };
+        match decision {
+            HostClaimDecision::Claimed(claim) => {
+                if !claim.is_repeated {
+                    locked(&parts.taken).note_claim(&parts.view.borrow(), host, &self.request.catalog);
+                }
+                Ok(Tried::Claimed(Box::new(self.describe(host, *claim))))
+            }
+            HostClaimDecision::Ended { machine, .. } => Err(self.ended(host, &machine)),
+            HostClaimDecision::Superseded { attempt } => Ok(Tried::Superseded(attempt)),
+            HostClaimDecision::Isolated => {
+                self.reasons.push(format!("{host} has no valid lease"));
+                Ok(Tried::No)
+            }
+            HostClaimDecision::Refused { code, message } => {
+                locked(&parts.taken).note_refusal(&parts.view.borrow(), host, &self.request.catalog);
+                self.reasons.push(format!("{host}: {message}"));
+                self.refused = Some(code);
+                Ok(Tried::No)
+            }
+            // The answer to another question.
+            HostClaimDecision::Closed => Ok(Tried::Lost),
+        }
+    }
+
+    /// Closes the attempts before this one at a host. Asks until the host answers. `None`: it counts as lost.
+    ///
+    /// # Errors
+    /// The time is over, or the request is wrong.
+    pub(super) async fn close(&self, host: &Name) -> Result<Option<HostClaimDecision>, HostError> {
+        loop {
+            let asked = self.claims.ask(host, &self.request, Question::Close { attempt: self.number }).await;
+            let why = match asked {
+                Asked::Decided(
+                    decision @ (HostClaimDecision::Claimed(_)
+                    | HostClaimDecision::Ended { .. }
+                    | HostClaimDecision::Superseded { .. }
+                    | HostClaimDecision::Closed),
+                ) => return Ok(Some(decision)),
+                Asked::Decided(_) => format!("{host} answers another question"),
+                Asked::Wrong(e) => return Err(e),
+                Asked::NotSent(why) | Asked::Lost(why) => why,
+            };
+            if self.is_lost(host) {
+                return Ok(None);
+            }
+            if Instant::now() + PAUSE >= self.until {
+                return Err(self.unknown(&why));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Whether a host that does not answer counts as lost. Only a daemon with a lease knows.
+    fn is_lost(&self, host: &Name) -> bool {
+        let parts = &self.claims.0;
+        let view = parts.view.borrow();
+        let catalog = view.catalogs.get(&self.request.catalog);
+        let seconds = catalog.map(|catalog| catalog.value.spec.fleet.lost_after_seconds);
+        let lost_after_ms = u64::from(seconds.unwrap_or(LOST_AFTER_SECONDS_DEFAULT)) * 1000;
+        (parts.epoch)().is_some() && locked(&parts.departures).is_lost(&view, host, lost_after_ms, now())
+    }
+
+    pub(super) fn describe(&self, host: &Name, claim: HostClaim) -> FleetClaim {
+        let HostClaim { machine, claim, fence, is_repeated, .. } = claim;
+        FleetClaim {
+            host: host.clone(),
+            address: machine.status.address.clone(),
+            machine,
+            claim,
+            fence,
+            request: self.request.id.clone(),
+            is_repeated,
+        }
+    }
+
+    /// No host gives a machine.
+    pub(super) fn no_machine(&self) -> HostError {
+        let catalog = &self.request.catalog;
+        let mut message = format!("no machine of '{catalog}' is free on the hosts of the fleet");
+        if !self.request.claim.any {
+            message = format!("no machine of '{catalog}' is free and ready on the hosts of the fleet");
+        }
+        let last = self.reasons.iter().rev().take(MOST_REASONS).cloned().collect::<Vec<_>>();
+        if !last.is_empty() {
+            message += &format!(" ({})", last.join("; "));
+        }
+        // Where nobody has said that there is none, hosts do not answer.
+        let code = match self.refused {
+            None if !self.reasons.is_empty() => ErrorCode::Unavailable,
+            _ => ErrorCode::Exhausted,
+        };
+        HostError::new(code, message)
+    }
+
+    /// Nobody knows whether the request was carried out.
+    pub(super) fn unknown(&self, why: &str) -> HostError {
+        let id = &self.request.id;
+        let message = format!(
+            "it is not known whether the request {id} has claimed a machine: {why}. Repeat it with 'Idempotency-Key: {id}' and \
+             repeated=true (spillway fleet claim --key {id} --repeated), through any host"
+        );
+        HostError::new(ErrorCode::Unavailable, message)
+    }
+
+    pub(super) fn ended(&self, host: &Name, machine: &Name) -> HostError {
+        let message = format!(
+            "the claim that this Idempotency-Key has made, of {machine} on {host}, is over: take a new key for a new claim"
+        );
+        HostError::new(ErrorCode::Conflict, message)
+    }
+
+    pub(super) fn superseded(&self) -> HostError {
+        let message = format!(
+            "the request {} is being repeated at this time, here or through another host: its answer counts",
+            self.request.id
+        );
+        HostError::new(ErrorCode::Conflict, message)
+    }
+}

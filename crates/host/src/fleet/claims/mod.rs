@@ -1,0 +1,235 @@
+//! Claims of machines of the fleet, through any of its hosts (docs/design/062-claims-of-a-fleet.md).
+//!
+//! Owns the order of the questions to hosts; each host decides for itself. Invariant: a request that may have been carried out at a host is
+//! sent to no other one before it is known that it was not, and cannot be any more.
+
+mod ask;
+mod attempt;
+mod repeat;
+
+use super::door::{CALLER_HEADER, FleetDoor, HostClientError, caller_value};
+use super::etcd::now;
+use crate::access::caller::{Caller, Proof};
+use crate::error::HostError;
+use crate::idempotency::Idempotency;
+use crate::machines::{ClaimSelector, FleetRequest, FleetRequestTerms, Machines};
+use crate::work::blocking;
+use attempt::ClaimAttempt;
+use axum::body::Body;
+use axum::http::{HeaderValue, Request};
+use spillway_api::{ErrorCode, FleetClaim, HostClaimDecision, MachineDetails, Name, NewClaim};
+use spillway_fleet::claim::{Departures, TakenMachines};
+use spillway_fleet::view::FleetView;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Longest time until a request is answered, without the wait for a machine that starts.
+pub const LONGEST: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 20 });
+/// Least time between two looks at which hosts have leases.
+const LOOK: Duration = Duration::from_millis(500);
+/// Longest time until a host has described or released a machine.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Returns the epoch of this host as long as its lease is certainly valid.
+pub type OwnEpoch = Arc<dyn Fn() -> Option<i64> + Send + Sync>;
+
+/// Claims of the fleet. A clone is the same.
+#[derive(Clone)]
+pub struct FleetClaims(Arc<ClaimParts>);
+
+/// What the claims of a fleet are made of.
+pub struct ClaimParts {
+    /// Name of the fleet.
+    pub fleet: Name,
+    /// Connections to other hosts.
+    pub door: Arc<FleetDoor>,
+    /// Machines of this host.
+    pub machines: Machines,
+    /// Idempotency keys of this host.
+    pub idempotency: Idempotency,
+    /// The records of the fleet, as they come.
+    pub view: watch::Receiver<FleetView>,
+    /// Epoch of this host, while it may act for the fleet.
+    pub epoch: OwnEpoch,
+    /// What was taken of hosts since their last reports.
+    pub taken: Mutex<TakenMachines>,
+    /// Since when hosts have had no lease.
+    pub departures: Mutex<Departures>,
+}
+
+/// A user of the fleet who asks for a machine.
+#[derive(Clone, Debug)]
+pub struct FleetUser {
+    /// Name, without the host that the user has asked.
+    pub name: String,
+    /// User and address, for people.
+    who: String,
+    /// How this user is named to other hosts; none for one who has come through another host.
+    header: Option<HeaderValue>,
+}
+
+impl FleetUser {
+    /// The user that has made a request.
+    pub fn of(caller: &Caller) -> FleetUser {
+        let name = match caller.proof {
+            Proof::Member => caller.name.rsplit_once(" (at ").map_or(&*caller.name, |(name, _)| name),
+            _ => &*caller.name,
+        };
+        FleetUser { name: name.to_owned(), who: caller.to_string(), header: caller_value(caller) }
+    }
+}
+
+/// A request for a machine, and who has made it.
+#[derive(Clone, Debug)]
+pub struct UserRequest {
+    /// Who has made it.
+    pub user: FleetUser,
+    /// Its id.
+    pub id: String,
+    /// Catalog of the machine.
+    pub catalog: Name,
+    /// What is asked for.
+    pub claim: NewClaim,
+}
+
+impl FleetClaims {
+    /// Begins to watch which hosts have leases.
+    pub fn begin(parts: ClaimParts) -> FleetClaims {
+        let claims = FleetClaims(Arc::new(parts));
+        let (mut view, weak) = (claims.0.view.clone(), Arc::downgrade(&claims.0));
+        tokio::spawn(async move {
+            while let Some(parts) = weak.upgrade() {
+                locked(&parts.departures).observe(&view.borrow_and_update(), now());
+                drop(parts);
+                tokio::time::sleep(LOOK).await;
+                if view.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        claims
+    }
+
+    /// Claims a machine on one of the hosts. With `repeated`, an earlier request with this id may have claimed one.
+    ///
+    /// # Errors
+    /// No host has a machine, or it is not known whether the request was carried out: `unavailable`.
+    pub async fn claim(&self, request: UserRequest, repeated: bool) -> Result<FleetClaim, HostError> {
+        if request.user.header.is_none() {
+            return Err(HostError::invalid(format!(
+                "{} has come through another host, and a claim of the fleet is passed on only once: ask this host directly, without --host",
+                request.user.who
+            )));
+        }
+        let attempt = ClaimAttempt::new(self.clone(), request);
+        match repeated {
+            true => repeat::again(attempt).await,
+            false => attempt.first().await,
+        }
+    }
+
+    /// Decides about a machine of this host.
+    ///
+    /// # Errors
+    /// The request itself is wrong, or the records of the host cannot be read.
+    pub async fn decide(
+        &self,
+        request: &UserRequest,
+        attempt: u64,
+        ready_only: bool,
+    ) -> Result<HostClaimDecision, HostError> {
+        let (parts, of) = (Arc::clone(&self.0), self.local(request));
+        let terms = FleetRequestTerms { attempt, ready_only, who: request.user.who.clone() };
+        run(move || {
+            let decided = parts.machines.claims.claim_for_fleet(&of, &terms, Arc::clone(&parts.epoch));
+            of.keys().into_iter().for_each(|key| parts.idempotency.note(key));
+            decided
+        })
+        .await
+    }
+
+    /// Closes earlier attempts at this host.
+    ///
+    /// # Errors
+    /// As with [`FleetClaims::decide`].
+    pub async fn close(&self, request: &UserRequest, attempt: u64) -> Result<HostClaimDecision, HostError> {
+        let (parts, of) = (Arc::clone(&self.0), self.local(request));
+        run(move || {
+            let decided = parts.machines.claims.close_for_fleet(&of, attempt);
+            of.keys().into_iter().for_each(|key| parts.idempotency.note(key));
+            decided
+        })
+        .await
+    }
+
+    fn local(&self, request: &UserRequest) -> FleetRequest {
+        let UserRequest { user, id, catalog, claim } = request;
+        FleetRequest::new(&self.0.fleet, &user.name, id, catalog, claim)
+    }
+
+    /// Waits until a claimed machine is ready or has failed, for this time at most. Returns the claim as it is then.
+    pub async fn wait(&self, user: &FleetUser, claim: FleetClaim, at_most: Duration) -> FleetClaim {
+        let name = &claim.machine.machine.name;
+        let found = if claim.host == self.0.door.host {
+            self.0.machines.reader.wait(name, at_most).await.ok().map(|(_, machine)| machine)
+        } else {
+            let path = format!("/v1/machines/{name}?wait={}", at_most.as_secs());
+            let asked = self.send(user, &claim.host, Request::get(path), at_most + ANSWER).await;
+            asked.ok().and_then(|body| serde_json::from_slice::<MachineDetails>(&body).ok())
+        };
+        match found {
+            // Without an answer the client sees that the machine is not settled, and asks again.
+            None => claim,
+            Some(machine) => FleetClaim { address: machine.status.address.clone(), machine, ..claim },
+        }
+    }
+
+    /// Releases a claim whose client could not be told of it.
+    pub async fn undo(&self, user: &FleetUser, claim: &FleetClaim) {
+        let (name, id) = (claim.machine.machine.name.clone(), claim.claim.clone());
+        if claim.host == self.0.door.host {
+            let machines = self.0.machines.clone();
+            let text = "it is released: the client that claimed it got no answer".to_owned();
+            let release = move || {
+                machines
+                    .claims
+                    .release(&name, ClaimSelector { id: Some(&id), expected: None }, text)
+                    .map(drop)
+            };
+            // An error means that the claim has ended already.
+            let _ = blocking(release).await;
+            return;
+        }
+        let path = format!("/v1/machines/{name}/claim?claim={id}");
+        let _ = self.send(user, &claim.host, Request::delete(path), ANSWER).await;
+    }
+
+    /// Sends a request without a body to another host, for a user. Returns the body of a success.
+    async fn send(
+        &self,
+        user: &FleetUser,
+        host: &Name,
+        request: axum::http::request::Builder,
+        patience: Duration,
+    ) -> Result<axum::body::Bytes, String> {
+        let header = user.header.clone().ok_or("the user has come through another host")?;
+        let request = request.header(CALLER_HEADER, header).body(Body::empty()).map_err(|e| e.to_string())?;
+        let sent = self.0.door.client.whole(host, request, patience).await;
+        let (status, body) = sent.map_err(|e: HostClientError| e.to_string())?;
+        status.is_success().then_some(body).ok_or_else(|| format!("it answers {status}"))
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does work on the records of this host.
+async fn run<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, HostError> + Send + 'static,
+) -> Result<T, HostError> {
+    let broken =
+        |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon ({e}): please report this"));
+    blocking(work).await.map_err(broken)?
+}

@@ -1,0 +1,138 @@
+//! Repeats of requests whose answers were lost. Owns the numbers of their attempts.
+//!
+//! Invariant: a repeat claims only after every host that may have the claim, and does not count as lost, has said that it has none and
+//! takes no earlier attempt any more.
+
+use super::attempt::{ClaimAttempt, PAUSE, Tried};
+use crate::error::HostError;
+use spillway_api::{ErrorCode, FleetClaim, HostClaimDecision, Name};
+use spillway_fleet::claim::possible_holders;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+/// Hosts that are asked at the same time.
+const AT_ONCE: usize = 32;
+/// How often all hosts are asked.
+const ROUNDS: u32 = 8;
+/// After the claim was found, the other hosts have so long to say that they have a later one.
+const OTHERS: Duration = Duration::from_secs(1);
+/// Bits of a number that differ between attempts of the same millisecond.
+const RANDOM_BITS: u32 = 22;
+
+/// What all hosts have said.
+enum Closed {
+    /// One has the claim.
+    Found(Box<FleetClaim>),
+    /// None has it.
+    Nowhere,
+    /// A later attempt has come first.
+    Superseded(u64),
+}
+
+/// Carries out a request that may have been carried out before.
+pub(super) async fn again(mut attempt: ClaimAttempt) -> Result<FleetClaim, HostError> {
+    let mut seen = 0;
+    'rounds: for round in 0..ROUNDS {
+        if round > 0 {
+            // Two repeats at the same time would supersede each other for ever.
+            let random = uuid::Uuid::new_v4().as_u128() as u32 % (100 << round.min(4));
+            tokio::time::sleep(PAUSE + Duration::from_millis(random.into())).await;
+        }
+        if Instant::now() >= attempt.until {
+            break;
+        }
+        if (attempt.claims.0.epoch)().is_none() {
+            let message = "this host has no valid lease, so that it may not know all hosts that could have the claim: ask another one";
+            return Err(HostError::new(ErrorCode::Unavailable, message));
+        }
+        attempt.number = later_than(seen);
+        match close_all(&attempt).await? {
+            Closed::Found(claim) => return Ok(*claim),
+            Closed::Superseded(number) => {
+                seen = seen.max(number);
+                continue;
+            }
+            Closed::Nowhere => {}
+        }
+        for candidate in attempt.candidates()? {
+            match attempt.try_host(&candidate).await? {
+                Tried::Claimed(claim) => return Ok(*claim),
+                Tried::No => {}
+                Tried::Superseded(number) => {
+                    seen = seen.max(number);
+                    continue 'rounds;
+                }
+                Tried::Lost => continue 'rounds,
+            }
+        }
+        return Err(attempt.no_machine());
+    }
+    Err(attempt.unknown("it was repeated by others at the same time, or answers were lost"))
+}
+
+/// A number that is larger than this one, than those of first attempts, and than those of earlier repeats.
+fn later_than(seen: u64) -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let random = uuid::Uuid::new_v4().as_u128() as u64 & ((1 << RANDOM_BITS) - 1);
+    let next = (seen >> RANDOM_BITS).saturating_add(1);
+    // 41 bits of milliseconds last until 2039, 63 bits of the whole for centuries longer; it stays a number of JSON's integers.
+    (time.max(next) << RANDOM_BITS | random) & (u64::MAX >> 1)
+}
+
+/// Closes the attempts before this one at all hosts.
+async fn close_all(attempt: &ClaimAttempt) -> Result<Closed, HostError> {
+    let hosts = possible_holders(&attempt.claims.0.view.borrow());
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    let mut asked = JoinSet::new();
+    for host in hosts {
+        let (turns, one) = (Arc::clone(&turns), attempt.of_host());
+        asked.spawn(async move {
+            let _turn = turns.acquire_owned().await;
+            let decided = one.close(&host).await;
+            (host, decided)
+        });
+    }
+    let mut found: Option<(u64, Name, HostClaimDecision)> = None;
+    let (mut superseded, mut failed) = (None, None);
+    let mut until = attempt.until + Duration::from_secs(10);
+    while let Ok(Some(one)) = timeout_at(until, asked.join_next()).await {
+        let fault = |e| {
+            HostError::new(ErrorCode::Internal, format!("a fault of the daemon ({e}): please report this"))
+        };
+        let (host, decided) = one.map_err(fault)?;
+        let number = match &decided {
+            Ok(Some(HostClaimDecision::Claimed(claim))) => claim.attempt,
+            Ok(Some(HostClaimDecision::Ended { attempt, .. })) => *attempt,
+            Ok(Some(HostClaimDecision::Superseded { attempt })) => {
+                superseded = superseded.max(Some(*attempt));
+                continue;
+            }
+            Ok(_) => continue,
+            Err(e) => {
+                failed = failed.or(Some(e.clone()));
+                continue;
+            }
+        };
+        until = until.min(Instant::now() + OTHERS);
+        if let (Ok(Some(decision)), true) =
+            (decided, found.as_ref().is_none_or(|(before, ..)| *before < number))
+        {
+            found = Some((number, host, decision));
+        }
+    }
+    match (found, failed, superseded) {
+        (Some((_, host, HostClaimDecision::Claimed(claim))), ..) => {
+            Ok(Closed::Found(Box::new(attempt.describe(&host, *claim))))
+        }
+        (Some((_, host, HostClaimDecision::Ended { machine, .. })), ..) => {
+            Err(attempt.ended(&host, &machine))
+        }
+        (_, Some(e), _) => Err(e),
+        (_, None, Some(number)) => Ok(Closed::Superseded(number)),
+        _ if !asked.is_empty() => Err(attempt.unknown("not all hosts have answered")),
+        _ => Ok(Closed::Nowhere),
+    }
+}
