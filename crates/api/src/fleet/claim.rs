@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 pub struct FleetClaim {
     /// Host that has the machine.
     pub host: Name,
-    /// The machine.
+    /// The claimed machine, as its host has described it.
     pub machine: MachineDetails,
     /// Address of the guest, if its host knows it: an address, or an address and port of that host.
     pub address: Option<String>,
@@ -38,11 +38,11 @@ pub struct ClaimFence {
 /// A claim as its host describes it to the daemon that has asked for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostClaim {
-    /// The machine.
+    /// The claimed machine, as its host has described it.
     pub machine: MachineDetails,
-    /// Id of the claim.
+    /// Id of the claim, unique on all hosts.
     pub claim: String,
-    /// Fence of the claim.
+    /// Fence of the claim: its place among those of the host.
     pub fence: ClaimFence,
     /// Number of the attempt that made it.
     pub attempt: u64,
@@ -58,16 +58,16 @@ pub enum HostClaimDecision {
     Claimed(Box<HostClaim>),
     /// The host has made a claim for this request, and it has ended.
     Ended {
-        /// Machine that was claimed.
+        /// Name of the machine that was claimed.
         machine: Name,
         /// Number of the attempt that made the claim.
         attempt: u64,
     },
     /// The host has no claim for this request, and has made none.
     Refused {
-        /// Code of the reason.
+        /// Kind of the reason, for programs.
         code: ErrorCode,
-        /// The reason, for people.
+        /// Why the host gives no machine, for people.
         message: String,
     },
     /// The host has no valid lease, and takes no claims of its fleet.

@@ -68,15 +68,11 @@ impl RequestAction {
             // The body says which action it is.
             (&Method::POST, ["machine-actions"]) => act(Role::Operate, "act on", "machine", ""),
             (&Method::POST, ["catalogs", name, "claims"]) => act(Role::Operate, "claim", "catalog", name),
-            (&Method::POST, ["fleet", "catalogs", name, "claims"]) => {
-                act(Role::Operate, "claim", "fleet catalog", name)
-            }
-            // Of this host for its fleet.
-            (&Method::POST, ["fleet", "self", "catalogs", name, "claims"]) => {
-                act(Role::Operate, "claim for the fleet", "catalog", name)
-            }
-            (&Method::POST, ["fleet", "self", "catalogs", name, "closed-claims"]) => {
-                act(Role::Operate, "close claims of the fleet", "catalog", name)
+            (&Method::POST, ["fleet", rest @ .., "catalogs", name, last])
+                if fleet_claim(rest, last).is_some() =>
+            {
+                let (verb, kind) = fleet_claim(rest, last).unwrap_or_default();
+                act(Role::Operate, verb, kind, name)
             }
             (&Method::POST, ["catalogs", name, "machines"]) => {
                 act(Role::Admin, "add a machine to", "catalog", name)
@@ -127,6 +123,17 @@ impl RequestAction {
             (_, [_, name, .., last]) => act(Role::Admin, last, kind, name),
             _ => act(Role::Admin, method.as_str(), "path", path),
         }
+    }
+}
+
+/// Verb and kind of a request about claims of a fleet: `rest` is what stands between `fleet` and `catalogs`.
+fn fleet_claim(rest: &[&str], last: &str) -> Option<(&'static str, &'static str)> {
+    match (rest, last) {
+        ([], "claims") => Some(("claim", "fleet catalog")),
+        // Of this host for its fleet.
+        (["self"], "claims") => Some(("claim for the fleet", "catalog")),
+        (["self"], "closed-claims") => Some(("close claims of the fleet", "catalog")),
+        _ => None,
     }
 }
 

@@ -131,7 +131,7 @@ impl Drop for UnansweredFleetClaim {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct HostClaimQuery {
-    /// Number of the attempt.
+    /// Number of the attempt. A host refuses it after it has closed it.
     #[serde(default)]
     attempt: u64,
     /// Whether only a machine that is ready is taken, whatever the body says.
