@@ -48,15 +48,36 @@ const withoutUnused = {
   },
 };
 
+/** Gives the fleet's pages the parts of the console itself that src/shared.ts names, instead of copies. */
+const withShared = {
+  name: "with-shared",
+  setup(build) {
+    build.onResolve({ filter: /^preact\/jsx-runtime$|\/shared\.ts$/ }, () => ({
+      path: "shared",
+      namespace: "shared",
+    }));
+    build.onLoad({ filter: /.*/, namespace: "shared" }, () => ({
+      contents: "module.exports = globalThis.spillwayShared",
+      loader: "js",
+    }));
+  },
+};
+/** Files that the fleet's pages may contain copies of, beside their own: those without any state. */
+const COPIED = /^src\/(fleet\/[\w-]+\.tsx?|ui\/format\.ts|commands\.ts|shown-host\.ts)$/;
+
 const BUNDLES = [
   { entryPoints: { app: "src/main.tsx" } },
   // Charts are most of the code, and few pages have one: their own file, which is loaded when it is needed.
   { entryPoints: { chart: "src/chart.ts" }, format: "esm" },
+  // The pages of a fleet, which few hosts are in.
+  { entryPoints: { fleet: "src/fleet/main.tsx" }, format: "esm", plugins: [withShared] },
   // The pages of consoles are documents of their own, and load their libraries alone. noVNC needs modules: it awaits.
   {
     entryPoints: { serial: "src/consoles/serial.ts", screen: "src/consoles/screen.ts" },
     format: "esm",
     plugins: [withoutUnused],
+    // They draw without Preact: signals alone, which that package is made of.
+    alias: { "@preact/signals": "@preact/signals-core" },
   },
   // What a page of Cockpit has more.
   { entryPoints: { "cockpit/cockpit": "src/cockpit/main.ts" } },
@@ -140,6 +161,7 @@ async function built() {
     for (const file of result.outputFiles)
       files[relative(at("dist"), file.path)] = Buffer.from(file.contents);
     Object.assign(inputs, result.metafile.inputs);
+    if (bundle.entryPoints.fleet) checkCopies(Object.keys(result.metafile.inputs));
   }
   files["index.html"] = readFileSync(at("src/index.html"));
   for (const name of ["serial.html", "screen.html"]) files[name] = readFileSync(at("src/consoles", name));
@@ -152,6 +174,12 @@ async function built() {
   files["hints.json"] = Buffer.from(JSON.stringify(hints()));
   files["licences.txt"] = Buffer.from(licences(inputs));
   return files;
+}
+
+/** A second copy of what has a state would be another state. */
+function checkCopies(inputs) {
+  const bad = inputs.filter((path) => !COPIED.test(path) && path !== "shared:shared");
+  if (bad.length) throw new Error(`the fleet's pages must have these from src/shared.ts: ${bad.join(", ")}`);
 }
 
 function checkSinks(folder) {

@@ -16,12 +16,14 @@ import { OperationsPage } from "./pages/operations.tsx";
 import { ReportPage, ReportsPage } from "./pages/reports.tsx";
 import { StoresPage } from "./pages/stores.tsx";
 import { href, pageKey, route } from "./router.ts";
+import { shownHost } from "./shown-host.ts";
 import { startEvents } from "./state/events.ts";
 import { startFigures } from "./state/figures.ts";
+import { fleetPages, noFleet, startFleet } from "./state/fleet.ts";
 import { begin, hasEnded, session } from "./state/session.ts";
 import { Announcer, announce } from "./ui/announce.tsx";
 import { ActDialog } from "./ui/dialog.tsx";
-import { Notice, PageHead } from "./ui/parts.tsx";
+import { Notice, PageHead, Pending } from "./ui/parts.tsx";
 import { Shell } from "./ui/shell.tsx";
 import { StaleNotice } from "./ui/stale.tsx";
 import "./style/app.css";
@@ -46,6 +48,17 @@ function Page() {
       return <StoresPage />;
     case "events":
       return <EventsPage />;
+    case "fleet":
+    case "fleet-catalogs": {
+      const pages = fleetPages.value;
+      if (pages) return <pages.FleetPage />;
+      return (
+        <>
+          <PageHead title="Fleet" />
+          {noFleet.value ? <Notice>{noFleet.value}</Notice> : <Pending error={null} what="the fleet" />}
+        </>
+      );
+    }
     case "about":
       return <AboutPage />;
     default:
@@ -68,7 +81,7 @@ function useRouteFocus() {
   const isAsked = is === "out" || hasEnded.value;
   useEffect(() => {
     const text = document.getElementById("page-title")?.textContent ?? "";
-    if (is !== "unknown") document.title = `${isAsked ? "Sign in" : text} - Spillway`;
+    if (is !== "unknown") document.title = `${isAsked ? "Sign in" : text} - ${shownHost ?? "Spillway"}`;
   }, [key, is, isAsked]);
   // Runs once for each page
   useEffect(() => {
@@ -128,5 +141,6 @@ if (root) {
   render(<App />, root);
   startFigures();
   startEvents();
+  startFleet();
   void begin();
 }

@@ -1,8 +1,9 @@
 // The URL's fragment as the state of the page: which page, and its sort, filter and tab. Nothing else keeps such state, so
 // that a link shows the same to whoever opens it.
 //
-// Invariant: `route` always agrees with location.hash.
+// Invariant: `route` always agrees with location.hash, and all of its links lead to the host that is shown, unless they name another.
 import { computed, signal } from "@preact/signals";
+import { hostOf, shownHost } from "./shown-host.ts";
 
 export interface Route {
   /** Parts of the path, decoded: `["catalogs", "desk"]`. */
@@ -16,6 +17,7 @@ export function parseHash(hash: string): Route {
   const mark = text.indexOf("?");
   const path = mark < 0 ? text : text.slice(0, mark);
   const parts = path.split("/").filter(Boolean).map(decode);
+  if (hostOf(hash)) parts.shift();
   return { parts, query: new URLSearchParams(mark < 0 ? "" : text.slice(mark + 1)) };
 }
 
@@ -27,12 +29,17 @@ function decode(part: string): string {
   }
 }
 
-/** A fragment for a page. Values that are empty are left out. */
-export function href(parts: string[], query: Record<string, string | undefined> = {}): string {
+/** A fragment for a page of a host. Values that are empty are left out. */
+export function href(
+  parts: string[],
+  query: Record<string, string | undefined> = {},
+  host = shownHost,
+): string {
   const pairs = new URLSearchParams();
   for (const [key, value] of Object.entries(query)) if (value) pairs.set(key, value);
   const text = pairs.toString();
-  return `#/${parts.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
+  const path = [...(host ? [`@${host}`] : []), ...parts.map(encodeURIComponent)].join("/");
+  return `#/${path}${text ? `?${text}` : ""}`;
 }
 
 const isBrowser = typeof window !== "undefined";
@@ -42,6 +49,7 @@ export const pageKey = computed(() => route.value.parts.join("/"));
 
 if (isBrowser) {
   addEventListener("hashchange", () => {
+    if (hostOf(location.hash) !== shownHost) location.reload();
     route.value = parseHash(location.hash);
   });
 }

@@ -1,6 +1,8 @@
 //! Fleets of real hosts: three members of etcd, daemons in network namespaces, guests in software.
 #![allow(clippy::unwrap_used)]
 
+mod browser;
 mod failure;
+mod named;
 mod network;
 mod world;

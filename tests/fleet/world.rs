@@ -225,6 +225,11 @@ impl Host {
         drop(daemon);
     }
 
+    /// The socket of its daemon.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.join("sock")
+    }
+
     /// What `spillway` prints.
     pub fn ask(&self, arguments: &[&str]) -> String {
         self.daemon.as_ref().unwrap().ask(arguments).unwrap()
@@ -249,7 +254,7 @@ impl Host {
 
     /// Sends a request: the status and the body of the answer.
     pub fn try_send(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
-        let mut stream = UnixStream::connect(self.folder.join("sock")).unwrap();
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let length = body.len();
         let request = format!(

@@ -7,6 +7,7 @@ mod containers;
 mod daemon_world;
 mod downloads;
 mod far;
+mod fleet;
 mod garbage;
 mod hostile;
 mod refusals;

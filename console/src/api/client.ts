@@ -3,6 +3,7 @@
 //
 // Invariant: a request that the daemon refused is an ApiError with the daemon's own words; one that did not reach it, or was not
 // answered in time or not by spillwayd, is an Unreachable. Each GET ends.
+import { through } from "../shown-host.ts";
 import { adviceOf, transport } from "../transport.ts";
 import type { components, paths } from "./schema";
 
@@ -121,7 +122,7 @@ export async function raw<T>(
   const began = performance.now();
   try {
     const signal = limited(method, path, options.signal);
-    reply = await transport.request({ method, path, ...options, signal });
+    reply = await transport.request({ method, path: through(path), ...options, signal });
   } catch (error) {
     if (options.signal?.aborted) throw error;
     if (error instanceof DOMException && error.name === "TimeoutError") throw late(began);

@@ -218,6 +218,210 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/fleet": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns the fleet as this host sees it. */
+        get: operations["getFleet"];
+        put?: never;
+        /** Makes the fleet that the daemon was started for. Hosts that wait for it join. `exists`: there is one already. */
+        post: operations["createFleet"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Lists the catalogs of the fleet, in the order of their names. */
+        get: operations["listFleetCatalogs"];
+        put?: never;
+        /** Creates a catalog of the fleet. The placer distributes its machines over the hosts. */
+        post: operations["createFleetCatalog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns a catalog of the fleet. */
+        get: operations["getFleetCatalog"];
+        /** Replaces all settings of a catalog of the fleet; a setting that is left out gets its default. */
+        put: operations["replaceFleetCatalog"];
+        post?: never;
+        /** Deletes a catalog of the fleet. Hosts give up its machines, those that nobody has claimed first. */
+        delete: operations["deleteFleetCatalog"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs/{name}/claims": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Claims a machine of a catalog of the fleet, on one of its hosts: a ready one if there is one. `exhausted`: no host has one.
+         *     `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it is to be repeated. Without an
+         *     `Idempotency-Key` the daemon makes the id, and releases the machine if the connection is closed before the response.
+         */
+        post: operations["claimMachineOfFleet"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs/{name}/rollback": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Moves a catalog of the fleet back to a version of its history. */
+        post: operations["rollBackFleetCatalog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs/{name}/update": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Moves a catalog of the fleet to another version of its image. */
+        post: operations["updateFleetCatalog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/event-stream": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Streams the events of all hosts as server-sent events; `data` is the host with its event. A client that keeps the id of the last event
+         *     of each host, and gives them as `after`, goes on where it was, with any host: of each host all later events come, or an event of kind
+         *     `lost`. Events of different hosts come in the order in which they arrive.
+         */
+        post: operations["streamFleetEvents"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Lists the last events of all hosts together, oldest first by the clocks of their hosts. Hosts that do not answer are at the end, with the
+         *     reasons.
+         */
+        get: operations["listFleetEvents"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/figures": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns the figures of all hosts, by catalog and without single machines. Hosts that do not answer within 3 s have a reason instead. */
+        get: operations["getFleetFigures"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/hosts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Lists the hosts of the fleet, in the order of their names. */
+        get: operations["listFleetHosts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/hosts/{host}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns a host of the fleet. */
+        get: operations["getFleetHost"];
+        put?: never;
+        /** Carries out an action on a host of the fleet. `conflict`: a host that renews its lease cannot be declared dead. */
+        post: operations["changeFleetHost"];
+        /** Removes a host that is not alive from the fleet, with its shares. What is on it stays as it is. `conflict`: it is alive. */
+        delete: operations["removeFleetHost"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/fleet/hosts/{host}/api/{path}": {
         parameters: {
             query?: never;
@@ -242,6 +446,102 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/fleet/images": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Lists the images of the fleet, in the order of their names, with the hosts that have all of them or a part. */
+        get: operations["listFleetImages"];
+        put?: never;
+        /**
+         * Adds a version of an image to the fleet, from a registry of the fleet, or changes the number of hosts that have all of it. The host that was asked
+         *     finds out its digest and size there. Hosts get it when a catalog wants machines of it. `exists`: the fleet has another version of this number.
+         */
+        post: operations["addFleetImage"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/images/{image}/{version}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Removes a version of an image from the fleet. Hosts that have it keep it. `in_use`: a catalog of the fleet uses it. */
+        delete: operations["removeFleetImage"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/join-tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Makes a token by which another host can join: the address of etcd, with the files and the password that this host uses for it. It is a
+         *     secret.
+         */
+        post: operations["createJoinToken"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/placer": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns what this host knows as the one that places; nothing if it is not. */
+        get: operations["getPlacerReport"];
+        /** Switches the placer on or off. While it is off, another program writes the shares. */
+        put: operations["changeFleetPlacer"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/prometheus-targets": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Lists the hosts for Prometheus (HTTP service discovery). All figures are read through the host that was asked, with the token that was
+         *     accepted here.
+         */
+        get: operations["listPrometheusTargets"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/fleet/reach/{host}": {
         parameters: {
             query?: never;
@@ -259,6 +559,44 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/fleet/registries": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Lists the registries of the fleet, in the order of their names. */
+        get: operations["listFleetRegistries"];
+        put?: never;
+        /**
+         * Adds a registry to the fleet, after the host that was asked has tried its address and credentials. Hosts use it when they need it. The file of
+         *     credentials is one of each host, at the same path. `exists`: the fleet has another one of this name.
+         */
+        post: operations["addFleetRegistry"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/registries/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Removes a registry from the fleet. Hosts that know it keep it, and what is in it stays. `in_use`: an image of the fleet is from it. */
+        delete: operations["removeFleetRegistry"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/fleet/self": {
         parameters: {
             query?: never;
@@ -270,6 +608,46 @@ export interface paths {
         get: operations["getFleetSelf"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/self/catalogs/{name}/claims": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Asks this host for a machine of its own, for a request of its fleet. Other hosts of the fleet send this; users claim machines with
+         *     `/v1/fleet/catalogs/{name}/claims`.
+         */
+        post: operations["claimForFleet"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/self/catalogs/{name}/closed-claims": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Returns the claim that this host has made for a request of its fleet. If it has made none, earlier attempts can make none any more.
+         *     Other hosts of the fleet send this.
+         */
+        post: operations["closeClaimsOfFleet"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1222,6 +1600,7 @@ export interface components {
              */
             created: string;
             effective?: null | components["schemas"]["CatalogSpec"];
+            fleet?: null | components["schemas"]["FleetOwner"];
             /**
              * @description Versions that the catalog has had, oldest first, with the current one last. 31 older entries are kept, and if
              *     disks keep their data, at least one of each version.
@@ -1645,6 +2024,22 @@ export interface components {
              * @description Duration of the claim in seconds, from when it was made or renewed; `null`: until it is released.
              */
             ttl_seconds?: number | null;
+        };
+        /**
+         * @description Place of a claim in the order of the claims that the fleet makes on a host. Of two claims on one host, the later one has the larger
+         *     fence: the larger `host_epoch`, and of equal ones the larger `revision`. Fences of different hosts cannot be compared.
+         */
+        ClaimFence: {
+            /**
+             * Format: int64
+             * @description Epoch of the host in the fleet when it made the claim.
+             */
+            host_epoch: number;
+            /**
+             * Format: int64
+             * @description Number of the transaction of the host's records that made the claim.
+             */
+            revision: number;
         };
         /** @description Asks for the renewal of a claim. */
         ClaimRenewal: {
@@ -2197,6 +2592,22 @@ export interface components {
          * @enum {string}
          */
         ErrorCode: "invalid" | "unauthenticated" | "forbidden" | "not_found" | "method_not_allowed" | "timeout" | "exists" | "in_use" | "conflict" | "cancelled" | "exhausted" | "precondition_failed" | "too_large" | "unsupported_media_type" | "key_reused" | "busy" | "unavailable" | "damaged" | "internal";
+        /** @description State of etcd, as this host sees it. */
+        EtcdStatus: {
+            /** @description Member of etcd that the host asks now; none if no member answers. */
+            connected?: string | null;
+            /** @description Members that the host knows. */
+            members: string[];
+            /**
+             * Format: int64
+             * @description Revision of the records that the host has seen.
+             */
+            revision: number;
+            /** @description Why no member answers, or what is wrong with etcd, for people. */
+            trouble?: string | null;
+            /** @description Version of etcd that this member reports. */
+            version?: string | null;
+        };
         /** @description An event: something that happened to an object of the host. */
         Event: {
             /** @description Id of the event, from which a client continues the list. */
@@ -2219,7 +2630,7 @@ export interface components {
          * @description Kind of an event: what has happened.
          * @enum {string}
          */
-        EventKind: "started" | "ready" | "stopped" | "reset" | "crashed" | "failed" | "claimed" | "released" | "disk" | "rolled-out" | "space" | "memory" | "lost" | "waiting" | "rollout";
+        EventKind: "started" | "ready" | "stopped" | "reset" | "crashed" | "failed" | "claimed" | "released" | "disk" | "rolled-out" | "space" | "memory" | "lost" | "waiting" | "rollout" | "fleet";
         /** @description Figures of a host at one moment. */
         Figures: {
             /** @description Figures of all catalogs of the host. */
@@ -2286,6 +2697,492 @@ export interface components {
          * @enum {string}
          */
         Firmware: "bios" | "uefi" | "uefi-secure";
+        /** @description A catalog of a fleet. */
+        FleetCatalog: {
+            /**
+             * Format: date-time
+             * @description Time at which the catalog was created.
+             */
+            created: string;
+            /**
+             * Format: int64
+             * @description Number of the change of settings or version, counted from 1.
+             */
+            generation: number;
+            /** @description Versions that the catalog has had, oldest first, with the current one last. */
+            history: components["schemas"]["HistoryEntry"][];
+            /** @description Name of the catalog, unique in its fleet. */
+            name: components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
+             */
+            revision: number;
+            /** @description Shares of the hosts, in the order of their names. */
+            shares: components["schemas"]["FleetShare"][];
+            /** @description Settings of the catalog, as they were given for the whole fleet. */
+            spec: components["schemas"]["FleetCatalogSpec"];
+            /** @description How running machines get another version. */
+            strategy: components["schemas"]["RolloutStrategy"];
+            /**
+             * Format: int32
+             * @description Machines that no host is to have, because none has space for them.
+             */
+            unplaced: number;
+            /** @description Why, by host, for people. */
+            unplaced_because?: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int32
+             * @description Version of the image that machines are to get.
+             */
+            version: number;
+        };
+        /** @description Asks for an earlier version of the image of a catalog of a fleet. */
+        FleetCatalogRollback: {
+            /**
+             * Format: int32
+             * @description Version of the catalog's history; none: the one before the current one.
+             */
+            to?: number | null;
+        };
+        /** @description Settings of a catalog of a fleet. Its `count` is that of all hosts together. */
+        FleetCatalogSpec: ({
+            /**
+             * Format: int64
+             * @description Bytes that may begin at once beyond that. By default 0: what a tenth of a second allows.
+             * @default null
+             */
+            bandwidth_burst_bytes?: number | null;
+            /**
+             * Format: int64
+             * @description Bytes of reads and writes a second. By default 0: as many as it can.
+             * @default null
+             */
+            bandwidth_bytes?: number | null;
+            /**
+             * @description How the base image is read. By default `host`: through the host's page cache.
+             * @enum {string|null}
+             */
+            base_cache?: "host" | "none" | null;
+            /**
+             * Format: int32
+             * @description Percentage of the write cache in use from which on the level is critical. By default 90.
+             * @default null
+             */
+            critical_at?: number | null;
+            /**
+             * @description What happens to a write when the cache is full. By default `pause`.
+             * @enum {string|null}
+             */
+            full?: "pause" | "fail" | null;
+            /**
+             * Format: int64
+             * @description Requests a second that a disk may do. By default 0: as many as it can.
+             * @default null
+             */
+            iops?: number | null;
+            /**
+             * Format: int64
+             * @description Requests that may begin at once beyond that. By default 0: what a tenth of a second allows.
+             * @default null
+             */
+            iops_burst?: number | null;
+            /**
+             * @description Where a disk's writes go. By default `ram+overflow`, for dedicated machines `persistent`.
+             * @enum {string|null}
+             */
+            mode?: "ram+overflow" | "ram" | "overflow" | "direct" | "persistent" | "ephemeral" | null;
+            /**
+             * Format: int64
+             * @description Limit of a disk's overflow file, in modes that have one. By default 10 GiB.
+             * @default null
+             */
+            overflow_bytes?: number | null;
+            /**
+             * Format: int64
+             * @description Limit of a disk's RAM tier, in modes that have one. By default 256 MiB.
+             * @default null
+             */
+            ram_bytes?: number | null;
+            /**
+             * Format: int32
+             * @description Percentage of the write cache in use from which on there is a warning. By default 80.
+             * @default null
+             */
+            warn_at?: number | null;
+        } & {
+            /**
+             * @description Command line of that kernel.
+             * @default null
+             */
+            append?: string | null;
+            /**
+             * @description Model of the processors. Without one it is the host's, or `max` in emulation. Features may follow:
+             *     `Skylake-Server,+vmx,-hle`.
+             * @default null
+             */
+            cpu_model?: string | null;
+            /** @default none */
+            display?: components["schemas"]["DisplayKind"];
+            /**
+             * @description Further arguments of QEMU. Each is an element. They are passed on unchecked.
+             * @default []
+             */
+            extra_args?: string[];
+            /** @default null */
+            firmware?: null | components["schemas"]["Firmware"];
+            /** @default null */
+            guest?: null | components["schemas"]["GuestSystem"];
+            /**
+             * @description Whether the memory consists of huge pages of 2 MiB. The host must have reserved them.
+             * @default false
+             */
+            hugepages?: boolean;
+            /**
+             * @description Initial RAM disk of that kernel. It is an absolute path on the host.
+             * @default null
+             */
+            initrd?: string | null;
+            /**
+             * @description Kernel to start instead of the image's boot loader. It is an absolute path on the host.
+             * @default null
+             */
+            kernel?: string | null;
+            /**
+             * @description Machine type. By default `q35`. That is the newest of its type. Others have a version, such as `pc-q35-7.2`.
+             * @default null
+             */
+            machine_type?: string | null;
+            /**
+             * Format: int64
+             * @description Memory of each machine, in bytes: whole MiB.
+             * @default 1073741824
+             */
+            memory_bytes?: number;
+            /**
+             * @description Networks of further network cards, in their order.
+             * @default []
+             */
+            more_networks?: components["schemas"]["Network"][];
+            /** @default user */
+            network?: components["schemas"]["Network"];
+            /**
+             * @description Group that may connect to disks of external machines. Without one only the daemon's user may.
+             * @default null
+             */
+            socket_group?: string | null;
+            /**
+             * Format: int32
+             * @description Number of processor sockets. The virtual processors are distributed evenly among them. Editions of Windows for desktops use
+             *     at most two.
+             * @default 1
+             */
+            sockets?: number;
+            /** @default none */
+            tpm?: components["schemas"]["Tpm"];
+            /**
+             * Format: int32
+             * @description Number of virtual processors of each machine.
+             * @default 1
+             */
+            vcpus?: number;
+            /** @default null */
+            video?: null | components["schemas"]["Video"];
+            /** @default host */
+            vmm?: components["schemas"]["VmmKind"];
+            /** @default null */
+            watchdog?: null | components["schemas"]["WatchdogAction"];
+        } & {
+            /** @description SSH public keys that may log in. Each is a line of `authorized_keys`. */
+            authorized_keys?: string[];
+            /**
+             * @description Whether machines start when they are created and when the host boots, and again when their guest ends. One that a client has
+             *     stopped stays off until the host boots.
+             */
+            autostart?: boolean;
+            /**
+             * Format: int32
+             * @description Default duration of claims in seconds; 0: until they are released. The host's by default.
+             */
+            claim_ttl_seconds?: number | null;
+            /**
+             * Format: int32
+             * @description Number of machines that the catalog has.
+             */
+            count?: number;
+            /**
+             * Format: int64
+             * @description Size in bytes of a second disk of each machine, whose data outlives resets. It can grow.
+             */
+            data_disk_bytes?: number | null;
+            data_disk_store?: null | components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Seconds that a guest has to shut down before it is ended.
+             */
+            grace_seconds?: number;
+            /** @description Image of the catalog. With a version it stays at that one; without, each start takes the published one. */
+            image: components["schemas"]["ImageRef"];
+            /** @description Labels for people and for selectors. They are keys and values. */
+            labels?: {
+                [key: string]: string;
+            };
+            /** @description Pattern of machine names: a run of `#` stands for the number. By default the catalog's name and `-###`. */
+            naming?: string | null;
+            overflow_store?: null | components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Part of the limit of a disk's RAM tier that the disk always has.
+             */
+            ram_guarantee_bytes?: number;
+            ready?: null | components["schemas"]["Ready"];
+            /**
+             * @description Names of settings that were left out of this response, because the role `read` may not see them. A request with
+             *     this field is refused, since the values would be lost.
+             */
+            redacted?: string[];
+            reset?: null | components["schemas"]["ResetEvent"];
+            residency?: null | components["schemas"]["Residency"];
+            /**
+             * Format: int64
+             * @description Size in bytes of a disk for temporary data, which is empty after each reset. It is in the first store of class `temp`. Only
+             *     pooled machines can have one.
+             */
+            scratch_disk_bytes?: number | null;
+            scratch_format?: null | components["schemas"]["ScratchFormat"];
+            /**
+             * Format: int32
+             * @description Seconds from then until they start. No effect in the lowest order.
+             */
+            start_delay_seconds?: number;
+            /**
+             * Format: int32
+             * @description Place in the order of starts: lower ones first. Machines of catalogs with `autostart` start once those of lower orders are
+             *     ready or have failed.
+             */
+            start_order?: number;
+            /** @description Whether machines are interchangeable, or keep what is written for one owner. */
+            type?: components["schemas"]["CatalogKind"];
+            /** @description User-data for cloud-init. It is text of at most 16 KiB. */
+            user_data?: string | null;
+            /**
+             * @description Whether each MiB of the image is compared with its digest before its first use. A mismatch is an I/O error for the guest,
+             *     and an event.
+             */
+            verify_reads?: boolean;
+            /**
+             * Format: int32
+             * @description Number of machines that are kept ready and unclaimed.
+             */
+            warm?: number;
+        }) & {
+            /** @description Labels that a host needs to have machines. */
+            host_labels?: {
+                [key: string]: string;
+            };
+            /** @description Whether machines get names of their hosts, or keep theirs wherever they run. */
+            identity?: components["schemas"]["IdentityKind"];
+            /**
+             * Format: int32
+             * @description Seconds since the last sign of life of a host after which its machines are replaced on other hosts.
+             */
+            lost_after_seconds?: number;
+            /**
+             * Format: int32
+             * @description Number of machines that stay ready during a rollout.
+             */
+            min_ready?: number;
+            /** @description What happens to named machines of a host that has no connection to the fleet. */
+            on_isolation?: components["schemas"]["IsolationAction"];
+            /** @description How machines are distributed over the hosts of a zone. */
+            spread?: components["schemas"]["Spread"];
+            /** @description Waves of a rollout over hosts, in their order. By default `1`, `10%`, `50%` and `100%`. */
+            waves?: string[];
+            /** @description Zones whose hosts may have machines; empty: all. */
+            zones?: components["schemas"]["Name"][];
+        };
+        /** @description Asks for another version of the image of a catalog of a fleet. */
+        FleetCatalogUpdate: {
+            strategy?: null | components["schemas"]["RolloutStrategy"];
+            /**
+             * Format: int32
+             * @description Version that machines are to get.
+             */
+            version: number;
+        };
+        /** @description Claim of a machine on one of the hosts of a fleet. */
+        FleetClaim: {
+            /** @description Address of the guest, if its host knows it: an address, or an address and port of that host. */
+            address?: string | null;
+            /** @description Id of the claim, for its renewal and release. */
+            claim: string;
+            /** @description Place of the claim in the order of all claims that the fleet makes on this host. */
+            fence: components["schemas"]["ClaimFence"];
+            /** @description Host that has the machine. */
+            host: components["schemas"]["Name"];
+            /** @description Whether an earlier request with this id has made the claim. */
+            is_repeated: boolean;
+            /** @description Machine that was claimed, with its state. */
+            machine: components["schemas"]["MachineDetails"];
+            /** @description Id of the request, which its `Idempotency-Key` names: with it the request can be repeated. */
+            request: string;
+        };
+        /** @description A fleet, as the host that answers sees it. */
+        FleetDetails: {
+            /** @description What keeps lost hosts from being replaced, for people. */
+            brake?: string | null;
+            /**
+             * Format: int64
+             * @description Epoch of the host: it changes when its lease has ended, and not when its daemon is restarted. None: it has no lease.
+             */
+            epoch?: number | null;
+            /** @description State of etcd, as the host that answers sees it. */
+            etcd: components["schemas"]["EtcdStatus"];
+            /** @description Identity of the fleet; none before it was created. */
+            fleet_id?: string | null;
+            /** @description Name of the host that answers. */
+            host: components["schemas"]["Name"];
+            /** @description Number of hosts, by their state. */
+            hosts: {
+                [key: string]: number;
+            };
+            /** @description How this host takes part in the fleet. */
+            membership: components["schemas"]["Membership"];
+            /** @description Name of the fleet, as in the address that daemons were given. */
+            name: components["schemas"]["Name"];
+            placer?: null | components["schemas"]["Name"];
+            /** @description Whether Spillway places machines. If not, another program does. */
+            places: boolean;
+            /** @description Why it does not take part, or what it waits for, for people. */
+            reason?: string | null;
+            /** @description Keys of records that cannot be read, with the reasons. Nothing acts on them. */
+            unreadable?: {
+                [key: string]: string;
+            };
+        };
+        /** @description An event of a host of a fleet, or that a host cannot be asked. */
+        FleetEvent: {
+            event?: null | components["schemas"]["Event"];
+            /** @description Host that the event is of. */
+            host: components["schemas"]["Name"];
+            /** @description Why the host cannot be asked, for people. */
+            unreachable?: string | null;
+        };
+        /** @description Asks for the events of all hosts. */
+        FleetEventRequest: {
+            /** @description For each host the id of the last event that is known: later ones follow, and none is left out. */
+            after?: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int32
+             * @description For hosts that are not in `after`: number of past events to begin with.
+             */
+            limit?: number;
+        };
+        /** @description Figures of all hosts of a fleet. */
+        FleetFigures: {
+            /** @description Hosts, in the order of their names. */
+            hosts: components["schemas"]["HostFigures"][];
+        };
+        /** @description A host of a fleet. */
+        FleetHost: {
+            /** @description Address at which other hosts reach its daemon; none while it has no lease. */
+            address?: string | null;
+            /** @description Whether the host gets no further machines. */
+            cordoned: boolean;
+            /** @description Whether its machines are replaced elsewhere. */
+            draining: boolean;
+            /**
+             * Format: int64
+             * @description Epoch of the host; none while it has no lease.
+             */
+            epoch?: number | null;
+            hypervisor?: null | components["schemas"]["Hypervisor"];
+            /** @description Labels of the host, which catalogs may require. */
+            labels: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int64
+             * @description Memory that machines of the fleet may use on the host, in bytes; none before it has reported.
+             */
+            memory_bytes?: number | null;
+            /** @description Name of the host, unique in its fleet. */
+            name: components["schemas"]["Name"];
+            /** @description Why a silent host is not replaced, for people. */
+            reason?: string | null;
+            /** @description What it is to have of each catalog, and what it has reported. */
+            shares: components["schemas"]["FleetShare"][];
+            /** @description State of the host, as far as the fleet knows. */
+            state: components["schemas"]["HostState"];
+            /**
+             * Format: int64
+             * @description Of that, memory of the machines that it is to have, in bytes.
+             */
+            used_bytes: number;
+            /** @description Version of its daemon; none while it has no lease. */
+            version?: string | null;
+            /** @description Zone of the host: hosts of a zone may fail together. */
+            zone: components["schemas"]["Name"];
+        };
+        /**
+         * @description An action on a host of a fleet.
+         * @enum {string}
+         */
+        FleetHostAction: "cordon" | "uncordon" | "drain" | "declare-dead";
+        /** @description Asks for an action on a host of a fleet. */
+        FleetHostChange: {
+            /** @description Action that is applied to the host. */
+            action: components["schemas"]["FleetHostAction"];
+        };
+        /** @description A version of an image of a fleet. */
+        FleetImage: {
+            /** @description Catalogs of the fleet whose machines have it, or are to have it. */
+            catalogs: components["schemas"]["Name"][];
+            /** @description Digest by which hosts know the content of the version. */
+            digest: string;
+            /**
+             * Format: int32
+             * @description Number of hosts that are to have all of it, at least.
+             */
+            full_copies: number;
+            /** @description Name of the image, for catalogs of the fleet. */
+            image: components["schemas"]["Name"];
+            /** @description Hosts that are alive and have reported a part, and how much of what machines read until they are ready they have, in thousandths. */
+            parts: {
+                [key: string]: number;
+            };
+            /** @description Registry that hosts have it from. */
+            registry: components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Size of the image, in bytes.
+             */
+            size_bytes: number;
+            /** @description Name of the image in the registry. */
+            source: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Number of the version, in the registry and on each host.
+             */
+            version: number;
+            /** @description Hosts that are alive and have reported that they have all of it, in the order of their names. */
+            whole: components["schemas"]["Name"][];
+        };
+        /** @description The fleet that a catalog of a host belongs to. */
+        FleetOwner: {
+            /** @description Name of the fleet that decides about the catalog. */
+            fleet: components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Generation of the fleet's catalog whose settings the host has carried out.
+             */
+            generation: number;
+            named?: null | components["schemas"]["IsolationAction"];
+        };
         /** @description Whether a host of a fleet reaches another one. */
         FleetReach: {
             /** @description Name of the other host. */
@@ -2306,6 +3203,55 @@ export interface components {
             host: components["schemas"]["Name"];
             /** @description Identity of the daemon's process, another one at each start. */
             instance: string;
+        };
+        /** @description The share of a host of a catalog: what it is to have, and what it has reported at most ten seconds ago. */
+        FleetShare: {
+            /** @description Catalog that the share is of. */
+            catalog: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Number of machines that somebody has claimed.
+             */
+            claimed: number;
+            /**
+             * Format: int32
+             * @description Machines that the host has.
+             */
+            count: number;
+            /**
+             * Format: int32
+             * @description Machines that cannot be started.
+             */
+            failed: number;
+            /** @description Host that has the share. */
+            host: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Number of machines that are off because nobody has asked for them.
+             */
+            off: number;
+            /**
+             * Format: int32
+             * @description Number of machines that run and whose guests are ready.
+             */
+            ready: number;
+            /** @description Why the host does not do what its share says, for people. */
+            refused?: string | null;
+            /**
+             * Format: int32
+             * @description Of those that are ready or off, those of the version.
+             */
+            updated: number;
+            /**
+             * Format: int32
+             * @description Version of the image that they are to get.
+             */
+            version: number;
+            /**
+             * Format: int32
+             * @description Machines that the host is to have.
+             */
+            wanted: number;
         };
         /** @description A file that was written to a machine's guest. */
         GuestFile: {
@@ -2494,6 +3440,58 @@ export interface components {
              */
             waiting: number;
         };
+        /** @description A claim as its host describes it to the daemon that has asked for it. */
+        HostClaim: {
+            /**
+             * Format: int64
+             * @description Number of the attempt that made it.
+             */
+            attempt: number;
+            /** @description Id of the claim, for its renewal and release. */
+            claim: string;
+            /** @description Fence of the claim: a later claim on the host has a larger one. */
+            fence: components["schemas"]["ClaimFence"];
+            /** @description Whether an earlier request with this id has made the claim. */
+            is_repeated: boolean;
+            /** @description Machine that was claimed, with its state. */
+            machine: components["schemas"]["MachineDetails"];
+        };
+        /** @description What a host has decided about a claim for its fleet. */
+        HostClaimDecision: (components["schemas"]["HostClaim"] & {
+            /** @enum {string} */
+            result: "claimed";
+        }) | {
+            /**
+             * Format: int64
+             * @description Number of the attempt that made the claim.
+             */
+            attempt: number;
+            /** @description Machine that the host has claimed for the request. */
+            machine: components["schemas"]["Name"];
+            /** @enum {string} */
+            result: "ended";
+        } | {
+            /** @description Code of the reason, a stable word for programs. */
+            code: components["schemas"]["ErrorCode"];
+            /** @description Reason why the host has not claimed a machine, for people. */
+            message: string;
+            /** @enum {string} */
+            result: "refused";
+        } | {
+            /** @enum {string} */
+            result: "isolated";
+        } | {
+            /**
+             * Format: int64
+             * @description Number of the later attempt.
+             */
+            attempt: number;
+            /** @enum {string} */
+            result: "superseded";
+        } | {
+            /** @enum {string} */
+            result: "closed";
+        };
         /** @description The host as its daemon sees it. */
         HostDetails: {
             /** @description Budget of the host for machines, and what they are promised of it. */
@@ -2517,6 +3515,23 @@ export interface components {
             /** @description Version of the daemon that answers. */
             version: string;
         };
+        /** @description Figures of a host of a fleet. */
+        HostFigures: {
+            figures?: null | components["schemas"]["Figures"];
+            /** @description Name of the host, unique in its fleet. */
+            host: components["schemas"]["Name"];
+            /** @description State of the host, as far as the fleet knows. */
+            state: components["schemas"]["HostState"];
+            /** @description Why it cannot be asked, for people. */
+            unreachable?: string | null;
+            /** @description Zone of the host, as its daemon was told. */
+            zone: components["schemas"]["Name"];
+        };
+        /**
+         * @description State of a host of a fleet.
+         * @enum {string}
+         */
+        HostState: "alive" | "silent" | "isolated" | "lost" | "absent";
         /**
          * @description Hypervisor that runs the machines of a host.
          * @enum {string}
@@ -2529,6 +3544,11 @@ export interface components {
             /** @description UUID of the machine in SMBIOS. cloud-init's instance id is `iid-` followed by it. */
             uuid: string;
         };
+        /**
+         * @description What a machine's name belongs to.
+         * @enum {string}
+         */
+        IdentityKind: "any" | "named";
         /** @description A named image: its versions share the name, and one of them is published. */
         Image: {
             /**
@@ -2675,6 +3695,16 @@ export interface components {
              */
             version: number;
         };
+        /**
+         * @description What happens to named machines of a host that has no connection to the fleet.
+         * @enum {string}
+         */
+        IsolationAction: "keep" | "pause" | "stop";
+        /** @description What a host needs to join a fleet, for `--fleet-token` of its daemon. */
+        JoinToken: {
+            /** @description Secret text of one line. */
+            token: string;
+        };
         /** @description A histogram of durations. There are 16 buckets for each power of two, so that the bound of a percentile is at most 1/16 too large. */
         LatencyHistogram: {
             /**
@@ -2745,6 +3775,143 @@ export interface components {
             }[];
         };
         /** @description A list of objects, in the order of their names. */
+        List_FleetCatalog: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                /**
+                 * Format: date-time
+                 * @description Time at which the catalog was created.
+                 */
+                created: string;
+                /**
+                 * Format: int64
+                 * @description Number of the change of settings or version, counted from 1.
+                 */
+                generation: number;
+                /** @description Versions that the catalog has had, oldest first, with the current one last. */
+                history: components["schemas"]["HistoryEntry"][];
+                /** @description Name of the catalog, unique in its fleet. */
+                name: components["schemas"]["Name"];
+                /**
+                 * Format: int64
+                 * @description Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
+                 */
+                revision: number;
+                /** @description Shares of the hosts, in the order of their names. */
+                shares: components["schemas"]["FleetShare"][];
+                /** @description Settings of the catalog, as they were given for the whole fleet. */
+                spec: components["schemas"]["FleetCatalogSpec"];
+                /** @description How running machines get another version. */
+                strategy: components["schemas"]["RolloutStrategy"];
+                /**
+                 * Format: int32
+                 * @description Machines that no host is to have, because none has space for them.
+                 */
+                unplaced: number;
+                /** @description Why, by host, for people. */
+                unplaced_because?: {
+                    [key: string]: string;
+                };
+                /**
+                 * Format: int32
+                 * @description Version of the image that machines are to get.
+                 */
+                version: number;
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
+        List_FleetEvent: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                event?: null | components["schemas"]["Event"];
+                /** @description Host that the event is of. */
+                host: components["schemas"]["Name"];
+                /** @description Why the host cannot be asked, for people. */
+                unreachable?: string | null;
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
+        List_FleetHost: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                /** @description Address at which other hosts reach its daemon; none while it has no lease. */
+                address?: string | null;
+                /** @description Whether the host gets no further machines. */
+                cordoned: boolean;
+                /** @description Whether its machines are replaced elsewhere. */
+                draining: boolean;
+                /**
+                 * Format: int64
+                 * @description Epoch of the host; none while it has no lease.
+                 */
+                epoch?: number | null;
+                hypervisor?: null | components["schemas"]["Hypervisor"];
+                /** @description Labels of the host, which catalogs may require. */
+                labels: {
+                    [key: string]: string;
+                };
+                /**
+                 * Format: int64
+                 * @description Memory that machines of the fleet may use on the host, in bytes; none before it has reported.
+                 */
+                memory_bytes?: number | null;
+                /** @description Name of the host, unique in its fleet. */
+                name: components["schemas"]["Name"];
+                /** @description Why a silent host is not replaced, for people. */
+                reason?: string | null;
+                /** @description What it is to have of each catalog, and what it has reported. */
+                shares: components["schemas"]["FleetShare"][];
+                /** @description State of the host, as far as the fleet knows. */
+                state: components["schemas"]["HostState"];
+                /**
+                 * Format: int64
+                 * @description Of that, memory of the machines that it is to have, in bytes.
+                 */
+                used_bytes: number;
+                /** @description Version of its daemon; none while it has no lease. */
+                version?: string | null;
+                /** @description Zone of the host: hosts of a zone may fail together. */
+                zone: components["schemas"]["Name"];
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
+        List_FleetImage: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                /** @description Catalogs of the fleet whose machines have it, or are to have it. */
+                catalogs: components["schemas"]["Name"][];
+                /** @description Digest by which hosts know the content of the version. */
+                digest: string;
+                /**
+                 * Format: int32
+                 * @description Number of hosts that are to have all of it, at least.
+                 */
+                full_copies: number;
+                /** @description Name of the image, for catalogs of the fleet. */
+                image: components["schemas"]["Name"];
+                /** @description Hosts that are alive and have reported a part, and how much of what machines read until they are ready they have, in thousandths. */
+                parts: {
+                    [key: string]: number;
+                };
+                /** @description Registry that hosts have it from. */
+                registry: components["schemas"]["Name"];
+                /**
+                 * Format: int64
+                 * @description Size of the image, in bytes.
+                 */
+                size_bytes: number;
+                /** @description Name of the image in the registry. */
+                source: components["schemas"]["Name"];
+                /**
+                 * Format: int32
+                 * @description Number of the version, in the registry and on each host.
+                 */
+                version: number;
+                /** @description Hosts that are alive and have reported that they have all of it, in the order of their names. */
+                whole: components["schemas"]["Name"][];
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
         List_ProblemType: {
             /** @description Objects of the list, in the order of their names or ages. */
             items: {
@@ -2761,6 +3928,29 @@ export interface components {
                 title: string;
                 /** @description The `type` of each problem of this kind: the address of this description. */
                 type: string;
+            }[];
+        };
+        /** @description A list of objects, in the order of their names. */
+        List_Registry: {
+            /** @description Objects of the list, in the order of their names or ages. */
+            items: {
+                /**
+                 * @description For `s3`: absolute path of a file with credentials, as AWS's tools write it, on the daemon's host. None: requests
+                 *     are not signed. The content of the file is never shown or kept.
+                 */
+                credentials?: string | null;
+                /** @description For `s3`: address of the S3 service, if it is not that of AWS. */
+                endpoint?: string | null;
+                /** @description Name of the registry, unique on its host. */
+                name: components["schemas"]["Name"];
+                /** @description For `s3`: region of the bucket; none for `us-east-1`. */
+                region?: string | null;
+                /** @description Public keys of minisign. If there are any, images are only taken if one of these has signed them. */
+                require_signature?: string[];
+                /** @description Whether nobody else writes to the registry. Needed for S3 services without conditional writes. */
+                single_writer?: boolean;
+                /** @description Address: `s3://BUCKET/PREFIX`, `https://HOST/PATH` (read only) or `file:///FOLDER`. */
+                url: string;
             }[];
         };
         /** @description A machine: an identity that outlives every reset. */
@@ -3009,6 +4199,11 @@ export interface components {
             since?: string | null;
         };
         /**
+         * @description How a host takes part in a fleet.
+         * @enum {string}
+         */
+        Membership: "connecting" | "no-fleet" | "joining" | "member" | "isolated" | "refused";
+        /**
          * @description A name: 1 to 63 letters a to z, digits and hyphens, no hyphen at its ends (a label of RFC 1123).
          * @example debian
          */
@@ -3041,6 +4236,29 @@ export interface components {
              *     host's.
              */
             ttl_seconds?: number | null;
+        };
+        /** @description Body of the request that makes the fleet whose name the daemon was started with. */
+        NewFleet: Record<string, never>;
+        /** @description Body of the request that creates a catalog of a fleet. */
+        NewFleetCatalog: {
+            /** @description Name of the new catalog, unique in its fleet. */
+            name: components["schemas"]["Name"];
+            /** @description Settings of the new catalog; whatever is left out takes its default. */
+            spec: components["schemas"]["FleetCatalogSpec"];
+        };
+        /** @description Asks for a version of an image to be one of the fleet's, or for another number of copies of one that is. */
+        NewFleetImage: {
+            /**
+             * Format: int32
+             * @description Number of hosts that have all of the image, whether or not they have machines of it.
+             */
+            full_copies?: number;
+            /** @description Image of the fleet, such as `debian:3`. The version has the number that it has in the registry, which may be left out. */
+            image: components["schemas"]["ImageRef"];
+            /** @description Registry of the fleet that has the image. */
+            registry: components["schemas"]["Name"];
+            /** @description Image in the registry, such as `debian-golden:3`. Without a version it is that of `image`, or else the highest. */
+            source: components["schemas"]["ImageRef"];
         };
         /** @description Asks the host to do something. */
         NewHostAction: {
@@ -3141,6 +4359,7 @@ export interface components {
                  */
                 created: string;
                 effective?: null | components["schemas"]["CatalogSpec"];
+                fleet?: null | components["schemas"]["FleetOwner"];
                 /**
                  * @description Versions that the catalog has had, oldest first, with the current one last. 31 older entries are kept, and if
                  *     disks keep their data, at least one of each version.
@@ -3363,6 +4582,33 @@ export interface components {
          * @enum {string}
          */
         Phase: "stopped" | "waiting" | "placing" | "starting" | "running" | "stopping" | "failed";
+        /** @description Switches the placer of a fleet on or off. */
+        PlacerChange: {
+            /** @description Whether Spillway decides which host has how many machines. If not, another program writes the shares. */
+            enabled: boolean;
+        };
+        /** @description What the host that places knows of a host. */
+        PlacerHostReport: {
+            /** @description Why it is not replaced, for people. */
+            reason?: string | null;
+            /** @description State of the host, as the placer sees it. */
+            state: components["schemas"]["HostState"];
+        };
+        /** @description What the host that places knows, beyond the records of the fleet. */
+        PlacerReport: {
+            /** @description What keeps lost hosts from being replaced, for people. */
+            brake?: string | null;
+            /** @description States of the hosts, by name. */
+            hosts: {
+                [key: string]: components["schemas"]["PlacerHostReport"];
+            };
+            /** @description For catalogs that do not fit: why, by host, for people. */
+            unplaced: {
+                [key: string]: {
+                    [key: string]: string;
+                };
+            };
+        };
         /** @description Counters of the operations on one storage plane. */
         PlaneCounters: {
             /**
@@ -3428,6 +4674,15 @@ export interface components {
             title: string;
             /** @description The `type` of each problem of this kind: the address of this description. */
             type: string;
+        };
+        /** @description Hosts whose figures Prometheus can read, in the form of its HTTP service discovery. */
+        PrometheusTargets: {
+            /** @description Labels of what is read; `__metrics_path__` is the path to read from. */
+            labels: {
+                [key: string]: string;
+            };
+            /** @description Addresses to read the figures from, `HOST:PORT`. */
+            targets: string[];
         };
         /** @description Result of a push: what was sent, and what was there. */
         PushOutcome: {
@@ -3738,6 +4993,11 @@ export interface components {
          * @enum {string}
          */
         SpaceLevel: "normal" | "warning" | "critical";
+        /**
+         * @description How machines are distributed over the hosts of a zone.
+         * @enum {string}
+         */
+        Spread: "even" | "pack";
         /**
          * @description Class of a store: which files it is for.
          * @enum {string}
@@ -4557,6 +5817,594 @@ export interface operations {
             };
         };
     };
+    getFleet: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetDetails`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetDetails"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createFleet: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewFleet"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetDetails`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetDetails"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listFleetCatalogs: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_FleetCatalog`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createFleetCatalog: {
+        parameters: {
+            query?: {
+                /** @description With `true` the request is checked in full and nothing is changed; the answer is what the change would make. */
+                dry_run?: boolean;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewFleetCatalog"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFleetCatalog: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    replaceFleetCatalog: {
+        parameters: {
+            query?: {
+                /** @description With `true` the request is checked in full and nothing is changed; the answer is what the change would make. */
+                dry_run?: boolean;
+            };
+            header?: {
+                /** @description The tag of the object that this request was decided on, such as "12", from the header `ETag`. If the object has another tag by now nothing is done: `precondition_failed`. */
+                "If-Match"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetCatalogSpec"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    deleteFleetCatalog: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Empty`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Empty"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    claimMachineOfFleet: {
+        parameters: {
+            query?: {
+                /**
+                 * @description Whether a request with this `Idempotency-Key` was sent before, and its answer was lost. All hosts are then asked for its claim
+                 *     first.
+                 */
+                repeated?: boolean;
+                /**
+                 * @description How many seconds the answer is held back until the machine is ready. Without it, or with 0, the answer comes when the machine is
+                 *     claimed.
+                 */
+                wait?: number;
+            };
+            header?: {
+                /** @description A name of the client's for this request: a request that repeats it within a day does nothing and gets the result of the first one. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewClaim"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetClaim`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetClaim"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    rollBackFleetCatalog: {
+        parameters: {
+            query?: {
+                /** @description With `true` the request is checked in full and nothing is changed; the answer is what the change would make. */
+                dry_run?: boolean;
+            };
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetCatalogRollback"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    updateFleetCatalog: {
+        parameters: {
+            query?: {
+                /** @description With `true` the request is checked in full and nothing is changed; the answer is what the change would make. */
+                dry_run?: boolean;
+            };
+            header?: {
+                /** @description The tag of the object that this request was decided on, such as "12", from the header `ETag`. If the object has another tag by now nothing is done: `precondition_failed`. */
+                "If-Match"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetCatalogUpdate"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    streamFleetEvents: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetEventRequest"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the media type says what the body is. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": string;
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listFleetEvents: {
+        parameters: {
+            query?: {
+                /** @description Largest number of events in the answer; 100 by default. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_FleetEvent`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_FleetEvent"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFleetFigures: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetFigures`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetFigures"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listFleetHosts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_FleetHost`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_FleetHost"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getFleetHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `FleetHost`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetHost"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    changeFleetHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FleetHostChange"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetHost`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetHost"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeFleetHost: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                host: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Empty`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Empty"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getFromHost: {
         parameters: {
             query?: never;
@@ -4684,6 +6532,224 @@ export interface operations {
             };
         };
     };
+    listFleetImages: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_FleetImage`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_FleetImage"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    addFleetImage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewFleetImage"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetImage`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetImage"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeFleetImage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                image: components["schemas"]["Name"];
+                version: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Empty`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Empty"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createJoinToken: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Empty"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `JoinToken`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JoinToken"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getPlacerReport: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `PlacerReport`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PlacerReport"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    changeFleetPlacer: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PlacerChange"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetDetails`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetDetails"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listPrometheusTargets: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `PrometheusTargets`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PrometheusTargets"][];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getFleetReach: {
         parameters: {
             query?: never;
@@ -4715,6 +6781,99 @@ export interface operations {
             };
         };
     };
+    listFleetRegistries: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `List_Registry`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["List_Registry"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    addFleetRegistry: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Registry"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `Registry`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Registry"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeFleetRegistry: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request succeeded; the body is a `Empty`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Empty"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getFleetSelf: {
         parameters: {
             query?: never;
@@ -4731,6 +6890,90 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["FleetSelf"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    claimForFleet: {
+        parameters: {
+            query?: {
+                /** @description Number of the attempt of this request, counted from 1. */
+                attempt?: number;
+                /** @description Whether only a machine that is ready is taken, whatever the body says. */
+                ready_only?: boolean;
+            };
+            header?: {
+                /** @description A name of the client's for this request: a request that repeats it within a day does nothing and gets the result of the first one. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewClaim"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `HostClaimDecision`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HostClaimDecision"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    closeClaimsOfFleet: {
+        parameters: {
+            query: {
+                /** @description Attempts with lower numbers can make no claim any more. */
+                attempt: number;
+            };
+            header?: {
+                /** @description A name of the client's for this request: a request that repeats it within a day does nothing and gets the result of the first one. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewClaim"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `HostClaimDecision`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HostClaimDecision"];
                 };
             };
             /** @description The request was not carried out; the body says why. */

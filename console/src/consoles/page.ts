@@ -2,6 +2,7 @@
 // for who uses the keyboard alone.
 //
 // Invariant: Tab never leads into the console, which takes it for itself: a button does, and Ctrl+] leads back to that button.
+import { hostOf } from "../shown-host.ts";
 
 /** An element of the page, which has it. */
 export function element(id: string): HTMLElement {
@@ -10,10 +11,10 @@ export function element(id: string): HTMLElement {
   return found;
 }
 
-/** The machine that the page's address names: `serial.html#/machines/NAME`. Null: none. */
+/** The machine that the page's address names: `serial.html#/machines/NAME`, or `#/@HOST/machines/NAME`. Null: none. */
 export function machineOf(hash: string): string | null {
-  const name = hash.match(/^#\/machines\/([a-z0-9][a-z0-9.-]{0,127})$/i)?.[1];
-  return name ?? null;
+  const path = hostOf(hash) ? hash.replace(/@[^/]*\//, "") : hash;
+  return path.match(/^#\/machines\/([a-z0-9][a-z0-9.-]{0,127})$/i)?.[1] ?? null;
 }
 
 /** Whether a key leaves the console: Ctrl+], as in `spillway machine console`, by its sign or by its place. */

@@ -1,5 +1,6 @@
 // Why a console or a screen cannot be opened. A WebSocket that is refused says no reason, so the daemon is asked before.
 import type { Machine } from "../api/client.ts";
+import { through } from "../shown-host.ts";
 import { adviceOf, type Reply, transport } from "../transport.ts";
 
 export interface Refusal {
@@ -32,7 +33,7 @@ export async function refusal(
 
 /** Where the console or the screen of a machine is. */
 export function path(name: string, what?: "console" | "screen"): string {
-  return `/v1/machines/${encodeURIComponent(name)}${what ? `/${what}` : ""}`;
+  return through(`/v1/machines/${encodeURIComponent(name)}${what ? `/${what}` : ""}`);
 }
 
 function ofSession(what: string, { status, body }: Reply): Refusal | null {

@@ -3,7 +3,7 @@
 import { ask, claimMachine, deleteCatalog, keepsData, machineAct, unclaimable } from "../acts.ts";
 import type { Schemas } from "../api/client.ts";
 import { ApiError, type Catalog } from "../api/client.ts";
-import { queryValue } from "../router.ts";
+import { href, queryValue } from "../router.ts";
 import { catalogRows, figures, machineRows } from "../state/figures.ts";
 import { notOff, total } from "../state/moments.ts";
 import { useObject } from "../state/resource.ts";
@@ -109,6 +109,12 @@ export function CatalogPage({ name }: { name: string }) {
           </>
         }
       />
+      {catalog.fleet ? (
+        <Notice>
+          It belongs to the fleet {catalog.fleet.fleet}, and{" "}
+          <a href={href(["fleet-catalogs", name])}>is changed there</a>.
+        </Notice>
+      ) : null}
       {catalog.warnings.map((w) => (
         <Notice key={w} tone="warning">
           {w}

@@ -2,6 +2,7 @@
 // and are loaded only when somebody opens one.
 //
 // Invariant: a connection ends with its tab.
+import { href } from "../router.ts";
 import { can } from "../state/session.ts";
 import { Notice } from "../ui/parts.tsx";
 
@@ -9,7 +10,7 @@ const NO_ROLE = "The keyboard and the screen of a machine need the role operate.
 
 export function ConsoleTab({ name, kind }: { name: string; kind: "serial" | "screen" }) {
   if (!can("operate")) return <Notice>{NO_ROLE}</Notice>;
-  const address = `${kind}.html#/machines/${encodeURIComponent(name)}`;
+  const address = `${kind}.html${href(["machines", name])}`;
   return (
     <>
       <iframe

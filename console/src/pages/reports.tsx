@@ -4,6 +4,7 @@ import type { Schemas } from "../api/client.ts";
 import { href } from "../router.ts";
 import { useList } from "../state/resource.ts";
 import { now } from "../state/visible.ts";
+import { through } from "../shown-host.ts";
 import { transport } from "../transport.ts";
 import { ago, bytes } from "../ui/format.ts";
 import { Notice, PageHead, Panel, Pending } from "../ui/parts.tsx";
@@ -73,7 +74,7 @@ export function ReportPage({ name }: { name: string }) {
         class="report"
         sandbox=""
         title={`Report ${name}`}
-        src={transport.document(`/v1/reports/${encodeURIComponent(name)}/report.html`)}
+        src={transport.document(through(`/v1/reports/${encodeURIComponent(name)}/report.html`))}
       />
     </>
   );

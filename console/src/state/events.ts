@@ -4,6 +4,7 @@
 // behind the last event that came, also over a restart of the daemon; what the daemon has lost meanwhile is an event itself.
 import { computed, effect, signal, untracked } from "@preact/signals";
 import { address, type Event, raw } from "../api/client.ts";
+import { through } from "../shown-host.ts";
 import { transport } from "../transport.ts";
 import { awaySince, isSignedIn } from "./session.ts";
 import { visible } from "./visible.ts";
@@ -88,7 +89,7 @@ function openStream(): void {
   close?.();
   following.value = "connecting";
   let openedAt = Number.POSITIVE_INFINITY;
-  const stream = transport.stream(address("/v1/event-stream", undefined, { after: last() }), {
+  const stream = transport.stream(through(address("/v1/event-stream", undefined, { after: last() })), {
     opened: () => {
       openedAt = Date.now();
       following.value = "stream";

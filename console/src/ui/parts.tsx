@@ -2,6 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { words } from "../api/client.ts";
+import { shownHost } from "../shown-host.ts";
 import { href, queryValue, route, setQuery } from "../router.ts";
 
 type Children = { children?: ComponentChildren };
@@ -124,7 +125,10 @@ export function Notice({ tone = "note", children }: Children & { tone?: Tone }) 
 const LONG = 1000;
 
 /** A command that can be selected with one click and copied. */
-export function Command({ text, label = "The same as a command" }: { text: string; label?: string }) {
+export function Command({ text: given, label = "The same as a command" }: { text: string; label?: string }) {
+  const text = shownHost
+    ? given.replace(/^spillway (?!fleet|stats)/gm, `spillway --host ${shownHost} `)
+    : given;
   const ref = useRef<HTMLButtonElement>(null);
   const copy = async () => {
     try {

@@ -4,8 +4,10 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { words } from "../api/client.ts";
 import { href, pageKey, route } from "../router.ts";
+import { shownHost } from "../shown-host.ts";
 import { following } from "../state/events.ts";
 import { figuresAt, STALE_MS } from "../state/figures.ts";
+import { fleetPages } from "../state/fleet.ts";
 import { awayAdvice, awaySince, logout, session } from "../state/session.ts";
 import { now } from "../state/visible.ts";
 import { toast } from "./announce.tsx";
@@ -66,6 +68,7 @@ export function Shell({ children }: { children: ComponentChildren }) {
   useEffect(() => setOpen(false), [key]);
   const state = session.value;
   const away = awaySince.value;
+  const fleet = fleetPages.value;
   return (
     <div class="shell">
       <button type="button" class="skip" onClick={() => document.getElementById("page-title")?.focus()}>
@@ -79,7 +82,7 @@ export function Shell({ children }: { children: ComponentChildren }) {
               <rect class="fill overflow" x="1" y="7.5" width="9" height="3" rx="1" />
               <rect class="fill base" x="1" y="11.5" width="14" height="3" rx="1" />
             </svg>
-            Spillway
+            {shownHost ?? "Spillway"}
           </a>
           <button
             type="button"
@@ -93,6 +96,7 @@ export function Shell({ children }: { children: ComponentChildren }) {
         </div>
         <div id="places" class={`places${isOpen ? " open" : ""}`}>
           <nav aria-label="Main">
+            {fleet ? <fleet.FleetPlaces /> : null}
             {PLACES.map(([to, title]) => (
               <a key={to} href={href(to ? [to] : [])} aria-current={to === page ? "page" : undefined}>
                 {title}

@@ -8,7 +8,7 @@ use crate::catalog::{
 };
 use crate::fleet::{
     FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate, FleetEventRequest, FleetHostChange,
-    FleetSettings, NewFleet, NewFleetCatalog, PlacerChange,
+    FleetSettings, NewFleet, NewFleetCatalog, NewFleetImage, PlacerChange,
 };
 use crate::host::NewHostAction;
 use crate::image::{ImageCommit, ImageDownload, ImageImport, VersionChoice};
@@ -91,6 +91,8 @@ pub const HISTORY_SECONDS: Bounds = Bounds::count(1, DAY);
 pub const COLLECTION_SECONDS: Bounds = Bounds::count(3600, 366 * DAY);
 /// Bounds of the time since its last sign of life after which a host counts as lost, in seconds. Its lease lasts 15 seconds.
 pub const LOST_AFTER_SECONDS: Bounds = Bounds::count(20, DAY);
+/// Bounds of the number of hosts that have all of an image.
+pub const COPIES: Bounds = Bounds::count(0, 100_000);
 /// Bounds of numbers of operations and events.
 const NUMBER: Bounds = Bounds::count(0, i64::MAX as u64);
 /// Bounds of a share of a whole.
@@ -248,6 +250,7 @@ bounded! {
     Empty {}
     FleetEventRequest { limit: PAST_EVENTS }
     NewFleet {}
+    NewFleetImage { full_copies: COPIES }
     PlacerChange {}
     FleetHostChange {}
     FleetCatalogUpdate { version: VERSION, strategy: BATCH }

@@ -5,8 +5,10 @@
 //! order to give machines up.
 
 use crate::keys::Key;
+use crate::named::{PlacedMachine, placed};
+use crate::placement::version_for;
 use crate::records::{ImageRecord, RegistryRecord, ShareRecord};
-use crate::view::{FleetView, Versioned};
+use crate::view::FleetView;
 use spillway_api::{CatalogSpec, IdentityKind, ImageRef, Name, RolloutStrategy};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -22,6 +24,8 @@ pub struct WantedCatalog {
     pub strategy: RolloutStrategy,
     /// Where the host has the image from, if the fleet knows.
     pub source: Option<ImageSource>,
+    /// Its machines, if they have names of the fleet; none: any that the host makes.
+    pub machines: Option<Vec<PlacedMachine>>,
 }
 
 /// Where a host has a version of an image from.
@@ -31,6 +35,14 @@ pub struct ImageSource {
     pub image: ImageRecord,
     /// Its registry, if the fleet has that.
     pub registry: Option<RegistryRecord>,
+}
+
+impl ImageSource {
+    /// Where a version is that has this record.
+    pub fn of(view: &FleetView, image: &ImageRecord) -> ImageSource {
+        let registry = view.registries.get(&image.registry).map(|registry| registry.value.clone());
+        ImageSource { image: image.clone(), registry }
+    }
 }
 
 /// What is wanted of a host.
@@ -51,6 +63,9 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
             Ok(Key::Share(of, catalog)) if of == *host => {
                 wanted.unknown.insert(catalog, format!("the record {key} cannot be read"));
             }
+            Ok(Key::Place(of, catalog, _)) if of == *host => {
+                wanted.unknown.insert(catalog, format!("the record {key} cannot be read"));
+            }
             Ok(Key::Catalog(catalog)) => {
                 wanted.unknown.insert(catalog, format!("the record {key} cannot be read"));
             }
@@ -63,25 +78,50 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
         }
         // Its catalog was deleted, and its share is about to be: it is given up.
         let Some(catalog) = view.catalogs.get(name) else { continue };
-        let spec = on_host(&catalog.value.spec.catalog, name, host, share);
-        let spec = match catalog.value.spec.fleet.identity {
-            IdentityKind::Any => spec,
-            IdentityKind::Named => continue,
-        };
+        if catalog.value.spec.fleet.identity == IdentityKind::Named {
+            continue;
+        }
+        let spec = on_host(&catalog.value.spec.catalog, name, host, &share.value);
         let (generation, strategy) = (share.value.generation, catalog.value.strategy);
-        let source =
-            view.images.get(&(spec.image.name.clone(), share.value.version)).map(|image| ImageSource {
-                image: image.value.clone(),
-                registry: view.registries.get(&image.value.registry).map(|registry| registry.value.clone()),
-            });
-        wanted.catalogs.insert(name.clone(), WantedCatalog { spec, generation, strategy, source });
+        let source = source(view, &spec.image.name, share.value.version);
+        let machines = None;
+        wanted.catalogs.insert(name.clone(), WantedCatalog { spec, generation, strategy, source, machines });
     }
+    want_named(view, host, &mut wanted);
     Some(wanted)
 }
 
+/// Where hosts have a version of an image from.
+fn source(view: &FleetView, image: &Name, version: u32) -> Option<ImageSource> {
+    view.images.get(&(image.clone(), version)).map(|image| ImageSource::of(view, &image.value))
+}
+
+/// Adds the catalogs whose machines have names of the fleet.
+fn want_named(view: &FleetView, host: &Name, wanted: &mut WantedShares) {
+    for (name, machines) in placed(view, host) {
+        let Some(catalog) = view.catalogs.get(&name) else { continue };
+        let is_named = catalog.value.spec.fleet.identity == IdentityKind::Named;
+        if !is_named || wanted.unknown.contains_key(&name) {
+            continue;
+        }
+        let record = &catalog.value;
+        let version = version_for(record, host);
+        let count = machines.iter().filter(|machine| !machine.is_leaving).count();
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let share = ShareRecord { count, version, generation: record.generation };
+        let naming = Some(record.spec.catalog.naming(&name));
+        let spec = CatalogSpec { naming, ..record.spec.catalog.clone() };
+        let spec = on_host(&spec, &name, host, &share);
+        let (generation, strategy) = (record.generation, record.strategy);
+        let source = source(view, &spec.image.name, version);
+        let machines = Some(machines);
+        wanted.catalogs.insert(name, WantedCatalog { spec, generation, strategy, source, machines });
+    }
+}
+
 /// The settings of a catalog on a host that has this share of it.
-fn on_host(spec: &CatalogSpec, name: &Name, host: &Name, share: &Versioned<ShareRecord>) -> CatalogSpec {
-    let ShareRecord { count, version, .. } = share.value;
+fn on_host(spec: &CatalogSpec, name: &Name, host: &Name, share: &ShareRecord) -> CatalogSpec {
+    let ShareRecord { count, version, .. } = *share;
     let part = |all: u32| {
         let part = (u64::from(all) * u64::from(count)).div_ceil(u64::from(spec.count.max(1)));
         u32::try_from(part).unwrap_or(u32::MAX).min(count)

@@ -3,6 +3,7 @@
 //! Invariant: a change is carried out only if the record that it was decided on is unchanged.
 
 use crate::keys::Key;
+use crate::named::NamePattern;
 use crate::records::{CatalogRecord, FORMAT, HostRecord, MetaRecord, default_strategy};
 use crate::transaction::{Comparison, MOST_OPERATIONS, Revision, Transaction, Write};
 use crate::view::{FleetView, Versioned};
@@ -26,7 +27,7 @@ pub struct ChangeError {
     pub message: String,
 }
 
-fn refuse<T>(code: ErrorCode, message: String) -> Result<T, ChangeError> {
+pub(crate) fn refuse<T>(code: ErrorCode, message: String) -> Result<T, ChangeError> {
     Err(ChangeError { code, message })
 }
 
@@ -34,7 +35,7 @@ fn json(record: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(record).expect("a record is plain data")
 }
 
-fn put(key: Key, before: Revision, record: &impl Serialize) -> Transaction {
+pub(crate) fn put(key: Key, before: Revision, record: &impl Serialize) -> Transaction {
     let value = json(record);
     Transaction {
         comparisons: vec![Comparison::Modified(key.clone(), before)],
@@ -138,6 +139,23 @@ fn check(name: &Name, spec: &FleetCatalogSpec) -> Result<(), ChangeError> {
             "identity named is for machines that can begin anew on another host, and these keep their data on one: take identity any",
         );
     }
+    if fleet.identity == IdentityKind::Named {
+        let naming = catalog.naming(name);
+        match NamePattern::parse(&naming) {
+            None => {
+                return refuse(&format!(
+                    "naming '{naming}' needs one run of # for the number, such as {name}-###"
+                ));
+            }
+            Some(pattern) if pattern.most() < catalog.count => {
+                return refuse(&format!(
+                    "naming '{naming}' has names for {} machines: give it more #",
+                    pattern.most()
+                ));
+            }
+            Some(_) => {}
+        }
+    }
     Ok(())
 }
 
@@ -163,6 +181,13 @@ pub fn replace_catalog(
         return refuse(
             ErrorCode::Conflict,
             format!("catalog {name}: its identity cannot be changed: make another"),
+        );
+    }
+    let naming = |spec: &FleetCatalogSpec| spec.catalog.naming(name);
+    if spec.fleet.identity == IdentityKind::Named && naming(spec) != naming(&before.spec) {
+        return refuse(
+            ErrorCode::Conflict,
+            format!("catalog {name}: the names of its machines cannot be changed: make another"),
         );
     }
     let image = &spec.catalog.image;
@@ -306,6 +331,15 @@ pub fn remove_host(view: &FleetView, name: &Name) -> Result<Transaction, ChangeE
     let found = host(view, name)?;
     if view.alive.contains_key(name) {
         let message = format!("the host {name} is alive: stop its daemon first, or start it without --fleet");
+        return refuse(ErrorCode::Conflict, message);
+    }
+    let names = view.places.get(name).into_iter().flatten();
+    let is_dead = |epoch: Revision| found.value.dead_epoch.is_some_and(|dead| dead >= epoch);
+    if names.map(|(_, place)| place.value.epoch).any(|epoch| !is_dead(epoch)) {
+        let message = format!(
+            "the host {name} has machines with names of the fleet: declare it dead first, if nothing of it runs any more ('spillway fleet host \
+             declare-dead {name}'); other hosts get the names then"
+        );
         return refuse(ErrorCode::Conflict, message);
     }
     let key = Key::Host(name.clone());
@@ -458,5 +492,41 @@ mod tests {
         apply(&mut view, gone);
         assert!(view.hosts.is_empty() && view.shares.is_empty());
         assert_eq!(remove_host(&view, &a).unwrap_err().code, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn a_host_with_names_of_the_fleet_is_removed_once_it_is_declared_dead() {
+        let mut view = FleetView::default();
+        put_json(&mut view, "hosts/a", &json!({ "host_id": "h", "zone": "z" }));
+        let identity = json!({ "uuid": "u", "mac": "02:00:00:00:00:01" });
+        let place = json!({ "epoch": 3, "number": 1, "identity": identity });
+        put_json(&mut view, "place/a/desk/desk-001", &place);
+        let refused = remove_host(&view, &name("a")).unwrap_err();
+        assert!(refused.message.contains("declare it dead first"), "{refused}");
+        put_json(&mut view, "hosts/a", &json!({ "host_id": "h", "zone": "z", "dead_epoch": 2 }));
+        assert!(remove_host(&view, &name("a")).is_err(), "it was dead in an earlier epoch");
+        put_json(&mut view, "hosts/a", &json!({ "host_id": "h", "zone": "z", "dead_epoch": 3 }));
+        assert!(remove_host(&view, &name("a")).is_ok());
+    }
+
+    #[test]
+    fn names_of_the_fleet_have_a_pattern_that_is_enough_and_stays() {
+        let mut view = FleetView::default();
+        image(&mut view, 1);
+        let create =
+            |settings: Value| create_catalog(&FleetView::default(), &name("desk"), &spec(settings), now());
+        for (settings, why) in [
+            (json!({ "identity": "named", "image": "debian:1", "naming": "x" }), "one run of #"),
+            (json!({ "identity": "named", "image": "debian:1", "naming": "x-#" }), "names for 9 machines"),
+        ] {
+            let refused = create(settings).unwrap_err();
+            assert!(refused.message.contains(why), "{refused}");
+        }
+        let named =
+            |naming: &str| spec(json!({ "identity": "named", "image": "debian:1", "naming": naming }));
+        let made = create_catalog(&view, &name("desk"), &named("x-##"), now()).unwrap();
+        apply(&mut view, made);
+        let refused = replace_catalog(&view, &name("desk"), &named("y-##"), None, now()).unwrap_err();
+        assert!(refused.message.contains("cannot be changed"), "{refused}");
     }
 }

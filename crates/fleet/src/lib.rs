@@ -7,15 +7,21 @@
 //! transaction.
 
 pub mod agent;
+pub mod boot;
 pub mod changes;
+pub mod changes_images;
 pub mod claim;
+pub mod copies;
 pub mod election;
 pub mod keys;
 pub mod liveness;
 pub mod membership;
+pub mod named;
+pub mod peers;
 pub mod placement;
 pub mod placer;
 pub mod records;
+mod rendezvous;
 pub mod transaction;
 pub mod view;
 

@@ -141,7 +141,8 @@ impl Liveness {
     /// Takes the records as they are now.
     pub fn observe(&mut self, view: &FleetView, now: Moment) {
         let mut before = std::mem::take(&mut self.tracks);
-        let without_record = view.shares.keys().filter(|host| !view.hosts.contains_key(*host));
+        let holders = view.shares.keys().chain(view.places.keys());
+        let without_record = holders.filter(|host| !view.hosts.contains_key(*host));
         for host in view.hosts.keys().chain(without_record) {
             let track = before.remove(host);
             self.tracks.insert(host.clone(), seen(view, host, track, now));
@@ -249,7 +250,9 @@ fn seen(view: &FleetView, host: &Name, before: Option<Track>, now: Moment) -> Tr
     let dead_epoch = record.and_then(|record| record.value.dead_epoch);
     let is_dead = dead_epoch.is_some_and(|dead| last_epoch.is_none_or(|epoch| epoch <= dead));
     let begins = |since: Moment| Sign::Silent { since, inquiry: Inquiry::default() };
-    let has_been = view.statuses.contains_key(host) || view.shares.contains_key(host);
+    let has_been =
+        [view.statuses.contains_key(host), view.shares.contains_key(host), view.places.contains_key(host)]
+            .contains(&true);
     let sign = match before.map(|track| track.sign) {
         _ if is_unreadable("hosts") || is_unreadable("alive") => Sign::Unreadable,
         _ if epoch.is_some() => Sign::Alive,

@@ -30,6 +30,8 @@ pub struct OwnHost {
 /// The lease of a host, as far as it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownLease {
+    /// Its identity in etcd.
+    pub id: i64,
     /// Moment until which the lease certainly lasts.
     pub until: Moment,
 }
@@ -108,18 +110,16 @@ impl HostMembership {
             return refused(why);
         }
         self.fleet_id = Some(meta.value.fleet_id.clone());
-        let has_lease = lease.is_some_and(|lease| now < lease.until);
         let missing = if self.was_alive { Standing::Isolated } else { Standing::Joining };
-        if !has_lease {
-            return (missing, None);
-        }
+        let Some(lease) = lease.filter(|lease| now < lease.until) else { return (missing, None) };
         match self.record(view) {
             Err(why) => return refused(why),
             Ok(Some(change)) => return (missing, Some(change)),
             Ok(None) => {}
         }
         let alive = Key::Alive(self.own.name.clone());
-        let put = || vec![Write::PutWithLease(alive.clone(), json(&self.own.alive))];
+        let record = AliveRecord { lease: lease.id, ..self.own.alive.clone() };
+        let put = || vec![Write::PutWithLease(alive.clone(), json(&record))];
         match view.alive.get(&self.own.name) {
             None if view.unreadable.contains_key(&alive.to_string()) => {
                 refused(format!("the record {alive} cannot be read: a later version may have written it"))
@@ -128,9 +128,14 @@ impl HostMembership {
                 let comparisons = vec![Comparison::Created(alive.clone(), 0)];
                 (missing, Some(Transaction { comparisons, writes: put() }))
             }
-            Some(Versioned { value, created, .. }) if value.instance == self.own.alive.instance => {
+            Some(Versioned { value, created, modified }) if value.instance == record.instance => {
                 self.was_alive = true;
-                (Standing::Member { epoch: *created }, None)
+                if value.lease == lease.id {
+                    return (Standing::Member { epoch: *created }, None);
+                }
+                // It goes when an earlier lease ends, whatever becomes of this one.
+                let comparisons = vec![Comparison::Modified(alive.clone(), *modified)];
+                (missing, Some(Transaction { comparisons, writes: put() }))
             }
             Some(Versioned { value, .. }) if self.was_alive => refused(format!(
                 "another daemon has taken the name {} of this host (at {}, version {}): one of them must go. Start this one again to take the name back",
@@ -223,6 +228,8 @@ mod tests {
             certificate: "00".into(),
             version: "0.1.0".into(),
             hypervisor: Hypervisor::Qemu,
+            peers: None,
+            lease: 0,
         };
         let name = |text: &str| text.parse().unwrap();
         OwnHost { name: name("a"), host_id: host_id.into(), zone: name("z"), labels: BTreeMap::new(), alive }
@@ -272,7 +279,7 @@ mod tests {
         /// Steps until nothing is to be written.
         fn settle(&mut self, membership: &mut HostMembership) -> Standing {
             loop {
-                let lease = Some(KnownLease { until: Moment(10) });
+                let lease = Some(KnownLease { id: 7, until: Moment(10) });
                 match membership.step(&self.view(), lease, Moment(0)) {
                     (_, Some(transaction)) => self.apply(transaction),
                     (standing, None) => return standing,
@@ -307,11 +314,18 @@ mod tests {
         let standing = store.settle(&mut first);
         assert!(refusal(&standing).contains("another daemon has taken the name a"), "{standing:?}");
         // The lease has ended.
-        let ended = KnownLease { until: Moment(10) };
+        let ended = KnownLease { id: 7, until: Moment(10) };
         assert_eq!(again.step(&store.view(), Some(ended), Moment(10)), (Standing::Isolated, None));
         store.0.remove("alive/a");
         let Standing::Member { epoch: later } = store.settle(&mut again) else { panic!() };
         assert!(later > epoch, "another lease is another epoch");
+        // A lease of which the store says that it has ended, although the record is still there.
+        let other = KnownLease { id: 8, until: Moment(10) };
+        let (standing, change) = again.step(&store.view(), Some(other), Moment(0));
+        assert_eq!(standing, Standing::Isolated, "the record goes with the earlier lease");
+        store.apply(change.unwrap());
+        let standing = again.step(&store.view(), Some(other), Moment(0)).0;
+        assert_eq!(standing, Standing::Member { epoch: later });
     }
 
     #[test]

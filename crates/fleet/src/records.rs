@@ -5,8 +5,10 @@
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use spillway_api::{FleetCatalogSpec, HistoryEntry, Hypervisor, Name, Registry, RolloutStrategy};
-use std::collections::BTreeMap;
+use spillway_api::{
+    FleetCatalogSpec, HistoryEntry, Hypervisor, Identity, IsolationAction, Name, Registry, RolloutStrategy,
+};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Version of the records that this program reads and writes.
 pub const FORMAT: u32 = 1;
@@ -62,6 +64,12 @@ pub struct AliveRecord {
     pub version: String,
     /// What runs machines on the host.
     pub hypervisor: Hypervisor,
+    /// Address at which other hosts get chunks of streamed images, `HOST:PORT`; none: the host sends none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<String>,
+    /// Lease that the record was written with. A host whose lease is another one writes the record again.
+    #[serde(default)]
+    pub lease: i64,
 }
 
 /// Record `status/HOST`: what a host has, and what its machines do. Written at most once in ten seconds.
@@ -76,6 +84,9 @@ pub struct StatusRecord {
     /// is not on the host.
     #[serde(default)]
     pub images: BTreeMap<String, u32>,
+    /// Versions of images of which the host has all (`debian:3`).
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub whole: BTreeSet<String>,
 }
 
 /// What machines may take of a host together.
@@ -161,6 +172,57 @@ pub struct ShareRecord {
     pub version: u32,
     /// Generation of the catalog that the share follows from.
     pub generation: u64,
+}
+
+/// Record `named/CATALOG/MACHINE`: a machine with a name of the fleet, and the host that has it.
+///
+/// The placer writes it in one transaction with [`PlaceRecord`]. A host may run the machine only if both name it and its present epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedRecord {
+    /// Number in the machine's name.
+    pub number: u32,
+    /// Identity of the machine, which it keeps on whatever host it is.
+    pub identity: Identity,
+    /// Host that has it, or is to give it up; none: it is on no host.
+    #[serde(default)]
+    pub host: Option<Name>,
+    /// Epoch of that host; 0 if there is none.
+    #[serde(default)]
+    pub epoch: i64,
+    /// Whether the host has it, or is to give it up.
+    pub state: NameState,
+    /// What that host does when it is isolated, as it was told when it got the machine.
+    #[serde(default)]
+    pub on_isolation: IsolationAction,
+}
+
+/// What becomes of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NameState {
+    /// It is on no host.
+    Free,
+    /// It is on a host.
+    Placed,
+    /// Its host is to give it up, and deletes the record `place/HOST/CATALOG/MACHINE` when nothing of it runs any more.
+    Leaving,
+}
+
+/// Record `place/HOST/CATALOG/MACHINE`: a machine with a name of the fleet that a host is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceRecord {
+    /// Epoch of the host for which this counts.
+    pub epoch: i64,
+    /// Number in the machine's name.
+    pub number: u32,
+    /// Identity of the machine.
+    pub identity: Identity,
+    /// What the host does with it when it is isolated.
+    #[serde(default)]
+    pub on_isolation: IsolationAction,
+    /// Whether the host is to give it up.
+    #[serde(default)]
+    pub is_leaving: bool,
 }
 
 /// Record `images/IMAGE/VERSION`: where hosts have a version from.

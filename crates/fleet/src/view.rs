@@ -3,10 +3,11 @@
 //! Invariant: a view is the records at one revision. Records that cannot be read are set aside: nothing acts on them, and none counts as
 //! absent.
 
-use crate::keys::Key;
+use crate::boot::BootRecord;
+use crate::keys::{ImageDigest, Key};
 use crate::records::{
-    AliveRecord, CatalogRecord, HostRecord, ImageRecord, MetaRecord, PlacerRecord, RegistryRecord,
-    ShareRecord, StatusRecord,
+    AliveRecord, CatalogRecord, HostRecord, ImageRecord, MetaRecord, NamedRecord, PlaceRecord, PlacerRecord,
+    RegistryRecord, ShareRecord, StatusRecord,
 };
 use crate::transaction::Revision;
 use serde::de::DeserializeOwned;
@@ -47,6 +48,9 @@ pub enum Update {
 /// Shares of a host, by catalog.
 pub type Shares = BTreeMap<Name, Versioned<ShareRecord>>;
 
+/// Machines with names of the fleet that a host is to have, by catalog and machine.
+pub type Places = BTreeMap<(Name, Name), Versioned<PlaceRecord>>;
+
 /// The records of a fleet at a revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetView {
@@ -64,10 +68,16 @@ pub struct FleetView {
     pub catalogs: BTreeMap<Name, Versioned<CatalogRecord>>,
     /// Shares, by host and catalog.
     pub shares: BTreeMap<Name, Shares>,
+    /// Machines with names of the fleet, by catalog and machine.
+    pub named: BTreeMap<Name, BTreeMap<Name, Versioned<NamedRecord>>>,
+    /// Machines with names of the fleet that hosts are to have, by host.
+    pub places: BTreeMap<Name, Places>,
     /// Versions of images.
     pub images: BTreeMap<(Name, u32), Versioned<ImageRecord>>,
     /// Registries.
     pub registries: BTreeMap<Name, Versioned<RegistryRecord>>,
+    /// Boot sets, by digest of the image and catalog.
+    pub boots: BTreeMap<(ImageDigest, Name), Versioned<BootRecord>>,
     /// Who places.
     pub placer: Option<Versioned<PlacerRecord>>,
     /// Keys of records that cannot be read, with the reasons.
@@ -95,6 +105,16 @@ impl FleetView {
         self.shares.get(host)?.get(catalog)
     }
 
+    /// A machine with a name of the fleet, if it has a record.
+    pub fn name(&self, catalog: &Name, machine: &Name) -> Option<&Versioned<NamedRecord>> {
+        self.named.get(catalog)?.get(machine)
+    }
+
+    /// What a host is told about a machine with a name of the fleet.
+    pub fn place(&self, host: &Name, catalog: &Name, machine: &Name) -> Option<&Versioned<PlaceRecord>> {
+        self.places.get(host)?.get(&(catalog.clone(), machine.clone()))
+    }
+
     fn set(&mut self, text: &str, entry: Option<Entry>) {
         self.unreadable.remove(text);
         let Ok(key) = text.parse::<Key>() else {
@@ -112,13 +132,11 @@ impl FleetView {
             Key::Catalog(catalog) => set_in(&mut self.catalogs, catalog, entry),
             Key::Image(image, version) => set_in(&mut self.images, (image, version), entry),
             Key::Registry(registry) => set_in(&mut self.registries, registry, entry),
-            Key::Share(host, catalog) => {
-                let shares = self.shares.entry(host.clone()).or_default();
-                let done = set_in(shares, catalog, entry);
-                if shares.is_empty() {
-                    self.shares.remove(&host);
-                }
-                done
+            Key::Boot(digest, catalog) => set_in(&mut self.boots, (digest, catalog), entry),
+            Key::Share(host, catalog) => set_below(&mut self.shares, host, catalog, entry),
+            Key::Named(catalog, machine) => set_below(&mut self.named, catalog, machine, entry),
+            Key::Place(host, catalog, machine) => {
+                set_below(&mut self.places, host, (catalog, machine), entry)
             }
         };
         if let Err(why) = done {
@@ -139,6 +157,21 @@ fn set_one<T: DeserializeOwned>(
     *place = None;
     *place = entry.map(read).transpose()?;
     Ok(())
+}
+
+/// The same, in a map of maps of which none is empty.
+fn set_below<K: Ord, T: DeserializeOwned>(
+    all: &mut BTreeMap<Name, BTreeMap<K, Versioned<T>>>,
+    folder: Name,
+    key: K,
+    entry: Option<Entry>,
+) -> Result<(), serde_json::Error> {
+    let records = all.entry(folder.clone()).or_default();
+    let done = set_in(records, key, entry);
+    if records.is_empty() {
+        all.remove(&folder);
+    }
+    done
 }
 
 fn set_in<K: Ord, T: DeserializeOwned>(

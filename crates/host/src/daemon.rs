@@ -12,6 +12,7 @@ use crate::events::{Events, log_line};
 use crate::failure::Failure;
 #[cfg(test)]
 use crate::fleet::door::FleetDoor;
+use crate::fleet::door::Identity;
 use crate::fleet::{FleetHostSettings, HostParts, OpenFleet};
 use crate::guest_users::UserChoice;
 use crate::idempotency::Idempotency;
@@ -136,6 +137,13 @@ pub enum AuditTo {
 }
 
 impl DaemonSettings {
+    /// With which hosts chunks of streamed images are exchanged: those of the options, or those of the fleet.
+    fn peer_order(&self, state: &Path) -> Result<Option<PeerOrder>> {
+        let Some(fleet) = &self.fleet else { return Ok(self.peers.clone()) };
+        let [certificate, key] = Identity::files(&std::path::absolute(state)?);
+        Ok(fleet.peers.as_ref().map(|peers| peers.order([certificate, key])))
+    }
+
     fn audit(&self, state: &Path) -> Result<audit::AuditSettings> {
         let mut files = self.audit.iter().filter_map(|to| match to {
             AuditTo::File(path) => Some(path),
@@ -210,7 +218,7 @@ impl Records {
             cache: std::path::absolute(cache).context("--stream-cache")?,
             budget_bytes: settings.stream_cache_bytes,
             fill_bytes_per_second: settings.stream_fill_bytes_per_second,
-            peers: settings.peers.clone(),
+            peers: settings.peer_order(state)?,
             program: streamd,
         };
         let streaming = Streaming::new(at, registries.clone(), objects.clone())?;
@@ -262,7 +270,7 @@ impl Records {
         tokio::spawn(streaming.clone().follow(objects.watch()));
         streaming.begin(parts.scopes.clone(), events.clone(), move || streamed.all_streamed())?;
         let idempotency = Idempotency::new(objects.clone());
-        let (capacity, hypervisor) = (parts.capacity, parts.hypervisor);
+        let (capacity, hypervisor, scopes) = (parts.capacity, parts.hypervisor, parts.scopes.clone());
         let machines = Machines::open(
             events.clone(),
             objects.clone(),
@@ -279,9 +287,12 @@ impl Records {
                 catalogs: catalogs.clone(),
                 images: images.clone(),
                 registries: registries.clone(),
+                streaming,
                 machines: machines.shares.clone(),
                 capacity,
                 hypervisor,
+                names: Arc::clone(&machines.names),
+                scopes,
             })
         };
         let fleet_service = fleet.map(begin).transpose()?;

@@ -11,6 +11,7 @@ pub mod error;
 pub mod events;
 pub mod failure;
 pub mod fleet;
+pub mod guard;
 pub mod guest_users;
 mod hypervisor;
 pub mod idempotency;

@@ -15,6 +15,7 @@ use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::events::log_line;
 use spillway_host::failure::{self, Failure};
 use spillway_host::fleet::{FleetOptions, leave_fleet};
+use spillway_host::guard;
 use spillway_host::guest_users::UserChoice;
 use spillway_host::registries::SourceRule;
 use spillway_host::streaming::PeerOptions;
@@ -192,6 +193,12 @@ enum Command {
         /// File to write; an existing file is replaced
         file: PathBuf,
     },
+    /// End machines with names of a fleet in time; spillwayd starts this itself
+    #[command(hide = true)]
+    Guard {
+        /// Folder of all machines
+        machines: PathBuf,
+    },
     /// End the membership of this host in its fleet, while no spillwayd uses the state folder. Catalogs of the fleet become the host's own
     LeaveFleet,
     /// Restore the records of a backup into a state folder without records, while no spillwayd uses it
@@ -297,6 +304,7 @@ fn execute_offline(command: &Command, state: &Path, socket: &Path) -> Result<()>
             }
             None => println!("this host is in no fleet"),
         },
+        Command::Guard { machines } => guard::run(machines)?,
     }
     Ok(())
 }
@@ -316,7 +324,9 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
     if let Some(command) = &arguments.command {
         return execute_offline(command, &arguments.state, &arguments.socket);
     }
-    let fleet = arguments.fleet.settings(&arguments.state)?;
+    let upload = arguments.peers.upload_bytes_per_second();
+    let fleet = arguments.fleet.settings(&arguments.state, upload)?;
+    let peers = arguments.peers.order().context("--peer-listen")?;
     // Without one it serves what there is, and says that no machine can start.
     let program = arguments
         .worker
@@ -328,6 +338,11 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         }
         _ => None,
     };
+    if peers.is_some() && fleet.is_some() {
+        let text =
+            "--peer-listen: with --fleet, hosts exchange chunks without these options (--fleet-peer-listen)";
+        return Err(Failure::usage(text).into());
+    }
     let settings = DaemonSettings {
         remote,
         state: arguments.state,
@@ -351,7 +366,7 @@ fn execute(arguments: Arguments, service_manager: ServiceManager) -> Result<()> 
         stream_cache: arguments.stream_cache,
         stream_cache_bytes: arguments.stream_cache_size,
         stream_fill_bytes_per_second: arguments.stream_fill_rate,
-        peers: arguments.peers.order().context("--peer-listen")?,
+        peers,
         import_from: arguments.import_from,
         fleet,
         claim_ttl_seconds: Some(arguments.claim_ttl).filter(|ttl| *ttl > 0),

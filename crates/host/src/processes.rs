@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "between fork and exec, and for descriptors")]
 
 use crate::error::HostError;
+use crate::guard::GuardPage;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::{Errno, FdFlags};
@@ -20,6 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -66,8 +68,19 @@ pub fn start(folder: &Path, name: &str, command: Command) -> Result<Process, Hos
 pub fn start_with(
     folder: &Path,
     name: &str,
+    command: Command,
+    given: &[BorrowedFd<'_>],
+) -> Result<Process, HostError> {
+    start_until(folder, name, command, given, None)
+}
+
+/// Does the same, unless the deadline of this page is over when the program is about to be executed.
+pub fn start_until(
+    folder: &Path,
+    name: &str,
     mut command: Command,
     given: &[BorrowedFd<'_>],
+    page: Option<Arc<GuardPage>>,
 ) -> Result<Process, HostError> {
     let program = command.get_program().to_string_lossy().into_owned();
     let cannot = |what: &str, e: io::Error| {
@@ -93,6 +106,7 @@ pub fn start_with(
     command.current_dir(folder).stdin(Stdio::null()).stdout(log.0).stderr(log.1);
     let fd = record.as_raw_fd();
     let given: Vec<RawFd> = given.iter().map(AsRawFd::as_raw_fd).collect();
+    let limit = page.clone();
     let born = move || {
         // SAFETY: system calls on plain numbers. The intermediate process exits at once.
         unsafe {
@@ -118,6 +132,10 @@ pub fn start_with(
         let n = rustix::io::read(&this, &mut stat)?;
         // SAFETY: the file is open in every process that was forked with it.
         rustix::io::pwrite(unsafe { BorrowedFd::borrow_raw(fd) }, &stat[..n], BOOT_ID_BYTES as u64)?;
+        // The mapping is shared with this process, too.
+        if limit.as_ref().is_some_and(|page| page.is_over()) {
+            return Err(io::Error::from_raw_os_error(libc::ETIME));
+        }
         Ok(())
     };
     // SAFETY: it makes system calls and neither allocates nor locks.
@@ -125,6 +143,7 @@ pub fn start_with(
     let spawned = command.spawn().and_then(|mut between| between.wait());
     // The lock is released with its last holder: this process, and the new one when it executes its program.
     drop(record);
+    page.map_or(Ok(()), |page| check_in_time(folder, name, &page))?;
     spawned.map_err(|e| cannot("cannot be executed", e))?;
     match look(folder, name)? {
         ObservedProcess::Alive(process) => Ok(process),
@@ -132,6 +151,18 @@ pub fn start_with(
             Err(cannot("ended at once", io::Error::other(last_words(folder, name))))
         }
     }
+}
+
+/// Ends a process that was started when the deadline was over.
+fn check_in_time(folder: &Path, name: &str, page: &GuardPage) -> Result<(), HostError> {
+    if !page.is_over() {
+        return Ok(());
+    }
+    if let ObservedProcess::Alive(late) = look(folder, name)? {
+        late.kill();
+    }
+    let message = format!("{name} in {}: the host has no lease of its fleet", folder.display());
+    Err(HostError::new(ErrorCode::Unavailable, message))
 }
 
 /// Adopts a process that somebody else has started as the one of this name in a folder, if its command line contains this
@@ -195,6 +226,29 @@ pub fn look(folder: &Path, name: &str) -> Result<ObservedProcess, HostError> {
     } else {
         ObservedProcess::Alive(process)
     })
+}
+
+/// The process of that name in a folder, if it is alive. Waits for nobody: one that has not recorded its identity yet is not found.
+pub fn peek(folder: &Path, name: &str) -> Option<Process> {
+    let text = std::fs::read(record_path(folder, name)).ok()?;
+    let (boot, stat) = text.split_at_checked(BOOT_ID_BYTES)?;
+    let (pid, begun) = identity(stat)?;
+    if boot != boot_id().ok()? {
+        return None;
+    }
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    let process = Process { pid, pidfd, name: name.to_owned() };
+    (begins(pid).ok()? == Some(begun) && !process.ends_within(Duration::ZERO)).then_some(process)
+}
+
+/// A process with this argument in its command line, if it is alive.
+pub fn peek_by_argument(pid: i32, argument: &str, name: &str) -> Option<Process> {
+    let pid = Pid::from_raw(pid)?;
+    let process = Process { pid, pidfd: pidfd_open(pid, PidfdFlags::empty()).ok()?, name: name.to_owned() };
+    let command_line = std::fs::read(format!("/proc/{}/cmdline", process.pid())).ok()?;
+    let has = command_line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes());
+    // The command line belongs to this process if it is still alive.
+    (has && !process.ends_within(Duration::ZERO)).then_some(process)
 }
 
 /// Removes the record of the last process of that name, which must have ended.
@@ -262,6 +316,11 @@ impl Process {
                 ended => return ended.is_ok_and(|n| n > 0),
             }
         }
+    }
+
+    /// Kills the process, and does not wait.
+    pub fn kill(&self) {
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
     /// Asks the process to end, and kills it if it has not ended in time.

@@ -13,7 +13,11 @@ pub const CONTROL: &str = "streamd.ctl";
 /// Largest packet on the control socket, in bytes.
 pub const MOST_CONTROL_BYTES: usize = 128 << 10;
 /// Version of these forms, and of what disks are answered. Processes of another version are replaced.
-pub const SERVE_VERSION: u32 = 3;
+pub const SERVE_VERSION: u32 = 4;
+/// Most members in a list, and most bytes of one.
+pub const MOST_MEMBERS: usize = 1024;
+/// Longest list of members, in bytes.
+pub const MOST_MEMBERS_BYTES: u64 = 1 << 20;
 
 /// What is served, and where: the argument of the process, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,20 +45,43 @@ pub struct PeerOrder {
     pub listen: SocketAddr,
     /// Address of this host in the lists of the others, such as `https://host:9444`.
     pub name: String,
-    /// Addresses of the hosts, written in the same way on each of them. This host may be among them.
-    pub hosts: Vec<String>,
+    /// Who the others are.
+    pub trust: PeerTrust,
     /// File of this host's certificate chain, PEM.
     pub certificate: PathBuf,
     /// File of its key, PEM.
     pub key: PathBuf,
-    /// File of the certificates of the authority that has signed those of all hosts, PEM.
-    pub authority: PathBuf,
     /// When one of these files was changed the last time, in nanoseconds since 1970: if that differs, another process is started.
     pub files_changed_ns: u64,
     /// Most bytes that are sent to the others each second.
     pub upload_bytes_per_second: u64,
     /// Shortest time after which another source is asked beside a host that has not answered.
     pub hedge_milliseconds: u64,
+}
+
+/// Whom a host exchanges chunks with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PeerTrust {
+    /// Hosts with certificates that an authority has signed.
+    Authority {
+        /// File of the authority's certificates, PEM.
+        file: PathBuf,
+        /// Addresses of the hosts, written in the same way on each of them. This host may be among them.
+        hosts: Vec<String>,
+    },
+    /// The hosts that the daemon names by [`ControlRequest::Members`]; nobody before.
+    Members,
+}
+
+/// A host that exchanges chunks with this one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerMember {
+    /// Address, such as `https://host:9446`, written in the same way on each host.
+    pub address: String,
+    /// SHA-256 of its certificate (DER), in hexadecimal digits.
+    pub certificate: String,
 }
 
 /// What the daemon asks for. Each is answered by one [`ControlReply`], in order.
@@ -87,6 +114,9 @@ pub enum ControlRequest {
         /// Digest of the image.
         digest: String,
     },
+    /// Names the other hosts; those that were named before and are missing now count no more. With it comes a file with a list of
+    /// [`PeerMember`] as JSON. Answered by `Done`.
+    Members,
     /// Answered by `Figures`.
     Figures,
     /// Answered by `Image`.

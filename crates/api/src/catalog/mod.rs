@@ -17,7 +17,7 @@ pub use rollout::{
 pub use scratch_format::{FileSystem, ScratchFormat};
 pub use spec::{CatalogKind, CatalogSpec, ResetEvent};
 
-use crate::Name;
+use crate::{IsolationAction, Name};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -66,10 +66,14 @@ impl Catalog {
 /// The fleet that a catalog of a host belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FleetOwner {
-    /// Name of the fleet.
+    /// Name of the fleet that decides about the catalog.
     pub fleet: Name,
     /// Generation of the fleet's catalog whose settings the host has carried out.
     pub generation: u64,
+    /// What the host does with the machines when it is isolated, if they have names of the fleet. Such machines start only while the
+    /// fleet says that this host has them. Absent for machines that are interchangeable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub named: Option<IsolationAction>,
 }
 
 /// Body of the request that creates a catalog.

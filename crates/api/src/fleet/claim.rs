@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 pub struct FleetClaim {
     /// Host that has the machine.
     pub host: Name,
-    /// The claimed machine, as its host has described it.
+    /// Machine that was claimed, with its state.
     pub machine: MachineDetails,
     /// Address of the guest, if its host knows it: an address, or an address and port of that host.
     pub address: Option<String>,
@@ -38,11 +38,11 @@ pub struct ClaimFence {
 /// A claim as its host describes it to the daemon that has asked for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostClaim {
-    /// The claimed machine, as its host has described it.
+    /// Machine that was claimed, with its state.
     pub machine: MachineDetails,
-    /// Id of the claim, unique on all hosts.
+    /// Id of the claim, for its renewal and release.
     pub claim: String,
-    /// Fence of the claim: its place among those of the host.
+    /// Fence of the claim: a later claim on the host has a larger one.
     pub fence: ClaimFence,
     /// Number of the attempt that made it.
     pub attempt: u64,
@@ -58,16 +58,16 @@ pub enum HostClaimDecision {
     Claimed(Box<HostClaim>),
     /// The host has made a claim for this request, and it has ended.
     Ended {
-        /// Name of the machine that was claimed.
+        /// Machine that the host has claimed for the request.
         machine: Name,
         /// Number of the attempt that made the claim.
         attempt: u64,
     },
     /// The host has no claim for this request, and has made none.
     Refused {
-        /// Kind of the reason, for programs.
+        /// Code of the reason, a stable word for programs.
         code: ErrorCode,
-        /// Why the host gives no machine, for people.
+        /// Reason why the host has not claimed a machine, for people.
         message: String,
     },
     /// The host has no valid lease, and takes no claims of its fleet.

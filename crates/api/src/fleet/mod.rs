@@ -1,6 +1,7 @@
 //! Fleets: catalogs whose machines many hosts share.
 
 mod claim;
+mod image;
 mod reach;
 mod request;
 mod seeing;
@@ -9,6 +10,7 @@ mod status;
 mod wave;
 
 pub use claim::{ClaimFence, FleetClaim, HostClaim, HostClaimDecision};
+pub use image::{FleetImage, NewFleetImage};
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
 pub use seeing::{FleetEvent, FleetEventRequest, FleetFigures, HostFigures, PrometheusTargets};

@@ -41,11 +41,11 @@ pub struct FleetFigures {
 /// Figures of a host of a fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostFigures {
-    /// Name of the host.
+    /// Name of the host, unique in its fleet.
     pub host: Name,
-    /// Zone of the host.
+    /// Zone of the host, as its daemon was told.
     pub zone: Name,
-    /// State of the host.
+    /// State of the host, as far as the fleet knows.
     pub state: HostState,
     /// Its figures by catalog, without those of single machines; none if it cannot be asked.
     #[serde(default)]
@@ -58,7 +58,7 @@ pub struct HostFigures {
 /// Hosts whose figures Prometheus can read, in the form of its HTTP service discovery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PrometheusTargets {
-    /// Addresses to read from.
+    /// Addresses to read the figures from, `HOST:PORT`.
     pub targets: Vec<String>,
     /// Labels of what is read; `__metrics_path__` is the path to read from.
     pub labels: BTreeMap<String, String>,

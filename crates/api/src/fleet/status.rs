@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 /// A fleet, as the host that answers sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FleetDetails {
-    /// Name of the fleet.
+    /// Name of the fleet, as in the address that daemons were given.
     pub name: Name,
     /// Identity of the fleet; none before it was created.
     #[serde(default)]
@@ -33,7 +33,7 @@ pub struct FleetDetails {
     /// What keeps lost hosts from being replaced, for people.
     #[serde(default)]
     pub brake: Option<String>,
-    /// State of etcd.
+    /// State of etcd, as the host that answers sees it.
     pub etcd: EtcdStatus,
     /// Number of hosts, by their state.
     pub hosts: BTreeMap<HostState, u32>,
@@ -65,10 +65,10 @@ pub enum Membership {
 pub struct EtcdStatus {
     /// Members that the host knows.
     pub members: Vec<String>,
-    /// Member that it asks.
+    /// Member of etcd that the host asks now; none if no member answers.
     #[serde(default)]
     pub connected: Option<String>,
-    /// Version of that member.
+    /// Version of etcd that this member reports.
     #[serde(default)]
     pub version: Option<String>,
     /// Why no member answers, or what is wrong with etcd, for people.
@@ -101,9 +101,9 @@ pub struct FleetHost {
     pub name: Name,
     /// Zone of the host: hosts of a zone may fail together.
     pub zone: Name,
-    /// Labels of the host.
+    /// Labels of the host, which catalogs may require.
     pub labels: BTreeMap<Name, String>,
-    /// State of the host.
+    /// State of the host, as far as the fleet knows.
     pub state: HostState,
     /// Why a silent host is not replaced, for people.
     #[serde(default)]
@@ -146,13 +146,13 @@ pub struct FleetShare {
     pub version: u32,
     /// Machines that the host has.
     pub count: u32,
-    /// Of these, those that are ready.
+    /// Number of machines that run and whose guests are ready.
     pub ready: u32,
-    /// Of these, those that are off, and nobody has asked for them.
+    /// Number of machines that are off because nobody has asked for them.
     pub off: u32,
     /// Of those that are ready or off, those of the version.
     pub updated: u32,
-    /// Machines that are claimed.
+    /// Number of machines that somebody has claimed.
     pub claimed: u32,
     /// Machines that cannot be started.
     pub failed: u32,
@@ -168,7 +168,7 @@ pub struct FleetCatalog {
     pub name: Name,
     /// Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
     pub revision: i64,
-    /// Settings of the catalog.
+    /// Settings of the catalog, as they were given for the whole fleet.
     pub spec: FleetCatalogSpec,
     /// Version of the image that machines are to get.
     pub version: u32,
@@ -250,7 +250,7 @@ pub struct PlacerReport {
 /// What the host that places knows of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlacerHostReport {
-    /// State of the host.
+    /// State of the host, as the placer sees it.
     pub state: HostState,
     /// Why it is not replaced, for people.
     #[serde(default)]

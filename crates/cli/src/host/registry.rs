@@ -168,7 +168,8 @@ pub fn registry(daemon: &Daemon, command: RegistryCommand) -> Result<(), Failure
 }
 
 impl Add {
-    fn registry(self, daemon: &Daemon) -> Result<Registry, Failure> {
+    /// The registry, with paths of the daemon's host.
+    pub fn registry(self, daemon: &Daemon) -> Result<Registry, Failure> {
         let keys = self.require_signature.iter().map(|key| match Path::new(key).is_file() {
             true => std::fs::read_to_string(key).map_err(|e| Failure::usage(format!("{key}: {e}"))),
             false => Ok(key.clone()),
@@ -185,7 +186,8 @@ impl Add {
     }
 }
 
-fn show(daemon: &Daemon, registries: &List<Registry>) -> Result<(), Failure> {
+/// Shows registries as a table.
+pub fn show(daemon: &Daemon, registries: &List<Registry>) -> Result<(), Failure> {
     daemon.show(registries, |registries| {
         let rows = registries.items.iter().map(|registry| {
             let required = match registry.require_signature.len() {

@@ -15,7 +15,7 @@ const LEAST_LOST_AFTER_MS: u64 = 20_000;
 
 /// What becomes of a host's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
     /// It counts.
     Kept,
     /// It counts as far as the host has its machines.
@@ -35,10 +35,10 @@ impl Role {
 }
 
 /// A share, and what it becomes.
-struct Target {
-    cell: Cell,
-    role: Role,
-    to: u32,
+pub(super) struct Target {
+    pub(super) cell: Cell,
+    pub(super) role: Role,
+    pub(super) to: u32,
 }
 
 /// Decides about the shares of a catalog, and takes from the hosts what it gives.
@@ -46,9 +46,6 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     let (name, record) = (table.catalogs[number].name, table.catalogs[number].record);
     let count = u64::from(record.spec.catalog.count);
     if record.spec.fleet.identity == IdentityKind::Named {
-        if count > 0 {
-            plan.unplaced.push(Unplaced { catalog: name.clone(), machines: count, why: Why::Named });
-        }
         return;
     }
     note_stakes(table, number, plan);
@@ -155,7 +152,7 @@ fn take_surplus(table: &Table<'_>, targets: &mut [Target], surplus: u64) {
 }
 
 /// Raises shares by so many machines. The number that fits nowhere is returned.
-fn place_missing(
+pub(super) fn place_missing(
     table: &mut Table<'_>,
     number: usize,
     refused: &BTreeMap<&Name, u64>,
@@ -270,7 +267,12 @@ fn obstacle(
     host.left.shortage(catalog.need(host.hypervisor)).map(Obstacle::Lacks)
 }
 
-fn explain(table: &Table<'_>, number: usize, refused: &BTreeMap<&Name, u64>, targets: &[Target]) -> Why {
+pub(super) fn explain(
+    table: &Table<'_>,
+    number: usize,
+    refused: &BTreeMap<&Name, u64>,
+    targets: &[Target],
+) -> Why {
     let places = places(table, targets);
     let catalog = &table.catalogs[number];
     let mut hosts = Vec::new();

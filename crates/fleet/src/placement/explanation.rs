@@ -26,8 +26,6 @@ pub struct Unplaced {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Why {
-    /// Machines with names of the fleet are not placed by this version.
-    Named,
     /// Each host has its own reason.
     Hosts {
         /// The first hosts, in the order of their names.
@@ -106,7 +104,6 @@ impl fmt::Display for Unplaced {
         let Unplaced { catalog, machines, why } = self;
         write!(f, "{machines} machines of catalog '{catalog}' are on no host: ")?;
         match why {
-            Why::Named => f.write_str("machines with names of the fleet are not placed by this version"),
             Why::Hosts { hosts, .. } if hosts.is_empty() => f.write_str("the fleet has no hosts"),
             Why::Hosts { hosts, more } => {
                 for (n, (host, obstacle)) in hosts.iter().enumerate() {

@@ -9,10 +9,12 @@
 mod catalog;
 mod explanation;
 mod fill;
+mod names;
 mod space;
 mod table;
 
 pub use explanation::{MOST_EXPLAINED, Obstacle, Unplaced, Why};
+pub use names::NameChange;
 pub use space::{Resource, Shortage};
 
 use crate::liveness::{Brake, Standing};
@@ -49,6 +51,8 @@ pub struct Situation<'a> {
 pub struct Plan {
     /// Shares that change.
     pub changes: Vec<Change>,
+    /// Machines with names of the fleet that change.
+    pub names: Vec<NameChange>,
     /// Catalogs whose machines are not all placed.
     pub unplaced: Vec<Unplaced>,
     /// Silent hosts whose machines would be replaced if the hosts were lost, with the shortest time in milliseconds after which they are.
@@ -114,6 +118,7 @@ pub fn is_replaceable(catalog: &CatalogRecord) -> bool {
 pub fn plan(situation: &Situation<'_>) -> Plan {
     let mut table = table::Table::of(situation);
     let mut plan = Plan::default();
+    names::place(situation, &mut table, &mut plan);
     for n in 0..table.catalogs.len() {
         catalog::place(situation, &mut table, n, &mut plan);
     }

@@ -124,7 +124,7 @@ fn an_explanation_names_a_bounded_number_of_hosts() {
     driver.fleet.catalog("desk", 1, json!({"zones": ["nowhere"]}));
     driver.settle();
     let unplaced = driver.status().unplaced;
-    let Why::Hosts { hosts, more } = &unplaced[0].why else { panic!() };
+    let Why::Hosts { hosts, more } = &unplaced[0].why;
     assert_eq!((hosts.len(), *more), (MOST_EXPLAINED, 100 - MOST_EXPLAINED));
 }
 
@@ -293,16 +293,6 @@ fn machines_of_a_deleted_catalog_take_space_until_they_are_gone() {
 }
 
 #[test]
-fn named_machines_are_not_placed_and_that_is_said() {
-    let mut driver = hosts(&[("a", "x")]);
-    driver.fleet.catalog("desk", 5, json!({"identity": "named"}));
-    driver.fleet.share("a", "desk", 2);
-    assert_eq!(driver.settle(), 0);
-    let unplaced = driver.status().unplaced;
-    assert_eq!(unplaced, [Unplaced { catalog: name("desk"), machines: 5, why: Why::Named }]);
-}
-
-#[test]
 fn a_lost_hosts_machines_are_placed_elsewhere_in_one_transaction() {
     let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "x"), ("d", "x")], 60);
     driver.fleet.end_lease("a");
@@ -417,7 +407,7 @@ fn machines_that_keep_data_are_placed_once_and_never_replaced() {
         driver.after_s(200);
         assert_eq!(driver.fleet.counts("desk"), before, "{settings}");
         assert_eq!(driver.asks, []);
-        let why = "its machines keep data or names, and are never made elsewhere";
+        let why = "its machines keep data, and are never made elsewhere";
         assert_eq!(driver.kept("a").unwrap(), why);
     }
 }

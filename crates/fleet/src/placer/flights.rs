@@ -24,9 +24,32 @@ pub(super) struct Effects {
     pub(super) lowered: BTreeSet<Name>,
     /// Host whose record it writes, and no shares.
     host: Option<Name>,
+    /// Machines with names of the fleet that it changes.
+    pub(super) names: Vec<NameEffect>,
+}
+
+/// A machine with a name of the fleet that a transaction changes.
+#[derive(Clone, Debug)]
+pub(super) struct NameEffect {
+    pub(super) catalog: Name,
+    pub(super) machine: Name,
+    /// Host that has it then.
+    pub(super) host: Option<Name>,
+    /// Revision of its record that it was compared with.
+    pub(super) compared: Revision,
+}
+
+impl NameEffect {
+    fn is_seen(&self, view: &FleetView) -> bool {
+        view.name(&self.catalog, &self.machine).map_or(0, |record| record.modified) != self.compared
+    }
 }
 
 impl Effects {
+    pub(super) fn of_names(names: Vec<NameEffect>) -> Effects {
+        Effects { names, ..Effects::default() }
+    }
+
     pub(super) fn of_host(host: Name) -> Effects {
         Effects { host: Some(host), ..Effects::default() }
     }
@@ -76,15 +99,33 @@ impl Flights {
         self.all.len()
     }
 
-    /// Counts of shares that the records do not have yet, by host and catalog.
-    pub(super) fn written(&self) -> &BTreeMap<Name, BTreeMap<Name, u32>> {
-        &self.written
-    }
-
     /// Catalogs that wait for the end of a transaction: until then it is open whether others may be raised.
     pub(super) fn held(&self) -> BTreeSet<Name> {
         let open = self.all.values().filter(|flight| !matches!(flight.state, State::Applied(_)));
-        open.flat_map(|flight| flight.effects.lowered.iter().cloned()).collect()
+        let lowered = open.flat_map(|flight| flight.effects.lowered.iter());
+        // Names are decided on again when all that was decided is seen.
+        let names = self.all.values().flat_map(|flight| &flight.effects.names).map(|name| &name.catalog);
+        lowered.chain(names).cloned().collect()
+    }
+
+    /// Adds the machines with names of the fleet that hosts have, or have just been given, to the counts of shares.
+    pub(super) fn with_names(&self, view: &FleetView) -> BTreeMap<Name, BTreeMap<Name, u32>> {
+        let mut all = self.written.clone();
+        let mut add = |host: &Name, catalog: &Name| {
+            *all.entry(host.clone()).or_default().entry(catalog.clone()).or_default() += 1;
+        };
+        for (catalog, names) in &view.named {
+            names
+                .values()
+                .filter_map(|record| record.value.host.as_ref())
+                .for_each(|host| add(host, catalog));
+        }
+        for name in self.all.values().flat_map(|flight| &flight.effects.names) {
+            if let Some(host) = name.host.as_ref().filter(|_| !name.is_seen(view)) {
+                add(host, &name.catalog);
+            }
+        }
+        all
     }
 
     pub(super) fn writes_host(&self, host: &Name) -> bool {
@@ -140,6 +181,7 @@ impl Flight {
             State::Sent => open_ms >= MOST_MS,
             State::Unknown => {
                 open_ms >= UNKNOWN_MS
+                    || self.effects.names.first().is_some_and(|name| name.is_seen(view))
                     || self.effects.shares.first().is_some_and(|effect| {
                         let (host, catalog) = &effect.place;
                         view.share(host, catalog).map_or(0, |share| share.modified) != effect.compared

@@ -7,6 +7,7 @@
 
 mod bundle;
 mod flights;
+mod names;
 mod refusals;
 mod report;
 
@@ -219,11 +220,12 @@ impl Office {
         let liveness = &self.liveness;
         let refused = self.refusals.passed_over(now);
         let held = self.flights.held();
+        let written = self.flights.with_names(view);
         self.plan = plan(&Situation {
             view,
             standing: &|host| liveness.standing(host, now),
             brake: liveness.brake(now),
-            written: self.flights.written(),
+            written: &written,
             refused: &refused,
             known: &self.known,
             held: &held,
@@ -233,6 +235,7 @@ impl Office {
         self.wake =
             moments.into_iter().flatten().chain([now.after_ms(REVIEW_MS)]).min().expect("one at least");
         let mut bundles = bundles(view, self.term, &self.plan.changes);
+        bundles.extend(names::bundles(self.term, &self.plan.names));
         bundles.extend(self.revived(view));
         let most = MOST_FLIGHTS.saturating_sub(self.flights.len());
         self.is_truncated = bundles.len() > most;

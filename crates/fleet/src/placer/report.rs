@@ -45,7 +45,9 @@ pub(super) fn status(office: &Office, view: &FleetView, now: Moment) -> PlacerSt
     let all: BTreeSet<&Name> = view.hosts.keys().chain(without_record).collect();
     let hosts = all.into_iter().map(|host| {
         let standing = office.liveness.standing(host, now);
-        let kept = why_kept(standing, office.plan.stakes.get(host), brake, has_machines(view, host));
+        let has_names = view.places.contains_key(host);
+        let kept =
+            why_kept(standing, office.plan.stakes.get(host), brake, has_machines(view, host), has_names);
         let is_lost = office.reports.lost.contains(host);
         HostStatus { host: host.clone(), standing, is_lost, kept: kept.filter(|_| !is_lost) }
     });
@@ -60,6 +62,7 @@ pub(super) fn status(office: &Office, view: &FleetView, now: Moment) -> PlacerSt
 
 fn has_machines(view: &FleetView, host: &Name) -> bool {
     view.shares.get(host).is_some_and(|shares| shares.values().any(|share| share.value.count > 0))
+        || view.places.contains_key(host)
 }
 
 /// Why the machines of a silent host are not replaced.
@@ -68,10 +71,17 @@ fn why_kept(
     stake: Option<&u64>,
     brake: Option<Brake>,
     has_machines: bool,
+    has_names: bool,
 ) -> Option<String> {
     let Standing::Silent { for_ms, reach } = standing else { return None };
     let Some(lost_after_ms) = stake else {
-        let text = "its machines keep data or names, and are never made elsewhere";
+        let text = match has_names {
+            true => {
+                "its machines with names of the fleet run on while it is isolated (on_isolation = keep), so that others get the names only if \
+                 it is declared dead; machines that keep data are never made elsewhere"
+            }
+            false => "its machines keep data, and are never made elsewhere",
+        };
         return has_machines.then(|| text.to_owned());
     };
     if for_ms < *lost_after_ms {

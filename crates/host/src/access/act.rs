@@ -53,9 +53,15 @@ impl RequestAction {
             "registries" => "registry",
             other => other.strip_suffix('s').unwrap_or(other),
         };
+        if let Some((verb, kind, name)) = of_registries(method, &parts[1..]) {
+            return act(Role::Admin, &verb, kind, &name);
+        }
+        if let ["fleet", rest @ ..] = &parts[1..]
+            && let Some((role, verb, kind, name)) = of_fleet(method, rest)
+        {
+            return act(role, verb, kind, name);
+        }
         match (method, &parts[1..]) {
-            // The host that carries it out checks the role.
-            (_, ["fleet", "hosts", host, "api", _, ..]) => act(Role::Read, PASS_ON, "host", host),
             // A WebSocket begins as a GET, and whoever has one can do what the guest's keyboard can.
             (&Method::GET | &Method::HEAD, ["machines", name, view @ ("console" | "screen")]) => {
                 act(Role::Operate, &format!("open {view} of"), "machine", name)
@@ -68,12 +74,6 @@ impl RequestAction {
             // The body says which action it is.
             (&Method::POST, ["machine-actions"]) => act(Role::Operate, "act on", "machine", ""),
             (&Method::POST, ["catalogs", name, "claims"]) => act(Role::Operate, "claim", "catalog", name),
-            (&Method::POST, ["fleet", rest @ .., "catalogs", name, last])
-                if fleet_claim(rest, last).is_some() =>
-            {
-                let (verb, kind) = fleet_claim(rest, last).unwrap_or_default();
-                act(Role::Operate, verb, kind, name)
-            }
             (&Method::POST, ["catalogs", name, "machines"]) => {
                 act(Role::Admin, "add a machine to", "catalog", name)
             }
@@ -92,13 +92,6 @@ impl RequestAction {
             (&Method::POST, ["images", name, "pulls"]) => act(Role::Admin, "pull", "image", name),
             (&Method::POST, ["images", name, "versions", version, "pushes"]) => {
                 act(Role::Admin, "push", "image", &format!("{name}:{version}"))
-            }
-            (&Method::POST, ["registries", name, "check"]) => act(Role::Admin, "check", "registry", name),
-            (&Method::POST, ["registries", name, "collections"]) => {
-                act(Role::Admin, "collect garbage of", "registry", name)
-            }
-            (&Method::DELETE, ["registries", name, "images", image, version]) => {
-                act(Role::Admin, &format!("delete {image}:{version} from"), "registry", name)
             }
             (&Method::PUT, ["images", name, "published"]) => act(Role::Admin, "publish", "image", name),
             (&Method::PUT, ["images", name, "tags", tag]) => {
@@ -126,13 +119,53 @@ impl RequestAction {
     }
 }
 
-/// Verb and kind of a request about claims of a fleet: `rest` is what stands between `fleet` and `catalogs`.
-fn fleet_claim(rest: &[&str], last: &str) -> Option<(&'static str, &'static str)> {
-    match (rest, last) {
-        ([], "claims") => Some(("claim", "fleet catalog")),
+/// Role, verb and object of a request about the fleet.
+fn of_fleet<'a>(method: &Method, parts: &[&'a str]) -> Option<(Role, &'static str, &'static str, &'a str)> {
+    use Role::{Admin, Operate, Read};
+    const CATALOG: &str = "fleet catalog";
+    Some(match (method, parts) {
+        // The host that carries it out checks the role.
+        (_, ["hosts", host, "api", _, ..]) => (Read, PASS_ON, "host", host),
+        // Its body says where each host's events are to begin.
+        (&Method::POST, ["event-stream"]) => (Read, "read", "fleet", "event-stream"),
+        (&Method::POST, ["catalogs", name, "claims"]) => (Operate, "claim", CATALOG, name),
         // Of this host for its fleet.
-        (["self"], "claims") => Some(("claim for the fleet", "catalog")),
-        (["self"], "closed-claims") => Some(("close claims of the fleet", "catalog")),
+        (&Method::POST, ["self", "catalogs", name, "claims"]) => {
+            (Operate, "claim for the fleet", "catalog", name)
+        }
+        (&Method::POST, ["self", "catalogs", name, "closed-claims"]) => {
+            (Operate, "close claims of the fleet", "catalog", name)
+        }
+        (&Method::POST, ["join-tokens"]) => (Admin, "make a join token of", "fleet", ""),
+        (&Method::POST, ["hosts", host]) => (Admin, "act on", "host", host),
+        (&Method::DELETE, ["hosts", host]) => (Admin, "remove from the fleet", "host", host),
+        (&Method::POST, ["catalogs"]) => (Admin, "create", CATALOG, ""),
+        (&Method::PUT, ["catalogs", name]) => (Admin, "change", CATALOG, name),
+        (&Method::DELETE, ["catalogs", name]) => (Admin, "delete", CATALOG, name),
+        (&Method::POST, ["catalogs", name, "update"]) => (Admin, "update", CATALOG, name),
+        (&Method::POST, ["catalogs", name, "rollback"]) => (Admin, "roll back", CATALOG, name),
+        (&Method::POST, ["catalogs", name, "rollout"]) => (Admin, "change the rollout of", CATALOG, name),
+        _ => return None,
+    })
+}
+
+/// Verb and object of a change of registries, and of images of a fleet, which the role `admin` may make.
+fn of_registries(method: &Method, parts: &[&str]) -> Option<(String, &'static str, String)> {
+    const ADD: &str = "add to the fleet";
+    const REMOVE: &str = "remove from the fleet";
+    let found = |verb: &str, kind, name: &str| Some((verb.to_owned(), kind, name.to_owned()));
+    match (method, parts) {
+        (&Method::POST, ["registries", name, "check"]) => found("check", "registry", name),
+        (&Method::POST, ["registries", name, "collections"]) => found("collect garbage of", "registry", name),
+        (&Method::DELETE, ["registries", name, "images", image, version]) => {
+            found(&format!("delete {image}:{version} from"), "registry", name)
+        }
+        (&Method::POST, ["fleet", "registries"]) => found(ADD, "registry", ""),
+        (&Method::POST, ["fleet", "images"]) => found(ADD, "image", ""),
+        (&Method::DELETE, ["fleet", "registries", name]) => found(REMOVE, "registry", name),
+        (&Method::DELETE, ["fleet", "images", name, version]) => {
+            found(REMOVE, "image", &format!("{name}:{version}"))
+        }
         _ => None,
     }
 }
@@ -157,6 +190,16 @@ mod tests {
             (Method::GET, "/v1/machines/desk-1/curve", Read, "read", "machine", "desk-1/curve"),
             (Method::GET, "/v1/machines/desk-1/latency", Read, "read", "machine", "desk-1/latency"),
             (Method::GET, "/v1/fleet/self", Read, "read", "fleet", "self"),
+            (Method::POST, "/v1/fleet/event-stream", Read, "read", "fleet", "event-stream"),
+            (Method::POST, "/v1/fleet", Admin, "create", "fleet", ""),
+            (Method::POST, "/v1/fleet/hosts/b", Admin, "act on", "host", "b"),
+            (Method::DELETE, "/v1/fleet/hosts/b", Admin, "remove from the fleet", "host", "b"),
+            (Method::PUT, "/v1/fleet/catalogs/desk", Admin, "change", "fleet catalog", "desk"),
+            (Method::GET, "/v1/fleet/images", Read, "read", "fleet", "images"),
+            (Method::POST, "/v1/fleet/registries", Admin, "add to the fleet", "registry", ""),
+            (Method::DELETE, "/v1/fleet/registries/hub", Admin, "remove from the fleet", "registry", "hub"),
+            (Method::POST, "/v1/fleet/images", Admin, "add to the fleet", "image", ""),
+            (Method::DELETE, "/v1/fleet/images/x/3", Admin, "remove from the fleet", "image", "x:3"),
             (Method::GET, "/v1/fleet/hosts/b/api/v1/images", Read, "pass on to", "host", "b"),
             (Method::DELETE, "/v1/fleet/hosts/b/api/v1/images/x", Read, "pass on to", "host", "b"),
             (Method::DELETE, "/v1/fleet/hosts/b/api", Admin, "api", "fleet", "hosts"),

@@ -16,6 +16,7 @@ mod extract;
 mod figures;
 mod fleet;
 mod fleet_claims;
+mod fleet_images;
 mod fleet_seeing;
 mod fleets;
 mod guests;
@@ -164,6 +165,7 @@ fn routes() -> OpenApiRouter<ApiState> {
             "/v1/fleet",
             fleet::routes()
                 .merge(fleets::routes())
+                .merge(fleet_images::routes())
                 .merge(fleet_claims::routes())
                 .merge(fleet_seeing::routes()),
         )

@@ -40,6 +40,7 @@ sources! {
     "app.css": "text/css; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
     "chart.js": "text/javascript; charset=utf-8",
+    "fleet.js": "text/javascript; charset=utf-8",
     "hints.json": "application/json",
     "index.html": "text/html; charset=utf-8",
     "licences.txt": "text/plain; charset=utf-8",

@@ -5,6 +5,7 @@
 
 mod change;
 mod hardware;
+mod named;
 mod naming;
 mod records;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod streamed;
 mod update;
 
 pub use change::{CatalogChangeTerms, ChangedBy};
+pub use named::{PlacedLeft, place_machines};
 pub(crate) use records::{check_no_removal, whole};
 pub use spec::serial_pattern;
 pub(crate) use spec::{check as check_spec, check_not_redacted};

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a name belongs to one machine of the host; an identity is used once.
 
+use super::named::is_named;
 use super::naming::NamePattern;
 use super::{Catalogs, spec};
 use crate::error::HostError;
@@ -68,6 +69,9 @@ impl Catalogs {
 
     /// Records missing machines, and removes those beyond the count, under the recorded conditions.
     pub(super) fn count(&self, counting: &MutexGuard<()>, catalog: &Catalog) -> Result<(), HostError> {
+        if is_named(catalog) {
+            return self.remove(counting, &catalog.name, &[]);
+        }
         self.check_names_free(&catalog.name, &catalog.spec)?;
         let naming = spec::naming(&catalog.name, &catalog.spec)?;
         let count = catalog.spec.count;
@@ -119,6 +123,8 @@ impl Catalogs {
     pub(super) fn surplus(&self, catalog: &Name, count: u32) -> Result<Vec<Machine>, HostError> {
         let machines = self.machines(Some(catalog))?;
         let taken = match self.objects.get::<Catalog>(catalog.as_str())? {
+            // They are given up one by one.
+            Some(found) if is_named(&found.value) => return Ok(Vec::new()),
             Some(found) => self.taken_numbers(&spec::naming(catalog, &found.value.spec)?, &machines, count),
             None => TakenNumbers::default(),
         };
@@ -378,7 +384,7 @@ fn differ(mut machines: Vec<Machine>, taken: &TakenNumbers, count: u32) -> Machi
 }
 
 /// Removes the records of a machine.
-fn forget(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
+pub(super) fn forget(changes: &mut Changes, machine: &Machine, with_data: bool) -> Result<(), HostError> {
     changes.delete::<Machine>(machine.name.as_str());
     // Nothing runs of a machine without a desired state, so no task needs to be woken.
     if changes.get::<DesiredState>(machine.name.as_str())?.is_some() {

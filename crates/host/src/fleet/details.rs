@@ -29,6 +29,24 @@ fn share(
     }
 }
 
+/// What a host is to have of a catalog: its share, or the machines with names of the fleet that it is not to give up.
+fn wanted_of(view: &FleetView, host: &Name, catalog: &Name) -> Option<ShareRecord> {
+    if let Some(share) = view.share(host, catalog) {
+        return Some(share.value.clone());
+    }
+    let stays = view.places.get(host)?.iter().filter(|(_, place)| !place.value.is_leaving);
+    let count = stays.filter(|((of, _), _)| of == catalog).count();
+    let record = &view.catalogs.get(catalog)?.value;
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    (count > 0).then_some(ShareRecord { count, version: record.version, generation: record.generation })
+}
+
+/// Catalogs that a host is to have something of.
+fn wanted_catalogs<'a>(view: &'a FleetView, host: &Name) -> impl Iterator<Item = &'a Name> {
+    let shares = view.shares.get(host).into_iter().flat_map(|shares| shares.keys());
+    shares.chain(view.places.get(host).into_iter().flat_map(|places| places.keys().map(|(of, _)| of)))
+}
+
 /// State of a host, as far as the records tell.
 pub fn host_state(view: &FleetView, name: &Name) -> HostState {
     let dead = view.hosts.get(name).and_then(|host| host.value.dead_epoch);
@@ -49,17 +67,18 @@ pub fn host(
 ) -> FleetHost {
     let alive = view.alive.get(name);
     let status = view.statuses.get(name).map(|status| &status.value);
-    let wanted = view.shares.get(name);
+    let wanted: BTreeSet<&Name> = wanted_catalogs(view, name).collect();
     let reported = status.iter().flat_map(|status| status.catalogs.keys());
-    let catalogs: BTreeSet<&Name> = wanted.iter().flat_map(|shares| shares.keys()).chain(reported).collect();
+    let catalogs: BTreeSet<&Name> = wanted.iter().copied().chain(reported).collect();
     let shares = catalogs.into_iter().map(|catalog| {
-        let wanted = view.share(name, catalog).map(|share| &share.value);
-        share(name, catalog, wanted, status.and_then(|status| status.catalogs.get(catalog)))
+        let wanted = wanted_of(view, name, catalog);
+        share(name, catalog, wanted.as_ref(), status.and_then(|status| status.catalogs.get(catalog)))
     });
     let hypervisor = alive.map(|alive| alive.value.hypervisor);
-    let used = wanted.into_iter().flatten().filter_map(|(catalog, share)| {
+    let used = wanted.into_iter().filter_map(|catalog| {
+        let count = wanted_of(view, name, catalog)?.count;
         let spec = &view.catalogs.get(catalog)?.value.spec.catalog;
-        Some(Need::of(spec, hypervisor.unwrap_or_default()).times(share.value.count).memory_bytes())
+        Some(Need::of(spec, hypervisor.unwrap_or_default()).times(count).memory_bytes())
     });
     let by_records = host_state(view, name);
     let (state, reason) = match known.hosts.get(name) {
@@ -99,16 +118,17 @@ pub fn catalog(
     let is_of = |host: &&Name| {
         let reported =
             view.statuses.get(*host).is_some_and(|status| status.value.catalogs.contains_key(name));
-        reported || view.share(host, name).is_some()
+        reported || wanted_of(view, host, name).is_some()
     };
-    let hosts: BTreeSet<&Name> = view.shares.keys().chain(view.statuses.keys()).collect();
+    let holders = view.shares.keys().chain(view.places.keys());
+    let hosts: BTreeSet<&Name> = holders.chain(view.statuses.keys()).collect();
     let shares: Vec<FleetShare> = hosts
         .into_iter()
         .filter(is_of)
         .map(|host| {
-            let wanted = view.share(host, name).map(|share| &share.value);
+            let wanted = wanted_of(view, host, name);
             let status = view.statuses.get(host).and_then(|status| status.value.catalogs.get(name));
-            share(host, name, wanted, status)
+            share(host, name, wanted.as_ref(), status)
         })
         .collect();
     let placed = shares.iter().map(|share| share.wanted).fold(0, u32::saturating_add);
@@ -211,6 +231,20 @@ mod tests {
         let found = hosts(&view, &known);
         assert_eq!((found[0].state, found[1].state), (HostState::Alive, HostState::Isolated));
         assert_eq!(found[1].reason.as_deref(), Some("it answers host a"));
+    }
+
+    #[test]
+    fn names_of_the_fleet_count_as_shares() {
+        let identity = json!({ "uuid": "u", "mac": "02:00:00:00:00:01" });
+        let place = json!({ "epoch": 5, "number": 1, "identity": identity });
+        let mut records = records();
+        records.retain(|(key, _)| !key.starts_with("share/"));
+        records.extend([("place/a/desk/desk-001", place.clone()), ("place/a/desk/desk-002", place)]);
+        let view = view(&records);
+        let [desk] = &catalogs(&view, &PlacerReport::default())[..] else { panic!() };
+        assert_eq!((desk.shares[0].wanted, desk.shares[0].version, desk.unplaced), (2, 3, 3));
+        let a = &hosts(&view, &PlacerReport::default())[0];
+        assert_eq!((a.shares[0].wanted, a.used_bytes), (2, 2 * (128 << 20)));
     }
 
     #[test]

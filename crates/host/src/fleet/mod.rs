@@ -4,20 +4,26 @@
 //! Invariant: without etcd everything on the host goes on as before.
 
 pub mod claims;
+mod copies;
 mod details;
 pub mod door;
 pub mod etcd;
+mod etcd_details;
 pub mod events;
+mod image_details;
 mod leaving;
+mod named;
 mod open;
 mod options;
 mod placing;
+mod pulls;
 mod queries;
 mod record;
 mod service;
 mod shares;
 mod token;
 
+pub(crate) use image_details::{image as fleet_image, images as fleet_images};
 pub use leaving::leave_fleet;
 pub use open::{HostParts, OpenFleet};
 pub use options::{FleetHostSettings, FleetOptions};

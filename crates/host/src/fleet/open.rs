@@ -2,7 +2,9 @@
 
 use super::door::{FleetDoor, FleetListener, Identity};
 use super::etcd::{FleetStore, FleetStoreSettings};
+use super::named::NameKeeper;
 use super::options::FleetHostSettings;
+use super::pulls::FleetPulls;
 use super::record::FleetMembership;
 use super::service::{FleetParts, FleetService};
 use super::shares::ShareReconciler;
@@ -11,11 +13,13 @@ use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
 use crate::images::Images;
-use crate::machines::MachineShares;
 use crate::machines::desired_state::boot_id;
+use crate::machines::{MachineShares, NameGate};
 use crate::registries::Registries;
 use crate::resources::budget::Capacity;
+use crate::scopes::Scopes;
 use crate::store::Objects;
+use crate::streaming::Streaming;
 use anyhow::Result;
 use spillway_api::Hypervisor;
 use spillway_fleet::membership::{HostMembership, OwnHost};
@@ -45,12 +49,18 @@ pub struct HostParts {
     pub images: Images,
     /// Registries of the host.
     pub registries: Registries,
+    /// What brings chunks of streamed images.
+    pub streaming: Streaming,
     /// Machines of the fleet's catalogs on the host.
     pub machines: MachineShares,
     /// Budget of the host.
     pub capacity: Capacity,
     /// What runs machines on the host.
     pub hypervisor: Hypervisor,
+    /// What the fleet lets machines with its names do.
+    pub names: Arc<NameGate>,
+    /// Control groups of processes.
+    pub scopes: Scopes,
 }
 
 impl OpenFleet {
@@ -71,7 +81,7 @@ impl OpenFleet {
     /// # Errors
     /// The host is in another fleet.
     pub fn begin(self, parts: HostParts) -> Result<FleetService, HostError> {
-        let FleetHostSettings { etcd, host, zone, labels, told, .. } = self.settings;
+        let FleetHostSettings { etcd, host, zone, labels, told, peers, .. } = self.settings;
         let record = FleetMembership::open(&parts.objects, &etcd.address.fleet, &host)?;
         let alive = AliveRecord {
             instance: self.door.instance.clone(),
@@ -80,6 +90,8 @@ impl OpenFleet {
             certificate: self.certificate,
             version: env!("CARGO_PKG_VERSION").into(),
             hypervisor: parts.hypervisor,
+            peers: peers.map(|peers| peers.told),
+            lease: 0,
         };
         let own = OwnHost { name: host, host_id: record.host_id, zone, labels, alive };
         let reconciler = ShareReconciler {
@@ -88,20 +100,33 @@ impl OpenFleet {
             machines: parts.machines,
             images: parts.images,
             registries: parts.registries,
+            pulls: FleetPulls::default(),
             capacity: parts.capacity,
             hypervisor: parts.hypervisor,
         };
         // The key of this host keeps its epoch, whatever lease it has.
         let EtcdAccess { address, tls, user } = etcd.clone();
         let store = FleetStore::open(FleetStoreSettings { address, tls, user, lease: None });
-        Ok(FleetService::begin(FleetParts {
+        let named = NameKeeper {
+            host: own.name.clone(),
+            instance: own.alive.instance.clone(),
+            gate: parts.names,
+            scopes: parts.scopes,
+            objects: parts.objects.clone(),
+            events: parts.events.clone(),
+            highest_epoch: record.highest_epoch,
+        };
+        let service = FleetService::begin(FleetParts {
             etcd,
             store,
             door: self.door,
             events: parts.events,
             objects: parts.objects,
             reconciler,
+            streaming: parts.streaming,
             membership: HostMembership::new(own, record.fleet_id),
-        }))
+        });
+        tokio::spawn(named.keep(service.clone()));
+        Ok(service)
     }
 }

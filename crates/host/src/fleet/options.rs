@@ -5,12 +5,14 @@
 use super::etcd::{EtcdAddress, EtcdTls, EtcdUser};
 use super::token::{self, EtcdAccess};
 use crate::failure::Failure;
+use crate::streaming::FleetPeers;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use spillway_api::Name;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// How a host takes part in a fleet.
 #[derive(Clone, Debug)]
@@ -27,6 +29,24 @@ pub struct FleetHostSettings {
     pub listen: SocketAddr,
     /// Address that other hosts are told, `HOST:PORT`.
     pub told: String,
+    /// How it exchanges chunks of streamed images with other hosts; none: it does not.
+    pub peers: Option<FleetPeers>,
+}
+
+/// Where other hosts get chunks of streamed images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PeerListen {
+    Nowhere,
+    At(SocketAddr),
+}
+
+impl FromStr for PeerListen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PeerListen, String> {
+        let address = || text.parse().map_err(|_| "give ADDR:PORT, or none".to_owned());
+        if text == "none" { Ok(PeerListen::Nowhere) } else { Ok(PeerListen::At(address()?)) }
+    }
 }
 
 /// Options of the daemon for its fleet.
@@ -51,6 +71,10 @@ pub struct FleetOptions {
     /// is reached]
     #[arg(long, value_name = "HOST:PORT")]
     fleet_address: Option<String>,
+    /// With a fleet: address to listen on for other hosts that get chunks of streamed images from this one; none: this host sends none, and asks
+    /// only registries [default: that of --fleet-listen with the next port]
+    #[arg(long, value_name = "ADDR:PORT")]
+    fleet_peer_listen: Option<PeerListen>,
     /// With a fleet: name of this host in the fleet [default: the host's name up to the first dot]
     #[arg(long, value_name = "NAME")]
     host_name: Option<Name>,
@@ -71,16 +95,17 @@ fn label(text: &str) -> Result<(Name, String), String> {
 }
 
 impl FleetOptions {
-    /// What the daemon is told; `None` without a fleet.
+    /// What the daemon is told; `None` without a fleet. So many bytes of chunks are sent to other hosts each second, at most.
     ///
     /// # Errors
     /// The name or the address of the host cannot be found out.
-    pub fn settings(self, state: &Path) -> Result<Option<FleetHostSettings>> {
+    pub fn settings(self, state: &Path, upload_bytes_per_second: u64) -> Result<Option<FleetHostSettings>> {
         let etcd = match (self.fleet, self.fleet_token) {
             (Some(address), _) => EtcdAccess { address, tls: self.fleet_tls, user: self.fleet_user },
             (None, Some(file)) => token::take(&file, state).context("--fleet-token")?,
             (None, None) => {
                 let given = [
+                    ("--fleet-peer-listen", self.fleet_peer_listen.is_some()),
                     ("--fleet-address", self.fleet_address.is_some()),
                     ("--host-name", self.host_name.is_some()),
                     ("--label", !self.labels.is_empty()),
@@ -102,7 +127,16 @@ impl FleetOptions {
             None => told(self.fleet_listen, &etcd.address).context("--fleet-address")?,
         };
         check_told(&told).context("--fleet-address")?;
+        let listen = match self.fleet_peer_listen {
+            Some(PeerListen::Nowhere) => None,
+            Some(PeerListen::At(listen)) => Some(listen),
+            None => Some(next_port(self.fleet_listen).context("--fleet-peer-listen")?),
+        };
+        let told_peers =
+            |listen| FleetPeers { listen, told: told_with(&told, listen), upload_bytes_per_second };
+        let peers = listen.map(told_peers);
         Ok(Some(FleetHostSettings {
+            peers,
             etcd,
             host,
             zone: self.zone,
@@ -142,6 +176,22 @@ fn told(listen: SocketAddr, etcd: &EtcdAddress) -> Result<String> {
     Ok(SocketAddr::new(address, listen.port()).to_string())
 }
 
+fn next_port(listen: SocketAddr) -> Result<SocketAddr> {
+    match listen.port().checked_add(1) {
+        Some(port) => Ok(SocketAddr::new(listen.ip(), port)),
+        None => bail!("there is no port after that of --fleet-listen: give one, or none"),
+    }
+}
+
+/// The address that other hosts are told of a listener, where this is the one of the daemon.
+fn told_with(told: &str, listen: SocketAddr) -> String {
+    let host = told.rsplit_once(':').map_or(told, |(host, _)| host);
+    match listen.ip().is_unspecified() {
+        true => format!("{host}:{}", listen.port()),
+        false => listen.to_string(),
+    }
+}
+
 fn check_told(told: &str) -> Result<()> {
     let port = told.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
     match port.and_then(|port| port.parse::<u16>().ok()) {
@@ -165,7 +215,7 @@ mod tests {
         let parsed = Arguments::try_parse_from(["spillwayd"].iter().chain(arguments));
         parsed
             .map_err(|e| e.to_string())
-            .and_then(|all| all.fleet.settings(Path::new("/nowhere")).map_err(|e| format!("{e:#}")))
+            .and_then(|all| all.fleet.settings(Path::new("/nowhere"), 1 << 20).map_err(|e| format!("{e:#}")))
     }
 
     #[test]
@@ -178,6 +228,19 @@ mod tests {
         let more = ["--fleet-listen", "192.0.2.1:7", "--label", "gpu=yes", "--label", "rack=7"];
         let settings = parse(&[&fleet[..], &more].concat()).unwrap().unwrap();
         assert_eq!((settings.told.as_str(), settings.labels.len()), ("192.0.2.1:7", 2));
+        let peers = |more: &[&str]| {
+            let peers = parse(&[&fleet[..], more].concat()).unwrap().unwrap().peers;
+            peers.map(|peers| (peers.listen.to_string(), peers.told))
+        };
+        let both = |listen: &str, told: &str| Some((listen.to_owned(), told.to_owned()));
+        assert_eq!(peers(&[]), both("0.0.0.0:9446", "127.0.0.1:9446"));
+        assert_eq!(peers(&["--fleet-address", "host-a:1"]), both("0.0.0.0:9446", "host-a:9446"));
+        assert_eq!(peers(&["--fleet-listen", "192.0.2.1:7"]), both("192.0.2.1:8", "192.0.2.1:8"));
+        let other = ["--fleet-address", "host-a:1", "--fleet-peer-listen", "192.0.2.7:7"];
+        assert_eq!(peers(&other), both("192.0.2.7:7", "192.0.2.7:7"));
+        assert_eq!(peers(&["--fleet-peer-listen", "none"]), None);
+        let last = ["--fleet-listen", "192.0.2.1:65535"];
+        assert!(parse(&[&fleet[..], &last].concat()).unwrap_err().contains("--fleet-peer-listen"));
         for alone in
             [["--fleet-tls", "system"], ["--label", "a=b"], ["--host-name", "a"], ["--fleet-address", "a:1"]]
         {

@@ -145,10 +145,6 @@ fn knowledge(status: &PlacerStatus) -> PlacerReport {
 
 /// Why no host gets a machine, by host.
 fn reasons(unplaced: &Unplaced) -> BTreeMap<Name, String> {
-    match &unplaced.why {
-        Why::Named => BTreeMap::new(),
-        Why::Hosts { hosts, .. } => {
-            hosts.iter().map(|(host, obstacle)| (host.clone(), obstacle.to_string())).collect()
-        }
-    }
+    let Why::Hosts { hosts, .. } = &unplaced.why;
+    hosts.iter().map(|(host, obstacle)| (host.clone(), obstacle.to_string())).collect()
 }

@@ -3,18 +3,15 @@
 //! Invariant: an answer takes little longer than [`PLACER`], whatever other hosts do.
 
 use super::details;
-use super::etcd::{EtcdAlarm, EtcdHealth, EtcdReach};
+use super::etcd_details::{away, etcd_status};
 use super::service::{FleetService, locked};
 use super::token;
 use crate::error::HostError;
 use crate::work::blocking;
 use futures_util::{StreamExt, stream};
 use serde::de::DeserializeOwned;
-use spillway_api::{
-    ErrorCode, EtcdStatus, FleetCatalog, FleetDetails, FleetHost, Membership, Name, PlacerReport,
-};
+use spillway_api::{ErrorCode, FleetCatalog, FleetDetails, FleetHost, Membership, Name, PlacerReport};
 use spillway_fleet::membership::Standing;
-use spillway_fleet::transaction::Revision;
 use std::time::Duration;
 
 /// Time in which a host must answer.
@@ -146,40 +143,5 @@ impl FleetService {
             |e: String| HostError::new(ErrorCode::Internal, format!("the token cannot be made: {e}"));
         let made = blocking(move || token::make(&etcd)).await.map_err(|e| failed(e.to_string()))?;
         made.map_err(|e| failed(format!("{e:#}")))
-    }
-}
-
-/// Why etcd is not reached; `None` if it is.
-pub(super) fn away(health: &EtcdHealth) -> Option<String> {
-    match &health.reach {
-        EtcdReach::Reached { .. } => health.follow_failure.clone(),
-        EtcdReach::Away { why, .. } => Some(why.clone()),
-    }
-}
-
-fn etcd_status(members: &[String], health: &EtcdHealth, revision: Revision) -> EtcdStatus {
-    let connected = match &health.reach {
-        EtcdReach::Reached { member, .. } => Some(member.clone()),
-        EtcdReach::Away { .. } => None,
-    };
-    let alarms = health.last.iter().flat_map(|last| &last.alarms).map(|alarm| alarm_text(*alarm).to_owned());
-    let trouble: Vec<String> = away(health).into_iter().chain(alarms).collect();
-    EtcdStatus {
-        members: members.to_vec(),
-        connected,
-        version: health.last.as_ref().map(|last| last.version.clone()),
-        trouble: (!trouble.is_empty()).then(|| trouble.join("; ")),
-        revision,
-    }
-}
-
-/// What an alarm of etcd means.
-fn alarm_text(alarm: EtcdAlarm) -> &'static str {
-    match alarm {
-        EtcdAlarm::NoSpace => {
-            "its database has reached its quota, so that nothing can be changed (alarm NOSPACE): compact and defragment it, then \
-             disarm the alarm"
-        }
-        EtcdAlarm::Corrupt => "a member has found its data damaged (alarm CORRUPT): replace that member",
     }
 }

@@ -21,6 +21,9 @@ pub struct FleetMembership {
     pub host_id: String,
     /// Identity of the fleet; none before the host has joined it.
     pub fleet_id: Option<String>,
+    /// Highest epoch in which the host was to run machines with names of the fleet. It runs none in an earlier one.
+    #[serde(default)]
+    pub highest_epoch: i64,
 }
 
 impl StoredRecord for FleetMembership {
@@ -63,9 +66,21 @@ impl FleetMembership {
                 host: host.clone(),
                 host_id: uuid::Uuid::new_v4().to_string(),
                 fleet_id: None,
+                highest_epoch: 0,
             };
             changes.put(KEY, &made);
             Ok(made)
+        })
+    }
+
+    /// Records that the host has an epoch, in which it may run machines with names of the fleet.
+    pub fn enter(objects: &Objects, epoch: i64) -> Result<(), HostError> {
+        objects.change(|changes| {
+            if let Some(found) = changes.get::<FleetMembership>(KEY)?.map(|found| found.value) {
+                let highest_epoch = found.highest_epoch.max(epoch);
+                changes.put(KEY, &FleetMembership { highest_epoch, ..found });
+            }
+            Ok(())
         })
     }
 
@@ -89,7 +104,8 @@ pub struct LeftFleet {
     pub catalogs: Vec<String>,
 }
 
-/// Ends the membership of a host whose daemon does not run. Catalogs of the fleet become the host's own. `None`: it is in no fleet.
+/// Ends the membership of a host whose daemon does not run. Catalogs of the fleet become the host's own, unless their machines have names of
+/// the fleet. `None`: it is in no fleet.
 ///
 /// # Errors
 /// The records cannot be read or written.
@@ -99,7 +115,9 @@ pub fn leave(objects: &Objects) -> Result<Option<LeftFleet>, HostError> {
         let fleet = found.value.fleet;
         let mut catalogs = Vec::new();
         for catalog in changes.list_readable_below::<Catalog>("")? {
-            if catalog.value.fleet.as_ref().is_some_and(|owner| owner.fleet == fleet) {
+            // Machines with names of the fleet never run without it: what is left of them is to be deleted.
+            if catalog.value.fleet.as_ref().is_some_and(|owner| owner.fleet == fleet && owner.named.is_none())
+            {
                 changes.put(&catalog.name, &Catalog { fleet: None, ..catalog.value });
                 catalogs.push(catalog.name);
             }
@@ -132,7 +150,7 @@ mod tests {
         FleetMembership::join(&host.objects, "f").unwrap();
         let again = FleetMembership::open(&host.objects, &name("site"), &name("a")).unwrap();
         assert_eq!(again, FleetMembership { fleet_id: Some("f".into()), ..first.clone() });
-        let owner = FleetOwner { fleet: name("site"), generation: 1 };
+        let owner = FleetOwner { fleet: name("site"), generation: 1, named: None };
         host.catalogs.create_for_fleet(&name("desk"), &spec(json!({})), owner).unwrap();
         for (fleet, called) in [("other", "a"), ("site", "b")] {
             let refused = FleetMembership::open(&host.objects, &name(fleet), &name(called)).unwrap_err();
@@ -142,7 +160,7 @@ mod tests {
         host.catalogs.delete(&name("desk"), terms).unwrap();
         let other = FleetMembership::open(&host.objects, &name("other"), &name("a")).unwrap();
         assert!(other.fleet_id.is_none() && other.host_id != first.host_id);
-        let owner = FleetOwner { fleet: name("other"), generation: 1 };
+        let owner = FleetOwner { fleet: name("other"), generation: 1, named: None };
         host.catalogs.create_for_fleet(&name("desk"), &spec(json!({})), owner).unwrap();
         let left = leave(&host.objects).unwrap().unwrap();
         assert_eq!((left.fleet.as_str(), left.catalogs), ("other", vec!["desk".to_owned()]));

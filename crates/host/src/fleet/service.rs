@@ -5,11 +5,13 @@
 //! carried out as they were.
 
 use super::claims::{ClaimParts, FleetClaims, OwnEpoch};
+use super::copies::look_after_images;
 use super::details;
 use super::door::{FleetDoor, Member};
 use super::etcd::{FleetStore, FleetStoreError, now};
+use super::etcd_details::away;
+use super::image_details::reported;
 use super::placing::place;
-use super::queries::away;
 use super::record::FleetMembership;
 use super::shares::{ShareReconciler, UnfinishedShares};
 use super::token::EtcdAccess;
@@ -18,6 +20,7 @@ use crate::events::Events;
 use crate::idempotency::Idempotency;
 use crate::machines::Machines;
 use crate::store::Objects;
+use crate::streaming::Streaming;
 use crate::work::blocking;
 use spillway_api::{ErrorCode, EventKind, FleetCatalog, Name, PlacerReport};
 use spillway_fleet::Moment;
@@ -82,6 +85,8 @@ pub struct FleetParts {
     pub objects: Objects,
     /// Carries out shares.
     pub reconciler: ShareReconciler,
+    /// What brings chunks of streamed images.
+    pub streaming: Streaming,
     /// Membership of the host.
     pub membership: HostMembership,
 }
@@ -89,7 +94,7 @@ pub struct FleetParts {
 impl FleetService {
     /// Begins to take part in the fleet.
     pub fn begin(parts: FleetParts) -> FleetService {
-        let FleetParts { etcd, store, door, events, objects, reconciler, membership } = parts;
+        let FleetParts { etcd, store, door, events, objects, reconciler, streaming, membership } = parts;
         let own = membership.own();
         let identity = Identity { host: own.name.clone(), instance: own.alive.instance.clone() };
         let inner = Inner {
@@ -109,6 +114,7 @@ impl FleetService {
         };
         let service = FleetService(Arc::new(inner));
         tokio::spawn(place(service.clone(), identity));
+        tokio::spawn(look_after_images(service.clone(), streaming));
         tokio::spawn(service.clone().follow());
         tokio::spawn(service.clone().take_part(membership));
         tokio::spawn(service.clone().carry_out());
@@ -131,6 +137,12 @@ impl FleetService {
         &self.0.store
     }
 
+    /// Identity of the fleet that the host has joined, unless it may not take part.
+    pub(super) fn joined(&self) -> Option<String> {
+        let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
+        locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
+    }
+
     /// Connections to other hosts.
     pub(super) fn door(&self) -> &Arc<FleetDoor> {
         &self.0.door
@@ -139,6 +151,22 @@ impl FleetService {
     /// Events of the host.
     pub(super) fn events(&self) -> &Events {
         &self.0.events
+    }
+
+    /// Carries out shares.
+    pub(super) fn reconciler(&self) -> &ShareReconciler {
+        &self.0.reconciler
+    }
+
+    /// Name of this host.
+    pub(super) fn host_name(&self) -> &Name {
+        &self.0.host
+    }
+
+    /// Identity of the fleet that the host has joined, unless it may not take part.
+    pub(super) fn fleet_id(&self) -> Option<String> {
+        let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
+        locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
     }
 
     /// Returns the epoch of this host as long as its lease is certainly valid.
@@ -184,11 +212,7 @@ impl FleetService {
         for _ in 0..TRIES {
             let (decided, seen) = {
                 let view = self.view();
-                if view.revision == 0 {
-                    let why = away(&self.0.store.health().borrow()).unwrap_or_default();
-                    let message = format!("the records of the fleet were not read yet: {why}");
-                    return Err(HostError::new(ErrorCode::Unavailable, message));
-                }
+                self.check_read(&view)?;
                 (decide(&view).map_err(refusal)?, view.revision)
             };
             let Some(transaction) = decided else { return Ok(()) };
@@ -202,6 +226,25 @@ impl FleetService {
         }
         let message = "others change the same record of the fleet at this time: try again";
         Err(HostError::new(ErrorCode::Conflict, message))
+    }
+
+    /// Checks something by the records.
+    ///
+    /// # Errors
+    /// It is refused, or the records were not read yet.
+    pub fn check(&self, look: impl FnOnce(&FleetView) -> Result<(), ChangeError>) -> Result<(), HostError> {
+        let view = self.view();
+        self.check_read(&view)?;
+        look(&view).map_err(refusal)
+    }
+
+    fn check_read(&self, view: &FleetView) -> Result<(), HostError> {
+        if view.revision != 0 {
+            return Ok(());
+        }
+        let why = away(&self.0.store.health().borrow()).unwrap_or_default();
+        let message = format!("the records of the fleet were not read yet: {why}");
+        Err(HostError::new(ErrorCode::Unavailable, message))
     }
 
     /// Changes a catalog, and returns it as it is then. With `dry_run` nothing is changed, and it is returned as it would be.
@@ -270,7 +313,8 @@ impl FleetService {
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
-            let known = lease.borrow_and_update().map(|lease| KnownLease { until: lease.valid_until });
+            let known =
+                lease.borrow_and_update().map(|lease| KnownLease { id: lease.id, until: lease.valid_until });
             let (standing, transaction) = membership.step(&view.borrow_and_update(), known, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
@@ -395,7 +439,11 @@ impl FleetService {
                 continue;
             }
             let (reconciler, unfinished) = (self.0.reconciler.clone(), locked(&self.0.unfinished).clone());
-            let Ok(Ok(status)) = blocking(move || reconciler.status(&unfinished)).await else { continue };
+            let images = reported(&self.view());
+            let status = blocking(move || {
+                reconciler.status(&unfinished).and_then(|status| reconciler.with_images(status, &images))
+            });
+            let Ok(Ok(status)) = status.await else { continue };
             let is_known =
                 |view: &FleetView| view.statuses.get(&self.0.host).is_some_and(|is| is.value == status);
             if is_known(&self.view()) {

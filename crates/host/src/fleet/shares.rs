@@ -3,7 +3,8 @@
 //! Owns the order of the steps. Invariant: what is not the fleet's on this host is not touched, and what the records do not say stays as it
 //! is. Each step may be repeated.
 
-use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy};
+use super::pulls::FleetPulls;
+use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy, PlacedLeft, place_machines};
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
 use crate::images::Images;
@@ -11,16 +12,19 @@ use crate::machines::MachineShares;
 use crate::registries::Registries;
 use crate::resources::budget::Capacity;
 use spillway_api::{
-    Catalog, CatalogSpec, CatalogUpdate, ErrorCode, FleetOwner, Hypervisor, ImagePull, ImageRef, Name, Need,
-    Residency, RolloutStrategy, VersionState, differences,
+    Catalog, CatalogSpec, CatalogUpdate, ErrorCode, FleetOwner, Hypervisor, ImagePull, ImageRef,
+    IsolationAction, Name, Need, Residency, RolloutStrategy, VersionState, differences,
 };
 use spillway_fleet::agent::{ImageSource, WantedCatalog, WantedShares};
+use spillway_fleet::named::PlacedMachine;
 use spillway_fleet::records::{BudgetRecord, CatalogStatus, MOST_STATUS_BYTES, StatusRecord};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 /// Longest reason in the report of a host, in characters.
 const MOST_REASON_CHARACTERS: usize = 200;
+/// Steps in which the part of an image is reported, in thousandths.
+const PART_STEP: u32 = 50;
 
 /// Carries out the shares of a host.
 #[derive(Clone)]
@@ -35,6 +39,8 @@ pub struct ShareReconciler {
     pub images: Images,
     /// Registries of the host.
     pub registries: Registries,
+    /// Pulls of images that were begun.
+    pub pulls: FleetPulls,
     /// Budget of the host.
     pub capacity: Capacity,
     /// What runs machines on the host.
@@ -79,6 +85,7 @@ impl ShareReconciler {
                     let message = format!("the host has a catalog '{name}' of its own");
                     Err(HostError::new(ErrorCode::Exists, message))
                 }
+                Some(catalog) if wanted.machines.is_some() => self.change_named(catalog, wanted),
                 Some(catalog) if wanted.spec.count == 0 => self.give_up(catalog),
                 Some(catalog) => self.change(catalog, wanted),
             };
@@ -100,8 +107,41 @@ impl ShareReconciler {
 
     fn create(&self, name: &Name, wanted: &WantedCatalog) -> Result<(), HostError> {
         self.bring_image(wanted)?;
-        let owner = FleetOwner { fleet: self.fleet.clone(), generation: wanted.generation };
-        self.catalogs.create_for_fleet(name, &wanted.spec, owner)
+        let named = wanted.machines.as_ref().map(|machines| {
+            machines.first().map_or(IsolationAction::default(), |machine| machine.on_isolation)
+        });
+        let owner = FleetOwner { fleet: self.fleet.clone(), generation: wanted.generation, named };
+        self.catalogs.create_for_fleet(name, &wanted.spec, owner)?;
+        self.place(name, wanted.machines.as_deref())
+    }
+
+    /// Makes the machines of a catalog those that the fleet has placed here, and changes settings and version.
+    fn change_named(&self, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
+        self.place(&is.name, wanted.machines.as_deref())?;
+        if wanted.spec.count == 0 {
+            return self.give_up(is);
+        }
+        self.change(&self.catalogs.get(&is.name)?, wanted)
+    }
+
+    /// Makes the machines of a catalog these, if it has machines with names of the fleet.
+    fn place(&self, name: &Name, placed: Option<&[PlacedMachine]>) -> Result<(), HostError> {
+        let Some(placed) = placed else { return Ok(()) };
+        let PlacedLeft { claimed, waiting } = place_machines(&self.catalogs, name, placed)?;
+        match (claimed.first(), waiting.first()) {
+            (Some(machine), _) => Err(HostError::new(
+                ErrorCode::Conflict,
+                format!(
+                    "{machine} is claimed, and leaves this host when it is released ({} such machines)",
+                    claimed.len()
+                ),
+            )),
+            (None, Some(machine)) => {
+                let message = format!("an earlier machine of the name {machine} is being removed");
+                Err(HostError::new(ErrorCode::Conflict, message))
+            }
+            (None, None) => Ok(()),
+        }
     }
 
     /// Changes settings, count and version, in steps: those who give up machines choose which.
@@ -109,11 +149,11 @@ impl ShareReconciler {
         let (name, generation) = (&is.name, wanted.generation);
         let by = ChangedBy::Fleet { generation };
         let mut count = is.spec.count;
-        if wanted.spec.count < count {
+        if wanted.machines.is_none() && wanted.spec.count < count {
             count = self.machines.shrink(name, wanted.spec.count, generation)?;
         }
         // Claimed machines beyond the count stay until they are released.
-        let count = count.max(wanted.spec.count);
+        let count = if wanted.machines.is_some() { count } else { count.max(wanted.spec.count) };
         let settings = CatalogSpec {
             image: is.spec.image.clone(),
             count,
@@ -147,6 +187,8 @@ impl ShareReconciler {
     fn give_up(&self, catalog: &Catalog) -> Result<(), HostError> {
         let generation = catalog.fleet.as_ref().map_or(0, |owner| owner.generation);
         let by = ChangedBy::Fleet { generation };
+        let is_named = catalog.fleet.as_ref().is_some_and(|owner| owner.named.is_some());
+        self.place(&catalog.name, is_named.then_some(&[]))?;
         match self.machines.shrink(&catalog.name, 0, generation)? {
             0 => self
                 .catalogs
@@ -157,9 +199,19 @@ impl ShareReconciler {
 
     /// Refuses until the host has the version of a catalog's image. Begins to bring it from the fleet's registry.
     fn bring_image(&self, wanted: &WantedCatalog) -> Result<(), HostError> {
-        let spec = &wanted.spec;
-        let (name, number) = (&spec.image.name, spec.image.version.map_or(0, NonZeroU32::get));
-        let source = wanted.source.as_ref();
+        let image = &wanted.spec.image;
+        let number = image.version.map_or(0, NonZeroU32::get);
+        self.bring(&image.name, number, wanted.source.as_ref(), wanted.spec.residency)
+    }
+
+    /// Refuses until the host has a version of an image. Begins to bring it from the fleet's registry.
+    pub(super) fn bring(
+        &self,
+        name: &Name,
+        number: u32,
+        source: Option<&ImageSource>,
+        residency: Option<Residency>,
+    ) -> Result<(), HostError> {
         let there = self.images.details(name).ok();
         let there = there.iter().flat_map(|image| &image.versions).find(|version| version.version == number);
         match (there, source) {
@@ -174,7 +226,7 @@ impl ShareReconciler {
                 ErrorCode::Conflict,
                 format!("{name}:{number} is being brought to the host"),
             )),
-            (None, Some(source)) => self.pull(name, number, source, spec.residency),
+            (None, Some(source)) => self.pull(name, number, source, residency),
             (None, None) => {
                 let message =
                     format!("the host has no {name}:{number}, and the fleet knows no registry that has it");
@@ -190,12 +242,14 @@ impl ShareReconciler {
         source: &ImageSource,
         residency: Option<Residency>,
     ) -> Result<(), HostError> {
+        self.pulls.check(name, number, |id| self.images.operation(id))?;
         self.add_registry(source)?;
         let record = &source.image;
         let image = ImageRef { name: record.name.clone(), version: NonZeroU32::new(number) };
         let residency = Some(residency.unwrap_or(Residency::Boot));
         let pull = ImagePull { registry: record.registry.clone(), image, store: None, residency };
-        self.images.pull(&self.registries, name, pull, &IdempotentRequest::default())?;
+        let (operation, _) = self.images.pull(&self.registries, name, pull, &IdempotentRequest::default())?;
+        self.pulls.begun(name, number, operation.id);
         Err(HostError::new(ErrorCode::Conflict, format!("{name}:{number} is being brought to the host")))
     }
 
@@ -264,15 +318,45 @@ impl ShareReconciler {
     }
 }
 
-/// Shortens the report until it may be written: reasons go first, then counts of catalogs, the last ones first.
+impl ShareReconciler {
+    /// Adds to a report how much the host has of these versions of images.
+    ///
+    /// # Errors
+    /// The records of the host cannot be read.
+    pub fn with_images(
+        &self,
+        mut status: StatusRecord,
+        images: &BTreeSet<(Name, u32)>,
+    ) -> Result<StatusRecord, HostError> {
+        for (name, version) in images {
+            let Some((part, is_whole)) = self.images.part(name, *version)? else { continue };
+            let reference = format!("{name}:{version}");
+            // While it comes, not each chunk is news.
+            let part = if part < 1000 { part - part % PART_STEP } else { part };
+            status.images.insert(reference.clone(), part);
+            if is_whole {
+                status.whole.insert(reference);
+            }
+        }
+        Ok(fitting(status))
+    }
+}
+
+/// Shortens the report until it may be written: reasons go first, then images, then counts of catalogs, the last ones first.
 fn fitting(mut status: StatusRecord) -> StatusRecord {
     let bytes = |status: &StatusRecord| serde_json::to_vec(status).map_or(usize::MAX, |bytes| bytes.len());
     while bytes(&status) > MOST_STATUS_BYTES {
         let reasons = status.catalogs.values_mut().flat_map(|of| [&mut of.refused, &mut of.waiting]);
         let longest = reasons.filter_map(Option::as_mut);
         match longest.max_by_key(|why| why.len()).filter(|why| why.len() > 16) {
-            Some(why) => why.truncate(why.floor_char_boundary(why.len() / 2)),
-            None => drop(status.catalogs.pop_last()),
+            Some(why) => {
+                let half = (0..=why.len() / 2).rev().find(|at| why.is_char_boundary(*at));
+                why.truncate(half.unwrap_or(0));
+            }
+            None => match status.images.pop_last() {
+                Some((image, _)) => drop(status.whole.remove(&image)),
+                None => drop(status.catalogs.pop_last()),
+            },
         }
     }
     status

@@ -25,6 +25,7 @@ impl World {
             machines: MachineShares::of(&host.reader, &host.catalogs),
             images: Images::of_whole(&host.objects, &host.stores),
             registries: Registries::new(host.objects.clone(), operations, "/nowhere".into()),
+            pulls: FleetPulls::default(),
             capacity: NO_LIMITS,
             hypervisor: Hypervisor::None,
         };
@@ -200,7 +201,23 @@ fn a_report_fits_into_its_record() {
             CatalogStatus { refused: Some("é".repeat(MOST_REASON_CHARACTERS)), ..CatalogStatus::default() };
         status.catalogs.insert(name(&format!("catalog-{n}")), of);
     }
+    status.images = (0..200).map(|n| (format!("image-{n}:1"), 1000)).collect();
+    status.whole = status.images.keys().cloned().collect();
     let status = fitting(status);
     assert!(serde_json::to_vec(&status).unwrap().len() <= MOST_STATUS_BYTES);
-    assert_eq!(status.catalogs.len(), 40, "reasons are shortened first");
+    assert_eq!(status.catalogs.len(), 40, "reasons are shortened first, and images go before");
+    assert!(status.images.len() < 200 && status.images.keys().eq(&status.whole));
+}
+
+#[test]
+fn a_report_says_how_much_of_images_the_host_has() {
+    let world = World::new();
+    world.host.version(2, 1 << 20);
+    let images = [("debian", 1), ("debian", 2), ("debian", 7), ("other", 1)];
+    let images = images.into_iter().map(|(image, version)| (name(image), version)).collect();
+    let status = world.reconciler.with_images(StatusRecord::default(), &images).unwrap();
+    // What is not streamed is there as a whole; of others nothing is said.
+    let whole = [("debian:1".to_owned(), 1000), ("debian:2".to_owned(), 1000)];
+    assert_eq!(status.images, BTreeMap::from(whole));
+    assert!(status.images.keys().eq(&status.whole));
 }

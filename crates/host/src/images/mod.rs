@@ -22,6 +22,7 @@ pub(crate) use convert::has_room;
 pub use digest::CHUNK_BYTES;
 pub use files::VersionFiles;
 pub(crate) use making::check_none_committed;
+pub use residency::WholeImages;
 pub use streamed::BaseFile;
 
 use crate::backup::{RESTORED, RestoreMark};
@@ -60,8 +61,12 @@ impl StoredRecord for ImageVersion {
 }
 
 /// Kinds of records of this module.
-pub(crate) const RECORDS: [RecordKind; 3] =
-    [RecordKind::of::<Image>(), RecordKind::of::<ImageVersion>(), RecordKind::of::<LastVersion>()];
+pub(crate) const RECORDS: [RecordKind; 4] = [
+    RecordKind::of::<Image>(),
+    RecordKind::of::<ImageVersion>(),
+    RecordKind::of::<LastVersion>(),
+    RecordKind::of::<WholeImages>(),
+];
 
 /// The images of a host. A clone is the same images.
 #[derive(Clone)]

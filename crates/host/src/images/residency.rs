@@ -1,15 +1,52 @@
-//! Which residency a streamed version has on this host: the most of what was asked for with the version and of what catalogs ask
-//! for whose machines use it. Owns that rule; what follows from it is done elsewhere.
+//! Which residency a streamed version has on this host: the most of what was asked for with the version, of what catalogs ask for whose
+//! machines use it, and of what the fleet asks for. Owns that rule; what follows from it is done elsewhere.
 //!
 //! Invariant: versions with the same digest are one image in the cache, and have one residency.
 
 use crate::catalogs::{follows, take};
 use crate::error::HostError;
-use crate::store::Objects;
+use crate::store::{Objects, StoredRecord};
+use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, HistoryEntry, ImageVersion, Residency, VersionState};
+use std::collections::BTreeSet;
+use utoipa::ToSchema;
+
+/// The images of which this host is to have all for its fleet, by their digests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WholeImages {
+    /// Digests.
+    pub digests: BTreeSet<String>,
+}
+
+impl StoredRecord for WholeImages {
+    const PREFIX: &'static str = "whole-images/";
+    const WORD: &'static str = "list of full copies";
+}
+
+impl WholeImages {
+    const KEY: &'static str = "fleet";
+
+    /// Reads the list; it is empty if there is none.
+    pub fn read(objects: &Objects) -> Result<WholeImages, HostError> {
+        Ok(objects.get::<WholeImages>(WholeImages::KEY)?.map(|found| found.value).unwrap_or_default())
+    }
+
+    /// Records the list, if it is another one.
+    pub fn record(&self, objects: &Objects) -> Result<(), HostError> {
+        if WholeImages::read(objects)? == *self {
+            return Ok(());
+        }
+        objects.change(|changes| {
+            changes.put(WholeImages::KEY, self);
+            Ok(())
+        })
+    }
+}
 
 /// The records from which residencies follow.
 pub struct Residencies {
+    /// What the fleet asks for.
+    whole: WholeImages,
     /// Versions that are streamed and can be used.
     versions: Vec<ImageVersion>,
     catalogs: Vec<Catalog>,
@@ -23,7 +60,13 @@ impl Residencies {
             |version: &ImageVersion| version.residency.is_some() && version.state == VersionState::Ready;
         let versions = all.filter(is_used).collect();
         let catalogs = objects.list::<Catalog>()?.into_iter().map(|catalog| catalog.value).collect();
-        Ok(Residencies { versions, catalogs })
+        Ok(Residencies { whole: WholeImages::read(objects)?, versions, catalogs })
+    }
+
+    /// The same with an image of which the host has all.
+    pub fn with_whole(mut self, digest: &str) -> Residencies {
+        self.whole.digests.insert(digest.to_owned());
+        self
     }
 
     /// The same with a catalog as it would be.
@@ -57,7 +100,8 @@ impl Residencies {
     /// The residency of the image with this digest. None: no version with this digest is streamed.
     pub fn of(&self, digest: &str) -> Option<Residency> {
         let versions = self.versions.iter().filter(|version| version.digest.as_deref() == Some(digest));
-        versions.filter_map(|version| self.asked_of(version).max(version.residency)).max()
+        let by_fleet = self.whole.digests.contains(digest).then_some(Residency::Full);
+        versions.filter_map(|version| self.asked_of(version).max(version.residency).max(by_fleet)).max()
     }
 
     /// What catalogs ask for of a version.
@@ -111,7 +155,7 @@ mod tests {
     fn it_is_the_most_of_what_is_asked_for() {
         let versions = vec![version(1, "a", "lazy"), version(2, "b", "boot"), version(3, "b", "lazy")];
         let residencies = |catalogs: Vec<Catalog>| {
-            let all = Residencies { versions: versions.clone(), catalogs };
+            let all = Residencies { whole: WholeImages::default(), versions: versions.clone(), catalogs };
             [all.of("a"), all.of("b"), all.of("c")]
         };
         let (lazy, boot, full) = (Some(Residency::Lazy), Some(Residency::Boot), Some(Residency::Full));
@@ -146,7 +190,11 @@ mod tests {
 
     #[test]
     fn it_is_asked_with_what_would_be() {
-        let all = Residencies { versions: vec![version(1, "a", "lazy")], catalogs: vec![] };
+        let all = Residencies {
+            whole: WholeImages::default(),
+            versions: vec![version(1, "a", "lazy")],
+            catalogs: vec![],
+        };
         let all = all.with_catalog(&catalog("desk", &[1], json!({ "residency": "full" })));
         assert_eq!(all.of("a"), Some(Residency::Full));
         let all = all.with_catalog(&catalog("desk", &[1], json!({})));
@@ -158,5 +206,8 @@ mod tests {
         let all = all.with_version(&version(1, "a", "boot"));
         assert_eq!((all.of("a"), all.of("d")), (Some(Residency::Boot), Some(Residency::Lazy)));
         assert_eq!(all.versions().len(), 2);
+        let all = all.with_whole("a").with_whole("z");
+        let full = Some(Residency::Full);
+        assert_eq!((all.of("a"), all.of("d"), all.of("z")), (full, Some(Residency::Lazy), None));
     }
 }

@@ -90,6 +90,11 @@ impl Images {
         })
     }
 
+    /// An operation that was begun lately.
+    pub fn operation(&self, id: u64) -> Option<Operation> {
+        self.operations.list().into_iter().find(|operation| operation.id == id)
+    }
+
     /// Begins to copy a version from a registry, or to stream it. If the host has it already, the operation changes at most its
     /// residency. The flag is `true` as with an import.
     pub fn pull(

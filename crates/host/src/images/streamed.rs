@@ -2,17 +2,21 @@
 //!
 //! Invariant: an image is in the cache as long as any version is it.
 
-use super::residency::Residencies;
+use super::residency::{Residencies, WholeImages};
 use super::{Images, VersionFiles, check_size};
 use crate::error::HostError;
 use crate::images::CHUNK_BYTES;
-use crate::streaming::{BootSet, StreamedVersion};
+use crate::streaming::{BootSet, BootSets, StreamedVersion};
 use spillway_api::{
     CachedBootSet, CachedVersion, Catalog, ErrorCode, ImageDetails, ImageVersion, Name, Origin, Residency,
-    StreamFigures,
+    StreamFigures, VersionState,
 };
 use spillway_control::Streamed;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+
+/// All of an image, in thousandths.
+const WHOLE: u32 = 1000;
 
 /// What a disk reads of a version.
 #[derive(Clone, Debug)]
@@ -121,6 +125,70 @@ impl Images {
             ..e
         };
         self.stream_if_more(version, dry_run, |all| all.with_published(version)).map_err(refused)
+    }
+
+    /// Brings all of these versions that are streamed, as long as the fleet asks for it, and of others what else is asked for. Returns which
+    /// are not brought whole, and why: there is no space for them, or they are not on this host.
+    ///
+    /// # Errors
+    /// The records cannot be read.
+    pub fn keep_whole(&self, wanted: &[(Name, u32)]) -> Result<BTreeMap<(Name, u32), HostError>, HostError> {
+        let before = WholeImages::read(&self.objects)?;
+        let (mut whole, mut refused) = (WholeImages::default(), BTreeMap::new());
+        for (name, number) in wanted {
+            let found = self.objects.change(|changes| self.ready(changes, name, *number));
+            let kept = found.and_then(|found| {
+                let version = found.value;
+                // A version that is not streamed is whole.
+                let (Some(_), Some(digest)) = (version.residency, &version.digest) else { return Ok(None) };
+                if !before.digests.contains(digest) {
+                    self.stream_if_more(&version, false, |all| all.with_whole(digest))?;
+                }
+                Ok(Some(digest.clone()))
+            });
+            match kept {
+                Ok(digest) => whole.digests.extend(digest),
+                Err(e) => drop(refused.insert((name.clone(), *number), e)),
+            }
+        }
+        whole.record(&self.objects)?;
+        if whole != before {
+            self.look_at_residencies();
+        }
+        Ok(refused)
+    }
+
+    /// How much this host has of a ready version, in thousandths of what machines read until they are ready; without a recorded boot, of the
+    /// whole image. The flag says that it has all of it. `None`: the version is not here.
+    pub fn part(&self, name: &Name, number: u32) -> Result<Option<(u32, bool)>, HostError> {
+        let key = super::key(name, number);
+        let Some(version) = self.objects.get::<ImageVersion>(&key)?.map(|found| found.value) else {
+            return Ok(None);
+        };
+        if version.state != VersionState::Ready {
+            return Ok(None);
+        }
+        let (Some(_), Some(digest)) = (version.residency, &version.digest) else {
+            return Ok(Some((WHOLE, true)));
+        };
+        let Some(found) = self.streaming.image(digest) else { return Ok(Some((0, false))) };
+        if found.is_whole {
+            return Ok(Some((WHOLE, true)));
+        }
+        let boot = self.streaming.boot_sets().of(digest)?.len() as u64;
+        let fills_boot_set =
+            Residencies::read(&self.objects)?.of(digest) == Some(Residency::Boot) && boot > 0;
+        let (has, of) = match fills_boot_set {
+            true => (boot.saturating_sub(found.unfilled_chunks), boot),
+            false => (found.present_chunks, found.chunks),
+        };
+        let part = u128::from(has) * u128::from(WHOLE) / u128::from(of.max(1));
+        Ok(Some((u32::try_from(part).unwrap_or(WHOLE).min(WHOLE), false)))
+    }
+
+    /// The boot sets of images.
+    pub fn boot_sets(&self) -> &BootSets {
+        self.streaming.boot_sets()
     }
 
     /// Serves a version with what a change of the records asks for, if that is more than before.

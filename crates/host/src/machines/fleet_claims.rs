@@ -28,7 +28,7 @@ pub struct FleetRequest {
 /// How a request is carried out this time.
 #[derive(Clone, Debug)]
 pub struct FleetRequestTerms {
-    /// Number of the attempt.
+    /// Number of the attempt of this request, counted from 1.
     pub attempt: u64,
     /// Whether only a machine that is ready is taken, whatever the request says.
     pub ready_only: bool,

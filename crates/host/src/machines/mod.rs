@@ -23,6 +23,7 @@ mod guests;
 mod host;
 mod host_start;
 pub mod leftovers;
+pub mod names;
 mod neighbours;
 mod oversee;
 mod phone_home;
@@ -81,6 +82,7 @@ pub use guests::{FilePlace, GuestCall};
 use host::SpaceWatch;
 use host_start::HostStart;
 use leftovers::{LeftoverFiles, LeftoverOwner, Leftovers};
+pub use names::{NameGate, vmm_process};
 use oversee::Overseer;
 use registry::MachineRegistry;
 use rolling::Rollouts;
@@ -96,6 +98,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tasks::TaskStarter;
 use views::{MachineReader, View};
+pub use vmm::PROCESS as VMM_PROCESS;
 
 /// Kinds of records of this module.
 pub(crate) const RECORDS: [RecordKind; 5] = [
@@ -133,6 +136,8 @@ pub struct Machines {
     pub guests: Arc<Guests>,
     /// Machines of catalogs that a fleet shares among hosts.
     pub shares: MachineShares,
+    /// What the fleet lets machines with its names do.
+    pub names: Arc<NameGate>,
     /// Files that deleted machines have left.
     pub leftovers: Arc<Leftovers>,
     /// Collects the figures of all machines.
@@ -242,6 +247,7 @@ impl Machines {
             ),
             guests: Arc::new(Guests::new(reader.clone(), catalogs.clone(), &shared)),
             shares: MachineShares::new(reader.clone(), catalogs.clone()),
+            names: Arc::clone(&shared.names),
             commits: DiskCommits::new(reader.clone(), catalogs, objects, images),
             leftovers: Arc::clone(&shared.leftovers),
             curves: Arc::new(CurveCollector::new(reader.clone(), folders.clone())),

@@ -8,6 +8,7 @@
 mod attempts;
 mod end;
 mod limits;
+mod named;
 mod observation;
 mod place;
 mod probe;
@@ -31,7 +32,7 @@ pub(super) use attempts::CRASHES;
 use limits::DiskLimits;
 use observation::{Observation, ObservedRun};
 use probe::ReadinessProbe;
-use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, Machine, Name, Phase, Power};
+use spillway_api::{Catalog, ErrorCode, EventKind, Hypervisor, IsolationAction, Machine, Name, Phase, Power};
 pub(super) use start::boot;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -82,6 +83,8 @@ pub struct MachineReconciler {
     wait_reported: bool,
     /// Whether this daemon has granted the group of an external machine access to its disk.
     group_admitted: bool,
+    /// What is done with the machine when its host is isolated, if it has a name of a fleet.
+    named: Option<IsolationAction>,
     /// Revision of the desired state that the last step read.
     seen: Revision,
 }
@@ -156,6 +159,7 @@ impl MachineReconciler {
             leftovers_reported: false,
             wait_reported: false,
             group_admitted: false,
+            named: None,
             seen: Revision::default(),
         }
     }
@@ -225,6 +229,10 @@ impl MachineReconciler {
         wanted: &DesiredState,
         run: Option<RunRecord>,
     ) -> Result<StepOutcome, HostError> {
+        // What failed before is no reason to let run what must not.
+        if let Some(outcome) = named::obey(self, run.as_ref()).await? {
+            return Ok(outcome);
+        }
         if let Some(until) = self.attempts.pauses_until() {
             return Ok(StepOutcome::Rest(WakeupConditions::until(until)));
         }
@@ -241,6 +249,10 @@ impl MachineReconciler {
             return self.bring_down(wanted, run, None).await;
         };
         self.catalog_seen = catalog.revision;
+        if self.named != named::named(&catalog) {
+            self.named = named::named(&catalog);
+            return Ok(StepOutcome::Again);
+        }
         let Some(run) = run else {
             if let Some(wait) = self.wait_for_others(&catalog, wanted) {
                 return Ok(StepOutcome::Rest(wait));
@@ -362,8 +374,13 @@ impl MachineReconciler {
 
     /// Stops the guest's processors, or lets them go on, as its disk waits for chunks of the image or does not.
     async fn hold(&mut self, run: &mut RunRecord) -> Result<(), HostError> {
-        if let Some(text) = self.vmm.hold(run, self.disk.is_stalled()).await? {
-            self.raise(EventKind::Disk, text);
+        let is_paused = named::must_pause(self);
+        match self.vmm.hold(run, is_paused || self.disk.is_stalled()).await? {
+            Some(_) if is_paused => self.raise(EventKind::Fleet, named::PAUSED),
+            // Its guest begins, or goes on when the host has its lease again.
+            Some(_) if self.named.is_some() && !self.disk.is_stalled() => {}
+            Some(text) => self.raise(EventKind::Disk, text),
+            None => {}
         }
         Ok(())
     }
@@ -382,6 +399,7 @@ impl MachineReconciler {
             None => None,
         };
         let held = match (run.held, self.disk.is_stalled()) {
+            (true, _) if named::must_pause(self) => Some(named::PAUSED.to_owned()),
             (true, _) => Some(HELD.to_owned()),
             (false, true) => Some(STALLED.to_owned()),
             (false, false) => None,
@@ -390,7 +408,7 @@ impl MachineReconciler {
         let is_crashing = self.attempts.is_crashing(Instant::now()).is_some();
         let status = status.unstable(is_crashing);
         self.publish(if run.ready { status.settled() } else { status });
-        WakeupConditions::for_end_of(Some(disk), vmm)
+        Ok(named::with_orders(self, WakeupConditions::for_end_of(Some(disk), vmm)?))
     }
 
     /// Promises the machine what it needs of the host's budget. Returns the status "waiting" if that does not fit;

@@ -114,7 +114,7 @@ mod tests {
     }
 
     fn owner() -> FleetOwner {
-        FleetOwner { fleet: "site".parse().unwrap(), generation: 1 }
+        FleetOwner { fleet: "site".parse().unwrap(), generation: 1, named: None }
     }
 
     #[test]

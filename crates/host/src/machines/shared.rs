@@ -13,6 +13,7 @@ use super::figures::FigureCollector;
 use super::guests::GuestCalls;
 use super::host::MemoryWatch;
 use super::leftovers::Leftovers;
+use super::names::NameGate;
 use super::phone_home::PhoneCalls;
 use super::placing::Placement;
 use super::registry::MachineRegistry;
@@ -53,6 +54,7 @@ pub struct MachineServices {
     pub(super) folders: MachineFolders,
     pub(super) libvirt: Arc<Libvirt>,
     pub(super) registry: Arc<MachineRegistry>,
+    pub(super) names: Arc<NameGate>,
     pub(super) admission: Arc<Admission>,
     pub(super) order: StartOrder,
     pub(super) boots: Arc<BootQueue>,
@@ -100,6 +102,7 @@ impl MachineServices {
                 Arc::clone(&registry),
             )),
             leftovers: Arc::new(Leftovers::new(objects.clone(), Arc::clone(&files))),
+            names: Arc::new(NameGate::open(&parts.folder, Arc::clone(&registry))),
             placement: Placement::new(stores.clone(), folders.clone()),
             libvirt: Arc::new(Libvirt::new(parts.libvirt_uri.clone(), folders.virsh_cache())),
             users: Mutex::new(GuestUsers::new(parts.guest_users)),

@@ -77,12 +77,32 @@ impl Registries {
 
     /// Adds a registry, if its address can be used. An empty place becomes one. With `dry_run` everything is checked, and nothing
     /// recorded or made.
-    pub fn add(&self, mut registry: Registry, dry_run: bool) -> Result<Registry, HostError> {
+    pub fn add(&self, registry: Registry, dry_run: bool) -> Result<Registry, HostError> {
         let name = registry.name.clone();
         let exists = || HostError::new(ErrorCode::Exists, format!("there is a registry '{name}' already"));
         if self.objects.get::<Registry>(name.as_str())?.is_some() {
             return Err(exists());
         }
+        let registry = self.prepare(registry, dry_run)?;
+        if !dry_run {
+            self.objects.change(|changes| {
+                if changes.get::<Registry>(name.as_str())?.is_some() {
+                    return Err(exists());
+                }
+                changes.put(name.as_str(), &registry);
+                Ok(())
+            })?;
+        }
+        Ok(registry)
+    }
+
+    /// Checks that a registry can be used from this host, and makes an empty place one; with `dry_run` it is only checked. Returns its
+    /// settings as they are recorded.
+    ///
+    /// # Errors
+    /// It cannot be used, with the reason.
+    pub fn prepare(&self, mut registry: Registry, dry_run: bool) -> Result<Registry, HostError> {
+        let name = registry.name.clone();
         check_url(&registry)?;
         for key in &mut registry.require_signature {
             let parsed =
@@ -109,20 +129,11 @@ impl Registries {
             );
             return Err(HostError::invalid(message));
         }
-        if !dry_run {
-            if !found.is_registry {
-                match self.ask(&registry, Work::Found, JobFiles::default(), FOUND)? {
-                    JobMessage::Founded => {}
-                    other => return Err(strange(&other)),
-                }
+        if !dry_run && !found.is_registry {
+            match self.ask(&registry, Work::Found, JobFiles::default(), FOUND)? {
+                JobMessage::Founded => {}
+                other => return Err(strange(&other)),
             }
-            self.objects.change(|changes| {
-                if changes.get::<Registry>(name.as_str())?.is_some() {
-                    return Err(exists());
-                }
-                changes.put(name.as_str(), &registry);
-                Ok(())
-            })?;
         }
         Ok(registry)
     }

@@ -121,6 +121,20 @@ impl BootSets {
         })
     }
 
+    /// Takes the set of another host of the fleet, unless boots were recorded here. Returns whether that changed anything.
+    pub fn take_shared(&self, digest: &str, catalog: &Name, chunks: &[u32]) -> Result<bool, HostError> {
+        let key = key(digest, catalog.as_str());
+        self.objects.change(|changes| {
+            let found = changes.get::<RecordedBoots>(&key)?.map(|found| found.value).unwrap_or_default();
+            if !found.boots.is_empty() || found.given == chunks {
+                return Ok(false);
+            }
+            let given = chunks.iter().copied().take(MOST_BOOT_CHUNKS).collect();
+            changes.put(&key, &RecordedBoots { boots: vec![], given });
+            Ok(true)
+        })
+    }
+
     /// The sets of an image, by catalog.
     pub fn by_catalog(&self, digest: &str) -> Result<Vec<BootSet>, HostError> {
         let prefix = key(digest, "");
@@ -187,6 +201,12 @@ mod tests {
         assert_eq!(sets.of("sha256:ab").unwrap(), [2, 4, 7, 1, 70]);
         let known = [set("desk", &[2, 4, 7, 1], 5), set("lab", &[1, 70], 1)];
         assert_eq!(sets.by_catalog("sha256:ab").unwrap(), known);
+        assert!(!sets.take_shared("sha256:ab", &desk, &[5]).unwrap(), "boots of this host count more");
+        let (other, late) = ("sha256:cd", "late".parse().unwrap());
+        assert!(sets.take_shared(other, &late, &[5, 6]).unwrap());
+        assert!(!sets.take_shared(other, &late, &[5, 6]).unwrap());
+        assert!(sets.take_shared(other, &late, &[6]).unwrap(), "a better one of more boots");
+        assert_eq!(sets.by_catalog(other).unwrap(), [set("late", &[6], 0)]);
         sets.forget("sha256:ab").unwrap();
         assert!(sets.of("sha256:ab").unwrap().is_empty() && sets.wants_more("sha256:ab", &desk).unwrap());
     }

@@ -6,20 +6,21 @@
 
 mod boot_sets;
 mod client;
+mod members;
 mod peers;
 
-pub use boot_sets::BootSet;
-pub use peers::PeerOptions;
+pub use boot_sets::{BootSet, BootSets};
+pub use peers::{FleetPeers, PeerOptions, url_of_member};
 
 use crate::error::HostError;
 use crate::events::Events;
-use crate::images::CHUNK_BYTES;
+use crate::images::{CHUNK_BYTES, WholeImages};
 use crate::processes::{self, ObservedProcess};
 use crate::registries::{JobFiles, Registries, place_of};
 use crate::scopes::Scopes;
 use crate::store::{ChangeNotice, Objects, RecordKind, StoredRecord};
-use boot_sets::BootSets;
 use client::ControlClient;
+use members::MemberList;
 use rustix::event::{EventfdFlags, eventfd};
 use spillway_api::{
     Catalog, ErrorCode, EventKind, ImageVersion, Name, Residency, StreamCounters, StreamFigures,
@@ -29,8 +30,8 @@ use spillway_control::program::check_program;
 use spillway_image::digests::hex;
 use spillway_registry::job::Work;
 use spillway_registry::serve::{
-    CacheFigures, ControlReply, ControlRequest, Fill, ImageFigures, PeerOrder, SERVE_VERSION, ServeOrder,
-    USERS,
+    CacheFigures, ControlReply, ControlRequest, Fill, ImageFigures, PeerMember, PeerOrder, PeerTrust,
+    SERVE_VERSION, ServeOrder, USERS,
 };
 use spillway_registry::{Index, root_of};
 use std::fs::{self, File};
@@ -106,6 +107,8 @@ struct Inner {
     settings: StreamingSettings,
     registries: Registries,
     boot_sets: BootSets,
+    /// The hosts of the fleet, as far as they are known.
+    members: MemberList,
     /// Set when the daemon begins to serve.
     parts: OnceLock<Parts>,
     /// Held while the process is started or replaced.
@@ -130,7 +133,8 @@ impl Streaming {
             .map_err(|e| HostError::new(ErrorCode::Exhausted, format!("no eventfd: {e}")))?;
         let (parts, starting) = (OnceLock::new(), Mutex::new(()));
         let boot_sets = BootSets::new(objects);
-        Ok(Streaming(Arc::new(Inner { settings, registries, boot_sets, parts, starting, wake })))
+        let members = MemberList::default();
+        Ok(Streaming(Arc::new(Inner { settings, registries, boot_sets, members, parts, starting, wake })))
     }
 
     /// Of a host without streamed versions, and without the program.
@@ -186,8 +190,11 @@ impl Streaming {
 
     /// Looks again whenever records change from which residencies follow.
     pub async fn follow(self, mut changes: Receiver<ChangeNotice>) {
-        let decides =
-            |key: &String| [Catalog::PREFIX, ImageVersion::PREFIX].iter().any(|kind| key.starts_with(kind));
+        let decides = |key: &String| {
+            [Catalog::PREFIX, ImageVersion::PREFIX, WholeImages::PREFIX]
+                .iter()
+                .any(|kind| key.starts_with(kind))
+        };
         loop {
             match changes.recv().await {
                 Ok(changed) if !changed.keys.iter().any(decides) => {}
@@ -227,6 +234,14 @@ impl Streaming {
     pub fn changed(&self) {
         // It is read to the end before each look: it cannot be full.
         let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
+    }
+
+    /// The hosts of the fleet that exchange chunks are these from now on, this one included.
+    pub fn set_members(&self, members: Vec<PeerMember>) {
+        let takes = self.0.settings.peers.as_ref().is_some_and(|peers| peers.trust == PeerTrust::Members);
+        if takes && self.0.members.replace(members) {
+            self.changed();
+        }
     }
 
     /// Serves an image no longer, and removes it from the cache. Refused while a disk uses it. If there is no process, the next one
@@ -346,7 +361,9 @@ impl Streaming {
             }
             process.end(END)?;
         }
-        self.start(&order).map(|client| (client, true))
+        let client = self.start(&order)?;
+        self.0.members.tell(&client)?;
+        Ok((client, true))
     }
 
     fn start(&self, order: &ServeOrder) -> Result<ControlClient, HostError> {
@@ -385,6 +402,7 @@ impl Streaming {
     /// Names all images to the process. Returns which could not be, and why.
     fn name_all(&self, client: &ControlClient) -> Result<Vec<String>, HostError> {
         let (mut versions, mut complaints, mut others) = (self.list()?, Vec::new(), Vec::new());
+        self.0.members.tell(client)?;
         // What needs less than before makes space for what needs more.
         versions.sort_by_key(|version| version.residency);
         let mut named = Vec::new();

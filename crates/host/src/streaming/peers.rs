@@ -3,7 +3,7 @@
 //! Invariant: either all settings of peers are there, or none.
 
 use clap::Args;
-use spillway_registry::serve::PeerOrder;
+use spillway_registry::serve::{PeerOrder, PeerTrust};
 use std::fs;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
@@ -38,12 +38,17 @@ pub struct PeerOptions {
     /// a certificate of this authority can read each streamed image whose digest, or whose chunks' digests, they know
     #[arg(long, value_name = "FILE", requires = "peer_listen")]
     peer_ca: Option<PathBuf>,
-    /// With --peer-listen: most bytes that are sent to other hosts each second, at least 1M
-    #[arg(long, value_name = "SIZE", value_parser = upload, default_value = "100M", requires = "peer_listen")]
+    /// With --peer-listen or --fleet: most bytes that are sent to other hosts each second, at least 1M
+    #[arg(long, value_name = "SIZE", value_parser = upload, default_value = "100M")]
     peer_upload: u64,
 }
 
 impl PeerOptions {
+    /// Most bytes that are sent to other hosts each second.
+    pub fn upload_bytes_per_second(&self) -> u64 {
+        self.peer_upload
+    }
+
     /// What the process that serves chunks is told; none if there are no peers.
     ///
     /// # Errors
@@ -61,15 +66,46 @@ impl PeerOptions {
         Ok(Some(PeerOrder {
             listen,
             name,
-            hosts,
+            trust: PeerTrust::Authority { file: std::path::absolute(authority)?, hosts },
             certificate: std::path::absolute(certificate)?,
             key: std::path::absolute(key)?,
-            authority: std::path::absolute(authority)?,
             files_changed_ns: 0,
             upload_bytes_per_second: peer_upload,
             hedge_milliseconds: HEDGE.as_millis() as u64,
         }))
     }
+}
+
+/// How a host of a fleet exchanges chunks with the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetPeers {
+    /// Address to listen on.
+    pub listen: SocketAddr,
+    /// Address that other hosts are told, `HOST:PORT`.
+    pub told: String,
+    /// Most bytes that are sent to other hosts each second.
+    pub upload_bytes_per_second: u64,
+}
+
+impl FleetPeers {
+    /// What the process that serves chunks is told; its certificate and key are in these files.
+    pub fn order(&self, [certificate, key]: [PathBuf; 2]) -> PeerOrder {
+        PeerOrder {
+            listen: self.listen,
+            name: url_of_member(&self.told),
+            trust: PeerTrust::Members,
+            certificate,
+            key,
+            files_changed_ns: 0,
+            upload_bytes_per_second: self.upload_bytes_per_second,
+            hedge_milliseconds: HEDGE.as_millis() as u64,
+        }
+    }
+}
+
+/// The address of a host of a fleet, as all its hosts write it.
+pub fn url_of_member(told: &str) -> String {
+    format!("https://{told}")
 }
 
 /// The order with the time when one of its files was changed the last time: a process that has read older ones is replaced.
@@ -79,8 +115,12 @@ pub fn with_time_of_files(mut order: PeerOrder) -> PeerOrder {
         Some(time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_nanos() as u64)
     };
     // The process says if one is missing.
-    let files = [&order.certificate, &order.key, &order.authority];
-    order.files_changed_ns = files.into_iter().filter_map(|path| changed(path)).max().unwrap_or(0);
+    let authority = match &order.trust {
+        PeerTrust::Authority { file, .. } => Some(file),
+        PeerTrust::Members => None,
+    };
+    let files = [&order.certificate, &order.key].into_iter().chain(authority);
+    order.files_changed_ns = files.filter_map(|path| changed(path)).max().unwrap_or(0);
     order
 }
 
@@ -148,7 +188,7 @@ mod tests {
             assert!(parse(&left).is_err(), "without {}", WHOLE[2 * n]);
             assert!(parse(&WHOLE[2 * n..2 * n + 2]).is_err(), "{} alone", WHOLE[2 * n]);
         }
-        assert!(parse(&["--peer-upload", "1G"]).is_err());
+        assert_eq!(parse(&["--peer-upload", "1G"]), Ok(None), "a fleet takes it");
         let slow = [&WHOLE[..], &["--peer-upload", "1000K"]].concat();
         assert!(parse(&slow).is_err_and(|why| why.contains("at least 1M")));
     }

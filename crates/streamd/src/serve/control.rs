@@ -66,6 +66,11 @@ fn carry_out(cache: &Arc<Cache>, request: ControlRequest, fds: Vec<OwnedFd>) -> 
             Ok(false) => Err(format!("{digest}: a disk uses it")),
             Err(e) => Err(in_cache(e)),
         },
+        ControlRequest::Members => {
+            let list = fds.into_iter().next().ok_or("the list of members is missing")?;
+            cache.peers().ok_or("it exchanges no chunks with other hosts")?.take_members(list.into())?;
+            Ok(ControlReply::Done)
+        }
         ControlRequest::Figures => Ok(ControlReply::Figures(cache.figures())),
         ControlRequest::Image { digest } => {
             let image = cache.image(&root(&digest)?);

@@ -5,6 +5,7 @@
 mod changes;
 mod client;
 mod far;
+mod members;
 mod peers;
 mod scene;
 mod seeds;

@@ -5,7 +5,7 @@ use crate::scene::{CHUNKS, Image, Registry, Streamd};
 use crate::web::Fault;
 use crate::wire::{Asker, Fake, Files, Manner, path_of};
 use rustix::process::Signal;
-use spillway_registry::serve::PeerOrder;
+use spillway_registry::serve::{PeerOrder, PeerTrust};
 use spillway_testkit::certificate::Authority;
 use spillway_testkit::process::wait_until;
 use std::collections::BTreeMap;
@@ -20,18 +20,18 @@ use std::time::{Duration, Instant};
 const MOST_HOSTS: u8 = 8;
 const MAY_FETCH: &str = "spillway-may-fetch: 1\r\n";
 /// No second source is asked: what is counted follows from the owners alone.
-const NO_HEDGE: u64 = 600_000;
-const HEDGE: u64 = 300;
+pub const NO_HEDGE: u64 = 600_000;
+pub const HEDGE: u64 = 300;
 
 /// Addresses, and files for hosts at them.
-struct Scene {
-    dir: tempfile::TempDir,
-    authority: Authority,
-    addresses: Vec<SocketAddr>,
+pub struct Scene {
+    pub dir: tempfile::TempDir,
+    pub authority: Authority,
+    pub addresses: Vec<SocketAddr>,
 }
 
 impl Scene {
-    fn new() -> Scene {
+    pub fn new() -> Scene {
         static SCENES: AtomicU8 = AtomicU8::new(0);
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let authority = Authority::new(&dir.path().join("authority")).unwrap();
@@ -46,22 +46,24 @@ impl Scene {
         scene
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn name(&self, n: usize) -> String {
+    pub fn name(&self, n: usize) -> String {
         format!("https://{}", self.addresses[n])
     }
 
-    fn order(&self, n: usize, of: usize, hedge_milliseconds: u64) -> PeerOrder {
+    pub fn order(&self, n: usize, of: usize, hedge_milliseconds: u64) -> PeerOrder {
         PeerOrder {
             listen: self.addresses[n],
             name: self.name(n),
-            hosts: (0..of).map(|n| self.name(n)).collect(),
+            trust: PeerTrust::Authority {
+                file: self.authority.certificate(),
+                hosts: (0..of).map(|n| self.name(n)).collect(),
+            },
             certificate: self.path("host.crt"),
             key: self.path("host.key"),
-            authority: self.authority.certificate(),
             files_changed_ns: 0,
             upload_bytes_per_second: 1 << 40,
             hedge_milliseconds,
@@ -73,7 +75,7 @@ impl Scene {
         self.start(registry, n, self.order(n, of, hedge_milliseconds))
     }
 
-    fn start(&self, registry: &Registry, n: usize, order: PeerOrder) -> Streamd {
+    pub fn start(&self, registry: &Registry, n: usize, order: PeerOrder) -> Streamd {
         let folder = self.path(&format!("host-{n}"));
         fs::create_dir_all(folder.join("cache")).unwrap();
         Streamd::start_in(registry, &folder, 1 << 30, Some(order)).swept()
@@ -91,11 +93,11 @@ impl Scene {
         [self.authority.certificate(), self.path("host.crt"), self.path("host.key")]
     }
 
-    fn with<'a>(&self, [authority, certificate, key]: &'a [PathBuf; 3]) -> Files<'a> {
+    pub fn with<'a>(&self, [authority, certificate, key]: &'a [PathBuf; 3]) -> Files<'a> {
         Files { authority, certificate, key }
     }
 
-    fn log(&self, n: usize) -> String {
+    pub fn log(&self, n: usize) -> String {
         fs::read_to_string(self.path(&format!("host-{n}/log"))).unwrap()
     }
 }
@@ -105,7 +107,7 @@ fn is_data(image: &Image, chunk: u32) -> bool {
 }
 
 /// Asks for all chunks of an image at once, and compares them.
-fn read_all(host: &Streamd, image: &Image) {
+pub fn read_all(host: &Streamd, image: &Image) {
     let mut client = Client::open(&host.socket, &image.root);
     (0..CHUNKS).for_each(|chunk| client.ask(chunk));
     for _ in 0..CHUNKS {
@@ -115,11 +117,11 @@ fn read_all(host: &Streamd, image: &Image) {
     }
 }
 
-fn hex(root: &[u8; 32]) -> String {
+pub fn hex(root: &[u8; 32]) -> String {
     root.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn gets(registry: &Registry) -> BTreeMap<String, u64> {
+pub fn gets(registry: &Registry) -> BTreeMap<String, u64> {
     registry.web.gets("/chunks/")
 }
 
@@ -386,6 +388,13 @@ fn a_chunk_that_the_registry_has_lost_comes_from_any_host() {
     assert!(!right.asked().is_empty());
 }
 
+fn authority(order: &mut PeerOrder) -> (&mut PathBuf, &mut Vec<String>) {
+    match &mut order.trust {
+        PeerTrust::Authority { file, hosts } => (file, hosts),
+        PeerTrust::Members => panic!("it has an authority"),
+    }
+}
+
 #[test]
 fn an_order_that_cannot_be_used_is_refused_with_its_reason() {
     let scene = Scene::new();
@@ -401,10 +410,13 @@ fn an_order_that_cannot_be_used_is_refused_with_its_reason() {
         (order(|order, dir| order.certificate = dir.join("absent")), "--peer-cert"),
         (order(|order, dir| order.key = dir.join("absent")), "--peer-key"),
         (order(|order, dir| order.key = dir.join("open.key")), "chmod 0600"),
-        (order(|order, dir| order.authority = dir.join("host.key")), "there is no certificate in it"),
+        (
+            order(|order, dir| authority(order).0.clone_from(&dir.join("host.key"))),
+            "there is no certificate in it",
+        ),
         (order(|order, dir| order.key = dir.join("other.key")), "do not go together"),
         (order(|order, _| order.listen = ([192, 0, 2, 1], 9).into()), "--peer-listen 192.0.2.1:9"),
-        (order(|order, _| order.hosts.push("http://host".into())), "--peer http://host"),
+        (order(|order, _| authority(order).1.push("http://host".into())), "--peer http://host"),
     ] {
         let said = Streamd::refuses(scene.dir.path(), order);
         assert!(said.contains(why), "{why}: {said}");

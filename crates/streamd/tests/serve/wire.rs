@@ -14,6 +14,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
 };
@@ -64,6 +65,24 @@ impl Asker {
             }
             false => config.with_no_client_auth(),
         };
+        Asker::over(address, config)
+    }
+
+    /// With this certificate, and a key that need not be its own.
+    pub fn with_key_of_another(address: SocketAddr, files: Files<'_>) -> Asker {
+        let provider = Arc::new(ring::default_provider());
+        let (certificates, key) = files.pair();
+        let key = provider.key_provider.load_private_key(key).unwrap();
+        let shown = SingleCertAndKey::from(CertifiedKey::new(certificates, key));
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(files.roots())
+            .with_client_cert_resolver(Arc::new(shown));
+        Asker::over(address, config)
+    }
+
+    fn over(address: SocketAddr, config: ClientConfig) -> Asker {
         let name = ServerName::IpAddress(address.ip().into());
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

@@ -93,6 +93,9 @@ have seen that the host is off. It takes effect at once and asks nothing. While 
 If the machines do run on, there are more than were asked for until the host comes back and gives up its own. It counts as
 alive again then, without another command. Machines that keep data are never replaced: they are back with their host.
 
+Machines with names of the fleet (identity = named) start elsewhere at once, too. If the host does run them on, the same name
+is alive twice: be sure that it is off.
+
 Example:
   spillway fleet host declare-dead host-a";
 

@@ -10,7 +10,8 @@ use crate::output;
 use clap::{Args, Subcommand};
 use spillway_api::client::Client;
 use spillway_api::{
-    Empty, FleetCatalog, FleetHost, FleetHostAction, FleetHostChange, FleetShare, HostState, List, Name,
+    Empty, FleetCatalog, FleetHost, FleetHostAction, FleetHostChange, FleetShare, HostState, IdentityKind,
+    IsolationAction, List, Name,
 };
 use spillway_control::bytes;
 use std::time::{Duration, Instant};
@@ -156,7 +157,7 @@ impl Drain {
                      until they are released\n"
                 ),
             };
-            format!("{what}{}", kept_words(&kept))
+            format!("{what}{}{}", kept_words(&kept), name_words(host, &all))
         })
     }
 }
@@ -233,6 +234,36 @@ fn kept_words(kept: &[(Name, u32)]) -> String {
         )
     };
     kept.iter().map(line).collect()
+}
+
+/// What becomes of machines with names of the fleet.
+fn name_words(host: &FleetHost, catalogs: &[FleetCatalog]) -> String {
+    let named = host.shares.iter().filter_map(|share| {
+        let catalog = catalogs.iter().find(|catalog| catalog.name == share.catalog)?;
+        let settings = &catalog.spec.fleet;
+        let machines = share.wanted.max(share.count);
+        (settings.identity == IdentityKind::Named && machines > 0).then_some((
+            share,
+            machines,
+            settings.on_isolation,
+        ))
+    });
+    let line = |(share, machines, on_isolation): (&FleetShare, u32, IsolationAction)| {
+        let name = &share.catalog;
+        let lost = match on_isolation {
+            IsolationAction::Keep => {
+                "they run on while the host is isolated, and go elsewhere only if it is declared dead"
+            }
+            IsolationAction::Pause | IsolationAction::Stop => {
+                "they end when the host has no lease, and go elsewhere when it is lost"
+            }
+        };
+        format!(
+            "{name}: {machines} machines have names of the fleet. A name is off until another host has it, and stays here while none \
+             has space; {lost}\n"
+        )
+    };
+    named.map(line).collect()
 }
 
 /// Formats the state of a host, such as `alive, draining`.

@@ -69,6 +69,16 @@ fn machines_that_keep_data_are_named() {
 }
 
 #[test]
+fn what_becomes_of_names_of_the_fleet_is_said() {
+    let named = |action: &str| catalog("desk", &json!({ "identity": "named", "on_isolation": action }), 0);
+    let of = host("alive", true, &[share("desk", 5, 5, 1), share("lab", 1, 1, 0)]);
+    let text = name_words(&of, &[named("keep"), catalog("lab", &json!({}), 0)]);
+    assert!(text.contains("desk: 5 machines") && text.contains("only if it is declared dead"), "{text}");
+    assert_eq!(text.lines().count(), 1);
+    assert!(name_words(&of, &[named("stop")]).contains("when it is lost"));
+}
+
+#[test]
 fn hosts_stand_in_a_table_with_the_reasons_below() {
     let mut refusing = share("desk", 10, 8, 2);
     refusing["refused"] = json!("no bridge br0\non this host");

@@ -7,6 +7,8 @@ mod claim;
 mod event;
 mod help;
 mod host;
+mod image;
+mod registry;
 mod share;
 mod status;
 mod top;
@@ -19,6 +21,8 @@ use claim::{FleetClaimOptions, FleetRelease, FleetRenew};
 use clap::{Subcommand, ValueEnum};
 use event::FleetEvents;
 use host::FleetHostCommand;
+use image::FleetImageCommand;
+use registry::FleetRegistryCommand;
 use spillway_api::client::Client;
 use spillway_api::{Empty, FleetDetails, JoinToken, NewFleet, PlacerChange};
 use std::process::ExitCode;
@@ -61,6 +65,12 @@ pub enum FleetCommand {
     /// Manage catalogs of the fleet: machines of one image on many hosts
     #[command(subcommand)]
     Catalog(FleetCatalogCommand),
+    /// Manage registries of the fleet: places that all hosts have images from
+    #[command(subcommand)]
+    Registry(FleetRegistryCommand),
+    /// Manage images of the fleet: versions in its registries, for its catalogs
+    #[command(subcommand)]
+    Image(FleetImageCommand),
     /// Claim a machine of a catalog on any host; prints HOST/MACHINE, its address if that is known, and the claim's id
     #[command(after_help = help::CLAIM)]
     Claim(FleetClaimOptions),
@@ -94,6 +104,8 @@ pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure
         FleetCommand::Top(args) => top::top(daemon, client, *args)?,
         FleetCommand::Host(command) => host::host(daemon, &client, command)?,
         FleetCommand::Catalog(command) => return catalog::catalog(daemon, &client, command),
+        FleetCommand::Registry(command) => registry::registry(daemon, &client, command)?,
+        FleetCommand::Image(command) => image::image(daemon, &client, command)?,
         FleetCommand::Claim(claim) => claim.run(daemon, &mut client)?,
         FleetCommand::Renew(renew) => renew.run(daemon)?,
         FleetCommand::Release(release) => release.run(daemon)?,

@@ -109,7 +109,7 @@ impl Host {
         let host = Host { name: name(host), dir, identity, door, app, address, epoch, view, faults, tasks };
         host.import().await;
         let spec = json!({ "image": "debian:1", "count": machines, "ram_bytes": 1 << 26 });
-        let owner = FleetOwner { fleet: name("site"), generation: 1 };
+        let owner = FleetOwner { fleet: name("site"), generation: 1, named: None };
         let spec = serde_json::from_value(spec).unwrap();
         host.app.catalogs.create_for_fleet(&name("desk"), &spec, owner).unwrap();
         host
@@ -187,7 +187,10 @@ impl Fleet {
         }
         let member = |host: &Host| {
             let address = host.address.lock().unwrap().clone();
-            (host.name.clone(), Member { address, certificate: host.identity.digest(), epoch: 7 })
+            (
+                host.name.clone(),
+                Member { address, certificate: host.identity.digest(), epoch: 7, peers: None },
+            )
         };
         for host in &self.0 {
             host.door.members.replace(self.0.iter().map(member).collect::<BTreeMap<_, _>>());

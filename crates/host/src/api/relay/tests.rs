@@ -120,7 +120,7 @@ impl TestHost {
     }
 
     fn member(&self, epoch: i64) -> Member {
-        Member { address: self.fleet.to_string(), certificate: self.identity.digest(), epoch }
+        Member { address: self.fleet.to_string(), certificate: self.identity.digest(), epoch, peers: None }
     }
 
     fn members(&self, members: &[(&str, Member)]) {
@@ -410,7 +410,10 @@ async fn with_routes(routes: Router) -> TestHost {
     let listener = FleetListener::open(LOOPBACK.into(), &b, members).await.unwrap();
     let address = listener.address().unwrap().to_string();
     tokio::spawn(accept_fleet(Some(Arc::new(listener)), routes));
-    a.members(&[("host-a", a.member(1)), ("host-b", Member { address, certificate: b.digest(), epoch: 2 })]);
+    a.members(&[
+        ("host-a", a.member(1)),
+        ("host-b", Member { address, certificate: b.digest(), epoch: 2, peers: None }),
+    ]);
     a
 }
 

@@ -19,14 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 pub(super) enum Question {
     /// Whether it has a machine.
     Claim {
-        /// Number of the attempt.
+        /// Number of the attempt of this request, counted from 1.
         attempt: u64,
         /// Whether the machine must be ready.
         ready_only: bool,
     },
     /// Whether it has the claim already; attempts before this one are closed.
     Close {
-        /// Number of the attempt.
+        /// Number of the attempt of this request, counted from 1.
         attempt: u64,
     },
 }

@@ -87,7 +87,7 @@ mod tests {
     fn peer() -> MemberPeer {
         let certificate: CertificateDigest = "1f".repeat(32).parse().unwrap();
         let (host, members): (Name, _) = ("host-a".parse().unwrap(), Members::default());
-        let member = Member { address: "h:1".into(), certificate, epoch: 1 };
+        let member = Member { address: "h:1".into(), certificate, epoch: 1, peers: None };
         members.replace(BTreeMap::from([(host, member)]));
         MemberPeer::of(certificate, &members).unwrap()
     }

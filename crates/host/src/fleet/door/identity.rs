@@ -13,7 +13,7 @@ use std::fmt;
 use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use tokio_rustls::rustls::crypto::ring;
@@ -116,6 +116,11 @@ impl Identity {
         let shown = CertifiedKey::from_der(vec![certificate], key, &ring::default_provider())
             .context("the certificate and the key do not belong together")?;
         Ok(Identity { shown: Arc::new(shown), digest })
+    }
+
+    /// Paths of the files of the certificate and of the key in a state folder.
+    pub fn files(state: &Path) -> [PathBuf; 2] {
+        [CERTIFICATE, KEY].map(|name| state.join(FOLDER).join(name))
     }
 
     /// Digest of the certificate, for the record `alive/HOST`.

@@ -21,6 +21,16 @@ pub struct Member {
     pub certificate: CertificateDigest,
     /// Revision of etcd that created its record `alive/HOST`.
     pub epoch: i64,
+    /// Address at which it sends chunks of streamed images, `HOST:PORT`; none: it sends none.
+    pub peers: Option<String>,
+}
+
+/// Whether an address is `HOST:PORT` that can be part of a URL and of a log.
+fn is_address(address: &str) -> bool {
+    let has_port = address
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0));
+    has_port && address.bytes().all(|byte| byte.is_ascii_graphic()) && address.len() <= MOST_ADDRESS_BYTES
 }
 
 impl Member {
@@ -30,15 +40,12 @@ impl Member {
     /// What is wrong with the record.
     pub fn of(record: &AliveRecord, epoch: i64) -> Result<Member, String> {
         let address = record.address.clone();
-        let has_port = address
-            .rsplit_once(':')
-            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0));
-        let is_plain = address.bytes().all(|byte| byte.is_ascii_graphic());
-        if !has_port || !is_plain || address.len() > MOST_ADDRESS_BYTES {
+        if !is_address(&address) {
             return Err("its address is not HOST:PORT".into());
         }
         let certificate = record.certificate.parse().map_err(|e| format!("{e}"))?;
-        Ok(Member { address, certificate, epoch })
+        let peers = record.peers.clone().filter(|address| is_address(address));
+        Ok(Member { address, certificate, epoch, peers })
     }
 }
 
@@ -77,6 +84,13 @@ impl Members {
         self.0.read().unwrap_or_else(PoisonError::into_inner).by_certificate.get(&digest).cloned()
     }
 
+    /// Returns the names of all hosts, and where those of them that exchange chunks of streamed images do that.
+    pub fn peers(&self) -> BTreeMap<Name, Option<(String, CertificateDigest)>> {
+        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let of = |member: &Member| Some((member.peers.clone()?, member.certificate));
+        table.by_name.iter().map(|(name, member)| (name.clone(), of(member))).collect()
+    }
+
     /// Returns the name that is most like an unknown one, if one is.
     pub fn nearest(&self, name: &str) -> Option<String> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -101,6 +115,8 @@ mod tests {
             certificate: certificate.into(),
             version: "1".into(),
             hypervisor: Hypervisor::None,
+            peers: None,
+            lease: 0,
         }
     }
 
@@ -116,6 +132,10 @@ mod tests {
             assert!(Member::of(&record(address, &digest), 7).is_err(), "{address:?}");
         }
         assert!(Member::of(&record("host-a:1", "5a"), 7).is_err());
+        for (peers, taken) in [("host-a:2", true), ("host-a", false), ("a\n:1", false), (&long, false)] {
+            let record = AliveRecord { peers: Some(peers.into()), ..record("host-a:1", &digest) };
+            assert_eq!(Member::of(&record, 7).unwrap().peers.is_some(), taken, "{peers:?}");
+        }
     }
 
     #[test]
@@ -124,12 +144,15 @@ mod tests {
             address: "h:1".into(),
             certificate: digit.repeat(64).parse().unwrap(),
             epoch,
+            peers: (digit == "2").then(|| "h:2".into()),
         };
         let members = Members::default();
         let list = [("new", member("1", 9)), ("old", member("1", 3)), ("other", member("2", 5))];
         members.replace(list.into_iter().map(|(host, member)| (name(host), member)).collect());
         assert_eq!(members.of_certificate(member("1", 0).certificate), Some(name("new")));
         assert_eq!(members.of_certificate(member("2", 0).certificate), Some(name("other")));
+        let peers: Vec<_> = members.peers().into_values().flatten().collect();
+        assert_eq!(peers, [("h:2".to_owned(), member("2", 0).certificate)]);
         assert_eq!(members.nearest("othr").as_deref(), Some("other"));
         members.clone().replace(BTreeMap::new());
         assert_eq!(

@@ -36,7 +36,7 @@ fn identity(host: &str) -> Identity {
 
 /// A host with an own certificate and an address.
 fn member(identity: &Identity, address: SocketAddr, epoch: i64) -> Member {
-    Member { address: address.to_string(), certificate: identity.digest(), epoch }
+    Member { address: address.to_string(), certificate: identity.digest(), epoch, peers: None }
 }
 
 fn list<const N: usize>(members: [(&str, Member); N]) -> BTreeMap<Name, Member> {

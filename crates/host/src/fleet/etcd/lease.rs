@@ -32,6 +32,8 @@ pub struct LeaseState {
     pub id: i64,
     /// Until when this host may act as one that has it.
     pub valid_until: Moment,
+    /// Sending of the last request to renew it that was answered.
+    pub renewed: Moment,
 }
 
 impl LeaseState {
@@ -161,7 +163,7 @@ impl Keeper {
     fn set_valid(&mut self, id: i64, seconds: i64, sent: Moment) {
         self.seconds = seconds;
         let valid_until = valid_until(sent, seconds);
-        self.state.send_replace(Some(LeaseState { id, valid_until }));
+        self.state.send_replace(Some(LeaseState { id, valid_until, renewed: sent }));
     }
 }
 
@@ -192,7 +194,7 @@ mod tests {
     fn a_lease_is_valid_for_less_than_its_time() {
         assert_eq!(valid_until(Moment(100), 15), Moment(12_100));
         assert_eq!(valid_until(Moment(100), 2), Moment(100));
-        let state = LeaseState { id: 1, valid_until: Moment(12_100) };
+        let state = LeaseState { id: 1, valid_until: Moment(12_100), renewed: Moment(100) };
         assert!(state.is_valid(Moment(12_099)) && !state.is_valid(Moment(12_100)));
         assert!(is_ours(15) && is_ours(30) && !is_ours(14) && !is_ours(i64::MAX) && !is_ours(-1));
     }

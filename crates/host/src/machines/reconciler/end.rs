@@ -78,6 +78,7 @@ impl MachineReconciler {
         })
         .await?;
         self.remove_leftovers(machine.map(|machine| machine.identity.uuid.as_str())).await;
+        self.shared.names.ended(&self.name);
         if was_there || was_left {
             self.raise(EventKind::Stopped, "it is stopped");
         }

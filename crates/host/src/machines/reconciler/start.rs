@@ -3,7 +3,7 @@
 //! Invariant: each step may be interrupted and repeated.
 
 use super::end::clear;
-use super::{MachineReconciler, StepOutcome, TICK, WakeupConditions};
+use super::{MachineReconciler, StepOutcome, TICK, WakeupConditions, named};
 use crate::error::HostError;
 use crate::hypervisor::qemu;
 use crate::hypervisor::uefi::{self, Uefi};
@@ -244,7 +244,9 @@ impl MachineReconciler {
     async fn begin_vmm(&mut self, machine: &Machine, mut run: RunRecord) -> Result<StepOutcome, HostError> {
         self.publish(Status::new(Phase::Starting).of(&run, &self.folder));
         // The state so far belongs to the last VMM.
-        (run.ending, run.asked, run.ready, run.held, run.address) = (None, false, false, false, None);
+        // A guest with a name of the fleet begins when its order was asked for once more.
+        let is_held = self.named.is_some();
+        (run.ending, run.asked, run.ready, run.held, run.address) = (None, false, false, is_held, None);
         run.port = self.port_for(&run)?;
         run.phone_secret = (run.spec.ready == Some(Ready::PhoneHome)).then(phone_home::secret).transpose()?;
         run.user = self.shared.users().take(&self.name, &run.uuid)?;
@@ -306,7 +308,8 @@ impl MachineReconciler {
             guest: Some(run.boot_choice.guest),
             uefi: uefi.as_ref().map(|(uefi, variables)| (uefi, variables.as_path())),
         };
-        self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes).await?;
+        let page = named::begin(self, run)?;
+        self.vmm.start(machine, run, accelerator, &files, &self.shared.parts.scopes, page).await?;
         self.vmm_end_reported = false;
         self.attempts.vmm_begins();
         self.firmware.begins();

@@ -115,7 +115,9 @@ impl Domain {
         if ends_at_reboot {
             self.libvirt.listen_to(&self.name);
         }
-        self.libvirt.ask(&["start", &self.uuid]).await?;
+        let start: &[&str] =
+            if run.held { &["start", &self.uuid, "--paused"] } else { &["start", &self.uuid] };
+        self.libvirt.ask(start).await?;
         self.seal(run).await
     }
 

@@ -22,6 +22,7 @@ use super::guest_agent::GuestAgent;
 use super::run::{MachineFolder, RunRecord, VmmEnding};
 use super::{blocking, last_words, look};
 use crate::error::HostError;
+use crate::guard::GuardPage;
 use crate::hypervisor::libvirt::Libvirt;
 use crate::hypervisor::qemu::HostFiles;
 use crate::hypervisor::qmp::Event;
@@ -99,7 +100,7 @@ impl Vmm {
         }
     }
 
-    /// Starts the VMM on the machine's disk. With UEFI firmware its variables exist already.
+    /// Starts the VMM on the machine's disk, but not past the deadline of this page. With UEFI firmware its variables exist already.
     pub async fn start(
         &mut self,
         machine: &Machine,
@@ -107,12 +108,13 @@ impl Vmm {
         accelerator: &Accelerator,
         files: &HostFiles<'_>,
         scopes: &Scopes,
+        page: Option<Arc<GuardPage>>,
     ) -> Result<(), HostError> {
         self.disconnect();
         self.driver_for(run);
         match &mut self.driver {
             VmmDriver::Nobody => Ok(()),
-            VmmDriver::Qemu(qemu) => qemu.start(machine, run, accelerator, files, scopes).await,
+            VmmDriver::Qemu(qemu) => qemu.start(machine, run, accelerator, files, (scopes, page)).await,
             // libvirt creates a scope for it.
             VmmDriver::Libvirt(domain) => domain.start(machine, run, accelerator, files, scopes).await,
         }

@@ -10,6 +10,7 @@ use super::handles::{self, Disks};
 use super::state::FirmwareState;
 use super::{PROCESS, assumed_ending, ending, grant_group, screen, tpm};
 use crate::error::HostError;
+use crate::guard::GuardPage;
 use crate::guest_users;
 use crate::hypervisor::qemu::{self, HostFiles};
 use crate::hypervisor::qmp::{Event, Qmp};
@@ -21,6 +22,7 @@ use spillway_control::kvm::Accelerator;
 use std::future::pending;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest time until the monitor of a new QEMU accepts a connection.
@@ -55,7 +57,7 @@ impl Qemu {
         run: &RunRecord,
         accelerator: &Accelerator,
         files: &HostFiles<'_>,
-        scopes: &Scopes,
+        (scopes, page): (&Scopes, Option<Arc<GuardPage>>),
     ) -> Result<(), HostError> {
         self.forget();
         let exits_at_reboot = run.spec.reset() == ResetEvent::GuestReboot;
@@ -89,13 +91,18 @@ impl Qemu {
         .await?;
         let mut command =
             qemu::command(machine, &run.spec, accelerator, disk::SOCKET, files, &handles, exits_at_reboot);
+        if run.held && run.spec.hardware.display == DisplayKind::None {
+            command.arg("-S");
+        }
         if let Some(user) = run.user.filter(|_| is_there(&command)) {
             command = guest_users::run_as(&command, user, device_group);
         }
         let folder = self.folder.clone();
         let command = scopes.place(folder.path(), PROCESS, command);
-        blocking(move || processes::start_with(folder.path(), PROCESS, command, &handles.all()).map(drop))
-            .await
+        blocking(move || {
+            processes::start_until(folder.path(), PROCESS, command, &handles.all(), page).map(drop)
+        })
+        .await
     }
 
     /// Subscribes to QEMU's events, and polls it if there was no subscription or the last answer is old. Records why the
@@ -260,7 +267,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
     use std::fs;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixListener;
     use tokio::sync::watch;

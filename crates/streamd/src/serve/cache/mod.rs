@@ -127,6 +127,11 @@ impl Cache {
         &self.order
     }
 
+    /// The other hosts.
+    pub fn peers(&self) -> Option<&Arc<Peers>> {
+        self.peers.as_ref()
+    }
+
     /// Serves an image from now on, with this store for what is missing. One that is served goes on with this store. It waits for files.
     pub fn serve(&self, index: Index, at: StoreAt) -> Result<Arc<ServedImage>, String> {
         let root = index.root();

@@ -136,7 +136,7 @@ impl Peers {
 
     /// Asks the hosts that have said that they have a chunk.
     async fn ask_anybody(&self, wanted: &Wanted) -> Option<Sent> {
-        for host in self.hosts.iter().filter(|host| host.is_live() && host.has(wanted)) {
+        for host in self.hosts().iter().filter(|host| host.is_live() && host.has(wanted)) {
             let sent = host.get(wanted, false, &Stage::default()).await;
             if sent.is_some() {
                 return sent;

@@ -4,6 +4,7 @@
 //! for a host that is known not to answer.
 
 use super::client::Wanted;
+use super::members::CertificateDigest;
 use super::{Counts, MAY_FETCH, count};
 use crate::serve::pace::Pace;
 use reqwest::header::RETRY_AFTER;
@@ -44,6 +45,7 @@ const MOST_COUNTED: Duration = Duration::from_secs(1);
 /// The host.
 pub struct Host {
     name: String,
+    certificate: Option<CertificateDigest>,
     base: Url,
     client: Client,
     pace: Pace,
@@ -122,9 +124,11 @@ impl Drop for Waiting<'_> {
 }
 
 impl Host {
-    /// A host at an address, of which nothing is known. Another source is never asked before the least time.
+    /// A host at an address, of which nothing is known; with a certificate, it is known by that. Another source is never asked before the
+    /// least time.
     pub fn new(
         name: &str,
+        certificate: Option<CertificateDigest>,
         client: Client,
         least: Duration,
         counts: Arc<Counts>,
@@ -133,12 +137,17 @@ impl Host {
         let base =
             base.ok_or_else(|| format!("--peer {name}: it is no address such as https://HOST:PORT"))?;
         let (pace, places, known) = (Pace::new(least), Arc::new(Semaphore::new(WIDTH)), Mutex::default());
-        Ok(Arc::new(Host { name: name.into(), base, client, pace, places, known, counts }))
+        Ok(Arc::new(Host { name: name.into(), certificate, base, client, pace, places, known, counts }))
     }
 
     /// Its address.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The certificate that it is known by.
+    pub fn certificate(&self) -> Option<CertificateDigest> {
+        self.certificate
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

@@ -3,6 +3,7 @@
 //! Invariant: only bytes that were compared with their digest are sent. They are read while chunks cannot be removed. A chunk that is
 //! missing is fetched from the store alone, and only as an owner.
 
+use super::members::{CertificateDigest, Members};
 use super::{MAY_FETCH, Peers, Wanted, count};
 use crate::serve::cache::{Brought, Cache, ServedImage};
 use crate::serve::seeds::{MOST_PLACES, MOST_TRIED, places};
@@ -60,19 +61,26 @@ type Answer = UnsyncBoxBody<Bytes, io::Error>;
 pub struct Entrance {
     listener: TcpListener,
     acceptor: TlsAcceptor,
+    /// Who is let in, if certificates are not signed by an authority.
+    members: Option<Members>,
 }
 
 impl Entrance {
     /// Accepts from a listener that must not block, in this runtime.
-    pub fn new(listener: StdListener, config: Arc<ServerConfig>) -> Result<Entrance, String> {
+    pub fn new(
+        listener: StdListener,
+        config: Arc<ServerConfig>,
+        members: Option<Members>,
+    ) -> Result<Entrance, String> {
         let listener = TcpListener::from_std(listener).map_err(|e| format!("--peer-listen: {e}"))?;
-        Ok(Entrance { listener, acceptor: TlsAcceptor::from(config) })
+        Ok(Entrance { listener, acceptor: TlsAcceptor::from(config), members })
     }
 }
 
 /// Serves other hosts. Never returns.
 pub async fn serve(cache: Arc<Cache>, peers: Arc<Peers>, entrance: Entrance) {
-    let server = Arc::new(Server { cache, peers, looks: Arc::new(Semaphore::new(MOST_LOOKS)) });
+    let (looks, members) = (Arc::new(Semaphore::new(MOST_LOOKS)), entrance.members.clone());
+    let server = Arc::new(Server { cache, peers, members, looks });
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let handshakes = Arc::new(Semaphore::new(MOST_HANDSHAKES));
     loop {
@@ -100,6 +108,7 @@ pub async fn serve(cache: Arc<Cache>, peers: Arc<Peers>, entrance: Entrance) {
 struct Server {
     cache: Arc<Cache>,
     peers: Arc<Peers>,
+    members: Option<Members>,
     /// What is looked for in files. Disks do not wait for these.
     looks: Arc<Semaphore>,
 }
@@ -146,15 +155,27 @@ struct ChunkFile {
 
 impl Server {
     async fn connection(self: Arc<Server>, stream: tokio_rustls::server::TlsStream<TcpStream>) {
+        let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.first());
+        let shown = shown.map(CertificateDigest::of);
         let service = service_fn(|request| {
             let server = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(server.answer(&request).await) }
+            async move {
+                // A host that was let in may have been removed since.
+                match server.admits(shown) {
+                    true => Ok::<_, Infallible>(server.answer(&request).await),
+                    false => Ok(status(StatusCode::FORBIDDEN)),
+                }
+            }
         });
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(IDLE);
         http.max_buf_size(MOST_HEADER_BYTES).max_headers(MOST_HEADER_LINES);
         // However it ends, the other side knows.
         let _ = http.serve_connection(TokioIo::new(stream), service).await;
+    }
+
+    fn admits(&self, shown: Option<CertificateDigest>) -> bool {
+        self.members.as_ref().is_none_or(|members| shown.is_some_and(|shown| members.admits(&shown)))
     }
 
     async fn answer(self: &Arc<Server>, request: &Request<Incoming>) -> Response<Answer> {

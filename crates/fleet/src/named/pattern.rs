@@ -1,0 +1,53 @@
+//! Names of a catalog's machines: a run of `#` stands for a number with that many digits.
+//!
+//! Owns the reading of a pattern, nothing more. Invariant: a pattern gives each number another name.
+
+use spillway_api::Name;
+
+/// The pattern of a catalog's names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamePattern {
+    before: String,
+    digits: usize,
+    after: String,
+}
+
+impl NamePattern {
+    /// Reads a pattern such as `desk-###`; none: it has no run of `#`, or several.
+    pub fn parse(pattern: &str) -> Option<NamePattern> {
+        let from = pattern.find('#')?;
+        let after = pattern[from..].trim_start_matches('#');
+        let digits = pattern.len() - from - after.len();
+        let pattern = NamePattern { before: pattern[..from].into(), digits, after: after.into() };
+        (digits <= 9 && !pattern.after.contains('#')).then_some(pattern)
+    }
+
+    /// The name for a number, from 1 on; none: it has more digits than the pattern, or the name is none.
+    pub fn name(&self, number: u32) -> Option<Name> {
+        let NamePattern { before, digits, after } = self;
+        let text = format!("{number:0digits$}");
+        (number > 0 && text.len() == *digits).then(|| format!("{before}{text}{after}").parse().ok())?
+    }
+
+    /// The highest number that it has a name for.
+    pub fn most(&self) -> u32 {
+        10u32.pow(self.digits.min(9) as u32) - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_has_one_name() {
+        let pattern = NamePattern::parse("desk-###-x").unwrap();
+        assert_eq!(pattern.name(7).unwrap().as_str(), "desk-007-x");
+        assert_eq!((pattern.name(0), pattern.name(1000), pattern.most()), (None, None, 999));
+        assert_eq!(NamePattern::parse("#").unwrap().name(5).unwrap().as_str(), "5");
+        assert_eq!(NamePattern::parse("Desk-#").unwrap().name(1), None, "it is no name");
+        for wrong in ["", "desk", "a#b#", "##########"] {
+            assert_eq!(NamePattern::parse(wrong), None, "{wrong}");
+        }
+    }
+}

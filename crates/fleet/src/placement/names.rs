@@ -1,0 +1,406 @@
+//! Machines with names of the fleet: which host gets which name, and when it is taken from a host.
+//!
+//! Owns the order of these decisions. Invariant: a name is taken from a host only after the host has confirmed that nothing of it runs
+//! any more, after it has counted as lost for longer than the host may run it, or because somebody has declared the host dead.
+
+use super::catalog::{Role, Target, explain, place_missing};
+use super::explanation::{Obstacle, Unplaced};
+use super::table::{Cell, Table};
+use super::{Plan, Situation};
+use crate::keys::Key;
+use crate::liveness::{Reach, Standing};
+use crate::named::{Identities, NamePattern, replace_after_ms};
+use crate::records::{CatalogRecord, NameState, NamedRecord, PlaceRecord};
+use crate::transaction::{Comparison, Revision, Write};
+use crate::view::{FleetView, Versioned};
+use serde::Serialize;
+use spillway_api::{IdentityKind, IsolationAction, Name};
+use std::collections::BTreeMap;
+
+/// Time for which a host that has refused a catalog gets no names of it, in milliseconds: until it reports otherwise.
+const REFUSED_MS: u64 = 10_000;
+
+/// A change of a machine with a name of the fleet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameChange {
+    /// Catalog of the machine.
+    pub catalog: Name,
+    /// Name of the machine.
+    pub machine: Name,
+    /// Revision of its record that this was decided on; 0 if it had none.
+    pub compared: Revision,
+    /// Host that has it then, or is to give it up.
+    pub host: Option<Name>,
+    /// What must be as it was, beside the term of the placer.
+    pub comparisons: Vec<Comparison>,
+    /// What is written.
+    pub writes: Vec<Write>,
+}
+
+/// Why a name leaves its host, or stays.
+enum Fate {
+    /// Nothing changes.
+    Stays,
+    /// It is on a host that should have it no more, if another one has space.
+    Unwelcome,
+    /// The host is to give it up.
+    Leaves,
+    /// The host may keep it after all.
+    Remains,
+    /// The records are to say so again, with the host's present epoch.
+    Renewed(Revision),
+    /// The host does not have it any more: it is free, and these comparisons say why.
+    Free(Vec<Comparison>),
+    /// The host is about to give it up.
+    IsLeaving,
+}
+
+/// A name and its record.
+struct Named<'a> {
+    machine: &'a Name,
+    record: &'a Versioned<NamedRecord>,
+}
+
+/// Decides about all names.
+pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, plan: &mut Plan) {
+    let view = situation.view;
+    let mut identities = None;
+    for number in 0..table.catalogs.len() {
+        let record = table.catalogs[number].record;
+        if record.spec.fleet.identity == IdentityKind::Named {
+            place_catalog(situation, table, number, &mut identities, plan);
+        }
+    }
+    let is_named =
+        |record: &Versioned<CatalogRecord>| record.value.spec.fleet.identity == IdentityKind::Named;
+    for (catalog, names) in &view.named {
+        let is_gone = match view.catalogs.get(catalog) {
+            Some(record) => !is_named(record),
+            None => !view.unreadable.contains_key(&Key::Catalog(catalog.clone()).to_string()),
+        };
+        if !is_gone || situation.held.contains(catalog) {
+            continue;
+        }
+        for (machine, record) in names {
+            let named = Named { machine, record };
+            note_stake(situation, catalog, &named, plan);
+            free(situation, catalog, &named, fate(situation, None, catalog, &named), plan);
+        }
+    }
+}
+
+fn place_catalog(
+    situation: &Situation<'_>,
+    table: &mut Table<'_>,
+    number: usize,
+    identities: &mut Option<Identities>,
+    plan: &mut Plan,
+) {
+    let view = situation.view;
+    let (catalog, record) = (table.catalogs[number].name, table.catalogs[number].record);
+    let spec = &record.spec.catalog;
+    // Names of other patterns are freed; without a pattern none is given.
+    let pattern = NamePattern::parse(&spec.naming(catalog));
+    if situation.held.contains(catalog) {
+        return;
+    }
+    let none = BTreeMap::new();
+    let names = view.named.get(catalog).unwrap_or(&none);
+    let (mut missing, mut unwelcome, mut leaving) = (Vec::new(), Vec::new(), 0);
+    for (machine, name) in names {
+        let named = Named { machine, record: name };
+        let is_wanted = name.value.number <= spec.count
+            && pattern.as_ref().and_then(|pattern| pattern.name(name.value.number)).as_ref() == Some(machine);
+        note_stake(situation, catalog, &named, plan);
+        let fate = fate(situation, is_wanted.then_some(record), catalog, &named);
+        match fate {
+            Fate::Free(why) if is_wanted => {
+                missing.push((machine.clone(), name.value.number, Some(name), why))
+            }
+            Fate::Unwelcome => unwelcome.push(named),
+            Fate::IsLeaving => leaving += 1,
+            fate if is_wanted => keep(view, catalog, &named, &fate, plan),
+            fate => free(situation, catalog, &named, fate, plan),
+        }
+    }
+    if let Some(pattern) = pattern.filter(|_| names.len() < spec.count as usize || !missing.is_empty()) {
+        for number in 1..=spec.count.min(pattern.most()) {
+            let Some(machine) = pattern.name(number) else { continue };
+            let is_unreadable = !view.unreadable.is_empty()
+                && view.unreadable.contains_key(&Key::Named(catalog.clone(), machine.clone()).to_string());
+            if !names.contains_key(&machine) && !is_unreadable {
+                missing.push((machine, number, None, Vec::new()));
+            }
+        }
+    }
+    let wanted = missing.len() + unwelcome.len() + leaving;
+    if wanted == 0 {
+        return;
+    }
+    let (gains, why) = gains(table, number, wanted);
+    let spare = gains.len().saturating_sub(missing.len() + leaving);
+    let unplaced = missing.len().saturating_sub(gains.len());
+    if let (Some(why), true) = (why, unplaced > 0) {
+        plan.unplaced.push(Unplaced { catalog: catalog.clone(), machines: unplaced as u64, why });
+    }
+    let identities = identities.get_or_insert_with(|| Identities::of(view));
+    for ((machine, number, before, why), host) in missing.into_iter().zip(&gains) {
+        if let Some(Versioned { value: NamedRecord { host: Some(from), .. }, .. }) = before
+            && why.iter().any(|comparison| matches!(comparison, Comparison::Created(Key::Alive(_), 0)))
+        {
+            plan.lost.insert(from.clone());
+        }
+        let identity = match before {
+            Some(before) => before.value.identity.clone(),
+            None => identities.make(catalog, &machine),
+        };
+        let on_isolation = record.spec.fleet.on_isolation;
+        let made =
+            NamedRecord { number, identity, host: None, epoch: 0, state: NameState::Free, on_isolation };
+        plan.names.extend(give(view, catalog, machine, before, made, host, why));
+    }
+    for named in unwelcome.iter().take(spare) {
+        keep(view, catalog, named, &Fate::Leaves, plan);
+    }
+}
+
+/// Hosts that so many machines of a catalog go to, one for each, and why not more.
+fn gains(table: &mut Table<'_>, number: usize, machines: usize) -> (Vec<Name>, Option<super::Why>) {
+    let catalog = &table.catalogs[number];
+    let refused: BTreeMap<Name, u64> = (table.hosts.iter())
+        .filter(|host| {
+            let report = host.status.and_then(|status| status.catalogs.get(catalog.name));
+            report.is_some_and(|report| {
+                report.refused.is_some() && report.generation == catalog.record.generation
+            })
+        })
+        .map(|host| (host.name.clone(), REFUSED_MS))
+        .collect();
+    let refused: BTreeMap<&Name, u64> = refused.iter().map(|(host, wait_ms)| (host, *wait_ms)).collect();
+    let target = |cell: &Cell| {
+        let cell = Cell { is_busy: false, ..*cell };
+        Target { cell, role: Role::Kept, to: cell.count }
+    };
+    let mut targets: Vec<Target> = catalog.cells.iter().map(target).collect();
+    let unplaced = place_missing(table, number, &refused, &mut targets, machines as u64);
+    let why = (unplaced > 0).then(|| explain(table, number, &refused, &targets));
+    let mut hosts = Vec::new();
+    for target in &targets {
+        let given = target.to.saturating_sub(target.cell.count);
+        hosts.extend((0..given).map(|_| table.hosts[target.cell.host].name.clone()));
+    }
+    (hosts, why)
+}
+
+/// What becomes of a name. `catalog` is none if there should be no such name.
+fn fate(
+    situation: &Situation<'_>,
+    record: Option<&CatalogRecord>,
+    catalog: &Name,
+    named: &Named<'_>,
+) -> Fate {
+    let view = situation.view;
+    let name = &named.record.value;
+    let Some(host) = name.host.as_ref().filter(|_| name.state != NameState::Free) else {
+        return Fate::Free(Vec::new());
+    };
+    let key = Key::Place(host.clone(), catalog.clone(), named.machine.clone());
+    let is_unreadable =
+        |key: &Key| !view.unreadable.is_empty() && view.unreadable.contains_key(&key.to_string());
+    if is_unreadable(&key)
+        || is_unreadable(&Key::Alive(host.clone()))
+        || is_unreadable(&Key::Host(host.clone()))
+    {
+        return Fate::Stays;
+    }
+    let place = view.place(host, catalog, named.machine);
+    if name.state == NameState::Leaving && place.is_none() {
+        return Fate::Free(vec![Comparison::Modified(key, 0)]);
+    }
+    let Some(alive) = view.alive.get(host) else { return fate_of_absent(situation, catalog, name, host) };
+    let epoch = alive.created;
+    let is_same = place.is_some_and(|place| {
+        place.value.epoch == epoch && place.value.is_leaving == (name.state == NameState::Leaving)
+    });
+    if name.epoch != epoch || !is_same {
+        return Fate::Renewed(epoch);
+    }
+    let Some(record) = record.filter(|record| record.spec.fleet.on_isolation == name.on_isolation) else {
+        return if name.state == NameState::Leaving { Fate::IsLeaving } else { Fate::Leaves };
+    };
+    let may_have = view.hosts.get(host).is_some_and(|host| {
+        !host.value.is_draining && Obstacle::of_settings(&host.value, &record.spec.fleet).is_none()
+    });
+    match (name.state, may_have) {
+        (NameState::Leaving, true) => Fate::Remains,
+        (NameState::Leaving, false) => Fate::IsLeaving,
+        (_, true) => Fate::Stays,
+        (_, false) => Fate::Unwelcome,
+    }
+}
+
+/// What becomes of a name whose host has no lease.
+fn fate_of_absent(situation: &Situation<'_>, catalog: &Name, name: &NamedRecord, host: &Name) -> Fate {
+    let view = situation.view;
+    let absent = Comparison::Created(Key::Alive(host.clone()), 0);
+    let recorded = view.hosts.get(host);
+    let is_dead = recorded.is_some_and(|host| host.value.dead_epoch.is_some_and(|dead| dead >= name.epoch));
+    if is_dead || recorded.is_none() {
+        let modified = recorded.map_or(0, |host| host.modified);
+        return Fate::Free(vec![absent, Comparison::Modified(Key::Host(host.clone()), modified)]);
+    }
+    let lost_after_ms = lost_after_ms(situation.view, catalog);
+    match (situation.standing)(host) {
+        Standing::Silent { for_ms, reach: Reach::Unreachable }
+            if situation.brake.is_none()
+                && for_ms >= lost_after_ms
+                && name.on_isolation != IsolationAction::Keep =>
+        {
+            Fate::Free(vec![absent])
+        }
+        _ => Fate::Stays,
+    }
+}
+
+/// Time for which a host must be silent until others get its names of a catalog, which may be gone.
+fn lost_after_ms(view: &FleetView, catalog: &Name) -> u64 {
+    let catalog = view.catalogs.get(catalog).map(|catalog| &catalog.value.spec.fleet);
+    replace_after_ms(catalog.map_or(0, |fleet| fleet.lost_after_seconds))
+}
+
+/// Notes a silent host whose names others would get if it were lost.
+fn note_stake(situation: &Situation<'_>, catalog: &Name, named: &Named<'_>, plan: &mut Plan) {
+    let name = &named.record.value;
+    let Some(host) = &name.host else { return };
+    let Standing::Silent { for_ms, .. } = (situation.standing)(host) else { return };
+    if name.on_isolation == IsolationAction::Keep {
+        return;
+    }
+    let lost_after_ms = lost_after_ms(situation.view, catalog);
+    let stake = plan.stakes.entry(host.clone()).or_insert(lost_after_ms);
+    *stake = lost_after_ms.min(*stake);
+    if for_ms < lost_after_ms {
+        let left = lost_after_ms - for_ms;
+        plan.next_in_ms = Some(plan.next_in_ms.map_or(left, |next| next.min(left)));
+    }
+}
+
+/// Takes a name that should not be from its host, or deletes it.
+fn free(situation: &Situation<'_>, catalog: &Name, named: &Named<'_>, fate: Fate, plan: &mut Plan) {
+    let why = match fate {
+        Fate::Free(why) => why,
+        fate => return keep(situation.view, catalog, named, &fate, plan),
+    };
+    let (comparisons, mut writes) = taken(situation.view, catalog, named.machine, named.record, why);
+    writes.push(Write::Delete(Key::Named(catalog.clone(), named.machine.clone())));
+    plan.names.push(NameChange {
+        catalog: catalog.clone(),
+        machine: named.machine.clone(),
+        compared: named.record.modified,
+        host: None,
+        comparisons,
+        writes,
+    });
+}
+
+/// Comparisons and writes by which a name is taken from the host that had it.
+fn taken(
+    view: &FleetView,
+    catalog: &Name,
+    machine: &Name,
+    record: &Versioned<NamedRecord>,
+    why: Vec<Comparison>,
+) -> (Vec<Comparison>, Vec<Write>) {
+    let mut comparisons = why;
+    comparisons.extend(based_on(view, catalog, machine, record.modified));
+    let from = record.value.host.as_ref().filter(|_| record.value.state != NameState::Free);
+    let there = from.filter(|host| view.place(host, catalog, machine).is_some());
+    let delete = |host: &Name| Write::Delete(Key::Place(host.clone(), catalog.clone(), machine.clone()));
+    (comparisons, there.map(delete).into_iter().collect())
+}
+
+fn based_on(view: &FleetView, catalog: &Name, machine: &Name, compared: Revision) -> [Comparison; 2] {
+    let modified = view.catalogs.get(catalog).map_or(0, |catalog| catalog.modified);
+    [
+        Comparison::Modified(Key::Named(catalog.clone(), machine.clone()), compared),
+        Comparison::Modified(Key::Catalog(catalog.clone()), modified),
+    ]
+}
+
+/// Writes what a host is told about a name that it has.
+fn keep(view: &FleetView, catalog: &Name, named: &Named<'_>, fate: &Fate, plan: &mut Plan) {
+    let before = &named.record.value;
+    let (state, epoch) = match fate {
+        Fate::Leaves => (NameState::Leaving, before.epoch),
+        Fate::Remains => (NameState::Placed, before.epoch),
+        Fate::Renewed(epoch) => (before.state, *epoch),
+        Fate::Stays | Fate::Unwelcome | Fate::Free(_) | Fate::IsLeaving => return,
+    };
+    let Some(host) = &before.host else { return };
+    let key = Key::Place(host.clone(), catalog.clone(), named.machine.clone());
+    let place = view.place(host, catalog, named.machine).map_or(0, |place| place.modified);
+    let mut comparisons = based_on(view, catalog, named.machine, named.record.modified).to_vec();
+    comparisons.push(Comparison::Created(Key::Alive(host.clone()), epoch));
+    comparisons.push(Comparison::Modified(key, place));
+    let after = NamedRecord { state, epoch, ..before.clone() };
+    plan.names.push(NameChange {
+        catalog: catalog.clone(),
+        machine: named.machine.clone(),
+        compared: named.record.modified,
+        host: Some(host.clone()),
+        comparisons,
+        writes: both(catalog, named.machine, &after),
+    });
+}
+
+/// Gives a name to a host that has none of it.
+fn give(
+    view: &FleetView,
+    catalog: &Name,
+    machine: Name,
+    before: Option<&Versioned<NamedRecord>>,
+    made: NamedRecord,
+    host: &Name,
+    why: Vec<Comparison>,
+) -> Option<NameChange> {
+    let epoch = view.alive.get(host)?.created;
+    let (mut comparisons, mut writes) = match before {
+        Some(record) => taken(view, catalog, &machine, record, why),
+        None => (based_on(view, catalog, &machine, 0).to_vec(), Vec::new()),
+    };
+    comparisons.push(Comparison::Created(Key::Alive(host.clone()), epoch));
+    let modified = view.hosts.get(host).map_or(0, |host| host.modified);
+    comparisons.push(Comparison::Modified(Key::Host(host.clone()), modified));
+    let record = NamedRecord { host: Some(host.clone()), epoch, state: NameState::Placed, ..made };
+    let compared = before.map_or(0, |record| record.modified);
+    // The host that has declared dead, and is back, may be the best one.
+    let own = Key::Place(host.clone(), catalog.clone(), machine.clone());
+    writes.retain(|write| !matches!(write, Write::Delete(key) if *key == own));
+    writes.extend(both(catalog, &machine, &record));
+    let (catalog, host) = (catalog.clone(), Some(host.clone()));
+    Some(NameChange { catalog, machine, compared, host, comparisons, writes })
+}
+
+/// Both records of a name that is on a host.
+fn both(catalog: &Name, machine: &Name, record: &NamedRecord) -> Vec<Write> {
+    let NamedRecord { number, identity, host, epoch, state, on_isolation } = record;
+    let place = PlaceRecord {
+        epoch: *epoch,
+        number: *number,
+        identity: identity.clone(),
+        on_isolation: *on_isolation,
+        is_leaving: *state == NameState::Leaving,
+    };
+    let place_of =
+        |host: &Name| Write::Put(Key::Place(host.clone(), catalog.clone(), machine.clone()), json(&place));
+    let named = Write::Put(Key::Named(catalog.clone(), machine.clone()), json(record));
+    std::iter::once(named).chain(host.as_ref().map(place_of)).collect()
+}
+
+fn json(record: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(record).expect("a record is plain data")
+}
+
+#[cfg(test)]
+#[path = "names_tests.rs"]
+mod tests;

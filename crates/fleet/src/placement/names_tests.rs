@@ -1,0 +1,245 @@
+//! Tests of the rules for names, each with the placer on a store that answers at once.
+
+use super::*;
+use crate::driver::Driver;
+use crate::sample::{GIB, name};
+use serde_json::{Value, json};
+use spillway_api::Identity;
+
+/// Hosts with space for 64 machines each, and a catalog of names that are paused when their host is isolated.
+fn named(hosts: &[&str], count: u32, settings: Value) -> Driver {
+    let mut driver = Driver::new();
+    hosts.iter().for_each(|host| driver.fleet.host(host, "z"));
+    let mut all = json!({"identity": "named", "on_isolation": "pause"});
+    for (setting, value) in settings.as_object().unwrap() {
+        all[setting] = value.clone();
+    }
+    driver.fleet.catalog("desk", count, all);
+    driver.settle();
+    driver
+}
+
+fn recount(driver: &mut Driver, count: u32) {
+    driver.fleet.catalog("desk", count, json!({"identity": "named", "on_isolation": "pause"}));
+    driver.settle();
+}
+
+/// Where each name is: `a` if it is there, `a!` if it is to leave, `-` if it is on no host.
+fn places(driver: &Driver) -> Vec<String> {
+    let Some(names) = driver.fleet.view().named.get(&name("desk")) else { return Vec::new() };
+    let of = |(machine, record): (&Name, &Versioned<NamedRecord>)| {
+        let NamedRecord { host, epoch, state, identity, .. } = &record.value;
+        let Some(host) = host else { return "-".to_owned() };
+        let place = driver.fleet.view().place(host, &name("desk"), machine);
+        if let Some(place) = place {
+            assert_eq!((place.value.epoch, &place.value.identity), (*epoch, identity));
+            assert_eq!(place.value.is_leaving, *state == NameState::Leaving);
+        }
+        match (state, place.is_some()) {
+            (NameState::Placed, true) => host.to_string(),
+            (NameState::Leaving, true) => format!("{host}!"),
+            (_, false) => format!("{host}?"),
+            other => panic!("{other:?}"),
+        }
+    };
+    names.iter().map(of).collect()
+}
+
+fn count(driver: &Driver, place: &str) -> usize {
+    places(driver).iter().filter(|is| *is == place).count()
+}
+
+fn identity(driver: &Driver, machine: &str) -> Identity {
+    driver.fleet.view().name(&name("desk"), &name(machine)).unwrap().value.identity.clone()
+}
+
+/// The host confirms that nothing runs any more of what it was to give up.
+fn confirm(driver: &mut Driver, host: &str) {
+    let places = driver.fleet.view().places.get(&name(host)).cloned().unwrap_or_default();
+    for ((catalog, machine), _) in places.iter().filter(|(_, place)| place.value.is_leaving) {
+        driver.fleet.delete(&format!("place/{host}/{catalog}/{machine}"));
+    }
+    driver.settle();
+}
+
+#[test]
+fn names_are_given_once_and_share_the_budget_with_other_machines() {
+    let mut driver = named(&["a", "b"], 100, json!({}));
+    assert_eq!((count(&driver, "a"), count(&driver, "b")), (50, 50));
+    assert!(driver.transactions.iter().all(|transaction| transaction.writes.len() <= 80));
+    assert_eq!(driver.settle(), 0, "and nothing more is to be written");
+    let record = &driver.fleet.view().name(&name("desk"), &name("desk-007")).unwrap().value;
+    assert_eq!((record.number, record.on_isolation), (7, IsolationAction::Pause));
+    driver.fleet.catalog("any", 100, json!({}));
+    driver.settle();
+    assert_eq!(driver.counts("any", ["a", "b"]), [14, 14], "64 machines fit on each");
+    recount(&mut driver, 110);
+    assert_eq!(places(&driver).len(), 100);
+    let unplaced: Vec<u64> = driver.status().unplaced.iter().map(|unplaced| unplaced.machines).collect();
+    assert!(unplaced.contains(&10), "{unplaced:?}");
+}
+
+#[test]
+fn a_name_that_should_not_be_goes_when_its_host_has_confirmed_that() {
+    let mut driver = named(&["a", "b"], 4, json!({}));
+    recount(&mut driver, 3);
+    assert_eq!(places(&driver).iter().filter(|is| is.ends_with('!')).count(), 1, "{:?}", places(&driver));
+    assert_eq!(driver.after_s(300), 0, "nothing more happens");
+    let host = places(&driver)[3].trim_end_matches('!').to_owned();
+    let before = identity(&driver, "desk-004");
+    recount(&mut driver, 4);
+    assert_eq!(places(&driver)[3], host, "it may stay after all");
+    recount(&mut driver, 3);
+    confirm(&mut driver, &host);
+    assert_eq!(places(&driver).len(), 3);
+    recount(&mut driver, 4);
+    assert_ne!(identity(&driver, "desk-004"), before, "it is another machine");
+    driver.fleet.delete("catalogs/desk");
+    driver.settle();
+    confirm(&mut driver, "a");
+    confirm(&mut driver, "b");
+    assert_eq!(places(&driver), [""; 0]);
+}
+
+#[test]
+fn names_of_a_lost_host_go_elsewhere_with_their_identity_after_the_whole_time() {
+    let mut driver = named(&["a", "b", "c", "d"], 4, json!({}));
+    let of_a = places(&driver).iter().position(|host| host == "a").unwrap();
+    let machine = format!("desk-{:03}", of_a + 1);
+    let before = identity(&driver, &machine);
+    driver.fleet.end_lease("a");
+    driver.settle();
+    assert_eq!((driver.after_s(44), count(&driver, "a")), (0, 1), "its machines may still run");
+    driver.after_s(2);
+    assert_eq!(count(&driver, "a"), 0);
+    assert_eq!(identity(&driver, &machine), before);
+    assert!(!driver.fleet.view().places.contains_key(&name("a")));
+    let mut longer = named(&["a", "b", "c", "d"], 4, json!({"lost_after_seconds": 100}));
+    longer.fleet.end_lease("a");
+    longer.settle();
+    assert_eq!((longer.after_s(84), count(&longer, "a")), (0, 1));
+    longer.after_s(2);
+    assert_eq!(count(&longer, "a"), 0);
+}
+
+#[test]
+fn what_keeps_other_machines_from_being_replaced_keeps_names_too() {
+    let mut driver = named(&["a", "b", "c", "d"], 4, json!({}));
+    driver.reaches = Some(true);
+    driver.fleet.end_lease("a");
+    driver.settle();
+    assert_eq!((driver.after_s(200), count(&driver, "a")), (0, 1), "it answers another host");
+    driver.reaches = Some(false);
+    driver.fleet.end_lease("b");
+    driver.fleet.end_lease("c");
+    driver.settle();
+    assert_eq!((driver.after_s(200), count(&driver, "a")), (0, 1), "too many are silent");
+}
+
+#[test]
+fn machines_that_run_on_are_replaced_only_if_their_host_is_declared_dead() {
+    let mut driver = named(&["a", "b", "c", "d"], 4, json!({"on_isolation": "keep"}));
+    driver.fleet.end_lease("a");
+    driver.settle();
+    assert_eq!((driver.after_s(1000), count(&driver, "a")), (0, 1));
+    assert!(driver.kept("a").unwrap().contains("declared dead"), "{:?}", driver.kept("a"));
+    let revision = driver.fleet.revision();
+    driver.fleet.set("hosts/a", json!({"dead_epoch": revision}));
+    driver.settle();
+    assert_eq!(count(&driver, "a"), 0);
+}
+
+#[test]
+fn a_host_that_was_dead_in_an_earlier_epoch_is_not_dead_again() {
+    let mut driver = named(&["a", "b", "c", "d"], 4, json!({}));
+    driver.fleet.end_lease("a");
+    let revision = driver.fleet.revision();
+    driver.fleet.begin_lease("a");
+    driver.settle();
+    driver.fleet.end_lease("a");
+    driver.fleet.set("hosts/a", json!({"dead_epoch": revision}));
+    // Another placer, which has seen nothing of that.
+    driver.fleet.placer("p");
+    driver.settle();
+    assert_eq!((driver.after_s(30), count(&driver, "a")), (0, 1));
+}
+
+#[test]
+fn a_host_that_comes_back_keeps_the_names_that_others_have_not_got() {
+    let mut driver = named(&["a", "b", "c", "d"], 4, json!({}));
+    driver.fleet.end_lease("a");
+    driver.settle();
+    driver.after_s(20);
+    let epoch = driver.fleet.begin_lease("a");
+    driver.settle();
+    let names = &driver.fleet.view().named[&name("desk")];
+    let of_a: Vec<_> = names.values().filter(|of| of.value.host == Some(name("a"))).collect();
+    assert_eq!((of_a.len(), of_a[0].value.epoch), (1, epoch));
+    assert_eq!(count(&driver, "a"), 1);
+}
+
+#[test]
+fn a_host_that_is_back_in_time_is_not_robbed_by_a_late_transaction() {
+    let mut driver = named(&["a", "b", "c", "d"], 4, json!({}));
+    driver.fleet.end_lease("a");
+    driver.settle();
+    driver.after_s(44);
+    driver.now = driver.now.after_ms(2000);
+    let mut late = driver.step();
+    late.extend(driver.step());
+    assert!(!late.is_empty());
+    driver.fleet.begin_lease("a");
+    for (_, transaction) in late {
+        assert_eq!(driver.fleet.commit(&transaction), crate::transaction::Outcome::Conflict);
+    }
+}
+
+#[test]
+fn a_draining_host_gives_names_up_as_far_as_others_have_space() {
+    let mut driver = named(&["a", "b"], 8, json!({}));
+    driver.fleet.budget("b", 6 * GIB);
+    driver.settle();
+    driver.fleet.set("hosts/a", json!({"is_draining": true}));
+    driver.settle();
+    assert_eq!((count(&driver, "a!"), count(&driver, "a"), count(&driver, "b")), (2, 2, 4));
+    confirm(&mut driver, "a");
+    assert_eq!((count(&driver, "a"), count(&driver, "b")), (2, 6));
+    driver.fleet.budget("b", 64 * GIB);
+    driver.settle();
+    driver.fleet.set("hosts/a", json!({"is_draining": false}));
+    driver.settle();
+    assert_eq!((count(&driver, "a"), count(&driver, "b")), (2, 6), "what is well stays where it is");
+}
+
+#[test]
+fn a_change_of_on_isolation_counts_once_the_host_has_ended_the_machine() {
+    let mut driver = named(&["a", "b", "c", "d"], 1, json!({"on_isolation": "keep"}));
+    recount(&mut driver, 1);
+    let host = places(&driver)[0].trim_end_matches('!').to_owned();
+    assert!(places(&driver)[0].ends_with('!'), "{:?}", places(&driver));
+    driver.fleet.end_lease(&host);
+    driver.settle();
+    assert_eq!(
+        (driver.after_s(300), places(&driver)[0].clone()),
+        (0, format!("{host}!")),
+        "it runs on there"
+    );
+    driver.fleet.begin_lease(&host);
+    driver.settle();
+    confirm(&mut driver, &host);
+    let record = &driver.fleet.view().name(&name("desk"), &name("desk-001")).unwrap().value;
+    assert_eq!((record.on_isolation, record.state), (IsolationAction::Pause, NameState::Placed));
+}
+
+#[test]
+fn what_somebody_has_deleted_is_written_again() {
+    let mut driver = named(&["a"], 2, json!({}));
+    driver.fleet.delete("place/a/desk/desk-001");
+    assert_eq!(places(&driver), ["a?", "a"]);
+    driver.settle();
+    assert_eq!(places(&driver), ["a", "a"]);
+    driver.fleet.put("named/desk/desk-002", "{");
+    assert_eq!(driver.settle(), 0, "what cannot be read is left alone");
+    recount(&mut driver, 3);
+    assert_eq!(places(&driver), ["a", "a"], "of 1 and 3");
+}

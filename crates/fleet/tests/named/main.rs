@@ -1,0 +1,215 @@
+//! Names of the fleet on a simulated etcd, with faults: clocks of different rates, daemons and hosts that stand still, lose their power or
+//! their connections, leases that etcd ends early, transactions whose answers are lost, placers that change. Hosts run the true
+//! membership, election, placer and decisions about names. At no moment of true time do two hosts run the same name.
+//!
+//! `SPILLWAY_NAMED_SCHEDULES=N` sets the number of schedules, `SPILLWAY_SEED=N` the first. One that fails says both. What the design
+//! relies on is removed one by one in further tests, which must find two hosts with one name: the check of the lease, that of the epoch,
+//! the guard, and the margin between the deadline and the placer's wait.
+#![allow(clippy::unwrap_used)]
+
+mod node;
+#[path = "../common/rng.rs"]
+mod rng;
+#[path = "../common/sample.rs"]
+mod sample;
+mod store;
+mod world;
+
+use rng::Rng;
+use spillway_api::FleetHostAction;
+use world::World;
+
+/// What is taken away from the design.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removed {
+    /// Nothing is.
+    Nothing,
+    /// A host believes its lease for ever.
+    Lease,
+    /// A host takes what it was given in an earlier epoch.
+    Epoch,
+    /// Nobody ends machines but the daemon.
+    Guard,
+    /// The guard ends machines 40 s later.
+    Margin,
+}
+
+/// What has happened, to see that there was something to fail.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// VMMs that were started.
+    pub started: usize,
+    /// VMMs that the guard has ended.
+    pub killed: usize,
+    /// Transactions that took names from hosts without a lease.
+    pub replaced: usize,
+    /// Names that hosts have given up.
+    pub released: usize,
+    /// Moments at which a host that had stood still as a whole ran a name of another one, and its guard had not run yet.
+    pub awakened: usize,
+}
+
+/// Length of a schedule, in milliseconds.
+const LENGTH_MS: u64 = 180_000;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+fn fault(world: &mut World) {
+    let now = world.now;
+    let long = |world: &mut World| match world.rng.below(3) {
+        0 => world.rng.below(10_000),
+        1 => 10_000 + world.rng.below(40_000),
+        _ => 40_000 + world.rng.below(80_000),
+    };
+    let number = world.rng.below(world.nodes.len() as u64) as usize;
+    let until = now + long(world);
+    let key = format!("alive/{}", world.nodes[number].host);
+    match world.rng.below(12) {
+        0 | 1 => world.nodes[number].stopped_until = until,
+        2 if !world.nodes[number].is_off => world.nodes[number].paused_until = until,
+        3..=5 => world.nodes[number].cut_until = until,
+        6 => world.nodes[number].lag_ms = if world.rng.chance(2) { 20_000 } else { world.rng.below(2_000) },
+        7 => {
+            if let Some(lease) = world.store.lease_of(&key) {
+                world.store.end_lease(lease, now);
+            }
+        }
+        8 => {
+            let begins_at = now + 500 + world.rng.below(5_000);
+            let node = &mut world.nodes[number];
+            (node.daemon, node.begins_at) = (None, begins_at);
+        }
+        9 if !world.nodes[number].is_off => world.nodes[number].crash(),
+        9 => reboot(world, number),
+        10 => {
+            let of = [FleetHostAction::Drain, FleetHostAction::Uncordon, FleetHostAction::Cordon];
+            let action = *world.rng.pick(&of);
+            world.act(number, action);
+        }
+        _ => {
+            let (count, action) = (world.rng.below(5) as u32, *world.rng.pick(&["pause", "stop", "keep"]));
+            world.catalog(count, action);
+        }
+    }
+    // Whoever declares a host dead has seen that it is off.
+    if world.nodes[number].is_off && world.rng.chance(2) {
+        world.act(number, FleetHostAction::DeclareDead);
+    }
+}
+
+fn reboot(world: &mut World, number: usize) {
+    let begins_at = world.now + world.rng.below(5_000);
+    let node = &mut world.nodes[number];
+    (node.is_off, node.begins_at) = (false, begins_at);
+    node.boot += 1;
+    // Its clock begins anew.
+    node.offset = -node.rate * world.now as f64 + 1_000.0;
+}
+
+fn run(seed: u64, removed: Removed) -> Result<Seen, String> {
+    let mut rng = Rng(seed ^ 0x006e_616d_6564);
+    let action = *rng.pick(&["pause", "stop", "keep", "pause", "stop"]);
+    let hosts = 3 + rng.below(3) as usize;
+    let mut world = World::new(seed, hosts, action, removed);
+    world.run_until(6_000)?;
+    while world.now < LENGTH_MS {
+        let pause = 1_000 + world.rng.below(30_000);
+        world.run_until(world.now + pause)?;
+        fault(&mut world);
+        if world.rng.chance(3) {
+            fault(&mut world);
+        }
+    }
+    Ok(world.seen)
+}
+
+#[test]
+fn a_name_is_alive_on_one_host_at_a_time() {
+    let first = number("SPILLWAY_SEED").unwrap_or(0);
+    let schedules = number("SPILLWAY_NAMED_SCHEDULES").unwrap_or(3_000);
+    println!("SPILLWAY_SEED={first} SPILLWAY_NAMED_SCHEDULES={schedules}");
+    let mut all = Seen::default();
+    for seed in first..first + schedules {
+        match std::panic::catch_unwind(|| run(seed, Removed::Nothing)) {
+            Ok(Ok(seen)) => {
+                all.started += seen.started;
+                all.killed += seen.killed;
+                all.replaced += seen.replaced;
+                all.released += seen.released;
+                all.awakened += seen.awakened;
+            }
+            Ok(Err(why)) => panic!("SPILLWAY_SEED={seed} SPILLWAY_NAMED_SCHEDULES=1: {why}"),
+            Err(panic) => {
+                eprintln!("again: SPILLWAY_SEED={seed} SPILLWAY_NAMED_SCHEDULES=1");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    println!("{schedules} schedules: {all:?}");
+    if schedules >= 1_000 {
+        let least = schedules as usize / 20;
+        let counts = [all.started, all.killed, all.replaced, all.released];
+        assert!(counts.iter().all(|count| *count >= least), "too little happened: {all:?}");
+    }
+}
+
+/// Some of these schedules must find two hosts with one name.
+fn finds_two(removed: Removed) {
+    let found = (0..2_000).find_map(|seed| run(seed, removed).err().map(|why| (seed, why)));
+    println!("without {removed:?}: {found:?}");
+    assert!(found.is_some(), "nothing fails without it: {removed:?}");
+}
+
+#[test]
+fn without_the_check_of_the_lease_a_name_is_alive_twice() {
+    finds_two(Removed::Lease);
+}
+
+#[test]
+fn without_the_guard_a_name_is_alive_twice() {
+    finds_two(Removed::Guard);
+}
+
+#[test]
+fn without_the_margin_a_name_is_alive_twice() {
+    finds_two(Removed::Margin);
+}
+
+/// A host comes back after it was declared dead, while there is no placer, and its lease ends again before there is one: by the records
+/// it is still the one that was dead.
+fn return_unseen(seed: u64, removed: Removed) -> Result<Seen, String> {
+    let mut world = World::new(seed, 4, "pause", removed);
+    world.be_quiet();
+    world.run_until(10_000)?;
+    let view = world.view();
+    let placer = view.placer.as_ref().unwrap().value.host.clone();
+    let places = |host: &spillway_api::Name| view.places.contains_key(host);
+    let number = world.nodes.iter().position(|node| node.host != placer && places(&node.host)).unwrap();
+    let placer = world.nodes.iter().position(|node| node.host == placer).unwrap();
+    world.nodes[number].crash();
+    world.run_until(27_000)?;
+    // The placer stands still, and its lease goes on for a while.
+    world.nodes[placer].stopped_until = 200_000;
+    for other in (0..4).filter(|other| ![number, placer].contains(other)) {
+        world.nodes[other].cut_until = 50_000;
+    }
+    world.act(number, FleetHostAction::DeclareDead);
+    reboot(&mut world, number);
+    world.nodes[number].begins_at = world.now;
+    world.run_until(33_000)?;
+    // Its daemon stands still, so that the guard alone ends what runs there.
+    (world.nodes[number].cut_until, world.nodes[number].stopped_until) = (200_000, 200_000);
+    world.run_until(120_000)?;
+    Ok(world.seen)
+}
+
+#[test]
+fn without_the_check_of_the_epoch_a_name_is_alive_twice() {
+    let with: Vec<_> = (0..50).map(|seed| return_unseen(seed, Removed::Nothing)).collect();
+    assert!(with.iter().all(Result::is_ok), "{with:?}");
+    assert!(with.iter().flatten().any(|seen| seen.replaced > 0), "{with:?}");
+    let without: Vec<_> = (0..50).map(|seed| return_unseen(seed, Removed::Epoch)).collect();
+    assert!(without.iter().any(Result::is_err), "nothing fails without it: {without:?}");
+}
