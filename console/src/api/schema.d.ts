@@ -416,7 +416,7 @@ export interface paths {
         /** Carries out an action on a host of the fleet. `conflict`: a host that renews its lease cannot be declared dead. */
         post: operations["changeFleetHost"];
         /** Removes a host that is not alive from the fleet, with its shares. What is on it stays as it is. `conflict`: it is alive. */
-        delete: operations["removeFleetHost"];
+        delete: operations["deleteFleetHost"];
         options?: never;
         head?: never;
         patch?: never;
@@ -436,11 +436,11 @@ export interface paths {
          */
         get: operations["getFromHost"];
         /** Passes a request on that replaces an object of another host. */
-        put: operations["putToHost"];
+        put: operations["replaceOnHost"];
         /** Passes a request on that creates something at another host, or acts on it. */
-        post: operations["postToHost"];
+        post: operations["runOnHost"];
         /** Passes a request on that deletes an object of another host. */
-        delete: operations["deleteFromHost"];
+        delete: operations["deleteOnHost"];
         options?: never;
         head?: never;
         patch?: never;
@@ -460,7 +460,7 @@ export interface paths {
          * Adds a version of an image to the fleet, from a registry of the fleet, or changes the number of hosts that have all of it. The host that was asked
          *     finds out its digest and size there. Hosts get it when a catalog wants machines of it. `exists`: the fleet has another version of this number.
          */
-        post: operations["addFleetImage"];
+        post: operations["createFleetImage"];
         delete?: never;
         options?: never;
         head?: never;
@@ -478,7 +478,7 @@ export interface paths {
         put?: never;
         post?: never;
         /** Removes a version of an image from the fleet. Hosts that have it keep it. `in_use`: a catalog of the fleet uses it. */
-        delete: operations["removeFleetImage"];
+        delete: operations["deleteFleetImage"];
         options?: never;
         head?: never;
         patch?: never;
@@ -573,7 +573,7 @@ export interface paths {
          * Adds a registry to the fleet, after the host that was asked has tried its address and credentials. Hosts use it when they need it. The file of
          *     credentials is one of each host, at the same path. `exists`: the fleet has another one of this name.
          */
-        post: operations["addFleetRegistry"];
+        post: operations["createFleetRegistry"];
         delete?: never;
         options?: never;
         head?: never;
@@ -591,7 +591,7 @@ export interface paths {
         put?: never;
         post?: never;
         /** Removes a registry from the fleet. Hosts that know it keep it, and what is in it stays. `in_use`: an image of the fleet is from it. */
-        delete: operations["removeFleetRegistry"];
+        delete: operations["deleteFleetRegistry"];
         options?: never;
         head?: never;
         patch?: never;
@@ -6374,7 +6374,7 @@ export interface operations {
             };
         };
     };
-    removeFleetHost: {
+    deleteFleetHost: {
         parameters: {
             query?: never;
             header?: never;
@@ -6442,7 +6442,7 @@ export interface operations {
             };
         };
     };
-    putToHost: {
+    replaceOnHost: {
         parameters: {
             query?: never;
             header?: never;
@@ -6472,7 +6472,7 @@ export interface operations {
             };
         };
     };
-    postToHost: {
+    runOnHost: {
         parameters: {
             query?: never;
             header?: never;
@@ -6502,7 +6502,7 @@ export interface operations {
             };
         };
     };
-    deleteFromHost: {
+    deleteOnHost: {
         parameters: {
             query?: never;
             header?: never;
@@ -6561,7 +6561,7 @@ export interface operations {
             };
         };
     };
-    addFleetImage: {
+    createFleetImage: {
         parameters: {
             query?: never;
             header?: never;
@@ -6594,7 +6594,7 @@ export interface operations {
             };
         };
     };
-    removeFleetImage: {
+    deleteFleetImage: {
         parameters: {
             query?: never;
             header?: never;
@@ -6810,7 +6810,7 @@ export interface operations {
             };
         };
     };
-    addFleetRegistry: {
+    createFleetRegistry: {
         parameters: {
             query?: never;
             header?: never;
@@ -6843,7 +6843,7 @@ export interface operations {
             };
         };
     };
-    removeFleetRegistry: {
+    deleteFleetRegistry: {
         parameters: {
             query?: never;
             header?: never;
@@ -6906,7 +6906,7 @@ export interface operations {
     claimForFleet: {
         parameters: {
             query?: {
-                /** @description Number of the attempt of this request, counted from 1. */
+                /** @description Number of the attempt: a host that has closed it makes no claim for it. */
                 attempt?: number;
                 /** @description Whether only a machine that is ready is taken, whatever the body says. */
                 ready_only?: boolean;
