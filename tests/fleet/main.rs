@@ -5,4 +5,5 @@ mod browser;
 mod failure;
 mod named;
 mod network;
+mod rollouts;
 mod world;

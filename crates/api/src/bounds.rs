@@ -255,7 +255,7 @@ bounded! {
     NewFleetImage { full_copies: COPIES }
     PlacerChange {}
     FleetHostChange {}
-    FleetCatalogUpdate { version: VERSION, strategy: BATCH }
+    FleetCatalogUpdate { version: VERSION, strategy: BATCH, max_failed: MACHINES, deadline_seconds: DEADLINE_SECONDS }
     FleetCatalogRollback { to: VERSION }
 }
 

@@ -54,10 +54,10 @@ pub use figures::{
 pub use fleet::{
     ClaimFence, EtcdStatus, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate,
     FleetClaim, FleetDetails, FleetEvent, FleetEventRequest, FleetFigures, FleetHost, FleetHostAction,
-    FleetHostChange, FleetImage, FleetReach, FleetSelf, FleetSettings, FleetShare, HostClaim,
-    HostClaimDecision, HostFigures, HostState, IdentityKind, IsolationAction, JoinToken,
-    LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog, NewFleetImage, PlacerChange,
-    PlacerHostReport, PlacerReport, PrometheusTargets, Spread, Wave, WaveError,
+    FleetHostChange, FleetImage, FleetReach, FleetRollout, FleetRolloutState, FleetSelf, FleetSettings,
+    FleetShare, HostClaim, HostClaimDecision, HostFigures, HostState, IdentityKind, IsolationAction,
+    JoinToken, LOST_AFTER_SECONDS_DEFAULT, Membership, NewFleet, NewFleetCatalog, NewFleetImage,
+    PlacerChange, PlacerHostReport, PlacerReport, PrometheusTargets, Spread, Wave, WaveError,
 };
 pub use guest::{
     Base64Bytes, GUEST_TIME_LIMIT_SECONDS_DEFAULT, GuestFile, GuestProgram, GuestProgramResult,

@@ -7,9 +7,10 @@
 use crate::keys::Key;
 use crate::named::{PlacedMachine, placed};
 use crate::placement::version_for;
-use crate::records::{ImageRecord, RegistryRecord, ShareRecord};
+use crate::records::{ImageRecord, RegistryRecord, RolloutRecord, ShareRecord, VersionName};
+use crate::rollout::current;
 use crate::view::FleetView;
-use spillway_api::{CatalogSpec, IdentityKind, ImageRef, Name, RolloutStrategy};
+use spillway_api::{CatalogSpec, IdentityKind, ImageRef, Name, Residency, RolloutStrategy};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
@@ -22,10 +23,25 @@ pub struct WantedCatalog {
     pub generation: u64,
     /// How running machines get another version.
     pub strategy: RolloutStrategy,
+    /// Machines that may fail without holding a place of a batch.
+    pub max_failed: u32,
+    /// Whether no further machine is restarted to get another version.
+    pub is_held: bool,
     /// Where the host has the image from, if the fleet knows.
     pub source: Option<ImageSource>,
     /// Its machines, if they have names of the fleet; none: any that the host makes.
     pub machines: Option<Vec<PlacedMachine>>,
+}
+
+/// A version that a host is to have before its machines get it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedVersion {
+    /// The version.
+    pub of: VersionName,
+    /// Where the host has it from, if the fleet knows.
+    pub source: Option<ImageSource>,
+    /// How much of it is to be on the host.
+    pub residency: Option<Residency>,
 }
 
 /// Where a host has a version of an image from.
@@ -50,6 +66,8 @@ impl ImageSource {
 pub struct WantedShares {
     /// Catalogs that the host is to have. Of others that belong to the fleet it gives up all machines.
     pub catalogs: BTreeMap<Name, WantedCatalog>,
+    /// Versions that are about to be rolled out, by catalog.
+    pub versions: BTreeMap<Name, WantedVersion>,
     /// Catalogs about which nothing is known, with the reasons: they stay as they are.
     pub unknown: BTreeMap<Name, String>,
 }
@@ -82,18 +100,44 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
             continue;
         }
         let spec = on_host(&catalog.value.spec.catalog, name, host, &share.value);
-        let (generation, strategy) = (share.value.generation, catalog.value.strategy);
-        let source = source(view, &spec.image.name, share.value.version);
-        let machines = None;
-        wanted.catalogs.insert(name.clone(), WantedCatalog { spec, generation, strategy, source, machines });
+        let rollout = current(view, name, &catalog.value).map(|rollout| &rollout.value);
+        let is_reached = |rollout: &&RolloutRecord| rollout.to.is_in(&share.value, &catalog.value);
+        let reached = rollout.filter(is_reached);
+        let coming = rollout.filter(|rollout| rollout.brings() && !is_reached(rollout));
+        if let Some(to) = coming.map(|rollout| &rollout.to) {
+            let (of, residency) = (to.clone(), spec.residency);
+            let source = source(view, &of);
+            wanted.versions.insert(name.clone(), WantedVersion { of, source, residency });
+        }
+        let catalog = WantedCatalog {
+            generation: share.value.generation,
+            strategy: within(catalog.value.strategy, share.value.batch),
+            max_failed: reached.map_or(0, RolloutRecord::most_failed),
+            // The rollout of a version that another one has replaced does not go on, whatever it was that has stopped it.
+            is_held: rollout.is_some_and(|rollout| rollout.is_held() || reached.is_none())
+                || share.value.batch == Some(0),
+            source: source(view, &share.value.version_name(&catalog.value)),
+            spec,
+            machines: None,
+        };
+        wanted.catalogs.insert(name.clone(), catalog);
     }
     want_named(view, host, &mut wanted);
     Some(wanted)
 }
 
-/// Where hosts have a version of an image from.
-fn source(view: &FleetView, image: &Name, version: u32) -> Option<ImageSource> {
-    view.images.get(&(image.clone(), version)).map(|image| ImageSource::of(view, &image.value))
+/// Where hosts have a version from.
+fn source(view: &FleetView, of: &VersionName) -> Option<ImageSource> {
+    view.images.get(&(of.image.clone(), of.version)).map(|image| ImageSource::of(view, &image.value))
+}
+
+/// The strategy of a host whose share allows such a batch. With 0 nothing is restarted, whatever the strategy says.
+fn within(strategy: RolloutStrategy, most: Option<u32>) -> RolloutStrategy {
+    match (strategy, most.filter(|most| *most > 0)) {
+        (RolloutStrategy::Batch(machines), Some(most)) => RolloutStrategy::Batch(machines.min(most)),
+        (RolloutStrategy::Now, Some(most)) => RolloutStrategy::Batch(most),
+        (strategy, _) => strategy,
+    }
 }
 
 /// Adds the catalogs whose machines have names of the fleet.
@@ -108,26 +152,33 @@ fn want_named(view: &FleetView, host: &Name, wanted: &mut WantedShares) {
         let version = version_for(record, host);
         let count = machines.iter().filter(|machine| !machine.is_leaving).count();
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let share = ShareRecord { count, version, generation: record.generation };
+        let share = ShareRecord { count, version, generation: record.generation, image: None, batch: None };
         let naming = Some(record.spec.catalog.naming(&name));
         let spec = CatalogSpec { naming, ..record.spec.catalog.clone() };
         let spec = on_host(&spec, &name, host, &share);
-        let (generation, strategy) = (record.generation, record.strategy);
-        let source = source(view, &spec.image.name, version);
-        let machines = Some(machines);
-        wanted.catalogs.insert(name, WantedCatalog { spec, generation, strategy, source, machines });
+        let catalog = WantedCatalog {
+            generation: record.generation,
+            strategy: record.strategy,
+            max_failed: 0,
+            is_held: false,
+            source: source(view, &share.version_name(record)),
+            spec,
+            machines: Some(machines),
+        };
+        wanted.catalogs.insert(name, catalog);
     }
 }
 
 /// The settings of a catalog on a host that has this share of it.
 fn on_host(spec: &CatalogSpec, name: &Name, host: &Name, share: &ShareRecord) -> CatalogSpec {
-    let ShareRecord { count, version, .. } = *share;
+    let (count, version) = (share.count, share.version);
+    let image = share.image.as_ref().unwrap_or(&spec.image.name);
     let part = |all: u32| {
         let part = (u64::from(all) * u64::from(count)).div_ceil(u64::from(spec.count.max(1)));
         u32::try_from(part).unwrap_or(u32::MAX).min(count)
     };
     CatalogSpec {
-        image: ImageRef { name: spec.image.name.clone(), version: NonZeroU32::new(version) },
+        image: ImageRef { name: image.clone(), version: NonZeroU32::new(version) },
         count,
         warm: part(spec.warm),
         naming: Some(spec.naming.clone().unwrap_or_else(|| format!("{name}-{host}-###"))),

@@ -4,7 +4,8 @@
 
 use crate::keys::Key;
 use crate::named::NamePattern;
-use crate::records::{CatalogRecord, FORMAT, HostRecord, MetaRecord, default_strategy};
+use crate::records::{CatalogRecord, FORMAT, HostRecord, MetaRecord, VersionName, default_strategy};
+use crate::rollout::{RolloutTerms, begun, current, deleted};
 use crate::transaction::{Comparison, MOST_OPERATIONS, Revision, Transaction, Write};
 use crate::view::{FleetView, Versioned};
 use jiff::Timestamp;
@@ -13,6 +14,7 @@ use spillway_api::{
     ErrorCode, FleetCatalogSpec, FleetCatalogUpdate, FleetHostAction, HistoryEntry, IdentityKind, ImageRef,
     Name, fleet_differences,
 };
+use std::num::NonZeroU32;
 
 /// Longest history of a catalog.
 const MOST_ENTRIES: usize = 32;
@@ -85,7 +87,10 @@ fn version(view: &FleetView, image: &ImageRef) -> Result<u32, ChangeError> {
     }
 }
 
-fn catalog<'a>(view: &'a FleetView, name: &Name) -> Result<&'a Versioned<CatalogRecord>, ChangeError> {
+pub(crate) fn catalog<'a>(
+    view: &'a FleetView,
+    name: &Name,
+) -> Result<&'a Versioned<CatalogRecord>, ChangeError> {
     let key = Key::Catalog(name.clone()).to_string();
     match (view.catalogs.get(name), view.unreadable.get(&key)) {
         (Some(found), _) => Ok(found),
@@ -194,7 +199,11 @@ pub fn replace_catalog(
     let stays = before.spec.catalog.image == *image;
     let version = if stays { before.version } else { version(view, image)? };
     let record = CatalogRecord { spec: spec.clone(), ..moved(before, &image.name, version, now) };
-    Ok(Some(put(Key::Catalog(name.clone()), found.modified, &record)))
+    let change = put(Key::Catalog(name.clone()), found.modified, &record);
+    if VersionName::of_catalog(before).is_of(&record) {
+        return Ok(Some(change));
+    }
+    begun(view, name, (before, &record), RolloutTerms::default(), now, change).map(Some)
 }
 
 fn check_revision(
@@ -248,10 +257,17 @@ pub fn update_catalog(
     if let Some(strategy) = update.strategy {
         record.strategy = strategy;
     }
-    Ok(put(Key::Catalog(name.clone()), found.modified, &record))
+    let change = put(Key::Catalog(name.clone()), found.modified, &record);
+    let terms = RolloutTerms {
+        at_once: false,
+        max_failed: update.max_failed,
+        deadline_seconds: update.deadline_seconds,
+    };
+    begun(view, name, (before, &record), terms, now, change)
 }
 
-/// Moves a catalog back to the version that it had before the current one, or to this version of its history.
+/// Moves a catalog back to this version of its history, or to the one that it had before the current one; before a rollout that has not
+/// reached all hosts, if there is one. Hosts that have another version get it at once.
 ///
 /// # Errors
 /// There is no such catalog or version.
@@ -263,19 +279,45 @@ pub fn roll_back_catalog(
 ) -> Result<Transaction, ChangeError> {
     let found = catalog(view, name)?;
     let before = &found.value;
-    let earlier = before.history.iter().rev().skip(1);
-    let image = &before.spec.catalog.image.name;
-    let entry = earlier.filter(|entry| entry.image == *image).find(|entry| match to {
-        Some(to) => entry.version == to,
-        None => entry.version != before.version,
-    });
-    let Some(entry) = entry else {
+    let is = VersionName::of_catalog(before);
+    let open = current(view, name, before).map(|rollout| &rollout.value).filter(|rollout| rollout.is_open());
+    let chosen = match (to, open) {
+        (Some(to), _) if to == is.version => {
+            return refuse(ErrorCode::Conflict, format!("catalog {name} has {is} already"));
+        }
+        // The same request may come twice.
+        (None, Some(rollout)) if rollout.at_once => {
+            return refuse(ErrorCode::Conflict, format!("catalog {name} is on its way back to {is} already"));
+        }
+        (None, Some(rollout)) if rollout.from != is => Some(rollout.from.clone()),
+        _ => earlier(before, to),
+    };
+    let Some(VersionName { image, version }) = chosen else {
+        let image = &before.spec.catalog.image.name;
         return refuse(
             ErrorCode::NotFound,
             format!("catalog {name} has had no such earlier version of {image}"),
         );
     };
-    Ok(put(Key::Catalog(name.clone()), found.modified, &moved(before, image, entry.version, now)))
+    let mut record = moved(before, &image, version, now);
+    if record.spec.catalog.image.name != image {
+        record.spec.catalog.image = ImageRef { name: image, version: NonZeroU32::new(version) };
+    }
+    let change = put(Key::Catalog(name.clone()), found.modified, &record);
+    let terms = RolloutTerms { at_once: true, ..RolloutTerms::default() };
+    begun(view, name, (before, &record), terms, now, change)
+}
+
+/// This version of a catalog's history, or the one before the current one first appeared, so that a repeated rollback goes further back.
+fn earlier(catalog: &CatalogRecord, to: Option<u32>) -> Option<VersionName> {
+    let image = &catalog.spec.catalog.image.name;
+    let history = &catalog.history;
+    let is_current = |entry: &HistoryEntry| entry.version == catalog.version && entry.image == *image;
+    let entry = match to {
+        Some(to) => history.iter().rev().find(|entry| entry.version == to && entry.image == *image)?,
+        None => &history[history.iter().position(is_current)?.checked_sub(1)?],
+    };
+    Some(VersionName { image: entry.image.clone(), version: entry.version })
 }
 
 /// Deletes a catalog. Its shares follow.
@@ -286,7 +328,8 @@ pub fn delete_catalog(view: &FleetView, name: &Name) -> Result<Transaction, Chan
     let found = catalog(view, name)?;
     let key = Key::Catalog(name.clone());
     let comparisons = vec![Comparison::Modified(key.clone(), found.modified)];
-    Ok(Transaction { comparisons, writes: vec![Write::Delete(key)] })
+    let writes = std::iter::once(Write::Delete(key)).chain(deleted(view, name));
+    Ok(Transaction { comparisons, writes: writes.collect() })
 }
 
 fn host<'a>(view: &'a FleetView, name: &Name) -> Result<&'a Versioned<HostRecord>, ChangeError> {
@@ -422,7 +465,8 @@ mod tests {
             (record.version, record.generation, record.history.len())
         };
         assert_eq!(at(&view), (10, 1, 1));
-        let update = |version| FleetCatalogUpdate { version, strategy: None };
+        let update =
+            |version| FleetCatalogUpdate { version, strategy: None, max_failed: 0, deadline_seconds: None };
         assert!(update_catalog(&view, &desk, &update(11), None, now()).is_err());
         assert!(roll_back_catalog(&view, &desk, None, now()).is_err());
         let updated = update_catalog(&view, &desk, &update(9), Some(view.catalogs[&desk].modified), now());

@@ -58,6 +58,8 @@ pub enum Key {
     Catalog(Name),
     /// `share/HOST/CATALOG`: how many machines of a catalog a host is to have.
     Share(Name, Name),
+    /// `rollouts/CATALOG`: how far another version of a catalog is.
+    Rollout(Name),
     /// `named/CATALOG/MACHINE`: where a machine with a name of the fleet is.
     Named(Name, Name),
     /// `place/HOST/CATALOG/MACHINE`: a machine with a name of the fleet that a host is to have.
@@ -88,6 +90,7 @@ impl fmt::Display for Key {
             Key::Status(host) => write!(f, "status/{host}"),
             Key::Catalog(catalog) => write!(f, "catalogs/{catalog}"),
             Key::Share(host, catalog) => write!(f, "share/{host}/{catalog}"),
+            Key::Rollout(catalog) => write!(f, "rollouts/{catalog}"),
             Key::Named(catalog, machine) => write!(f, "named/{catalog}/{machine}"),
             Key::Place(host, catalog, machine) => write!(f, "place/{host}/{catalog}/{machine}"),
             Key::Image(image, version) => write!(f, "images/{image}/{version}"),
@@ -115,6 +118,7 @@ impl FromStr for Key {
             ["status", host] => Ok(Key::Status(name(host)?)),
             ["catalogs", catalog] => Ok(Key::Catalog(name(catalog)?)),
             ["share", host, catalog] => Ok(Key::Share(name(host)?, name(catalog)?)),
+            ["rollouts", catalog] => Ok(Key::Rollout(name(catalog)?)),
             ["named", catalog, machine] => Ok(Key::Named(name(catalog)?, name(machine)?)),
             ["place", host, catalog, machine] => Ok(Key::Place(name(host)?, name(catalog)?, name(machine)?)),
             ["images", image, version] => {
@@ -146,6 +150,7 @@ mod tests {
             (Key::Status(name("a")), "status/a"),
             (Key::Catalog(name("desk")), "catalogs/desk"),
             (Key::Share(name("a"), name("desk")), "share/a/desk"),
+            (Key::Rollout(name("desk")), "rollouts/desk"),
             (Key::Named(name("desk"), name("desk-001")), "named/desk/desk-001"),
             (Key::Place(name("a"), name("desk"), name("desk-001")), "place/a/desk/desk-001"),
             (Key::Image(name("debian"), 12), "images/debian/12"),

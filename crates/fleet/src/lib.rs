@@ -22,6 +22,7 @@ pub mod placement;
 pub mod placer;
 pub mod records;
 mod rendezvous;
+pub mod rollout;
 pub mod transaction;
 pub mod view;
 

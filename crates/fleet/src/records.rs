@@ -6,9 +6,11 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
-    FleetCatalogSpec, HistoryEntry, Hypervisor, Identity, IsolationAction, Name, Registry, RolloutStrategy,
+    FleetCatalogSpec, FleetRolloutState, HistoryEntry, Hypervisor, Identity, IsolationAction, Name, Registry,
+    RolloutStrategy,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// Version of the records that this program reads and writes.
 pub const FORMAT: u32 = 1;
@@ -110,6 +112,9 @@ pub struct CatalogStatus {
     /// Version that new machines get.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub version: u32,
+    /// Image that the version is of. Daemons from before rollouts do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Name>,
     /// Machines that there are.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub count: u32,
@@ -125,6 +130,9 @@ pub struct CatalogStatus {
     /// Of all, those that are claimed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub claimed: u32,
+    /// Of the claimed ones, those that are neither updated nor failed: nothing waits for them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spared: u32,
     /// Of all, those that failed to start.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failed: u32,
@@ -134,6 +142,23 @@ pub struct CatalogStatus {
     /// What the host waits for before it does what its share says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
+    /// Version that the host is to have before it is rolled out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<NextVersion>,
+}
+
+/// A version that a host brings before it is rolled out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NextVersion {
+    /// The version.
+    #[serde(flatten)]
+    pub of: VersionName,
+    /// Whether the host has it.
+    #[serde(default)]
+    pub is_here: bool,
+    /// Why the host cannot get it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }
 
 fn is_zero(number: &u32) -> bool {
@@ -172,6 +197,64 @@ pub struct ShareRecord {
     pub version: u32,
     /// Generation of the catalog that the share follows from.
     pub generation: u64,
+    /// Image that the version is of; none: the catalog's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Name>,
+    /// Most machines that may be unavailable at the same time because they get the version; none: as the strategy of the catalog says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<u32>,
+}
+
+/// A version of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionName {
+    /// The image.
+    pub image: Name,
+    /// Number of the version.
+    pub version: u32,
+}
+
+impl fmt::Display for VersionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.image, self.version)
+    }
+}
+
+/// Record `rollouts/CATALOG`: how far another version of a catalog is. Which hosts have it, their shares say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RolloutRecord {
+    /// Version before.
+    pub from: VersionName,
+    /// Version that is rolled out.
+    pub to: VersionName,
+    /// Generation of the catalog that asks for it.
+    pub generation: u64,
+    /// What the rollout does.
+    pub state: FleetRolloutState,
+    /// Why it has halted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Number of the wave, counted from 0.
+    #[serde(default)]
+    pub wave: u32,
+    /// Whether all hosts get the version at once, without bringing it first.
+    #[serde(default)]
+    pub at_once: bool,
+    /// Most machines that may fail.
+    #[serde(default)]
+    pub max_failed: u32,
+    /// Machines that had failed when somebody has resumed it.
+    #[serde(default)]
+    pub tolerated: u32,
+    /// Time without progress after which it halts, in seconds.
+    pub deadline_seconds: u32,
+    /// How often it was resumed.
+    #[serde(default)]
+    pub resumes: u32,
+    /// Time at which it was asked for.
+    pub since: Timestamp,
+    /// Time of the last change of its state or wave.
+    pub changed: Timestamp,
 }
 
 /// Record `named/CATALOG/MACHINE`: a machine with a name of the fleet, and the host that has it.

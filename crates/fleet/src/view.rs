@@ -7,7 +7,7 @@ use crate::boot::BootRecord;
 use crate::keys::{ImageDigest, Key};
 use crate::records::{
     AliveRecord, CatalogRecord, HostRecord, ImageRecord, MetaRecord, NamedRecord, PlaceRecord, PlacerRecord,
-    RegistryRecord, ShareRecord, StatusRecord,
+    RegistryRecord, RolloutRecord, ShareRecord, StatusRecord,
 };
 use crate::transaction::Revision;
 use serde::de::DeserializeOwned;
@@ -68,6 +68,8 @@ pub struct FleetView {
     pub catalogs: BTreeMap<Name, Versioned<CatalogRecord>>,
     /// Shares, by host and catalog.
     pub shares: BTreeMap<Name, Shares>,
+    /// Rollouts, by catalog.
+    pub rollouts: BTreeMap<Name, Versioned<RolloutRecord>>,
     /// Machines with names of the fleet, by catalog and machine.
     pub named: BTreeMap<Name, BTreeMap<Name, Versioned<NamedRecord>>>,
     /// Machines with names of the fleet that hosts are to have, by host.
@@ -130,6 +132,7 @@ impl FleetView {
             Key::Alive(host) => set_in(&mut self.alive, host, entry),
             Key::Status(host) => set_in(&mut self.statuses, host, entry),
             Key::Catalog(catalog) => set_in(&mut self.catalogs, catalog, entry),
+            Key::Rollout(catalog) => set_in(&mut self.rollouts, catalog, entry),
             Key::Image(image, version) => set_in(&mut self.images, (image, version), entry),
             Key::Registry(registry) => set_in(&mut self.registries, registry, entry),
             Key::Boot(digest, catalog) => set_in(&mut self.boots, (digest, catalog), entry),

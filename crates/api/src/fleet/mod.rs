@@ -4,6 +4,7 @@ mod claim;
 mod image;
 mod reach;
 mod request;
+mod rollout;
 mod seeing;
 mod spec;
 mod status;
@@ -13,6 +14,7 @@ pub use claim::{ClaimFence, FleetClaim, HostClaim, HostClaimDecision};
 pub use image::{FleetImage, NewFleetImage};
 pub use reach::{FleetReach, FleetSelf};
 pub use request::{FleetCatalogRollback, JoinToken, NewFleet, PlacerChange};
+pub use rollout::{FleetRollout, FleetRolloutState};
 pub use seeing::{FleetEvent, FleetEventRequest, FleetFigures, HostFigures, PrometheusTargets};
 pub use spec::{
     FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, LOST_AFTER_SECONDS_DEFAULT, Spread,

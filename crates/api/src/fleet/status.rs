@@ -1,6 +1,6 @@
 //! A fleet as one of its hosts sees it: its state, its hosts and its catalogs, and requests about them.
 
-use super::FleetCatalogSpec;
+use super::{FleetCatalogSpec, FleetRollout};
 use crate::{HistoryEntry, Hypervisor, Name, RolloutStrategy};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -182,6 +182,9 @@ pub struct FleetCatalog {
     /// Time at which the catalog was created.
     #[schema(value_type = String, format = DateTime)]
     pub created: Timestamp,
+    /// The last rollout of a version over the hosts; none: the catalog has the version that it was created with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<FleetRollout>,
     /// Shares of the hosts, in the order of their names.
     pub shares: Vec<FleetShare>,
     /// Machines that no host is to have, because none has space for them.
@@ -211,6 +214,12 @@ pub struct FleetCatalogUpdate {
     #[serde(default)]
     #[schema(value_type = Option<RolloutStrategy>)]
     pub strategy: Option<RolloutStrategy>,
+    /// Machines that may fail before the rollout halts.
+    #[serde(default)]
+    pub max_failed: u32,
+    /// Seconds without progress after which the rollout halts. By default 600.
+    #[serde(default)]
+    pub deadline_seconds: Option<u32>,
 }
 
 /// Asks for an action on a host of a fleet.
@@ -245,6 +254,9 @@ pub struct PlacerReport {
     pub brake: Option<String>,
     /// For catalogs that do not fit: why, by host, for people.
     pub unplaced: BTreeMap<Name, BTreeMap<Name, String>>,
+    /// What rollouts wait for, by catalog, for people.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub waits: BTreeMap<Name, String>,
 }
 
 /// What the host that places knows of a host.

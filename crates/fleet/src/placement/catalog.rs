@@ -2,11 +2,13 @@
 //!
 //! Owns the order of these decisions. Invariant: a host that is well keeps what it has, unless there are too many machines.
 
+use super::course::{Course, version_of_new};
 use super::explanation::{MOST_EXPLAINED, Obstacle, Unplaced, Why};
 use super::fill::{Candidate, Giver, lower, raise};
 use super::table::{Catalog, Cell, Host, Table};
 use super::{Cause, Change, Plan, Situation, is_replaceable};
 use crate::liveness::{Reach, Standing};
+use crate::view::FleetView;
 use spillway_api::{IdentityKind, Name};
 use std::collections::BTreeMap;
 
@@ -29,14 +31,14 @@ pub(super) enum Role {
 }
 
 impl Role {
-    fn counts(self) -> bool {
+    pub(super) fn counts(self) -> bool {
         matches!(self, Role::Kept | Role::Refused)
     }
 }
 
 /// A share, and what it becomes.
-pub(super) struct Target {
-    pub(super) cell: Cell,
+pub(super) struct Target<'a> {
+    pub(super) cell: Cell<'a>,
     pub(super) role: Role,
     pub(super) to: u32,
 }
@@ -53,7 +55,7 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
         .filter(|((_, of), _)| of == name)
         .map(|((host, _), wait_ms)| (host, *wait_ms))
         .collect();
-    let mut targets: Vec<Target> = (table.catalogs[number].cells.iter())
+    let mut targets: Vec<Target<'_>> = (table.catalogs[number].cells.iter())
         .map(|cell| {
             let host = &table.hosts[cell.host];
             let role = role_of(situation, &table.catalogs[number], host, refused.contains_key(host.name));
@@ -66,7 +68,7 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
         })
         .collect();
     // What was just written may not be applied: no others are lowered or raised because of it.
-    let sum = |of: fn(&Target) -> u32| {
+    let sum = |of: fn(&Target<'_>) -> u32| {
         let counted = targets.iter().filter(|target| target.role.counts());
         counted.map(|target| u64::from(of(target))).sum::<u64>()
     };
@@ -76,7 +78,7 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     if least > count {
         take_surplus(table, &mut targets, least - count);
     } else if most < count {
-        unplaced = place_missing(table, number, &refused, &mut targets, count - most);
+        unplaced = place_missing(table, number, (&refused, situation.view), &mut targets, count - most);
     }
     settle_others(table, &mut targets, count, unplaced);
     if unplaced > 0 {
@@ -85,7 +87,9 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     }
     let lost = targets.iter().filter(|target| target.role == Role::Lost && target.cell.count > 0);
     plan.lost.extend(lost.map(|target| table.hosts[target.cell.host].name.clone()));
-    let mut changes: Vec<Change> = targets.iter().filter_map(|target| change(table, name, target)).collect();
+    let course = Course::of(situation, table, number, &targets, plan);
+    let changes = targets.iter().filter_map(|target| change(table, name, &course, target));
+    let mut changes: Vec<Change> = changes.collect();
     // What a lost host had is deleted in the same transaction that raises others.
     changes.sort_by_key(|change| change.to > change.from);
     plan.changes.extend(changes);
@@ -136,9 +140,9 @@ fn role_of(situation: &Situation<'_>, catalog: &Catalog<'_>, host: &Host<'_>, re
 }
 
 /// Lowers shares that count until so many machines are gone.
-fn take_surplus(table: &Table<'_>, targets: &mut [Target], surplus: u64) {
+fn take_surplus(table: &Table<'_>, targets: &mut [Target<'_>], surplus: u64) {
     let zones = zones(table, targets);
-    let mut able: Vec<&mut Target> =
+    let mut able: Vec<&mut Target<'_>> =
         targets.iter_mut().filter(|target| target.role.counts() && !target.cell.is_busy).collect();
     let mut givers: Vec<Giver> = (able.iter())
         .map(|target| Giver {
@@ -155,14 +159,13 @@ fn take_surplus(table: &Table<'_>, targets: &mut [Target], surplus: u64) {
 pub(super) fn place_missing(
     table: &mut Table<'_>,
     number: usize,
-    refused: &BTreeMap<&Name, u64>,
-    targets: &mut Vec<Target>,
+    (refused, view): (&BTreeMap<&Name, u64>, &FleetView),
+    targets: &mut Vec<Target<'_>>,
     missing: u64,
 ) -> u64 {
     let catalog = &table.catalogs[number];
     let places = places(table, targets);
-    let image = (catalog.record.spec.catalog.image.name.as_str(), catalog.record.version);
-    let image = format!("{}:{}", image.0, image.1);
+    let image = version_of_new(view, catalog.name, catalog.record).to_string();
     let mut candidates: Vec<Candidate> = Vec::new();
     for (n, host) in table.hosts.iter().enumerate() {
         let target = places[n].map(|place| &targets[place]);
@@ -196,8 +199,8 @@ pub(super) fn place_missing(
 }
 
 /// Decides what hosts keep that are draining, lost or gone.
-fn settle_others(table: &Table<'_>, targets: &mut [Target], count: u64, unplaced: u64) {
-    let is_alive = |target: &&Target| table.hosts[target.cell.host].standing == Standing::Alive;
+fn settle_others(table: &Table<'_>, targets: &mut [Target<'_>], count: u64, unplaced: u64) {
+    let is_alive = |target: &&Target<'_>| table.hosts[target.cell.host].standing == Standing::Alive;
     let counted = targets.iter().filter(|target| target.role.counts()).filter(is_alive);
     let ready: u64 = counted.map(|target| u64::from(target.cell.ready.min(target.to))).sum();
     let mut allowed = count.saturating_sub(ready);
@@ -215,7 +218,7 @@ fn settle_others(table: &Table<'_>, targets: &mut [Target], count: u64, unplaced
 }
 
 /// Machines of the catalog in each zone, of shares that count.
-fn zones(table: &Table<'_>, targets: &[Target]) -> Vec<u64> {
+fn zones(table: &Table<'_>, targets: &[Target<'_>]) -> Vec<u64> {
     let mut zones = vec![0u64; table.zones];
     for target in targets.iter().filter(|target| target.role.counts()) {
         zones[table.hosts[target.cell.host].zone] += u64::from(target.to);
@@ -224,7 +227,7 @@ fn zones(table: &Table<'_>, targets: &[Target]) -> Vec<u64> {
 }
 
 /// For each host, where its target is.
-fn places(table: &Table<'_>, targets: &[Target]) -> Vec<Option<usize>> {
+fn places(table: &Table<'_>, targets: &[Target<'_>]) -> Vec<Option<usize>> {
     let mut places = vec![None; table.hosts.len()];
     targets.iter().enumerate().for_each(|(n, target)| places[target.cell.host] = Some(n));
     places
@@ -235,7 +238,7 @@ fn obstacle(
     table: &Table<'_>,
     catalog: &Catalog<'_>,
     host: &Host<'_>,
-    target: Option<&Target>,
+    target: Option<&Target<'_>>,
     refused: &BTreeMap<&Name, u64>,
 ) -> Option<Obstacle> {
     let Some(record) = host.record.filter(|_| host.standing == Standing::Alive) else {
@@ -271,7 +274,7 @@ pub(super) fn explain(
     table: &Table<'_>,
     number: usize,
     refused: &BTreeMap<&Name, u64>,
-    targets: &[Target],
+    targets: &[Target<'_>],
 ) -> Why {
     let places = places(table, targets);
     let catalog = &table.catalogs[number];
@@ -289,9 +292,13 @@ pub(super) fn explain(
     Why::Hosts { hosts, more }
 }
 
-fn change(table: &Table<'_>, catalog: &Name, target: &Target) -> Option<Change> {
+fn change(table: &Table<'_>, catalog: &Name, course: &Course<'_>, target: &Target<'_>) -> Option<Change> {
     let Target { cell, role, to } = target;
-    let is_due = *to != cell.count || (*to > 0 && !cell.is_current);
+    let is_stale = *to > 0 && (!cell.is_current || course.moves(cell.host));
+    let is_due = *to != cell.count || is_stale;
+    if !is_due || cell.is_busy {
+        return None;
+    }
     let cause = match role {
         _ if *to > cell.count => Cause::Missing,
         _ if *to == cell.count => Cause::Updated,
@@ -301,11 +308,12 @@ fn change(table: &Table<'_>, catalog: &Name, target: &Target) -> Option<Change> 
         Role::Refused => Cause::Refused,
         Role::Kept => Cause::Surplus,
     };
-    (is_due && !cell.is_busy).then(|| Change {
+    Some(Change {
         host: table.hosts[cell.host].name.clone(),
         catalog: catalog.clone(),
         from: cell.count,
         to: *to,
+        share: (*to > 0).then(|| course.share(cell, *to)),
         modified: cell.modified,
         cause,
     })
@@ -326,6 +334,7 @@ pub(super) fn delete_unknown(situation: &Situation<'_>, table: &Table<'_>, plan:
                     catalog: catalog.clone(),
                     from: share.value.count,
                     to: 0,
+                    share: None,
                     modified: share.modified,
                     cause: Cause::Deleted,
                 });

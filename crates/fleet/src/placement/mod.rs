@@ -7,6 +7,7 @@
 //! space for.
 
 mod catalog;
+mod course;
 mod explanation;
 mod fill;
 mod names;
@@ -17,8 +18,10 @@ pub use explanation::{MOST_EXPLAINED, Obstacle, Unplaced, Why};
 pub use names::NameChange;
 pub use space::{Resource, Shortage};
 
+use crate::Moment;
 use crate::liveness::{Brake, Standing};
-use crate::records::CatalogRecord;
+use crate::records::{CatalogRecord, RolloutRecord, ShareRecord};
+use crate::rollout::Trackers;
 use crate::transaction::Revision;
 use crate::view::{FleetView, Versioned};
 use spillway_api::{IdentityKind, Name};
@@ -44,6 +47,12 @@ pub struct Situation<'a> {
     pub known: &'a BTreeMap<Name, Versioned<CatalogRecord>>,
     /// Catalogs that wait for the end of a transaction.
     pub held: &'a BTreeSet<Name>,
+    /// What is remembered of rollouts.
+    pub trackers: &'a Trackers,
+    /// Catalogs whose rollouts are being written.
+    pub rolling: &'a BTreeSet<Name>,
+    /// The time.
+    pub now: Moment,
 }
 
 /// What is to be written, and what cannot be placed.
@@ -61,6 +70,21 @@ pub struct Plan {
     pub next_in_ms: Option<u64>,
     /// Hosts that count as lost for a catalog, and have machines of it.
     pub lost: BTreeSet<Name>,
+    /// Rollouts that change.
+    pub rollouts: Vec<RolloutStep>,
+    /// What rollouts wait for, by catalog.
+    pub waits: BTreeMap<Name, String>,
+}
+
+/// A rollout that changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RolloutStep {
+    /// Catalog of the rollout.
+    pub catalog: Name,
+    /// The record as it is to become. Its times are left to who writes it.
+    pub record: RolloutRecord,
+    /// Revision that last wrote it; 0 if it is not there.
+    pub modified: Revision,
 }
 
 /// A share that changes.
@@ -74,6 +98,8 @@ pub struct Change {
     pub from: u32,
     /// Count that it gets. With 0 it is deleted.
     pub to: u32,
+    /// The share as it is to become; none: it is deleted.
+    pub share: Option<ShareRecord>,
     /// Revision that last wrote it; 0 if it is not there.
     pub modified: Revision,
     /// Why it changes.
@@ -97,11 +123,11 @@ pub enum Cause {
     Deleted,
     /// There are too few machines.
     Missing,
-    /// Only version or generation change.
+    /// Only version, batch or generation change.
     Updated,
 }
 
-/// Version of the image that a host's machines of a catalog get.
+/// Version of the image that a host's machines with names of the fleet get. They have no shares, and no waves.
 pub fn version_for(catalog: &CatalogRecord, _host: &Name) -> u32 {
     catalog.version
 }

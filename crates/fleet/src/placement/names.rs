@@ -137,7 +137,7 @@ fn place_catalog(
     if wanted == 0 {
         return;
     }
-    let (gains, why) = gains(table, number, wanted);
+    let (gains, why) = gains(view, table, number, wanted);
     let spare = gains.len().saturating_sub(missing.len() + leaving);
     let unplaced = missing.len().saturating_sub(gains.len());
     if let (Some(why), true) = (why, unplaced > 0) {
@@ -165,7 +165,12 @@ fn place_catalog(
 }
 
 /// Hosts that so many machines of a catalog go to, one for each, and why not more.
-fn gains(table: &mut Table<'_>, number: usize, machines: usize) -> (Vec<Name>, Option<super::Why>) {
+fn gains(
+    view: &FleetView,
+    table: &mut Table<'_>,
+    number: usize,
+    machines: usize,
+) -> (Vec<Name>, Option<super::Why>) {
     let catalog = &table.catalogs[number];
     let refused: BTreeMap<Name, u64> = (table.hosts.iter())
         .filter(|host| {
@@ -177,12 +182,12 @@ fn gains(table: &mut Table<'_>, number: usize, machines: usize) -> (Vec<Name>, O
         .map(|host| (host.name.clone(), REFUSED_MS))
         .collect();
     let refused: BTreeMap<&Name, u64> = refused.iter().map(|(host, wait_ms)| (host, *wait_ms)).collect();
-    let target = |cell: &Cell| {
+    let targets = catalog.cells.iter().map(|cell| {
         let cell = Cell { is_busy: false, ..*cell };
         Target { cell, role: Role::Kept, to: cell.count }
-    };
-    let mut targets: Vec<Target> = catalog.cells.iter().map(target).collect();
-    let unplaced = place_missing(table, number, &refused, &mut targets, machines as u64);
+    });
+    let mut targets: Vec<Target<'_>> = targets.collect();
+    let unplaced = place_missing(table, number, (&refused, view), &mut targets, machines as u64);
     let why = (unplaced > 0).then(|| explain(table, number, &refused, &targets));
     let mut hosts = Vec::new();
     for target in &targets {

@@ -3,11 +3,11 @@
 //!
 //! Invariant: what a host has of a catalog counts even if its share has fallen: claimed machines stay until they are released.
 
+use super::Situation;
 use super::space::Amounts;
-use super::{Situation, version_for};
 use crate::keys::Key;
 use crate::liveness::Standing;
-use crate::records::{CatalogRecord, HostRecord, StatusRecord};
+use crate::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord, StatusRecord};
 use crate::transaction::Revision;
 use spillway_api::{Hypervisor, Name, Need};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,8 +26,12 @@ pub(super) struct Host<'a> {
 
 /// What a host has, and is to have, of a catalog.
 #[derive(Clone, Copy)]
-pub(super) struct Cell {
+pub(super) struct Cell<'a> {
     pub(super) host: usize,
+    /// The share as the records have it.
+    pub(super) share: Option<&'a ShareRecord>,
+    /// What the host has reported.
+    pub(super) status: Option<&'a CatalogStatus>,
     /// Count of the share, or the one that was just written.
     pub(super) count: u32,
     /// The smaller and the greater of both: what was just written may not be applied.
@@ -35,7 +39,7 @@ pub(super) struct Cell {
     pub(super) most: u32,
     /// Revision that last wrote it; 0 if it is not there.
     pub(super) modified: Revision,
-    /// Whether version and generation are those that it is to have.
+    /// Whether its generation is the catalog's, and it says of which image its version is.
     pub(super) is_current: bool,
     /// Whether it was just written, so that it is left alone.
     pub(super) is_busy: bool,
@@ -45,11 +49,23 @@ pub(super) struct Cell {
     pub(super) claimed: u32,
 }
 
-impl Cell {
+impl Cell<'_> {
     /// A host without a share.
-    pub(super) fn empty(host: usize) -> Cell {
-        let (count, least, most, modified, is_current, is_busy) = (0, 0, 0, 0, true, false);
-        Cell { host, count, least, most, modified, is_current, is_busy, reported: 0, ready: 0, claimed: 0 }
+    pub(super) fn empty(host: usize) -> Cell<'static> {
+        Cell {
+            host,
+            share: None,
+            status: None,
+            count: 0,
+            least: 0,
+            most: 0,
+            modified: 0,
+            is_current: true,
+            is_busy: false,
+            reported: 0,
+            ready: 0,
+            claimed: 0,
+        }
     }
 }
 
@@ -59,7 +75,7 @@ pub(super) struct Catalog<'a> {
     /// Need of a machine on a host with QEMU, with libvirt, and with neither.
     needs: [Amounts; 3],
     /// In the order of the hosts.
-    pub(super) cells: Vec<Cell>,
+    pub(super) cells: Vec<Cell<'a>>,
 }
 
 impl Catalog<'_> {
@@ -109,15 +125,15 @@ impl<'a> Table<'a> {
     /// Takes the shares of a host, and what it has reported.
     fn fill(&mut self, situation: &Situation<'a>, number: usize, numbers: &BTreeMap<&Name, usize>) {
         let host = &mut self.hosts[number];
-        let mut cells: BTreeMap<usize, Cell> = BTreeMap::new();
-        let empty = Cell::empty(number);
+        let mut cells: BTreeMap<usize, Cell<'a>> = BTreeMap::new();
+        let empty: Cell<'a> = Cell::empty(number);
         for (name, share) in situation.view.shares.get(host.name).into_iter().flatten() {
             let Some(catalog) = numbers.get(name) else { continue };
             let record = self.catalogs[*catalog].record;
-            let is_current = share.value.version == version_for(record, host.name)
-                && share.value.generation == record.generation;
-            let (count, modified) = (share.value.count, share.modified);
-            cells.insert(*catalog, Cell { count, least: count, most: count, modified, is_current, ..empty });
+            let is_current = share.value.image.is_some() && share.value.generation == record.generation;
+            let (count, modified, share) = (share.value.count, share.modified, Some(&share.value));
+            let (least, most) = (count, count);
+            cells.insert(*catalog, Cell { share, count, least, most, modified, is_current, ..empty });
         }
         for (name, count) in situation.written.get(host.name).into_iter().flatten() {
             let Some(catalog) = numbers.get(name) else { continue };
@@ -130,6 +146,7 @@ impl<'a> Table<'a> {
             let cell = cells.entry(*catalog).or_insert(empty);
             let ready = status.ready.saturating_add(status.off);
             (cell.reported, cell.ready, cell.claimed) = (status.count, ready, status.claimed);
+            cell.status = Some(status);
         }
         let deleted = situation.known.len() > numbers.len();
         for (name, known) in situation.known.iter().filter(|(name, _)| deleted && !numbers.contains_key(name))

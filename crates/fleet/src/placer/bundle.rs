@@ -5,10 +5,11 @@
 
 use super::flights::{Effect, Effects};
 use crate::keys::Key;
-use crate::placement::{Cause, Change, version_for};
-use crate::records::ShareRecord;
+use crate::placement::{Cause, Change, RolloutStep};
+use crate::records::RolloutRecord;
 use crate::transaction::{Comparison, MOST_OPERATIONS, Revision, Transaction, Write};
 use crate::view::FleetView;
+use jiff::Timestamp;
 use spillway_api::Name;
 use std::collections::BTreeSet;
 
@@ -37,7 +38,7 @@ pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[Change]) -> V
                 continue;
             }
         }
-        open.take(view, change, comparisons);
+        open.take(change, comparisons);
     }
     done.extend(open.close());
     done
@@ -67,13 +68,13 @@ impl Open {
             && self.transaction.writes.len() < MOST_OPERATIONS
     }
 
-    fn take(&mut self, view: &FleetView, change: &Change, comparisons: Vec<Comparison>) {
+    fn take(&mut self, change: &Change, comparisons: Vec<Comparison>) {
         for comparison in comparisons {
             if self.has.insert(key_of(&comparison).clone()) {
                 self.transaction.comparisons.push(comparison);
             }
         }
-        self.transaction.writes.push(write(view, change));
+        self.transaction.writes.push(write(change));
         if is_replaced(change) {
             self.effects.lowered.insert(change.catalog.clone());
         }
@@ -93,7 +94,7 @@ fn key_of(comparison: &Comparison) -> &Key {
     }
 }
 
-/// What must be as it was for a change to be right: the share and the catalog always, and the host where it depends on that.
+/// What must be as it was for a change to be right: the share, the catalog and its rollout always, and the host where it depends on that.
 fn comparisons(view: &FleetView, change: &Change) -> Vec<Comparison> {
     let share = Key::Share(change.host.clone(), change.catalog.clone());
     let catalog = view.catalogs.get(&change.catalog).map_or(0, |catalog| catalog.modified);
@@ -101,6 +102,11 @@ fn comparisons(view: &FleetView, change: &Change) -> Vec<Comparison> {
         Comparison::Modified(share, change.modified),
         Comparison::Modified(Key::Catalog(change.catalog.clone()), catalog),
     ];
+    let rollout = Key::Rollout(change.catalog.clone());
+    if !view.unreadable.contains_key(&rollout.to_string()) {
+        let modified = view.rollouts.get(&change.catalog).map_or(0, |rollout| rollout.modified);
+        all.push(Comparison::Modified(rollout, modified));
+    }
     let host = view.hosts.get(&change.host).map_or(0, |host| host.modified);
     match change.cause {
         Cause::Lost => all.push(Comparison::Created(Key::Alive(change.host.clone()), 0)),
@@ -112,15 +118,37 @@ fn comparisons(view: &FleetView, change: &Change) -> Vec<Comparison> {
     all
 }
 
-fn write(view: &FleetView, change: &Change) -> Write {
+fn write(change: &Change) -> Write {
     let key = Key::Share(change.host.clone(), change.catalog.clone());
-    let Some(catalog) = view.catalogs.get(&change.catalog).filter(|_| change.to > 0) else {
-        return Write::Delete(key);
+    match &change.share {
+        Some(record) => {
+            Write::Put(key, serde_json::to_vec(record).expect("a record of texts and numbers is JSON"))
+        }
+        None => Write::Delete(key),
+    }
+}
+
+/// The transaction of a step of a rollout.
+pub(super) fn rollout_bundle(
+    view: &FleetView,
+    term: Revision,
+    step: &RolloutStep,
+    wall: Timestamp,
+) -> Bundle {
+    let key = Key::Rollout(step.catalog.clone());
+    let since = if step.modified == 0 { wall } else { step.record.since };
+    let record = RolloutRecord { since, changed: wall, ..step.record.clone() };
+    let catalog = view.catalogs.get(&step.catalog).map_or(0, |catalog| catalog.modified);
+    let transaction = Transaction {
+        comparisons: vec![
+            Comparison::Created(Key::Placer, term),
+            Comparison::Modified(key.clone(), step.modified),
+            Comparison::Modified(Key::Catalog(step.catalog.clone()), catalog),
+        ],
+        writes: vec![Write::Put(
+            key,
+            serde_json::to_vec(&record).expect("a record of texts and numbers is JSON"),
+        )],
     };
-    let record = ShareRecord {
-        count: change.to,
-        version: version_for(&catalog.value, &change.host),
-        generation: catalog.value.generation,
-    };
-    Write::Put(key, serde_json::to_vec(&record).expect("a record of numbers is JSON"))
+    Bundle { transaction, effects: Effects::of_rollout(step.catalog.clone(), step.modified) }
 }

@@ -24,6 +24,8 @@ pub(super) struct Effects {
     pub(super) lowered: BTreeSet<Name>,
     /// Host whose record it writes, and no shares.
     host: Option<Name>,
+    /// Catalog whose rollout it writes, and no shares, with the revision that it was compared with.
+    rollout: Option<(Name, Revision)>,
     /// Machines with names of the fleet that it changes.
     pub(super) names: Vec<NameEffect>,
 }
@@ -52,6 +54,10 @@ impl Effects {
 
     pub(super) fn of_host(host: Name) -> Effects {
         Effects { host: Some(host), ..Effects::default() }
+    }
+
+    pub(super) fn of_rollout(catalog: Name, compared: Revision) -> Effects {
+        Effects { rollout: Some((catalog, compared)), ..Effects::default() }
     }
 }
 
@@ -128,6 +134,12 @@ impl Flights {
         all
     }
 
+    /// Catalogs whose rollouts are being written.
+    pub(super) fn rolling(&self) -> BTreeSet<Name> {
+        let rollouts = self.all.values().filter_map(|flight| flight.effects.rollout.as_ref());
+        rollouts.map(|(catalog, _)| catalog.clone()).collect()
+    }
+
     pub(super) fn writes_host(&self, host: &Name) -> bool {
         self.all.values().any(|flight| flight.effects.host.as_ref() == Some(host))
     }
@@ -181,6 +193,9 @@ impl Flight {
             State::Sent => open_ms >= MOST_MS,
             State::Unknown => {
                 open_ms >= UNKNOWN_MS
+                    || self.effects.rollout.as_ref().is_some_and(|(catalog, compared)| {
+                        view.rollouts.get(catalog).map_or(0, |rollout| rollout.modified) != *compared
+                    })
                     || self.effects.names.first().is_some_and(|name| name.is_seen(view))
                     || self.effects.shares.first().is_some_and(|effect| {
                         let (host, catalog) = &effect.place;

@@ -19,10 +19,12 @@ use crate::keys::Key;
 use crate::liveness::{Ask, Liveness, StoreHealth};
 use crate::placement::{Plan, Situation, plan};
 use crate::records::{CatalogRecord, HostRecord};
+use crate::rollout::{self, Trackers};
 use crate::transaction::{Comparison, Outcome, Revision, Transaction, Write};
 use crate::view::{FleetView, Versioned};
-use bundle::{Bundle, bundles};
+use bundle::{Bundle, bundles, rollout_bundle};
 use flights::{Ended, Flights};
+use jiff::Timestamp;
 use refusals::Refusals;
 use report::Reports;
 use spillway_api::Name;
@@ -68,6 +70,8 @@ pub struct Placer {
     own: Identity,
     last_number: u64,
     now: Moment,
+    /// Time of day, for people who read the records.
+    wall: Timestamp,
     office: Option<Office>,
 }
 
@@ -78,6 +82,7 @@ struct Office {
     liveness: Liveness,
     flights: Flights,
     refusals: Refusals,
+    trackers: Trackers,
     reports: Reports,
     /// Catalogs as they last were, deleted ones as long as a host has machines of them.
     known: BTreeMap<Name, Versioned<CatalogRecord>>,
@@ -97,7 +102,12 @@ struct Office {
 impl Placer {
     /// The placer of a daemon.
     pub fn new(own: Identity) -> Placer {
-        Placer { own, last_number: 0, now: Moment::default(), office: None }
+        Placer { own, last_number: 0, now: Moment::default(), wall: Timestamp::UNIX_EPOCH, office: None }
+    }
+
+    /// Takes the time of day. No decision depends on it.
+    pub fn note_time_of_day(&mut self, wall: Timestamp) {
+        self.wall = wall;
     }
 
     /// Decides what is to be done. It is to be called when the records, an answer or the end of a transaction have come, and at least
@@ -115,7 +125,7 @@ impl Placer {
         office.look(view, health, now);
         let mut actions = Vec::new();
         if office.is_due(view, now) {
-            let bundles = office.decide(view, now);
+            let bundles = office.decide(view, now, self.wall);
             for Bundle { transaction, effects } in bundles {
                 self.last_number += 1;
                 office.flights.send(self.last_number, effects, view.revision, now);
@@ -124,7 +134,7 @@ impl Placer {
         }
         let asks = office.liveness.asks(&office.plan.stakes, view, &self.own.host, now);
         actions.extend(asks.into_iter().map(PlacerAction::Ask));
-        let events = office.reports.news(&office.plan, &office.liveness, now);
+        let events = office.reports.news(&office.plan, &office.liveness, view, now);
         actions.extend(events.into_iter().map(PlacerAction::Event));
         actions
     }
@@ -166,6 +176,7 @@ impl Office {
             liveness: Liveness::default(),
             flights: Flights::default(),
             refusals: Refusals::default(),
+            trackers: Trackers::default(),
             reports: Reports::default(),
             known: BTreeMap::new(),
             plan: Plan::default(),
@@ -184,6 +195,7 @@ impl Office {
             self.seen = Some(view.revision);
             self.liveness.observe(view, now);
             self.refusals.observe(view, now);
+            rollout::observe(&mut self.trackers, view, now);
             self.remember(view);
         }
         if self.flights.settle(view, now) {
@@ -215,11 +227,12 @@ impl Office {
         self.planned != Some((view.revision, self.liveness.changes())) || now >= self.wake
     }
 
-    fn decide(&mut self, view: &FleetView, now: Moment) -> Vec<Bundle> {
+    fn decide(&mut self, view: &FleetView, now: Moment, wall: Timestamp) -> Vec<Bundle> {
         self.planned = Some((view.revision, self.liveness.changes()));
         let liveness = &self.liveness;
         let refused = self.refusals.passed_over(now);
         let held = self.flights.held();
+        let rolling = self.flights.rolling();
         let written = self.flights.with_names(view);
         self.plan = plan(&Situation {
             view,
@@ -229,12 +242,17 @@ impl Office {
             refused: &refused,
             known: &self.known,
             held: &held,
+            trackers: &self.trackers,
+            rolling: &rolling,
+            now,
         });
         let next = self.plan.next_in_ms.map(|ms| now.after_ms(ms));
         let moments = [next, self.refusals.next(now), self.liveness.next(now)];
         self.wake =
             moments.into_iter().flatten().chain([now.after_ms(REVIEW_MS)]).min().expect("one at least");
         let mut bundles = bundles(view, self.term, &self.plan.changes);
+        let steps = self.plan.rollouts.iter();
+        bundles.extend(steps.map(|step| rollout_bundle(view, self.term, step, wall)));
         bundles.extend(names::bundles(self.term, &self.plan.names));
         bundles.extend(self.revived(view));
         let most = MOST_FLIGHTS.saturating_sub(self.flights.len());

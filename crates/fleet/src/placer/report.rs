@@ -6,9 +6,10 @@ use super::{Office, PlacerEvent};
 use crate::Moment;
 use crate::liveness::{Brake, Liveness, Reach, Standing};
 use crate::placement::{Plan, Unplaced};
+use crate::records::RolloutRecord;
 use crate::transaction::Revision;
 use crate::view::FleetView;
-use spillway_api::Name;
+use spillway_api::{FleetRolloutState, Name};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the placer knows.
@@ -22,6 +23,8 @@ pub struct PlacerStatus {
     pub hosts: Vec<HostStatus>,
     /// Catalogs whose machines are not all placed.
     pub unplaced: Vec<Unplaced>,
+    /// What rollouts wait for, by catalog.
+    pub waits: BTreeMap<Name, String>,
     /// Transactions that are under way, or that the records do not show yet.
     pub transactions: usize,
 }
@@ -56,6 +59,7 @@ pub(super) fn status(office: &Office, view: &FleetView, now: Moment) -> PlacerSt
         brake,
         hosts: hosts.collect(),
         unplaced: office.plan.unplaced.clone(),
+        waits: office.plan.waits.clone(),
         transactions: office.flights.len(),
     }
 }
@@ -98,6 +102,21 @@ fn why_kept(
     })
 }
 
+/// What has become of a rollout.
+fn progress(rollout: &RolloutRecord) -> String {
+    match rollout.state {
+        FleetRolloutState::Prefetch => "begins: its hosts bring the version".into(),
+        FleetRolloutState::Running if rollout.at_once => "goes to all hosts at once".into(),
+        FleetRolloutState::Running => format!("goes on with wave {}", rollout.wave.saturating_add(1)),
+        FleetRolloutState::Paused => "is paused".into(),
+        FleetRolloutState::Halted => {
+            format!("has halted: {}", rollout.why.as_deref().unwrap_or("nobody has said why"))
+        }
+        FleetRolloutState::Aborted => "was aborted".into(),
+        FleetRolloutState::Done => "has reached all hosts".into(),
+    }
+}
+
 /// What was told.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
@@ -105,11 +124,19 @@ pub(super) struct Reports {
     reached: BTreeSet<Name>,
     lost: BTreeSet<Name>,
     unplaced: BTreeMap<Name, u64>,
+    /// Rollouts: generation, state and wave.
+    rollouts: BTreeMap<Name, (u64, FleetRolloutState, u32)>,
 }
 
 impl Reports {
     /// What is to be told now.
-    pub(super) fn news(&mut self, plan: &Plan, liveness: &Liveness, now: Moment) -> Vec<PlacerEvent> {
+    pub(super) fn news(
+        &mut self,
+        plan: &Plan,
+        liveness: &Liveness,
+        view: &FleetView,
+        now: Moment,
+    ) -> Vec<PlacerEvent> {
         let mut news = Vec::new();
         let over =
             plan.stakes.iter().filter_map(|(host, lost_after_ms)| match liveness.standing(host, now) {
@@ -146,7 +173,24 @@ impl Reports {
         self.lost.retain(|host| matches!(liveness.standing(host, now), Standing::Silent { .. }));
         self.lost.extend(plan.lost.iter().cloned());
         self.tell_unplaced(plan, &mut news);
+        self.tell_rollouts(view, &mut news);
         news
+    }
+
+    fn tell_rollouts(&mut self, view: &FleetView, news: &mut Vec<PlacerEvent>) {
+        self.rollouts.retain(|catalog, _| view.rollouts.contains_key(catalog));
+        for (catalog, rollout) in &view.rollouts {
+            let rollout = &rollout.value;
+            let is = (rollout.generation, rollout.state, rollout.wave);
+            let was = self.rollouts.get(catalog);
+            // One that was over before this placer began is no news.
+            if was == Some(&is) || (was.is_none() && !rollout.is_open()) {
+                continue;
+            }
+            self.rollouts.insert(catalog.clone(), is);
+            let text = format!("the rollout of {} {}", rollout.to, progress(rollout));
+            news.push(PlacerEvent { host: None, catalog: Some(catalog.clone()), text });
+        }
     }
 
     fn tell_unplaced(&mut self, plan: &Plan, news: &mut Vec<PlacerEvent>) {

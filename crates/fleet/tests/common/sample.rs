@@ -146,7 +146,8 @@ impl Fleet {
 
     pub fn share(&mut self, host: &str, catalog: &str, count: u32) {
         let of = &self.json(&format!("catalogs/{catalog}"));
-        let share = json!({"count": count, "version": of["version"], "generation": of["generation"]});
+        let share = json!({"count": count, "version": of["version"], "generation": of["generation"],
+            "image": of["spec"]["image"]});
         self.put(&format!("share/{host}/{catalog}"), &share.to_string());
     }
 

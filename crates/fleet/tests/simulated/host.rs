@@ -4,13 +4,14 @@ use super::rng::Rng;
 use super::sample::{self, GIB, name};
 use super::store::{LeaseId, Store};
 use serde_json::json;
-use spillway_api::Name;
+use spillway_api::{CatalogSpec, ImageRef, Name, RolloutStrategy};
 use spillway_fleet::Moment;
+use spillway_fleet::agent::{WantedCatalog, WantedShares, wanted};
 use spillway_fleet::election::{Identity, candidacy};
 use spillway_fleet::keys::Key;
 use spillway_fleet::liveness::StoreHealth;
 use spillway_fleet::placer::{Placer, PlacerAction};
-use spillway_fleet::records::{CatalogStatus, ShareRecord, StatusRecord};
+use spillway_fleet::records::{CatalogStatus, NextVersion, ShareRecord, StatusRecord, VersionName};
 use spillway_fleet::transaction::{Comparison, Revision, Transaction, Write};
 use spillway_fleet::view::FleetView;
 use std::collections::BTreeMap;
@@ -20,16 +21,86 @@ const STATUS_MS: u64 = 10_000;
 /// Time for which a lease counts from the sending of a request to renew it.
 const LEASE_COUNTS_MS: u64 = 12_000;
 
+/// A machine, as far as rollouts are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Machine {
+    version: u32,
+    state: State,
+    /// Whether a rollout has made it unavailable, until it is ready again.
+    is_rolled: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Ready,
+    /// It is ready, or has failed, at this time.
+    Starts(u64),
+    /// It starts again at this time.
+    Failed(u64),
+}
+
 /// Machines of a catalog on a host.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Debug, Default)]
 struct Machines {
-    count: u32,
-    ready: u32,
-    /// When the next of them are ready.
-    ready_at: u64,
+    all: Vec<Machine>,
+    wanted: u32,
     generation: u64,
     version: u32,
+    batch: u32,
+    max_failed: u32,
+    is_held: bool,
     refuses_until: u64,
+    /// A version that it brings, and when that is there.
+    next: Option<(u32, u64)>,
+}
+
+impl Machines {
+    fn ready(&self) -> u32 {
+        self.all.iter().filter(|machine| machine.state == State::Ready).count() as u32
+    }
+
+    fn failed(&self) -> u32 {
+        self.all.iter().filter(|machine| matches!(machine.state, State::Failed(_))).count() as u32
+    }
+
+    /// Adds or removes machines, as a host does: those go first that are not ready.
+    fn resize(&mut self, now: u64, random: &mut Rng) {
+        while self.all.len() > self.wanted as usize {
+            let not_ready = self.all.iter().rposition(|machine| machine.state != State::Ready);
+            self.all.remove(not_ready.unwrap_or(self.all.len() - 1));
+        }
+        let ready_at = now + 2_000 + random.below(8_000);
+        let new = Machine { version: self.version, state: State::Starts(ready_at), is_rolled: false };
+        self.all.resize(self.wanted as usize, new);
+    }
+
+    /// What happens to its machines, and the rollout of the host: a failed machine holds its place of the batch.
+    fn work(&mut self, now: u64, random: &mut Rng) {
+        for machine in &mut self.all {
+            match machine.state {
+                State::Starts(at) if now >= at => {
+                    let fails = super::is_bad(machine.version) && random.chance(2);
+                    machine.state = if fails { State::Failed(now + 20_000) } else { State::Ready };
+                    machine.is_rolled &= fails;
+                }
+                State::Failed(at) if now >= at => {
+                    (machine.version, machine.state) = (self.version, State::Starts(now + 3_000));
+                }
+                _ => {}
+            }
+        }
+        let is_old = |machine: &Machine| machine.version != self.version;
+        if self.is_held || !self.all.iter().any(is_old) {
+            return;
+        }
+        let away = self.all.len() as u32 - self.ready() - self.failed().min(self.max_failed);
+        let space = self.batch.saturating_sub(away) as usize;
+        let due = self.all.iter_mut().filter(|machine| machine.version != self.version);
+        for machine in due.filter(|machine| machine.state == State::Ready).take(space) {
+            let state = State::Starts(now + 2_000 + random.below(6_000));
+            *machine = Machine { version: self.version, state, is_rolled: true };
+        }
+    }
 }
 
 pub struct Host {
@@ -127,7 +198,10 @@ impl Host {
         self.reported = None;
         self.seen_shares = 0;
         self.health = StoreHealth::default();
-        self.machines.values_mut().for_each(|machines| machines.ready = 0);
+        let machines = self.machines.values_mut().flat_map(|machines| &mut machines.all);
+        machines.for_each(|machine| {
+            (machine.state, machine.is_rolled) = (State::Starts(self.down_until + 2_000), false);
+        });
     }
 
     /// A turn of the daemon.
@@ -143,7 +217,7 @@ impl Host {
         if reaches && now >= self.next_renewal {
             self.renew(store, now);
         }
-        self.work(now);
+        self.machines.values_mut().for_each(|machines| machines.work(now, random));
         let mut messages = Vec::new();
         if self.has_store(now) {
             // Watches are late now and then.
@@ -192,40 +266,80 @@ impl Host {
             return;
         }
         self.seen_shares = up_to;
-        let prefix = format!("share/{}/", self.name);
-        let shares = store.entries.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
-        let shares: BTreeMap<Name, ShareRecord> = shares
-            .map(|(key, entry)| (name(&key[prefix.len()..]), serde_json::from_slice(&entry.value).unwrap()))
-            .collect();
-        self.machines.retain(|catalog, _| shares.contains_key(catalog));
-        for (catalog, share) in shares {
-            let machines = self.machines.entry(catalog).or_default();
-            if share.count > machines.count && now >= machines.refuses_until {
-                if super::REFUSES.with(std::cell::Cell::get) && random.chance(200) {
-                    machines.refuses_until = now + 3_000 + random.below(30_000);
-                } else {
-                    machines.count = share.count;
-                    machines.ready_at = now + 2_000 + random.below(8_000);
-                }
-            }
-            machines.count = machines.count.min(share.count);
-            machines.ready = machines.ready.min(machines.count);
-            (machines.generation, machines.version) = (share.generation, share.version);
+        let wanted = match &self.view {
+            Some(view) => wanted(view, "x", &self.name),
+            None => Some(self.own(store)),
+        };
+        if let Some(wanted) = wanted {
+            self.take(&wanted, now, random);
         }
     }
 
-    fn work(&mut self, now: u64) {
-        for machines in self.machines.values_mut().filter(|machines| machines.ready < machines.count) {
-            if machines.ready_at == 0 {
-                machines.ready_at = now + 2_000;
-            } else if now >= machines.ready_at {
-                (machines.ready, machines.ready_at) = (machines.count, 0);
+    /// What the records want of a host that does not keep all of them: rollouts are left out.
+    fn own(&self, store: &Store) -> WantedShares {
+        let prefix = format!("share/{}/", self.name);
+        let shares = store.entries.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
+        let catalogs = shares.map(|(key, entry)| {
+            let share: ShareRecord = serde_json::from_slice(&entry.value).unwrap();
+            let version = std::num::NonZeroU32::new(share.version);
+            let image = ImageRef { name: name("debian"), version };
+            let spec = CatalogSpec { image, count: share.count, ..CatalogSpec::defaults() };
+            let catalog = WantedCatalog {
+                spec,
+                generation: share.generation,
+                strategy: RolloutStrategy::Batch(2),
+                max_failed: 0,
+                is_held: false,
+                source: None,
+                machines: None,
+            };
+            (name(&key[prefix.len()..]), catalog)
+        });
+        WantedShares { catalogs: catalogs.collect(), ..WantedShares::default() }
+    }
+
+    fn take(&mut self, wanted: &WantedShares, now: u64, random: &mut Rng) {
+        self.machines.retain(|catalog, _| wanted.catalogs.contains_key(catalog));
+        for (catalog, share) in &wanted.catalogs {
+            let machines = self.machines.entry(catalog.clone()).or_default();
+            let count = share.spec.count;
+            machines.version = share.spec.image.version.unwrap().get();
+            machines.generation = share.generation;
+            (machines.is_held, machines.max_failed) = (share.is_held, share.max_failed);
+            let RolloutStrategy::Batch(batch) = share.strategy else { panic!("{:?}", share.strategy) };
+            machines.batch = batch;
+            let next = wanted.versions.get(catalog).map(|next| next.of.version);
+            if machines.next.map(|(version, _)| version) != next {
+                machines.next = next.map(|version| (version, now + 1_000 + random.below(20_000)));
             }
+            if count > machines.wanted && now >= machines.refuses_until {
+                if super::REFUSES.with(std::cell::Cell::get) && random.chance(200) {
+                    machines.refuses_until = now + 3_000 + random.below(30_000);
+                } else {
+                    machines.wanted = count;
+                }
+            }
+            machines.wanted = machines.wanted.min(count);
+            machines.resize(now, random);
         }
     }
 
     pub fn ready(&self, catalog: &Name) -> u32 {
-        self.machines.get(catalog).map_or(0, |machines| machines.ready)
+        self.machines.get(catalog).map_or(0, Machines::ready)
+    }
+
+    /// What it has of a catalog, and what it has reported.
+    pub fn describe(&self, catalog: &Name) -> String {
+        let reported = self.reported.as_ref().and_then(|reported| reported.catalogs.get(catalog));
+        format!("{:?} {reported:?} at {}", self.machines.get(catalog), self.reported_at)
+    }
+
+    /// Machines of a catalog, those that a rollout has made unavailable, and those that have this version and are ready.
+    pub fn rolled(&self, catalog: &Name, version: u32) -> (u32, u32, u32) {
+        let all = self.machines.get(catalog).map_or(&[][..], |machines| &machines.all);
+        let rolled = all.iter().filter(|machine| machine.is_rolled).count() as u32;
+        let is_done = |machine: &&Machine| machine.version == version && machine.state == State::Ready;
+        (all.len() as u32, rolled, all.iter().filter(is_done).count() as u32)
     }
 
     /// The record of its state, if it has changed and the last one is old enough.
@@ -234,17 +348,25 @@ impl Host {
             return None;
         }
         let catalogs = self.machines.iter().map(|(catalog, machines)| {
-            let Machines { count, ready, generation, version, .. } = *machines;
             let refused = (now < machines.refuses_until).then(|| "not now".to_owned());
+            let is_new =
+                |machine: &&Machine| machine.version == machines.version && machine.state == State::Ready;
+            let next = machines.next.map(|(version, at)| NextVersion {
+                of: VersionName { image: name("debian"), version },
+                is_here: now >= at && !super::is_missing(version, &self.name),
+                failed: (now >= at && super::is_missing(version, &self.name))
+                    .then(|| "it is not there".into()),
+            });
             let status = CatalogStatus {
-                generation,
-                version,
-                count,
-                ready,
-                updated: ready,
-                claimed: 0,
-                failed: 0,
+                generation: machines.generation,
+                version: machines.version,
+                image: Some(name("debian")),
+                count: machines.all.len() as u32,
+                ready: machines.ready(),
+                updated: machines.all.iter().filter(is_new).count() as u32,
+                failed: machines.failed(),
                 refused,
+                next,
                 ..CatalogStatus::default()
             };
             (catalog.clone(), status)

@@ -2,13 +2,14 @@
 //! apart and jump; watches that are late or compacted; transactions whose answers are lost; an etcd without a leader, which then ends
 //! all leases together or none. Hosts run the true election and the true placer.
 //!
-//! `SPILLWAY_SIMULATIONS=N` sets the number of fleets, `SPILLWAY_SEED=N` the first, and `SPILLWAY_SIMULATED_HOSTS=N` the hosts of the
+//! `SPILLWAY_SIMULATIONS=N` sets the number of fleets (`SPILLWAY_ROLLOUTS=N` of those with rollouts), `SPILLWAY_SEED=N` the first, and `SPILLWAY_SIMULATED_HOSTS=N` the hosts of the
 //! fleet whose figures are printed. One that fails says its seed. `SPILLWAY_TRACE=1` prints what placers tell.
 #![allow(clippy::unwrap_used)]
 
 mod host;
 #[path = "../common/rng.rs"]
 mod rng;
+mod rollouts;
 #[path = "../common/sample.rs"]
 mod sample;
 mod store;
@@ -30,6 +31,22 @@ const SPACE: u64 = 64;
 thread_local! {
     /// Whether hosts refuse shares now and then.
     static REFUSES: Cell<bool> = const { Cell::new(true) };
+}
+
+thread_local! {
+    /// Versions with which machines fail now and then.
+    static BAD: Cell<u32> = const { Cell::new(0) };
+    /// A version that one host cannot get.
+    static MISSING: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
+}
+
+fn is_bad(version: u32) -> bool {
+    BAD.with(Cell::get) == version
+}
+
+fn is_missing(version: u32, host: &spillway_api::Name) -> bool {
+    let (missing, number) = MISSING.with(Cell::get);
+    version == missing && host.as_str()[1..].parse() == Ok(number)
 }
 
 fn trace(now: u64, text: &str) {
@@ -57,19 +74,25 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-#[test]
-fn fleets_with_faults_come_back_to_what_is_wanted() {
+/// Runs fleets with the seeds that the environment names, or so many from 0 on. The number of runs.
+fn run_seeds(variable: &str, runs: u64, run: impl Fn(u64, &mut Seen)) -> (u64, Seen) {
     let mut seen = Seen::default();
-    let (first, runs) = (number("SPILLWAY_SEED").unwrap_or(0), number("SPILLWAY_SIMULATIONS").unwrap_or(30));
-    println!("SPILLWAY_SEED={first} SPILLWAY_SIMULATIONS={runs}");
+    let (first, runs) = (number("SPILLWAY_SEED").unwrap_or(0), number(variable).unwrap_or(runs));
+    println!("SPILLWAY_SEED={first} {variable}={runs}");
     for seed in first..first + runs {
         let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, &mut seen)));
         if let Err(panic) = run {
-            eprintln!("again: SPILLWAY_SEED={seed} SPILLWAY_SIMULATIONS=1");
+            eprintln!("again: SPILLWAY_SEED={seed} {variable}=1");
             std::panic::resume_unwind(panic);
         }
     }
     println!("{runs} fleets: {seen:?}");
+    (runs, seen)
+}
+
+#[test]
+fn fleets_with_faults_come_back_to_what_is_wanted() {
+    let (runs, seen) = run_seeds("SPILLWAY_SIMULATIONS", 30, run);
     if runs >= 20 {
         let Seen { terms, conflicts, lost_answers, replaced, leaders, compactions, .. } = seen;
         let all = [terms, conflicts, lost_answers, replaced, leaders, compactions];
@@ -79,6 +102,7 @@ fn fleets_with_faults_come_back_to_what_is_wanted() {
 
 fn run(seed: u64, seen: &mut Seen) {
     REFUSES.with(|refuses| refuses.set(true));
+    BAD.with(|bad| bad.set(0));
     let mut random = rng::Rng(seed);
     let hosts = 2 + random.below(14) as usize;
     let mut world = World::new(seed, hosts, hosts);

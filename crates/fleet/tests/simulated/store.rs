@@ -135,6 +135,15 @@ impl Store {
         Some(Outcome::Applied(self.revision))
     }
 
+    /// Deletes a record, as the end of its lease does.
+    pub fn revoke(&mut self, key: &spillway_fleet::keys::Key) {
+        let key = key.to_string();
+        if self.entries.contains_key(&key) {
+            self.revision += 1;
+            self.write(&key, None);
+        }
+    }
+
     pub fn compact(&mut self) {
         self.compacted = self.revision;
         self.history.clear();

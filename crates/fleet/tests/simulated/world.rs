@@ -25,6 +25,10 @@ pub struct Seen {
     pub leaders: u64,
     pub compactions: u64,
     pub slowest_ms: u64,
+    /// Hosts that got another version by a rollout; rollouts that have halted, and that were done.
+    pub started: u64,
+    pub halted: u64,
+    pub done: u64,
 }
 
 enum Event {
@@ -42,7 +46,7 @@ pub struct World {
     pub now: u64,
     pub store: Store,
     pub hosts: Vec<Host>,
-    random: Rng,
+    pub(super) random: Rng,
     events: BTreeMap<(u64, u64), Event>,
     last_event: u64,
     /// Who has written in each term.
@@ -52,6 +56,8 @@ pub struct World {
     breaks_peers: bool,
     pub shares_written: u64,
     pub compactions: u64,
+    /// Machines of each catalog that rollouts leave ready.
+    pub min_ready: u32,
 }
 
 impl World {
@@ -76,6 +82,7 @@ impl World {
             breaks_peers,
             shares_written: 0,
             compactions: 0,
+            min_ready: 0,
         }
     }
 
@@ -83,10 +90,15 @@ impl World {
         let key = format!("catalogs/{catalog}");
         let known = self.store.entries.get(&key);
         let known: Option<Value> = known.map(|entry| serde_json::from_slice(&entry.value).unwrap());
-        let generation = known.map_or(1, |known| known["generation"].as_u64().unwrap() + 1);
+        let generation = known.as_ref().map_or(1, |known| known["generation"].as_u64().unwrap() + 1);
+        let version = known.as_ref().map_or_else(|| json!(1), |known| known["version"].clone());
+        let history = known.as_ref().map_or_else(
+            || json!([{"image": "debian", "version": 1, "since": "2026-01-01T00:00:00Z"}]),
+            |known| known["history"].clone(),
+        );
         let spec = json!({"image": "debian", "count": count, "ram_bytes": 1u64 << 29, "memory_bytes": 1u64 << 29,
-            "lost_after_seconds": lost_after_seconds});
-        let record = json!({"spec": spec, "version": 1, "generation": generation, "history": [],
+            "lost_after_seconds": lost_after_seconds, "min_ready": self.min_ready, "waves": ["1", "30%", "100%"]});
+        let record = json!({"spec": spec, "version": version, "generation": generation, "history": history,
             "created": "2026-01-01T00:00:00Z"});
         self.store.put(&key, &record.to_string());
     }
@@ -191,7 +203,11 @@ impl World {
         seen: &mut Seen,
     ) -> Option<Outcome> {
         let lease = self.hosts[from].lease.filter(|_| self.hosts[from].identity.instance == instance);
+        let before = is_of_placer(transaction).then(|| self.rollouts());
         let outcome = self.store.commit(transaction, lease, self.now)?;
+        if let (Some(before), Outcome::Applied(_)) = (before, outcome) {
+            self.check_rollouts(&before, transaction, seen);
+        }
         if !is_of_placer(transaction) {
             return Some(outcome);
         }
@@ -243,16 +259,7 @@ impl World {
                 let of_zone = self.hosts.iter_mut().filter(|host| host.zone == zone);
                 of_zone.for_each(|host| host.cut_until = now + ms);
             }
-            // The placer, whoever it is, stands still.
-            10 => {
-                let placer = self.hosts.iter_mut().find(|host| {
-                    let view = host.view.as_ref();
-                    view.is_some_and(|view| host.placer.status(view).is_some())
-                });
-                if let Some(host) = placer {
-                    host.paused_until = now + ms;
-                }
-            }
+            10 => self.pause_placer_for(ms),
             // People change their minds about a host, and about how soon a catalog's machines are replaced.
             11 => {
                 let cordoned = self.random.chance(2);
@@ -264,6 +271,26 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// The placer, whoever it is, stands still, with all of its host.
+    fn pause_placer_for(&mut self, ms: u64) {
+        let until = self.now + ms;
+        if let Some(host) = self.placer() {
+            host.paused_until = until;
+        }
+    }
+
+    fn placer(&mut self) -> Option<&mut Host> {
+        self.hosts.iter_mut().find(|host| {
+            let view = host.view.as_ref();
+            view.is_some_and(|view| host.placer.status(view).is_some())
+        })
+    }
+
+    /// Another host places from now on. Nothing else happens to the one before.
+    pub fn replace_placer(&mut self) {
+        self.store.revoke(&Key::Placer);
     }
 
     fn cordon(&mut self, host: usize, is_cordoned: bool) {

@@ -5,7 +5,7 @@ use super::extract::{Body, DryRun, IdempotencyKey, PageQuery, Path, Query, part,
 use super::{ApiState, ProblemResponse, ask, ask_for};
 use crate::access::caller::{Caller, Role};
 use crate::access::note::RequestNote;
-use crate::catalogs::{CatalogChangeTerms, ChangedBy};
+use crate::catalogs::CatalogChangeTerms;
 use crate::error::HostError;
 use crate::idempotency::IdempotentRequest;
 use crate::paging::PageBuilder;
@@ -199,8 +199,14 @@ async fn replace_catalog(
         app.images.refuse_members(&spec.image, spec.hardware.guest).await?;
     }
     let ChangeTerms { discard_data, with_data, force, dry_run } = terms;
-    let terms =
-        CatalogChangeTerms { expected, discard_data, with_data, force, dry_run, by: ChangedBy::People };
+    let terms = CatalogChangeTerms {
+        expected,
+        discard_data,
+        with_data,
+        force,
+        dry_run,
+        ..CatalogChangeTerms::default()
+    };
     let changed = ask_for(move || {
         let (mut catalog, before) = app.catalogs.change(&name, &spec, terms)?;
         catalog.warnings.extend(app.images.warnings(&catalog));
@@ -294,7 +300,11 @@ async fn change_catalog_rollout(
         RolloutAction::Abort => "abort rollout",
     });
     let changed = ask_for(move || {
-        let (catalog, is_changed) = app.catalogs.change_rollout(&name, action, expected)?;
+        let (catalog, is_changed) = app.catalogs.change_rollout(
+            &name,
+            action,
+            CatalogChangeTerms { expected, ..CatalogChangeTerms::default() },
+        )?;
         let what = match action {
             RolloutAction::Pause => "is paused",
             RolloutAction::Resume => "is resumed",

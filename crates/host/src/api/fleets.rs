@@ -18,9 +18,10 @@ use jiff::Timestamp;
 use spillway_api::{
     CatalogSpec, Empty, ErrorCode, FleetCatalog, FleetCatalogRollback, FleetCatalogSpec, FleetCatalogUpdate,
     FleetDetails, FleetHost, FleetHostAction, FleetHostChange, JoinToken, List, Name, NewFleet,
-    NewFleetCatalog, PlacerChange, PlacerReport,
+    NewFleetCatalog, PlacerChange, PlacerReport, RolloutAction, RolloutChange,
 };
 use spillway_fleet::changes;
+use spillway_fleet::rollout::change_rollout;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -38,6 +39,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(get_fleet_catalog, replace_fleet_catalog, delete_fleet_catalog))
         .routes(routes!(update_fleet_catalog))
         .routes(routes!(roll_back_fleet_catalog))
+        .routes(routes!(change_fleet_rollout))
 }
 
 /// Returns what the host does for its fleet.
@@ -208,7 +210,7 @@ async fn delete_fleet_catalog(State(app): State<ApiState>, Path(name): Path<Name
     Ok(Json(Empty {}))
 }
 
-/// Moves a catalog of the fleet to another version of its image.
+/// Moves a catalog of the fleet to another version of its image. Hosts bring the version, and get it in waves.
 #[utoipa::path(post, path = "/catalogs/{name}/update", params(("name" = Name, Path), IfMatch, DryRun), request_body = FleetCatalogUpdate, responses((status = 200, body = FleetCatalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn update_fleet_catalog(
     State(app): State<ApiState>,
@@ -224,7 +226,8 @@ async fn update_fleet_catalog(
     fleet.change_catalog(&name, dry_run, change).await.map(tagged)
 }
 
-/// Moves a catalog of the fleet back to a version of its history.
+/// Moves a catalog of the fleet back to a version of its history; by default to the one before, or to the one before a rollout that has
+/// not reached all hosts. Hosts that have another version get it at once, without waves.
 #[utoipa::path(post, path = "/catalogs/{name}/rollback", params(("name" = Name, Path), DryRun), request_body = FleetCatalogRollback, responses((status = 200, body = FleetCatalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
 async fn roll_back_fleet_catalog(
     State(app): State<ApiState>,
@@ -235,4 +238,22 @@ async fn roll_back_fleet_catalog(
     let fleet = service(&app)?;
     let back = |view: &_| changes::roll_back_catalog(view, &name, to, Timestamp::now()).map(Some);
     fleet.change_catalog(&name, dry_run, back).await.map(tagged)
+}
+
+/// Pauses, resumes or aborts the rollout of a catalog of the fleet. `conflict`: none is in progress, or it was aborted.
+#[utoipa::path(post, path = "/catalogs/{name}/rollout", params(("name" = Name, Path)), request_body = RolloutChange, responses((status = 200, body = FleetCatalog, headers(("ETag" = String, description = "Tag of the object, for `If-Match` of a later request."))), ProblemResponse))]
+async fn change_fleet_rollout(
+    State(app): State<ApiState>,
+    Path(name): Path<Name>,
+    note: RequestNote,
+    Body(RolloutChange { action }): Body<RolloutChange>,
+) -> TaggedCatalog {
+    note.verb(match action {
+        RolloutAction::Pause => "pause rollout",
+        RolloutAction::Resume => "resume rollout",
+        RolloutAction::Abort => "abort rollout",
+    });
+    let fleet = service(&app)?;
+    fleet.change(|view| change_rollout(view, &name, action, Timestamp::now())).await?;
+    Ok(tagged(fleet.catalog(&name).await?))
 }

@@ -45,6 +45,8 @@ pub struct CatalogChangeTerms {
     pub dry_run: bool,
     /// Who asks for the change.
     pub by: ChangedBy,
+    /// Whether the rollout that begins with it is paused.
+    pub paused: bool,
 }
 
 impl Catalogs {

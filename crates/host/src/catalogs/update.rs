@@ -5,11 +5,10 @@
 //! brings.
 
 use super::Catalogs;
-use super::change::{CatalogChangeTerms, ChangedBy, check};
+use super::change::{CatalogChangeTerms, check};
 use super::streamed::check_mode;
 use crate::error::HostError;
 use crate::store::{Changes, Revision};
-use crate::tags::Tag;
 use jiff::Timestamp;
 use spillway_api::{
     Catalog, CatalogRollback, CatalogUpdate, DEADLINE_SECONDS_DEFAULT, ErrorCode, HistoryEntry, ImageRef,
@@ -51,15 +50,16 @@ impl Catalogs {
         self.move_to(name, &update, terms, |catalog| earlier(catalog, rollback.to))
     }
 
-    /// Pauses, resumes or aborts a rollout. Returns the catalog, and whether it was changed.
+    /// Pauses, resumes or aborts a rollout. Returns the catalog, and whether it was changed. Only the revision and who asks are used of the
+    /// conditions.
     pub fn change_rollout(
         &self,
         name: &Name,
         action: RolloutAction,
-        expected: Option<Tag>,
+        terms: CatalogChangeTerms,
     ) -> Result<(Catalog, bool), HostError> {
         let ((mut catalog, is_changed), written) = self.objects.change_at(|changes| {
-            let mut catalog = self.found(changes, name, expected, ChangedBy::People)?;
+            let mut catalog = self.found(changes, name, terms.expected, terms.by)?;
             let Some(rollout) = &mut catalog.rollout else {
                 let message = format!("catalog {name}: no rollout is in progress");
                 return Err(HostError::new(ErrorCode::Conflict, message));
@@ -89,8 +89,8 @@ impl Catalogs {
         })
     }
 
-    /// Updates a catalog to the image that `choose` returns, instead of the one in `update`. Only the revision and the
-    /// dry run of the conditions are used.
+    /// Updates a catalog to the image that `choose` returns, instead of the one in `update`. The revision, the
+    /// dry run and the pause of the conditions are used.
     fn move_to(
         &self,
         name: &Name,
@@ -125,7 +125,7 @@ impl Catalogs {
                         claim_grace_seconds,
                         deadline_seconds: update.deadline_seconds.unwrap_or(DEADLINE_SECONDS_DEFAULT),
                         max_failed: update.max_failed,
-                        paused: false,
+                        paused: terms.paused,
                         since: Timestamp::now(),
                         image,
                         version,

@@ -17,6 +17,7 @@ use spillway_fleet::copies::CopyHolders;
 use spillway_fleet::keys::ImageDigest;
 use spillway_fleet::liveness::StoreHealth;
 use spillway_fleet::peers::group;
+use spillway_fleet::records::VersionName;
 use spillway_fleet::transaction::Transaction;
 use spillway_fleet::view::FleetView;
 use spillway_registry::serve::PeerMember;
@@ -148,7 +149,8 @@ fn keep_copies(
 ) -> Result<BTreeMap<(Name, u32), HostError>, HostError> {
     let (mut there, mut refused) = (Vec::new(), BTreeMap::new());
     for ((name, version), source) in copies {
-        match reconciler.bring(name, *version, Some(source), Some(Residency::Boot)) {
+        let of = VersionName { image: name.clone(), version: *version };
+        match reconciler.bring(&of, Some(source), Some(Residency::Boot)) {
             Ok(()) => there.push((name.clone(), *version)),
             Err(e) if e.code == ErrorCode::Conflict => {}
             Err(e) => drop(refused.insert((name.clone(), *version), e)),

@@ -1,8 +1,8 @@
 //! A fleet for people and programs: what the records say of its hosts and catalogs, in the types of the API. Decides nothing.
 
+use super::rollout_details::rollout;
 use spillway_api::{FleetCatalog, FleetHost, FleetShare, HostState, Name, Need, PlacerReport};
 use spillway_fleet::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord};
-
 use spillway_fleet::view::{FleetView, Versioned};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,13 @@ fn wanted_of(view: &FleetView, host: &Name, catalog: &Name) -> Option<ShareRecor
     let count = stays.filter(|((of, _), _)| of == catalog).count();
     let record = &view.catalogs.get(catalog)?.value;
     let count = u32::try_from(count).unwrap_or(u32::MAX);
-    (count > 0).then_some(ShareRecord { count, version: record.version, generation: record.generation })
+    (count > 0).then_some(ShareRecord {
+        count,
+        version: record.version,
+        generation: record.generation,
+        image: None,
+        batch: None,
+    })
 }
 
 /// Catalogs that a host is to have something of.
@@ -132,6 +138,7 @@ pub fn catalog(
         })
         .collect();
     let placed = shares.iter().map(|share| share.wanted).fold(0, u32::saturating_add);
+    let rollout = rollout(view, name, &record.value, known);
     let CatalogRecord { spec, version, strategy, generation, history, created } = record.value.clone();
     FleetCatalog {
         name: name.clone(),
@@ -144,6 +151,7 @@ pub fn catalog(
         generation,
         history,
         created,
+        rollout,
         shares,
     }
 }

@@ -6,6 +6,7 @@
 use super::door::FleetDoor;
 use super::etcd::{FleetStore, now};
 use super::service::FleetService;
+use jiff::Timestamp;
 use spillway_api::{EventKind, FleetReach, FleetSelf, HostState, Name, PlacerHostReport, PlacerReport};
 use spillway_fleet::election::{Identity, candidacy};
 use spillway_fleet::liveness::{Ask, Reach, Standing, StoreHealth};
@@ -41,6 +42,7 @@ pub(super) async fn place(service: FleetService, own: Identity) {
     let (mut view, lease, health) = (service.subscribe(), service.store().lease(), service.store().health());
     let mut placer = Placer::new(own.clone());
     loop {
+        placer.note_time_of_day(Timestamp::now());
         let holds = lease.borrow().is_some_and(|lease| lease.is_valid(now()));
         let health = StoreHealth { trouble: health.borrow().trouble };
         let (candidacy, actions, status) = {
@@ -140,6 +142,7 @@ fn knowledge(status: &PlacerStatus) -> PlacerReport {
         hosts: hosts.collect(),
         brake: status.brake.as_ref().map(ToString::to_string),
         unplaced: unplaced.collect(),
+        waits: status.waits.clone(),
     }
 }
 

@@ -386,7 +386,7 @@ impl FleetService {
                 let view = view.borrow_and_update();
                 fleet_id.filter(|_| !is_refused).and_then(|id| wanted(&view, &id, &self.0.host))
             };
-            let is_done = before == shares && *locked(&self.0.unfinished) == UnfinishedShares::default();
+            let is_done = before == shares && locked(&self.0.unfinished).is_empty();
             if let Some(shares) = shares.filter(|_| !is_done) {
                 let (reconciler, asked) = (self.0.reconciler.clone(), shares.clone());
                 match blocking(move || reconciler.reconcile(&asked)).await {
@@ -406,7 +406,7 @@ impl FleetService {
                     Err(_) => before = None,
                 }
             }
-            let is_left = before.is_none() || *locked(&self.0.unfinished) != UnfinishedShares::default();
+            let is_left = before.is_none() || !locked(&self.0.unfinished).is_empty();
             tokio::select! {
                 _ = view.changed() => {}
                 _ = standing.changed() => {}

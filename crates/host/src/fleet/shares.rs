@@ -13,11 +13,14 @@ use crate::registries::Registries;
 use crate::resources::budget::Capacity;
 use spillway_api::{
     Catalog, CatalogSpec, CatalogUpdate, ErrorCode, FleetOwner, Hypervisor, ImagePull, ImageRef,
-    IsolationAction, Name, Need, Residency, RolloutStrategy, VersionState, differences,
+    IsolationAction, Name, Need, Residency, Rollout, RolloutAction, RolloutStrategy, VersionState,
+    differences,
 };
-use spillway_fleet::agent::{ImageSource, WantedCatalog, WantedShares};
+use spillway_fleet::agent::{ImageSource, WantedCatalog, WantedShares, WantedVersion};
 use spillway_fleet::named::PlacedMachine;
-use spillway_fleet::records::{BudgetRecord, CatalogStatus, MOST_STATUS_BYTES, StatusRecord};
+use spillway_fleet::records::{
+    BudgetRecord, CatalogStatus, MOST_STATUS_BYTES, NextVersion, StatusRecord, VersionName,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
@@ -54,9 +57,27 @@ pub struct UnfinishedShares {
     pub refused: BTreeMap<Name, String>,
     /// What the host waits for.
     pub waiting: BTreeMap<Name, String>,
+    /// Versions that the host is to have before they are rolled out.
+    pub versions: BTreeMap<Name, NextVersion>,
 }
 
 impl UnfinishedShares {
+    /// Whether nothing is left to do.
+    pub fn is_empty(&self) -> bool {
+        self.refused.is_empty() && self.waiting.is_empty() && self.versions.values().all(|next| next.is_here)
+    }
+
+    fn note_version(&mut self, catalog: &Name, of: &VersionName, done: Result<(), HostError>) {
+        let failed = match &done {
+            Err(e) if !matches!(e.code, ErrorCode::Conflict | ErrorCode::Unavailable) => {
+                Some(e.message.chars().take(MOST_REASON_CHARACTERS).collect())
+            }
+            _ => None,
+        };
+        let next = NextVersion { of: of.clone(), is_here: done.is_ok(), failed };
+        self.versions.insert(catalog.clone(), next);
+    }
+
     fn note(&mut self, catalog: &Name, done: Result<(), HostError>) {
         let Err(e) = done else { return };
         let why: String = e.message.chars().take(MOST_REASON_CHARACTERS).collect();
@@ -97,6 +118,16 @@ impl ShareReconciler {
         };
         for catalog in there.values().filter(is_left) {
             left.note(&catalog.name, self.give_up(catalog));
+        }
+        for (name, WantedVersion { of, source, residency }) in &wanted.versions {
+            let brought = self.bring(of, source.as_ref(), *residency);
+            let brought = brought.and_then(|()| match self.images.lacks_boot_set(&of.image, of.version)? {
+                true => {
+                    Err(HostError::new(ErrorCode::Conflict, format!("the boot set of {of} is being brought")))
+                }
+                false => Ok(()),
+            });
+            left.note_version(name, of, brought);
         }
         Ok(left)
     }
@@ -166,21 +197,40 @@ impl ShareReconciler {
         if has_image && (!is_carried_out || !differences(name, &is.spec, &settings).is_empty()) {
             self.catalogs.change(name, &settings, terms)?;
         }
-        if is.spec.image == wanted.spec.image {
-            return Ok(());
+        let strategy = if wanted.spec.keeps_writes() { RolloutStrategy::NextStart } else { wanted.strategy };
+        let is_as_wanted = |rollout: &Rollout| {
+            let is_same = rollout.strategy == strategy && rollout.max_failed == wanted.max_failed;
+            is_same || wanted.is_held
+        };
+        if is.spec.image == wanted.spec.image && is.rollout.as_ref().is_none_or(is_as_wanted) {
+            return self.hold(is, wanted, terms);
         }
         self.bring_image(wanted)?;
-        let strategy = if wanted.spec.keeps_writes() { RolloutStrategy::NextStart } else { wanted.strategy };
         let update = CatalogUpdate {
             image: wanted.spec.image.clone(),
             rollout: strategy,
             claim_grace_seconds: None,
             deadline_seconds: None,
-            max_failed: 0,
+            max_failed: wanted.max_failed,
             discard_data: false,
         };
-        self.catalogs.update(name, &update, terms)?;
+        let paused = CatalogChangeTerms { paused: wanted.is_held, ..terms };
+        self.catalogs.update(name, &update, paused)?;
         Ok(())
+    }
+
+    /// Pauses the rollout of the host, or lets it go on.
+    fn hold(&self, is: &Catalog, wanted: &WantedCatalog, terms: CatalogChangeTerms) -> Result<(), HostError> {
+        let action = match &is.rollout {
+            Some(rollout) if !rollout.paused && wanted.is_held => RolloutAction::Pause,
+            Some(rollout) if rollout.paused && !wanted.is_held => RolloutAction::Resume,
+            _ => return Ok(()),
+        };
+        match self.catalogs.change_rollout(&is.name, action, terms) {
+            // It has just ended.
+            Err(e) if e.code == ErrorCode::Conflict => Ok(()),
+            done => done.map(drop),
+        }
     }
 
     /// Gives up the machines of a catalog, and the catalog when none is left.
@@ -200,18 +250,19 @@ impl ShareReconciler {
     /// Refuses until the host has the version of a catalog's image. Begins to bring it from the fleet's registry.
     fn bring_image(&self, wanted: &WantedCatalog) -> Result<(), HostError> {
         let image = &wanted.spec.image;
-        let number = image.version.map_or(0, NonZeroU32::get);
-        self.bring(&image.name, number, wanted.source.as_ref(), wanted.spec.residency)
+        let version = image.version.map_or(0, NonZeroU32::get);
+        let of = VersionName { image: image.name.clone(), version };
+        self.bring(&of, wanted.source.as_ref(), wanted.spec.residency)
     }
 
-    /// Refuses until the host has a version of an image. Begins to bring it from the fleet's registry.
+    /// Refuses until the host has a version. Begins to bring it from the fleet's registry.
     pub(super) fn bring(
         &self,
-        name: &Name,
-        number: u32,
+        of: &VersionName,
         source: Option<&ImageSource>,
         residency: Option<Residency>,
     ) -> Result<(), HostError> {
+        let (name, number) = (&of.image, of.version);
         let there = self.images.details(name).ok();
         let there = there.iter().flat_map(|image| &image.versions).find(|version| version.version == number);
         match (there, source) {
@@ -295,9 +346,12 @@ impl ShareReconciler {
                 off: counts.off,
                 updated: counts.updated,
                 claimed: counts.claimed,
+                spared: counts.spared,
                 failed: counts.failed,
+                image: Some(catalog.spec.image.name.clone()),
                 refused: None,
                 waiting: None,
+                next: None,
             };
             status.catalogs.insert(catalog.name, of);
         }
@@ -306,6 +360,9 @@ impl ShareReconciler {
         }
         for (name, why) in &left.waiting {
             status.catalogs.entry(name.clone()).or_default().waiting = Some(why.clone());
+        }
+        for (name, next) in &left.versions {
+            status.catalogs.entry(name.clone()).or_default().next = Some(next.clone());
         }
         let most = self.capacity.most();
         status.budget = BudgetRecord {
@@ -346,8 +403,11 @@ impl ShareReconciler {
 fn fitting(mut status: StatusRecord) -> StatusRecord {
     let bytes = |status: &StatusRecord| serde_json::to_vec(status).map_or(usize::MAX, |bytes| bytes.len());
     while bytes(&status) > MOST_STATUS_BYTES {
-        let reasons = status.catalogs.values_mut().flat_map(|of| [&mut of.refused, &mut of.waiting]);
-        let longest = reasons.filter_map(Option::as_mut);
+        let reasons = status.catalogs.values_mut().flat_map(|of| {
+            let failed = of.next.as_mut().and_then(|next| next.failed.as_mut());
+            [of.refused.as_mut(), of.waiting.as_mut(), failed]
+        });
+        let longest = reasons.flatten();
         match longest.max_by_key(|why| why.len()).filter(|why| why.len() > 16) {
             Some(why) => {
                 let half = (0..=why.len() / 2).rev().find(|at| why.is_char_boundary(*at));

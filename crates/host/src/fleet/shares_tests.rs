@@ -221,3 +221,53 @@ fn a_report_says_how_much_of_images_the_host_has() {
     assert_eq!(status.images, BTreeMap::from(whole));
     assert!(status.images.keys().eq(&status.whole));
 }
+
+#[test]
+fn a_version_is_brought_before_it_is_rolled_out_and_held_when_the_rollout_halts() {
+    let mut world = World::new();
+    world.host.version(2, 1 << 20);
+    world.catalog("desk", 1, json!({}));
+    world.share("desk", 3, 1, 1);
+    world.reconcile();
+    let rollout = |to: u32, state: &str, tolerated: u32| {
+        let version = |version: u32| json!({ "image": "debian", "version": version });
+        json!({ "from": version(1), "to": version(to), "generation": 2, "state": state, "tolerated": tolerated,
+            "deadline_seconds": 600, "since": "2026-01-01T00:00:00Z", "changed": "2026-01-01T00:00:00Z" })
+    };
+    let update = |world: &mut World, to: u32| {
+        world.catalog("desk", 2, json!({}));
+        world.records.get_mut("catalogs/desk").unwrap()["version"] = to.into();
+    };
+    let next = |world: &World| {
+        let left = world.reconcile();
+        let status = world.reconciler.status(&left).unwrap();
+        (left.is_empty(), status.catalogs[&name("desk")].next.clone().unwrap())
+    };
+    update(&mut world, 7);
+    world.records.insert("rollouts/desk".into(), rollout(7, "prefetch", 0));
+    let (is_empty, missing) = next(&world);
+    assert!(!is_empty && !missing.is_here && missing.failed.unwrap().contains("the host has no debian:7"));
+    assert_eq!(world.desk(), (3, 1, Some(1)), "its machines are not touched");
+    update(&mut world, 2);
+    world.records.insert("rollouts/desk".into(), rollout(2, "prefetch", 0));
+    let (is_empty, there) = next(&world);
+    assert!(is_empty && there.is_here && there.of.to_string() == "debian:2");
+    world.share("desk", 3, 2, 2);
+    world.records.insert("rollouts/desk".into(), rollout(2, "running", 0));
+    world.reconcile();
+    let local = |world: &World| {
+        let rollout = world.host.catalogs.get(&name("desk")).unwrap().rollout.unwrap();
+        (rollout.version, rollout.paused, rollout.strategy, rollout.max_failed)
+    };
+    assert_eq!(local(&world), (2, false, RolloutStrategy::Batch(2), 0));
+    world.records.insert("rollouts/desk".into(), rollout(2, "halted", 0));
+    world.reconcile();
+    assert_eq!(local(&world), (2, true, RolloutStrategy::Batch(2), 0));
+    world.records.insert("rollouts/desk".into(), rollout(2, "running", 3));
+    world.records.get_mut("share/a/desk").unwrap()["batch"] = 1.into();
+    world.reconcile();
+    assert_eq!(local(&world), (2, false, RolloutStrategy::Batch(1), 3));
+    world.records.get_mut("share/a/desk").unwrap()["batch"] = 0.into();
+    world.reconcile();
+    assert!(local(&world).1, "not one may be restarted");
+}

@@ -186,6 +186,21 @@ impl Images {
         Ok(Some((u32::try_from(part).unwrap_or(WHOLE).min(WHOLE), false)))
     }
 
+    /// Whether this host is still bringing what machines read of a version until they are ready, as far as that is known.
+    ///
+    /// # Errors
+    /// The records of the host cannot be read.
+    pub fn lacks_boot_set(&self, name: &Name, number: u32) -> Result<bool, HostError> {
+        let found = self.objects.get::<ImageVersion>(&super::key(name, number))?.map(|found| found.value);
+        let streamed = found.filter(|version| version.residency.is_some()).and_then(|version| version.digest);
+        let Some(digest) = streamed else { return Ok(false) };
+        let is_boot = Residencies::read(&self.objects)?.of(&digest) == Some(Residency::Boot);
+        if !is_boot || self.streaming.boot_sets().of(&digest)?.is_empty() {
+            return Ok(false);
+        }
+        Ok(self.streaming.image(&digest).is_none_or(|image| !image.is_whole && image.unfilled_chunks > 0))
+    }
+
     /// The boot sets of images.
     pub fn boot_sets(&self) -> &BootSets {
         self.streaming.boot_sets()

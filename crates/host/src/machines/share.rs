@@ -24,6 +24,8 @@ pub struct ShareCounts {
     pub updated: u32,
     /// Those that are claimed.
     pub claimed: u32,
+    /// Claimed ones that are neither updated nor failed.
+    pub spared: u32,
     /// Those that cannot be started.
     pub failed: u32,
 }
@@ -61,9 +63,12 @@ impl MachineShares {
             counts.count += 1;
             counts.ready += u32::from(is_ready);
             counts.off += u32::from(is_off);
-            counts.updated += u32::from((is_ready || is_off) && !is_outdated);
-            counts.claimed += u32::from(wanted.claim.is_some());
-            counts.failed += u32::from(status.phase == Phase::Failed);
+            let is_updated = (is_ready || is_off) && !is_outdated;
+            let (is_claimed, has_failed) = (wanted.claim.is_some(), status.phase == Phase::Failed);
+            counts.updated += u32::from(is_updated);
+            counts.claimed += u32::from(is_claimed);
+            counts.spared += u32::from(is_claimed && !is_updated && !has_failed);
+            counts.failed += u32::from(has_failed);
         }
         Ok(counts)
     }

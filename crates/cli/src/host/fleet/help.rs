@@ -182,8 +182,10 @@ Example:
   spillway fleet catalog scale desk 300";
 
 pub const UPDATE: &str = "\
-Hosts take the version in waves (the setting waves), and each restarts its machines as --rollout says. Disks that keep their
-data stay on their version. The image itself is changed with 'fleet catalog apply'.
+All hosts bring the version first. Then they take it in waves (the setting waves), and each restarts its machines as --rollout
+says. The next wave begins when the machines of the last one are ready, and min_ready machines stay so. If more machines than
+--max-failed fail, or nothing progresses, the rollout halts: 'fleet catalog show' says why. Disks that keep their data stay on
+their version. The image itself is changed with 'fleet catalog apply', in waves too.
 
 Examples:
   spillway fleet catalog update desk --image debian:4
@@ -192,9 +194,19 @@ Examples:
   spillway fleet catalog update desk --image debian:4 --dry-run";
 
 pub const ROLLBACK: &str = "\
+Hosts that have another version get it at once, without waves; others are not touched. min_ready machines stay ready.
+
 Examples:
   spillway fleet catalog rollback desk
   spillway fleet catalog rollback desk --to 1";
+
+pub const ROLLOUT: &str = "\
+A rollout that is paused or has halted keeps its hosts as they are. New machines get the version that their host has.
+
+Examples:
+  spillway fleet catalog rollout pause desk
+  spillway fleet catalog rollout resume desk
+  spillway fleet catalog rollout abort desk";
 
 pub const DELETE: &str = "\
 Each host gives up its machines. Claimed ones stay until they are released. What machines kept stays in the stores of their

@@ -3,12 +3,15 @@
 //! Invariant: the code is 0 only if the host has a lease.
 
 use super::FLEET;
+use super::catalog::rollout::short;
 use super::share::ShareTotals;
 use crate::error::{Exit, Failure};
 use crate::host::{Daemon, table, word};
 use serde::Serialize;
 use spillway_api::client::{Client, ClientError};
-use spillway_api::{EtcdStatus, FleetCatalog, FleetDetails, ImageRef, List, Membership, Name};
+use spillway_api::{
+    EtcdStatus, FleetCatalog, FleetDetails, FleetRollout, FleetRolloutState, ImageRef, List, Membership, Name,
+};
 use std::process::ExitCode;
 
 /// The fleet, and a line for each of its catalogs.
@@ -30,6 +33,8 @@ struct CatalogLine {
     claimed: u64,
     failed: u64,
     unplaced: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rollout: Option<FleetRollout>,
 }
 
 /// Shows the fleet. The exit code says whether the host is a member.
@@ -59,6 +64,7 @@ impl CatalogLine {
             claimed,
             failed,
             unplaced: catalog.unplaced,
+            rollout: catalog.rollout.clone(),
         }
     }
 }
@@ -98,11 +104,22 @@ fn page(status: &FleetStatus) -> String {
             let numbers =
                 [u64::from(line.wanted), line.ready, line.claimed, line.failed, line.unplaced.into()];
             let [wanted, ready, claimed, failed, unplaced] = numbers.map(|number| number.to_string());
-            [line.name.to_string(), image, wanted, ready, claimed, failed, unplaced]
+            let rollout = short(line.rollout.as_ref());
+            [line.name.to_string(), image, wanted, ready, claimed, failed, unplaced, rollout]
         });
-        text += &table(["CATALOG", "IMAGE", "WANTED", "READY", "CLAIMED", "FAILED", "UNPLACED"], rows);
+        let columns = ["CATALOG", "IMAGE", "WANTED", "READY", "CLAIMED", "FAILED", "UNPLACED", "ROLLOUT"];
+        text += &table(columns, rows);
+        for (name, why) in catalogs.iter().filter_map(halted) {
+            text += &format!("\nthe rollout of {name} has halted: {why}\n");
+        }
     }
     text
+}
+
+/// Why the rollout of a catalog has halted.
+fn halted(line: &CatalogLine) -> Option<(&Name, &str)> {
+    let rollout = line.rollout.as_ref().filter(|rollout| rollout.state == FleetRolloutState::Halted)?;
+    Some((&line.name, rollout.reason.as_deref()?))
 }
 
 /// Formats how the host takes part, and what that means.
@@ -183,8 +200,8 @@ mod tests {
                 "placer  host-b",
                 "hosts   3 alive, 1 silent",
                 "",
-                "CATALOG  IMAGE     WANTED  READY  CLAIMED  FAILED  UNPLACED",
-                "desk     debian:3  30      17     4        2       10",
+                "CATALOG  IMAGE     WANTED  READY  CLAIMED  FAILED  UNPLACED  ROLLOUT",
+                "desk     debian:3  30      17     4        2       10        -",
             ]
         );
     }

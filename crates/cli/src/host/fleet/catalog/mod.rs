@@ -3,6 +3,7 @@
 //! Owns the pages; files, and what `apply` does, are those of `spillway catalog`. Invariant: a change is based on the revision that was
 //! read.
 
+pub mod rollout;
 pub mod settings;
 mod version;
 
@@ -18,6 +19,7 @@ use crate::host::words::number;
 use crate::host::{Daemon, Labels, Limit, table};
 use crate::output;
 use clap::{Args, Subcommand};
+use rollout::FleetRolloutCommand;
 use settings::FleetCreate;
 use spillway_api::client::{Client, query};
 use spillway_api::{Empty, FleetCatalog, FleetHost, List, Name, bounds, settings as settings_of};
@@ -77,6 +79,13 @@ pub enum FleetCatalogCommand {
     /// Return to an earlier version of the catalog
     #[command(after_help = help::ROLLBACK)]
     Rollback(Rollback),
+    /// Pause, resume or abort the rollout of a version over the hosts
+    #[command(after_help = help::ROLLOUT)]
+    Rollout {
+        /// What to do.
+        #[command(subcommand)]
+        command: FleetRolloutCommand,
+    },
     /// Delete a catalog of the fleet, and its machines on all hosts
     #[command(after_help = help::DELETE)]
     Delete {
@@ -111,6 +120,7 @@ pub fn catalog(daemon: &Daemon, client: &Client, command: FleetCatalogCommand) -
         FleetCatalogCommand::Scale { name, count, dry_run } => scale(daemon, client, &name, count, dry_run)?,
         FleetCatalogCommand::Update(update) => update.run(daemon, client)?,
         FleetCatalogCommand::Rollback(rollback) => rollback.run(daemon, client)?,
+        FleetCatalogCommand::Rollout { command } => rollout::rollout(daemon, client, command)?,
         FleetCatalogCommand::Delete { name } => {
             let deleted: Empty = client.delete(&path(&name))?;
             daemon.show(&deleted, |_| {
@@ -142,9 +152,10 @@ fn list(daemon: &Daemon, client: &Client, labels: &Labels, limit: Limit) -> Resu
             let [count, ready, unplaced, hosts] = numbers.map(|number| number.to_string());
             let image = format!("{}:{}", spec.image.name, catalog.version);
             let mode = spec.mode().name().to_owned();
-            [catalog.name.to_string(), image, count, ready, unplaced, hosts, word(&spec.kind), mode]
+            let rollout = rollout::short(catalog.rollout.as_ref());
+            [catalog.name.to_string(), image, count, ready, unplaced, hosts, word(&spec.kind), mode, rollout]
         };
-        let columns = ["NAME", "IMAGE", "MACHINES", "READY", "UNPLACED", "HOSTS", "TYPE", "MODE"];
+        let columns = ["NAME", "IMAGE", "MACHINES", "READY", "UNPLACED", "HOSTS", "TYPE", "MODE", "ROLLOUT"];
         table(columns, catalogs.items.iter().map(row))
     })
 }
@@ -165,6 +176,7 @@ fn page(catalog: &FleetCatalog, hosts: &[FleetHost]) -> String {
         "{} of {} machines are ready, {} are claimed, {} have failed, {} find no host\n",
         totals.ready, spec.catalog.count, totals.claimed, totals.failed, catalog.unplaced
     );
+    text += &catalog.rollout.as_ref().map_or(String::new(), rollout::page);
     if spec.keeps_data() {
         text += "they keep data, each on its host: they stay there, and are not replaced when the host is drained or lost\n";
     }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a version is asked for by its number, and of the image that the catalog has.
 
+use super::rollout::page;
 use super::{dry, path, versions};
 use crate::error::Failure;
 use crate::host::Daemon;
@@ -24,6 +25,16 @@ pub struct Update {
     /// time are restarted) [default: as before]
     #[arg(long, value_name = "STRATEGY")]
     rollout: Option<RolloutStrategy>,
+    #[arg(
+        long, value_name = "N", value_parser = number(&bounds::MACHINES), default_value_t = 0,
+        help = bounds::MACHINES.help("Number of machines that may fail; with more, the rollout halts")
+    )]
+    max_failed: u32,
+    #[arg(
+        long, value_name = "SECONDS", value_parser = number(&bounds::DEADLINE_SECONDS),
+        help = bounds::DEADLINE_SECONDS.help("How long the rollout may make no progress before it halts [default: 600]")
+    )]
+    deadline: Option<u32>,
     /// Check everything, change nothing
     #[arg(long)]
     dry_run: bool,
@@ -34,7 +45,7 @@ pub struct Update {
 pub struct Rollback {
     /// The catalog
     name: Name,
-    /// The version [default: the one before the present one]
+    /// The version [default: the one before the present one, or before a rollout that has not reached all hosts]
     #[arg(long, value_name = "VERSION", value_parser = number(&bounds::VERSION))]
     to: Option<u32>,
     /// Check everything, change nothing
@@ -47,7 +58,12 @@ impl Update {
     pub fn run(self, daemon: &Daemon, client: &Client) -> Result<(), Failure> {
         let found: FleetCatalog = client.get(&path(&self.name))?;
         let version = version(&self.image, &found)?;
-        let update = FleetCatalogUpdate { version, strategy: self.rollout };
+        let update = FleetCatalogUpdate {
+            version,
+            strategy: self.rollout,
+            max_failed: self.max_failed,
+            deadline_seconds: self.deadline,
+        };
         let at = format!("{}/update{}", path(&self.name), dry(self.dry_run));
         report(daemon, &client.post(&at, &update)?, self.dry_run)
     }
@@ -87,7 +103,8 @@ fn report(daemon: &Daemon, catalog: &FleetCatalog, dry_run: bool) -> Result<(), 
             true => "disks that keep their data stay on their version\n",
             false => "",
         };
-        format!("{}: {would}{}\n{keeps}", catalog.name, versions(catalog))
+        let rollout = catalog.rollout.as_ref().filter(|_| !dry_run).map_or(String::new(), page);
+        format!("{}: {would}{}\n{rollout}{keeps}", catalog.name, versions(catalog))
     })
 }
 

@@ -1,0 +1,377 @@
+//! The next step of a rollout: whether it halts, goes on with the next wave or ends, which hosts get the version, and how many of their
+//! machines may be unavailable.
+//!
+//! Owns these rules. Invariant: no host gets the version beyond the wave, and none whose machines `min_ready` needs, by what hosts have
+//! reported.
+
+use super::tracker::Tracker;
+use super::{has_carried_out, is_done, is_lazy};
+use crate::Moment;
+use crate::records::{CatalogRecord, CatalogStatus, RolloutRecord, ShareRecord, VersionName};
+use crate::rendezvous::score;
+use jiff::Timestamp;
+use spillway_api::{DEADLINE_SECONDS_DEFAULT, FleetRolloutState, Name, RolloutStrategy};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// A host that has machines of the catalog, and keeps them.
+pub(crate) struct Member<'a> {
+    pub(crate) name: &'a Name,
+    pub(crate) is_alive: bool,
+    /// Whether its share is being written.
+    pub(crate) is_busy: bool,
+    pub(crate) share: &'a ShareRecord,
+    pub(crate) status: Option<&'a CatalogStatus>,
+}
+
+/// All that a step depends on.
+pub(crate) struct Scene<'a> {
+    pub(crate) catalog: &'a CatalogRecord,
+    /// The rollout of the version that the catalog is to have, if it has a record.
+    pub(crate) record: Option<&'a RolloutRecord>,
+    pub(crate) tracker: Option<&'a Tracker>,
+    pub(crate) members: Vec<Member<'a>>,
+    /// Hosts that count as lost, with their shares.
+    pub(crate) lost: Vec<(&'a Name, &'a ShareRecord)>,
+    pub(crate) now: Moment,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Steps {
+    /// Members whose shares get the version that is rolled out, or keep it, with the most machines that may be unavailable.
+    pub(crate) shares: BTreeMap<usize, Option<u32>>,
+    /// The record as it is to become. Its times are left to who writes it.
+    pub(crate) record: Option<RolloutRecord>,
+    /// What the rollout waits for.
+    pub(crate) waits: Option<String>,
+    /// Time after which it halts, in milliseconds.
+    pub(crate) next_in_ms: Option<u64>,
+}
+
+/// Decides the next step.
+pub(crate) fn decide(scene: &Scene<'_>) -> Steps {
+    let Some(record) = scene.record else { return begin(scene) };
+    let Some(tracker) = scene.tracker else { return reopen(scene, record) };
+    let pace = Pace { scene, record, tracker, to: &record.to };
+    match record.state {
+        FleetRolloutState::Prefetch => pace.prefetch(),
+        FleetRolloutState::Running => pace.run(),
+        FleetRolloutState::Paused | FleetRolloutState::Halted | FleetRolloutState::Aborted => {
+            Steps::default()
+        }
+        FleetRolloutState::Done => reopen(scene, record),
+    }
+}
+
+/// Makes the record of a rollout that nobody has begun: somebody else has changed the catalog.
+fn begin(scene: &Scene<'_>) -> Steps {
+    let to = VersionName::of_catalog(scene.catalog);
+    let mut others: Vec<(VersionName, u64)> = Vec::new();
+    for member in scene.members.iter().filter(|member| !to.is_in(member.share, scene.catalog)) {
+        let (has, count) = (member.share.version_name(scene.catalog), u64::from(member.share.count));
+        match others.iter_mut().find(|(other, _)| *other == has) {
+            Some((_, all)) => *all += count,
+            None => others.push((has, count)),
+        }
+    }
+    let Some((from, _)) = others.into_iter().max_by_key(|(_, count)| *count) else { return Steps::default() };
+    let record = RolloutRecord {
+        from,
+        to,
+        generation: scene.catalog.generation,
+        state: FleetRolloutState::Prefetch,
+        why: None,
+        wave: 0,
+        at_once: false,
+        max_failed: 0,
+        tolerated: 0,
+        deadline_seconds: DEADLINE_SECONDS_DEFAULT,
+        resumes: 0,
+        since: Timestamp::UNIX_EPOCH,
+        changed: Timestamp::UNIX_EPOCH,
+    };
+    Steps { record: Some(record), ..Steps::default() }
+}
+
+/// Goes on if a host has another version although the rollout was done: it was drained, or silent.
+fn reopen(scene: &Scene<'_>, record: &RolloutRecord) -> Steps {
+    let is_whole = scene.members.iter().all(|member| record.to.is_in(member.share, scene.catalog));
+    if record.state != FleetRolloutState::Done || is_whole {
+        return Steps::default();
+    }
+    Steps {
+        record: Some(RolloutRecord { state: FleetRolloutState::Running, ..record.clone() }),
+        ..Steps::default()
+    }
+}
+
+struct Pace<'a> {
+    scene: &'a Scene<'a>,
+    record: &'a RolloutRecord,
+    tracker: &'a Tracker,
+    to: &'a VersionName,
+}
+
+impl Pace<'_> {
+    fn to_state(&self, state: FleetRolloutState) -> Steps {
+        Steps { record: Some(RolloutRecord { state, why: None, ..self.record.clone() }), ..Steps::default() }
+    }
+
+    fn halt(&self, why: String) -> Steps {
+        let (state, why) = (FleetRolloutState::Halted, Some(why));
+        Steps { record: Some(RolloutRecord { state, why, ..self.record.clone() }), ..Steps::default() }
+    }
+
+    fn is_started(&self, member: &Member<'_>) -> bool {
+        self.to.is_in(member.share, self.scene.catalog)
+    }
+
+    fn has_version(&self, member: &Member<'_>) -> bool {
+        let status = member.status;
+        let brought = status.and_then(|status| status.next.as_ref());
+        self.is_started(member)
+            || status.is_some_and(|status| self.to.is_taken(status))
+            || brought.is_some_and(|next| next.is_here && next.of == *self.to)
+    }
+
+    /// Why a host cannot get the version.
+    fn no_version(&self) -> Option<String> {
+        self.scene.members.iter().filter(|member| !self.is_started(member)).find_map(|member| {
+            let next = member.status?.next.as_ref().filter(|next| next.of == *self.to)?;
+            let why = next.failed.as_ref()?;
+            Some(format!("host '{}' cannot get {}: {why}", member.name, self.to))
+        })
+    }
+
+    fn prefetch(&self) -> Steps {
+        if let Some(why) = self.no_version() {
+            return self.halt(why);
+        }
+        let members = self.scene.members.iter();
+        let mut missing = members.filter(|member| member.is_alive && !self.has_version(member));
+        let Some(first) = missing.next() else { return self.begin_waves() };
+        let waits = match missing.count() {
+            0 => format!("host '{}' does not have {} yet", first.name, self.to),
+            more => format!("host '{}' and {more} more do not have {} yet", first.name, self.to),
+        };
+        self.waiting(Steps { waits: Some(waits), ..Steps::default() })
+    }
+
+    /// Begins the waves. Hosts that have the version already, of a rollout that is resumed, first get batches that may be.
+    fn begin_waves(&self) -> Steps {
+        let steps = self.allot(0);
+        let is_busy = self.scene.members.iter().any(|member| member.is_busy);
+        if steps.shares.is_empty() && !is_busy {
+            return self.to_state(FleetRolloutState::Running);
+        }
+        self.waiting(Steps { waits: Some("shares are being written".into()), ..steps })
+    }
+
+    /// Halts what waits for too long.
+    fn waiting(&self, steps: Steps) -> Steps {
+        let deadline_ms = u64::from(self.record.deadline_seconds) * 1000;
+        let waited_ms = self.scene.now.since_ms(self.tracker.moved);
+        if self.record.at_once {
+            return steps;
+        }
+        if waited_ms >= deadline_ms {
+            let why = steps.waits.as_deref().unwrap_or("nothing is known of its hosts");
+            return self.halt(format!("no progress in {} s: {why}", self.record.deadline_seconds));
+        }
+        let left_ms = deadline_ms - waited_ms;
+        Steps { next_in_ms: Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms))), ..steps }
+    }
+
+    fn run(&self) -> Steps {
+        if let Some(why) = self.fault().filter(|_| !self.record.at_once) {
+            return self.halt(why);
+        }
+        let members = &self.scene.members;
+        let started = members.iter().filter(|member| self.is_started(member)).count();
+        let is_undone =
+            |member: &&Member<'_>| self.is_started(member) && !self.tracker.done.contains(member.name);
+        let undone = members.iter().find(is_undone);
+        let is_busy = members.iter().any(|member| member.is_busy);
+        let waves = &self.scene.catalog.spec.fleet.waves;
+        if is_busy {
+            return self
+                .waiting(Steps { waits: Some("shares are being written".into()), ..Steps::default() });
+        }
+        if undone.is_none() && started == members.len() {
+            return self.to_state(FleetRolloutState::Done);
+        }
+        if undone.is_none() && started >= self.record.most_hosts(waves, members.len()) {
+            let mut next = RolloutRecord { wave: self.record.wave + 1, ..self.record.clone() };
+            while next.most_hosts(waves, members.len()) <= started {
+                next.wave += 1;
+            }
+            return Steps { record: Some(next), ..Steps::default() };
+        }
+        let free = self.record.most_hosts(waves, members.len()).saturating_sub(started);
+        let mut steps = self.allot(free);
+        steps.waits = match undone {
+            Some(member) => Some(self.why_undone(member)),
+            None => steps.waits.or_else(|| self.why_none_is_next()),
+        };
+        self.waiting(steps)
+    }
+
+    /// Why the rollout halts.
+    fn fault(&self) -> Option<String> {
+        if let Some(why) = self.no_version() {
+            return Some(why);
+        }
+        let is_hit = |(name, share): &&(&Name, &ShareRecord)| {
+            self.to.is_in(share, self.scene.catalog) && !self.tracker.done.contains(*name)
+        };
+        if let Some((name, _)) = self.scene.lost.iter().find(is_hit) {
+            return Some(format!("host '{name}' was lost before its machines were ready with {}", self.to));
+        }
+        let mut failed = 0;
+        let mut first = None;
+        for member in self.scene.members.iter().filter(|member| self.is_started(member)) {
+            let Some(status) = member.status else { continue };
+            if let Some(why) = status.refused.as_ref().filter(|_| !self.to.is_taken(status)) {
+                return Some(format!("host '{}' refuses {}: {why}", member.name, self.to));
+            }
+            let before = self.tracker.failed_before.get(member.name).copied().unwrap_or(0);
+            let here = if self.to.is_taken(status) { status.failed.saturating_sub(before) } else { 0 };
+            failed += u64::from(here);
+            first = first.or(Some(member.name).filter(|_| here > 0));
+        }
+        let first = first.filter(|_| failed > u64::from(self.record.most_failed()))?;
+        Some(format!("{failed} machines have failed with {}, the first of them on host '{first}'", self.to))
+    }
+
+    fn why_undone(&self, member: &Member<'_>) -> String {
+        let (name, to) = (member.name, self.to);
+        match member.status {
+            _ if !member.is_alive => format!("host '{name}' is silent"),
+            Some(status) if to.is_taken(status) => {
+                let CatalogStatus { updated, count, failed, .. } = status;
+                let failed = if *failed > 0 { format!(", and {failed} have failed") } else { String::new() };
+                format!("host '{name}' has {updated} of {count} machines ready with {to}{failed}")
+            }
+            Some(CatalogStatus { waiting: Some(why), .. }) => format!("host '{name}' waits: {why}"),
+            _ => format!("host '{name}' has not begun with {to}"),
+        }
+    }
+
+    fn why_none_is_next(&self) -> Option<String> {
+        let member = self.scene.members.iter().find(|member| !self.is_started(member))?;
+        let (name, to) = (member.name, self.to);
+        Some(match member.status.and_then(|status| status.refused.as_ref()) {
+            _ if !member.is_alive => format!("host '{name}' is silent"),
+            _ if !self.has_version(member) => format!("host '{name}' does not have {to} yet"),
+            Some(why) => format!("host '{name}' refuses its share: {why}"),
+            None => format!("host '{name}' is about to get {to}"),
+        })
+    }
+
+    /// Gives the version to so many further hosts at most, and lets all that have it make as many machines unavailable as `min_ready`
+    /// leaves.
+    fn allot(&self, free: usize) -> Steps {
+        let members = &self.scene.members;
+        let min_ready = self.scene.catalog.spec.fleet.min_ready;
+        let alive = members.iter().filter(|member| member.is_alive).filter_map(|member| member.status);
+        let ready: u64 = alive.map(|status| u64::from(status.ready)).sum();
+        // Without a limit there is nothing to count.
+        let mut spare = if min_ready == 0 { u64::MAX } else { ready.saturating_sub(min_ready.into()) };
+        let mut steps = Steps::default();
+        let runs = |member: &Member<'_>| self.is_started(member) && member.share.batch != Some(0);
+        for member in members.iter().filter(|member| !runs(member) && min_ready > 0) {
+            // What it was told before it has perhaps done, and not reported.
+            if let Some(left_ms) = self.tracker.unsettled_ms(member.name, self.scene.now) {
+                spare = spare.saturating_sub(self.exposed(member, u32::MAX));
+                steps.next_in_ms = Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
+            }
+        }
+        for (n, member) in members.iter().enumerate().filter(|(_, member)| runs(member)) {
+            let exposed = self.exposed(member, member.share.batch.unwrap_or(u32::MAX));
+            if exposed > spare && !is_done(self.scene.catalog, self.record, member.share, member.status) {
+                steps.shares.insert(n, Some(0));
+            }
+            spare = spare.saturating_sub(exposed);
+        }
+        for (n, member) in members.iter().enumerate() {
+            let is_settled =
+                self.tracker.unsettled_ms(member.name, self.scene.now).is_none() || min_ready == 0;
+            if !self.is_started(member) || runs(member) || !is_settled {
+                continue;
+            }
+            let batch = self.batch_within(member, spare);
+            if batch != Some(0) {
+                spare = spare.saturating_sub(self.exposed(member, batch.unwrap_or(u32::MAX)));
+                steps.shares.insert(n, batch);
+            }
+        }
+        let mut next: Vec<usize> = (0..members.len()).filter(|n| self.is_next(&members[*n])).collect();
+        let to = self.to.to_string();
+        next.sort_by_key(|n| Reverse(score(&to, members[*n].name.as_str())));
+        for n in next.into_iter().take(free) {
+            let batch = self.batch_within(&members[n], spare);
+            // On the way back, what starts anyway takes the version at once, and the host says what is left to restart.
+            if batch == Some(0) && !self.record.at_once {
+                steps.waits = Some(format!(
+                    "{ready} machines are ready, and {min_ready} are to stay so (min_ready): host '{}' can restart none",
+                    members[n].name
+                ));
+                continue;
+            }
+            spare = spare.saturating_sub(self.exposed(&members[n], batch.unwrap_or(u32::MAX)));
+            steps.shares.insert(n, batch);
+        }
+        steps
+    }
+
+    /// Whether a host can get the version now.
+    fn is_next(&self, member: &Member<'_>) -> bool {
+        let refuses = member.status.is_some_and(|status| status.refused.is_some());
+        let has_version = self.record.at_once || self.has_version(member) && !refuses;
+        !self.is_started(member) && has_version && member.is_alive
+    }
+
+    /// The largest batch of a host with which no more ready machines become unavailable than this; none: as the strategy says.
+    fn batch_within(&self, member: &Member<'_>, spare: u64) -> Option<u32> {
+        if self.exposed(member, u32::MAX) <= spare {
+            return None;
+        }
+        let most = u32::try_from(spare).unwrap_or(u32::MAX);
+        let away = member.status.map_or(0, |status| self.away(status));
+        // A batch of which so many are unavailable already takes only the rest.
+        let fits = [most.saturating_add(away), most];
+        let fits = fits.into_iter().find(|batch| self.exposed(member, *batch) <= spare);
+        Some(fits.unwrap_or(0))
+    }
+
+    /// Machines that are not ready although they should be, and that hold places of the batch for certain.
+    fn away(&self, status: &CatalogStatus) -> u32 {
+        let CatalogStatus { count, ready, off, claimed, failed, .. } = *status;
+        let others = claimed.saturating_add(failed.min(self.record.most_failed()));
+        count.saturating_sub(ready).saturating_sub(off).saturating_sub(others)
+    }
+
+    /// Ready machines of a host that this rollout may make unavailable at any time, with such a batch.
+    fn exposed(&self, member: &Member<'_>, batch: u32) -> u64 {
+        let Some(status) = member.status.filter(|_| member.is_alive) else { return 0 };
+        let has_begun = has_carried_out(self.scene.catalog, member.share, status);
+        if is_lazy(self.scene.catalog) || (self.tracker.idle.contains(member.name) && !has_begun) {
+            return 0;
+        }
+        let CatalogStatus { count, ready, off, updated, spared, failed, .. } = *status;
+        let batch = match self.scene.catalog.strategy {
+            RolloutStrategy::Batch(machines) => machines.min(batch),
+            RolloutStrategy::Now | RolloutStrategy::NextStart => batch,
+        };
+        let (left, goes) = match self.is_started(member) && has_begun {
+            true if self.tracker.done.contains(member.name) => (spared, ready),
+            true => (count.saturating_sub(updated), ready.saturating_sub(updated.saturating_sub(off))),
+            // Which of them have the version that comes is not known.
+            false => (count, ready),
+        };
+        let restarted = batch.min(left).saturating_sub(self.away(status));
+        let failing = self.record.most_failed().saturating_sub(failed);
+        restarted.saturating_add(if left > 0 { failing } else { 0 }).min(goes).into()
+    }
+}

@@ -1,0 +1,619 @@
+//! Tests of rollouts over hosts: the placer on a store that answers at once, and requests of people. Hosts report what the tests say.
+
+use super::*;
+use crate::agent::wanted;
+use crate::changes::{create_catalog, delete_catalog, replace_catalog, roll_back_catalog, update_catalog};
+use crate::driver::Driver;
+use crate::sample::{GIB, name};
+use crate::transaction::{Outcome, Transaction};
+use serde_json::{Value, json};
+use spillway_api::{FleetCatalogSpec, FleetCatalogUpdate, RolloutAction};
+
+/// A catalog `desk` with machines on each of the hosts.
+struct World {
+    driver: Driver,
+}
+
+fn now() -> jiff::Timestamp {
+    "2026-01-02T00:00:00Z".parse().unwrap()
+}
+
+impl World {
+    fn new(hosts: usize, each: u32, settings: Value) -> World {
+        let mut driver = Driver::new();
+        (0..hosts).for_each(|n| driver.fleet.host(&format!("h{n}"), "x"));
+        driver.fleet.catalog("desk", hosts as u32 * each, settings);
+        let history = json!([{ "image": "debian", "version": 1, "since": "2026-01-01T00:00:00Z" }]);
+        driver.fleet.set("catalogs/desk", json!({ "history": history }));
+        driver.settle();
+        let mut world = World { driver };
+        world.hosts().iter().for_each(|host| world.well(host));
+        assert_eq!(world.driver.settle(), 0);
+        world
+    }
+
+    fn hosts(&self) -> Vec<String> {
+        self.driver.fleet.counts("desk").into_iter().map(|(host, _)| host).collect()
+    }
+
+    fn commit(&mut self, change: &Transaction) {
+        assert!(matches!(self.driver.fleet.commit(change), Outcome::Applied(_)));
+        self.driver.settle();
+    }
+
+    fn update(&mut self, version: u32) {
+        let update = FleetCatalogUpdate { version, strategy: None, max_failed: 0, deadline_seconds: None };
+        let change = update_catalog(self.driver.fleet.view(), &name("desk"), &update, None, now()).unwrap();
+        self.commit(&change);
+    }
+
+    fn roll_back(&mut self) {
+        let change = roll_back_catalog(self.driver.fleet.view(), &name("desk"), None, now()).unwrap();
+        self.commit(&change);
+    }
+
+    fn ask(&mut self, action: RolloutAction) -> Result<(), String> {
+        let asked = change_rollout(self.driver.fleet.view(), &name("desk"), action, now());
+        let change = asked.map_err(|e| e.message)?;
+        change.iter().for_each(|change| self.commit(change));
+        Ok(())
+    }
+
+    /// All hosts have the version that is rolled out.
+    fn bring(&mut self) {
+        let to = self.record().to;
+        for host in self.hosts() {
+            self.change(
+                &host,
+                json!({ "next": { "image": to.image, "version": to.version, "is_here": true } }),
+            );
+        }
+        self.driver.settle();
+    }
+
+    /// Changes what a host reports.
+    fn change(&mut self, host: &str, fields: Value) {
+        let mut status = self.driver.fleet.json(&format!("status/{host}"))["catalogs"]["desk"].clone();
+        if status.is_null() {
+            status = json!({});
+        }
+        let share = self.driver.fleet.view().share(&name(host), &name("desk"));
+        status["generation"] = share.map_or(0, |share| share.value.generation).into();
+        status.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        self.driver.fleet.report(host, "desk", status);
+    }
+
+    /// What a host has reported is what its share says.
+    fn well(&mut self, host: &str) {
+        let share = self.driver.fleet.view().share(&name(host), &name("desk")).unwrap().value.clone();
+        let next = self.driver.fleet.json(&format!("status/{host}"))["catalogs"]["desk"]["next"].clone();
+        let count = share.count;
+        let status = json!({ "count": count, "ready": count, "updated": count, "version": share.version,
+            "image": share.image, "generation": share.generation, "next": next });
+        self.driver.fleet.report(host, "desk", status);
+    }
+
+    /// All hosts do what their shares say, and are well.
+    fn all_well(&mut self) {
+        self.hosts().iter().for_each(|host| self.well(host));
+        self.driver.settle();
+    }
+
+    /// Hosts whose shares have a version.
+    fn with(&self, version: u32) -> Vec<String> {
+        let has = |host: &String| self.driver.fleet.json(&format!("share/{host}/desk"))["version"] == version;
+        self.hosts().into_iter().filter(has).collect()
+    }
+
+    fn record(&self) -> RolloutRecord {
+        self.driver.fleet.view().rollouts[&name("desk")].value.clone()
+    }
+
+    fn state(&self) -> FleetRolloutState {
+        self.record().state
+    }
+
+    fn why(&self) -> String {
+        assert_eq!(self.state(), FleetRolloutState::Halted);
+        self.record().why.unwrap()
+    }
+
+    /// An update that has reached the hosts of the first wave.
+    fn begun(hosts: usize, each: u32, settings: Value) -> (World, String) {
+        let mut world = World::new(hosts, each, settings);
+        world.update(2);
+        world.bring();
+        let started = world.with(2);
+        assert_eq!((world.state(), started.len()), (FleetRolloutState::Running, 1));
+        let first = started[0].clone();
+        (world, first)
+    }
+
+    fn batch(&self, host: &str) -> Option<u32> {
+        self.driver.fleet.view().share(&name(host), &name("desk")).unwrap().value.batch
+    }
+}
+
+#[test]
+fn a_version_reaches_hosts_wave_after_wave() {
+    let mut world = World::new(20, 2, json!({}));
+    world.update(2);
+    assert_eq!((world.with(1).len(), world.state()), (20, FleetRolloutState::Prefetch));
+    let generations =
+        world.driver.fleet.view().shares.values().map(|shares| shares[&name("desk")].value.generation);
+    assert!(generations.into_iter().all(|generation| generation == 2), "settings reach all at once");
+    world.bring();
+    let mut reached = Vec::new();
+    for wave in [1, 2, 10, 20] {
+        assert_eq!((world.with(2).len(), world.state()), (wave, FleetRolloutState::Running));
+        assert!(reached.iter().all(|host| world.with(2).contains(host)));
+        reached = world.with(2);
+        assert_eq!(world.driver.after_s(5), 0, "nothing moves before they are done");
+        world.all_well();
+    }
+    assert_eq!(world.state(), FleetRolloutState::Done);
+    assert_eq!(world.driver.after_s(5), 0);
+    let events = &world.driver.events;
+    let told = |text: &str| events.iter().filter(|event| event.contains(text)).count();
+    assert_eq!(told("the rollout of debian:2 begins: its hosts bring the version"), 1);
+    assert_eq!(told("the rollout of debian:2 goes on with wave"), 4);
+    assert_eq!(told("the rollout of debian:2 has reached all hosts"), 1);
+}
+
+#[test]
+fn the_order_depends_on_version_and_names_alone() {
+    let first = |version| {
+        let mut world = World::new(12, 1, json!({}));
+        world.update(version);
+        world.bring();
+        world.with(version)
+    };
+    assert_eq!(first(2), first(2));
+    let firsts: std::collections::BTreeSet<Vec<String>> = (2..8).map(first).collect();
+    assert!(firsts.len() > 2, "another version begins elsewhere: {firsts:?}");
+}
+
+#[test]
+fn waves_that_do_not_reach_all_hosts_are_followed_by_one_that_does() {
+    let (mut world, _) = World::begun(5, 1, json!({ "waves": ["1", "1", "2"] }));
+    world.all_well();
+    assert_eq!(
+        (world.with(2).len(), world.record().wave),
+        (2, 2),
+        "a wave that has no further host is passed"
+    );
+    world.all_well();
+    assert_eq!(world.with(2).len(), 5);
+    assert_eq!(
+        world.record().waves(&world.driver.fleet.view().catalogs[&name("desk")].value.spec.fleet.waves),
+        4
+    );
+}
+
+#[test]
+fn a_host_that_cannot_get_the_version_halts_before_any_machine_was_restarted() {
+    let mut world = World::new(4, 2, json!({}));
+    world.update(2);
+    let next = json!({ "image": "debian", "version": 2, "failed": "the registry has none" });
+    world.change("h2", json!({ "next": next }));
+    world.driver.settle();
+    assert_eq!(world.why(), "host 'h2' cannot get debian:2: the registry has none");
+    world.bring();
+    world.driver.after_s(700);
+    assert_eq!((world.with(1).len(), world.state()), (4, FleetRolloutState::Halted));
+    world.ask(RolloutAction::Resume).unwrap();
+    assert_eq!(world.with(2).len(), 1);
+}
+
+#[test]
+fn one_that_brings_nothing_halts_after_the_deadline() {
+    let mut world = World::new(4, 2, json!({}));
+    world.update(2);
+    world.driver.after_s(300);
+    let next = json!({ "image": "debian", "version": 2, "is_here": true });
+    ["h0", "h1", "h3"].iter().for_each(|host| world.change(host, json!({ "next": next })));
+    world.driver.settle();
+    assert_eq!(world.driver.after_s(599), 0, "that was progress");
+    world.driver.after_s(1);
+    assert_eq!(world.why(), "no progress in 600 s: host 'h2' does not have debian:2 yet");
+}
+
+#[test]
+fn machines_that_fail_halt_it_and_it_stays_halted() {
+    let (mut world, first) = World::begun(8, 5, json!({}));
+    let other = world.with(1)[0].clone();
+    world.change(&other, json!({ "failed": 3 }));
+    world.driver.settle();
+    assert_eq!(world.state(), FleetRolloutState::Running, "that host has the version of before");
+    let bad = json!({ "version": 2, "ready": 3, "updated": 0, "failed": 2 });
+    world.change(&first, bad);
+    world.driver.settle();
+    let why = format!("2 machines have failed with debian:2, the first of them on host '{first}'");
+    assert_eq!(world.why(), why);
+    world.all_well();
+    assert_eq!(world.driver.after_s(1000), 0, "whatever hosts report, people decide");
+    assert_eq!(world.with(2), std::slice::from_ref(&first));
+    // Somebody takes it upon himself.
+    world.change(&first, json!({ "version": 2, "ready": 3, "updated": 3, "failed": 2 }));
+    world.ask(RolloutAction::Resume).unwrap();
+    assert!(world.with(2).len() > 1, "it is done but for those that had failed");
+    world.change(&first, json!({ "failed": 3 }));
+    world.driver.settle();
+    assert!(world.why().starts_with("3 machines have failed"));
+}
+
+#[test]
+fn so_many_may_fail_as_were_said_and_as_had_failed_before() {
+    let mut world = World::new(4, 5, json!({}));
+    world
+        .hosts()
+        .iter()
+        .for_each(|host| world.change(host, json!({ "ready": 4, "updated": 4, "failed": 1 })));
+    let update = FleetCatalogUpdate { version: 2, strategy: None, max_failed: 1, deadline_seconds: Some(60) };
+    let change = update_catalog(world.driver.fleet.view(), &name("desk"), &update, None, now()).unwrap();
+    world.commit(&change);
+    world.bring();
+    let first = world.with(2)[0].clone();
+    world.change(&first, json!({ "version": 2, "ready": 3, "updated": 2, "failed": 2 }));
+    assert_eq!(world.driver.after_s(59), 0);
+    assert_eq!(world.state(), FleetRolloutState::Running, "one had failed before, and one may");
+    world.change(&first, json!({ "failed": 3 }));
+    world.driver.settle();
+    assert!(world.why().starts_with("2 machines have failed"), "{}", world.why());
+}
+
+#[test]
+fn what_makes_no_progress_halts_with_the_reason() {
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    world.driver.after_s(500);
+    world.change(&first, json!({ "version": 2, "ready": 4, "updated": 1 }));
+    assert_eq!(world.driver.settle(), 0);
+    assert_eq!(world.driver.after_s(599), 0);
+    world.driver.after_s(1);
+    let why = format!("no progress in 600 s: host '{first}' has 1 of 5 machines ready with debian:2");
+    assert_eq!(world.why(), why);
+    // Going to and fro is no progress.
+    world.ask(RolloutAction::Resume).unwrap();
+    for updated in [3, 2, 3, 2, 3, 2, 3] {
+        world.change(&first, json!({ "updated": updated }));
+        world.driver.after_s(100);
+    }
+    assert!(world.why().starts_with("no progress"));
+}
+
+#[test]
+fn a_host_that_refuses_or_is_lost_halts_it() {
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    world.change(&first, json!({ "refused": "no space" }));
+    world.driver.settle();
+    assert_eq!(world.why(), format!("host '{first}' refuses debian:2: no space"));
+    let (mut world, first) = World::begun(5, 2, json!({}));
+    world.driver.fleet.end_lease(&first);
+    world.driver.after_s(60);
+    assert_eq!(world.driver.fleet.count(&first, "desk"), 0, "its machines are placed elsewhere");
+    assert_eq!(world.why(), format!("host '{first}' was lost before its machines were ready with debian:2"));
+    assert_eq!(world.with(2), [""; 0]);
+}
+
+#[test]
+fn a_host_that_was_done_stays_done() {
+    let (mut world, first) = World::begun(4, 5, json!({ "waves": ["1", "2", "100%"] }));
+    world.well(&first);
+    world.driver.settle();
+    assert_eq!(world.with(2).len(), 2);
+    // Its machines are reset all the time.
+    world.change(&first, json!({ "ready": 3, "updated": 3 }));
+    let second = world.with(2).into_iter().find(|host| *host != first).unwrap();
+    world.well(&second);
+    world.driver.settle();
+    assert_eq!(world.with(2).len(), 4);
+}
+
+#[test]
+fn claimed_machines_are_not_waited_for() {
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    world.change(&first, json!({ "version": 2, "updated": 3, "claimed": 2, "spared": 1 }));
+    world.driver.settle();
+    assert_eq!(world.with(2).len(), 1);
+    world.change(&first, json!({ "spared": 2 }));
+    world.driver.settle();
+    assert!(world.with(2).len() > 1);
+}
+
+#[test]
+fn who_starts_machines_later_has_only_to_take_the_version() {
+    let mut world = World::new(3, 5, json!({}));
+    world.driver.fleet.set("catalogs/desk", json!({ "strategy": "next-start" }));
+    world.update(2);
+    world.bring();
+    let first = world.with(2)[0].clone();
+    world.change(&first, json!({ "version": 2, "updated": 0 }));
+    world.driver.settle();
+    assert_eq!(world.with(2).len(), 2);
+}
+
+#[test]
+fn a_rollback_reaches_the_hosts_that_have_the_version_at_once_and_no_others() {
+    let (mut world, first) = World::begun(8, 5, json!({ "min_ready": 38 }));
+    world.change(&first, json!({ "version": 2, "ready": 3, "updated": 0, "failed": 2, "claimed": 2 }));
+    world.driver.settle();
+    world.why();
+    let before: Vec<_> = world.hosts().into_iter().filter(|host| *host != first).collect();
+    world.roll_back();
+    assert_eq!((world.with(1).len(), world.batch(&first)), (8, Some(0)), "min_ready keeps what is ready");
+    world.change(&first, json!({ "version": 1, "updated": 3 }));
+    world.driver.after_s(31);
+    assert_eq!(world.batch(&first), None, "nothing that is ready has another version");
+    assert_eq!((world.state(), world.record().from.version), (FleetRolloutState::Running, 2));
+    let again = roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now()).unwrap_err();
+    assert!(again.message.contains("on its way back to debian:1 already"), "{again}");
+    // What fails on the way back does not stop it.
+    world.change(&first, json!({ "version": 1, "failed": 3 }));
+    assert_eq!(world.driver.after_s(1000), 0);
+    world.all_well();
+    assert_eq!(world.state(), FleetRolloutState::Done);
+    let shares =
+        before.iter().map(|host| world.driver.fleet.view().share(&name(host), &name("desk")).unwrap());
+    assert!(shares.into_iter().all(|share| share.value.version == 1 && share.value.batch.is_none()));
+}
+
+#[test]
+fn a_rollback_of_a_whole_rollout_keeps_min_ready() {
+    let (mut world, _) = World::begun(4, 5, json!({ "min_ready": 16, "waves": ["1", "100%"] }));
+    while world.state() != FleetRolloutState::Done {
+        world.all_well();
+    }
+    world.roll_back();
+    let mut batches: Vec<_> = world.hosts().iter().map(|host| world.batch(host)).collect();
+    batches.sort_unstable();
+    assert_eq!((world.with(1).len(), batches), (4, vec![None, None, Some(0), Some(0)]));
+    while world.state() != FleetRolloutState::Done {
+        world.all_well();
+    }
+    assert_eq!(world.with(1).len(), 4);
+    let none = roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now()).unwrap_err();
+    assert!(none.message.contains("no such earlier version"), "{none}");
+}
+
+#[test]
+fn new_machines_get_what_their_host_has() {
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    world.driver.fleet.host("h9", "x");
+    world.driver.fleet.catalog("desk", 60, json!({}));
+    world.driver.settle();
+    assert!(world.driver.fleet.count(&first, "desk") > 5 && world.driver.fleet.count("h9", "desk") > 5);
+    assert_eq!(world.with(2), [first], "the new host has the version of before");
+    assert!(world.with(1).contains(&"h9".to_owned()));
+    while world.state() != FleetRolloutState::Done {
+        world.bring();
+        world.all_well();
+    }
+    world.driver.fleet.host("h8", "x");
+    world.driver.fleet.catalog("desk", 80, json!({}));
+    world.driver.settle();
+    assert_eq!(world.driver.fleet.json("share/h8/desk")["version"], 2);
+}
+
+#[test]
+fn pause_resume_and_abort() {
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    assert_eq!(world.ask(RolloutAction::Resume), Ok(()), "it runs already");
+    world.ask(RolloutAction::Pause).unwrap();
+    world.ask(RolloutAction::Pause).unwrap();
+    world.all_well();
+    assert_eq!(world.driver.after_s(1000), 0);
+    assert_eq!((world.with(2), world.state()), (vec![first.clone()], FleetRolloutState::Paused));
+    world.ask(RolloutAction::Resume).unwrap();
+    assert!(world.with(2).len() > 1, "it goes on where it was");
+    world.ask(RolloutAction::Abort).unwrap();
+    let with = world.with(2);
+    world.all_well();
+    assert_eq!((world.with(2), world.state()), (with, FleetRolloutState::Aborted));
+    assert!(world.ask(RolloutAction::Resume).unwrap_err().contains("was aborted"));
+    // The same version once more.
+    world.update(2);
+    assert_eq!(world.state(), FleetRolloutState::Running, "all hosts have brought it already");
+    while world.state() != FleetRolloutState::Done {
+        world.all_well();
+    }
+    assert!(world.ask(RolloutAction::Pause).unwrap_err().contains("has reached all hosts"));
+}
+
+#[test]
+fn an_update_in_the_middle_knows_what_was_before() {
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    world.update(3);
+    assert_eq!(world.record().from.version, 1);
+    assert_eq!((world.with(2), world.with(1).len()), (vec![first], 3));
+    world.roll_back();
+    assert_eq!(world.with(1).len(), 4);
+}
+
+#[test]
+fn another_image_comes_in_waves_too() {
+    let mut world = World::new(4, 5, json!({}));
+    let spec: FleetCatalogSpec = serde_json::from_value(json!({
+        "image": "ubuntu:1", "count": 20, "ram_bytes": GIB / 2, "memory_bytes": GIB / 2,
+    }))
+    .unwrap();
+    let change = replace_catalog(world.driver.fleet.view(), &name("desk"), &spec, None, now()).unwrap();
+    world.commit(&change.unwrap());
+    let images = |world: &World, image: &str| {
+        let has = |host: &String| world.driver.fleet.json(&format!("share/{host}/desk"))["image"] == image;
+        world.hosts().into_iter().filter(has).collect::<Vec<_>>()
+    };
+    assert_eq!(images(&world, "debian").len(), 4);
+    world.bring();
+    let first = images(&world, "ubuntu");
+    assert_eq!(first.len(), 1);
+    // The number of the version is the same. It is another one all the same.
+    assert_eq!(world.driver.after_s(5), 0);
+    world.well(&first[0]);
+    world.driver.settle();
+    assert!(images(&world, "ubuntu").len() > 1);
+    world.roll_back();
+    assert_eq!(images(&world, "debian").len(), 4);
+    assert_eq!(world.driver.fleet.json("catalogs/desk")["spec"]["image"], "debian:1");
+}
+
+#[test]
+fn settings_without_another_version_begin_nothing() {
+    let mut world = World::new(4, 5, json!({}));
+    world.driver.fleet.catalog("desk", 24, json!({}));
+    world.driver.settle();
+    assert!(world.driver.fleet.view().rollouts.is_empty());
+    let spec: FleetCatalogSpec = serde_json::from_value(json!({ "image": "debian:1", "count": 1 })).unwrap();
+    let made = create_catalog(world.driver.fleet.view(), &name("new"), &spec, now()).unwrap();
+    assert_eq!(made.writes.len(), 1);
+    world.update(2);
+    let gone = delete_catalog(world.driver.fleet.view(), &name("desk")).unwrap();
+    world.commit(&gone);
+    assert!(world.driver.fleet.view().rollouts.is_empty());
+}
+
+#[test]
+fn a_version_that_somebody_has_just_written_is_rolled_out_too() {
+    let mut world = World::new(4, 5, json!({}));
+    world.driver.fleet.set("catalogs/desk", json!({ "version": 2, "generation": 9 }));
+    world.driver.fleet.host("h9", "x");
+    world.driver.fleet.catalog("desk", 40, json!({}));
+    world.driver.settle();
+    assert_eq!(world.with(2), [""; 0]);
+    assert_eq!((world.record().from.version, world.record().to.version), (1, 2));
+    world.bring();
+    assert_eq!(world.with(2).len(), 1);
+    world.driver.fleet.put("rollouts/desk", "{");
+    world.all_well();
+    assert_eq!(
+        (world.with(2).len(), world.driver.after_s(5)),
+        (1, 0),
+        "one that cannot be read moves nothing"
+    );
+}
+
+#[test]
+fn a_drained_host_is_not_waited_for_and_gets_the_version_when_it_is_back() {
+    let mut world = World::new(4, 5, json!({ "waves": ["1", "100%"] }));
+    // The others have no space for its machines, so that it keeps them.
+    let others = ["h1", "h2", "h3"];
+    others.iter().for_each(|host| world.driver.fleet.budget(host, 5 * GIB));
+    world.driver.fleet.set("hosts/h0", json!({ "is_draining": true }));
+    world.driver.settle();
+    world.update(2);
+    let next = json!({ "image": "debian", "version": 2, "is_here": true });
+    others.iter().for_each(|host| world.change(host, json!({ "next": next })));
+    world.driver.settle();
+    for _ in 0..2 {
+        others.iter().for_each(|host| world.well(host));
+        world.driver.settle();
+    }
+    assert_eq!((world.state(), world.with(1)), (FleetRolloutState::Done, vec!["h0".to_owned()]));
+    world.driver.fleet.set("hosts/h0", json!({ "is_draining": false }));
+    world.driver.settle();
+    assert_eq!((world.state(), world.with(1)), (FleetRolloutState::Running, vec!["h0".to_owned()]));
+    world.change("h0", json!({ "next": next }));
+    world.driver.settle();
+    world.all_well();
+    assert_eq!((world.state(), world.with(2).len()), (FleetRolloutState::Done, 4));
+}
+
+#[test]
+fn another_placer_goes_on_where_the_last_one_was() {
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    world.driver.fleet.placer("p");
+    world.driver.settle();
+    assert_eq!(world.with(2), std::slice::from_ref(&first));
+    world.well(&first);
+    world.driver.settle();
+    let with = world.with(2);
+    assert!(with.len() > 1);
+    world.driver.fleet.placer("p");
+    world.driver.settle();
+    assert_eq!(world.with(2), with);
+}
+
+#[test]
+fn without_the_placer_nothing_moves() {
+    let mut world = World::new(4, 5, json!({}));
+    world.driver.fleet.set("meta", json!({ "placer": false }));
+    world.update(2);
+    world.bring();
+    world.driver.after_s(1000);
+    assert_eq!((world.with(1).len(), world.state()), (4, FleetRolloutState::Prefetch));
+    world.driver.fleet.set("meta", json!({ "placer": true }));
+    world.driver.settle();
+    assert_eq!(world.with(2).len(), 1);
+}
+
+#[test]
+fn no_host_is_next_if_min_ready_needs_its_machines() {
+    let (mut world, first) = World::begun(4, 5, json!({ "min_ready": 18, "waves": ["100%"] }));
+    assert_eq!(world.batch(&first), None, "two at a time leave 18");
+    // Its batch is away: that has been counted.
+    world.change(&first, json!({ "version": 2, "ready": 3, "updated": 0 }));
+    assert_eq!(world.driver.settle(), 0);
+    world.well(&first);
+    world.driver.settle();
+    assert_eq!(world.with(2).len(), 2);
+    assert!(world.driver.status().waits[&name("desk")].contains("has not begun"));
+}
+
+#[test]
+fn a_batch_is_smaller_if_min_ready_needs_the_rest() {
+    let (mut world, first) = World::begun(4, 5, json!({ "min_ready": 19, "waves": ["100%"] }));
+    assert_eq!(world.batch(&first), Some(1));
+    let wanted = wanted(world.driver.fleet.view(), "x", &name(&first)).unwrap();
+    assert_eq!(wanted.catalogs[&name("desk")].strategy, RolloutStrategy::Batch(1));
+    // A claimed machine elsewhere is down: no further one may be restarted.
+    let other = world.with(1)[0].clone();
+    world.change(&other, json!({ "ready": 4, "updated": 4, "claimed": 1 }));
+    world.driver.settle();
+    assert_eq!(world.batch(&first), Some(0));
+    world.change(&other, json!({ "ready": 5, "updated": 5 }));
+    assert_eq!(
+        (world.driver.after_s(29), world.batch(&first)),
+        (0, Some(0)),
+        "it may have restarted one before"
+    );
+    world.driver.after_s(2);
+    assert_eq!(world.batch(&first), Some(1));
+    let mut world = World::new(4, 5, json!({ "min_ready": 20 }));
+    world.update(2);
+    world.bring();
+    assert_eq!(world.with(2), [""; 0]);
+    world.driver.after_s(600);
+    assert!(
+        world.why().contains("20 machines are ready, and 20 are to stay so (min_ready)"),
+        "{}",
+        world.why()
+    );
+}
+
+#[test]
+fn hosts_hear_what_to_bring_and_when_to_stop() {
+    let mut world = World::new(4, 5, json!({}));
+    let at = |world: &World, host: &str| wanted(world.driver.fleet.view(), "x", &name(host)).unwrap();
+    assert!(at(&world, "h0").versions.is_empty());
+    world.update(2);
+    for host in world.hosts() {
+        assert_eq!(at(&world, &host).versions[&name("desk")].of.to_string(), "debian:2");
+        assert_eq!(at(&world, &host).catalogs[&name("desk")].spec.image.to_string(), "debian:1");
+    }
+    world.bring();
+    let first = world.with(2)[0].clone();
+    let desk = |world: &World| at(world, &first).catalogs[&name("desk")].clone();
+    assert_eq!((desk(&world).spec.image.to_string(), desk(&world).is_held), ("debian:2".into(), false));
+    assert!(at(&world, &first).versions.is_empty());
+    world.change(&first, json!({ "version": 2, "failed": 1 }));
+    world.driver.settle();
+    assert!(desk(&world).is_held, "{}", world.why());
+    let other = world.with(1)[0].clone();
+    assert!(at(&world, &other).versions.is_empty());
+    world.ask(RolloutAction::Resume).unwrap();
+    assert_eq!((desk(&world).is_held, desk(&world).max_failed), (false, 1));
+    world.change(&first, json!({ "failed": 2 }));
+    world.driver.settle();
+    assert!(desk(&world).is_held, "{}", world.why());
+    world.update(3);
+    assert!(desk(&world).is_held, "what has halted does not go on because another version is about to come");
+}

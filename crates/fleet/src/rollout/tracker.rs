@@ -1,0 +1,145 @@
+//! What a placer remembers of rollouts: hosts that were done once, machines that had failed before, the last progress.
+//!
+//! Owns its memory. Invariant: what is remembered is of one rollout; another one, or the same after it was resumed, begins anew.
+
+use super::{current, is_done};
+use crate::Moment;
+use crate::records::{CatalogRecord, RolloutRecord, ShareRecord, StatusRecord};
+use crate::view::FleetView;
+use spillway_api::{FleetRolloutState, Name};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Rollouts that a placer follows, by catalog.
+pub type Trackers = BTreeMap<Name, Tracker>;
+
+/// What a placer remembers of a rollout.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tracker {
+    /// Generation of the catalog that has asked for it, and how often it was resumed.
+    of: (u64, u32),
+    /// Its state and wave when it was last looked at.
+    at: Option<(FleetRolloutState, u32)>,
+    /// Hosts that were seen done with the version.
+    pub(super) done: BTreeSet<Name>,
+    /// Machines that had failed on a host before the version reached it.
+    pub(super) failed_before: BTreeMap<Name, u32>,
+    /// The most that was seen of each host: 1 for the version, 1 for its share, and its updated machines.
+    best: BTreeMap<Name, u32>,
+    /// Last progress.
+    pub(super) moved: Moment,
+    /// Since when it is followed.
+    begun: Moment,
+    /// Hosts that had nothing to restart when the version had not reached them yet.
+    calm: BTreeSet<Name>,
+    /// Hosts that had all machines ready with the version when somebody asked for it.
+    pub(super) idle: BTreeSet<Name>,
+    /// Hosts that may restart machines, and those that may not any more, with the time since when it is so.
+    running: BTreeSet<Name>,
+    stopped: BTreeMap<Name, Moment>,
+}
+
+/// Time after which a host has done, and reported, what it was told: it looks every 2 s, and reports every 10 s.
+const SETTLED_MS: u64 = 30_000;
+
+impl Tracker {
+    fn of(record: &RolloutRecord, now: Moment) -> Tracker {
+        Tracker { of: (record.generation, record.resumes), moved: now, begun: now, ..Tracker::default() }
+    }
+
+    /// Takes what hosts have reported.
+    pub(super) fn observe(
+        &mut self,
+        view: &FleetView,
+        name: &Name,
+        catalog: &CatalogRecord,
+        record: &RolloutRecord,
+        now: Moment,
+    ) {
+        let at = Some((record.state, record.wave));
+        if self.at != at || !record.brings() && record.state != FleetRolloutState::Running {
+            (self.at, self.moved) = (at, now);
+        }
+        for (host, shares) in &view.shares {
+            let Some(share) = shares.get(name) else { continue };
+            let status = view.statuses.get(host).map(|status| &status.value);
+            self.observe_host(host, name, &share.value, status, catalog, record, now);
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a host, its records, and the rollout's")]
+    fn observe_host(
+        &mut self,
+        host: &Name,
+        name: &Name,
+        share: &ShareRecord,
+        status: Option<&StatusRecord>,
+        catalog: &CatalogRecord,
+        record: &RolloutRecord,
+        now: Moment,
+    ) {
+        let status = status.and_then(|status| status.catalogs.get(name));
+        let has_taken = status.is_some_and(|status| record.to.is_taken(status));
+        let next = status.and_then(|status| status.next.as_ref());
+        let has_version = next.is_some_and(|next| next.is_here && next.of == record.to);
+        let is_started = record.to.is_in(share, catalog);
+        if is_started && share.generation < record.generation && is_done(catalog, record, share, status) {
+            self.idle.insert(host.clone());
+        }
+        if !is_started {
+            self.done.remove(host);
+            self.idle.remove(host);
+            if is_done(catalog, record, share, status) {
+                self.calm.insert(host.clone());
+            }
+        } else if is_done(catalog, record, share, status) {
+            self.done.insert(host.clone());
+        }
+        if is_started && share.batch != Some(0) {
+            self.running.insert(host.clone());
+            self.stopped.remove(host);
+        } else if self.running.remove(host) {
+            self.stopped.insert(host.clone(), now);
+        }
+        if let Some(status) = status.filter(|_| !has_taken) {
+            self.failed_before.insert(host.clone(), status.failed);
+        }
+        let updated = status.filter(|_| has_taken).map_or(0, |status| status.updated);
+        let through = updated + u32::from(has_taken) + u32::from(is_started) + u32::from(has_version);
+        let best = self.best.entry(host.clone()).or_default();
+        if through > *best {
+            (*best, self.moved) = (through, now);
+        }
+    }
+}
+
+impl Tracker {
+    /// How long machines of a host that may restart none now may be unavailable without having been reported, in milliseconds.
+    pub(super) fn unsettled_ms(&self, host: &Name, now: Moment) -> Option<u64> {
+        let since = match self.stopped.get(host) {
+            Some(stopped) => *stopped,
+            None if self.calm.contains(host) => return None,
+            None => self.begun,
+        };
+        SETTLED_MS.checked_sub(now.since_ms(since)).filter(|left| *left > 0)
+    }
+}
+
+/// Takes what hosts have reported about rollouts.
+pub(crate) fn observe(trackers: &mut Trackers, view: &FleetView, now: Moment) {
+    trackers.retain(|name, _| view.rollouts.contains_key(name) && view.catalogs.contains_key(name));
+    for (name, catalog) in &view.catalogs {
+        let Some(rollout) = current(view, name, &catalog.value).map(|rollout| &rollout.value) else {
+            trackers.remove(name);
+            continue;
+        };
+        if !rollout.is_open() {
+            trackers.remove(name);
+            continue;
+        }
+        let tracker = trackers.entry(name.clone()).or_insert_with(|| Tracker::of(rollout, now));
+        if tracker.of != (rollout.generation, rollout.resumes) {
+            *tracker = Tracker::of(rollout, now);
+        }
+        tracker.observe(view, name, &catalog.value, rollout, now);
+    }
+}

@@ -1,0 +1,243 @@
+//! Rollouts in simulated fleets: people update, roll back, pause and resume; versions are bad, or missing on a host; placers change, and
+//! hosts are lost. The rules are written here a second time, and looked at with each transaction and each turn.
+//!
+//! They have failed while a host went on with a version that another one was about to replace; while what a host was told before, and had
+//! not reported, was not counted; while a report of the same version from before counted; and while a resumed rollout went on with the
+//! batches of before.
+
+use super::sample::name;
+use super::world::{Seen, World};
+use super::{BAD, MISSING, rng, run_seeds};
+use spillway_api::{FleetCatalogUpdate, FleetRolloutState, Name, RolloutAction};
+use spillway_fleet::changes::{ChangeError, roll_back_catalog, update_catalog};
+use spillway_fleet::keys::Key;
+use spillway_fleet::records::{RolloutRecord, ShareRecord};
+use spillway_fleet::rollout::change_rollout;
+use spillway_fleet::transaction::{Outcome, Transaction, Write};
+use spillway_fleet::view::{FleetView, Update};
+use std::collections::BTreeMap;
+
+/// What the records say of versions: rollouts, and versions of shares by host and catalog.
+pub struct Versions {
+    rollouts: BTreeMap<Name, RolloutRecord>,
+    shares: BTreeMap<(Name, Name), u32>,
+}
+
+impl World {
+    pub fn rollouts(&self) -> Versions {
+        let below = |folder: &'static str| {
+            let all = self.store.entries.range(folder.to_owned()..);
+            all.take_while(move |(key, _)| key.starts_with(folder))
+        };
+        let rollouts = below("rollouts/").map(|(key, entry)| {
+            let Ok(Key::Rollout(catalog)) = key.parse() else { panic!("{key}") };
+            (catalog, serde_json::from_slice(&entry.value).unwrap())
+        });
+        let shares = below("share/").map(|(key, entry)| {
+            let Ok(Key::Share(host, catalog)) = key.parse() else { panic!("{key}") };
+            let share: ShareRecord = serde_json::from_slice(&entry.value).unwrap();
+            ((host, catalog), share.version)
+        });
+        Versions { rollouts: rollouts.collect(), shares: shares.collect() }
+    }
+
+    /// What a placer has written keeps to the waves, and goes on only where people have not stopped it.
+    pub fn check_rollouts(&self, before: &Versions, transaction: &Transaction, seen: &mut Seen) {
+        use FleetRolloutState::{Aborted, Done, Halted, Paused, Running};
+        let after = self.rollouts();
+        for write in &transaction.writes {
+            match write {
+                Write::Put(Key::Rollout(catalog), _) => {
+                    let now = &after.rollouts[catalog];
+                    if let Some(was) = before.rollouts.get(catalog) {
+                        assert!(!matches!(was.state, Halted | Paused | Aborted), "a placer goes on: {was:?}");
+                        assert_eq!(
+                            (&was.to, was.generation, was.resumes),
+                            (&now.to, now.generation, now.resumes)
+                        );
+                    }
+                    seen.halted += u64::from(now.state == Halted);
+                    seen.done += u64::from(now.state == Done);
+                    super::trace(self.now, &format!("{catalog}: {:?} {} {:?}", now.state, now.wave, now.why));
+                }
+                Write::Put(Key::Share(host, catalog), _) => {
+                    let Some(rollout) = after.rollouts.get(catalog) else { continue };
+                    let place = (host.clone(), catalog.clone());
+                    let (was, now) = (before.shares.get(&place), after.shares[&place]);
+                    match was {
+                        Some(was) if *was != now => {
+                            assert_eq!((now, rollout.state), (rollout.to.version, Running), "{host}: {was}");
+                            seen.started += 1;
+                        }
+                        None if rollout.state != Done && !rollout.at_once => {
+                            assert_eq!(now, rollout.from.version, "new machines on {host}");
+                        }
+                        _ => continue,
+                    }
+                    let with = after
+                        .shares
+                        .iter()
+                        .filter(|((_, of), version)| of == catalog && **version == rollout.to.version);
+                    let most = [1, (self.hosts.len() * 3).div_ceil(10), usize::MAX];
+                    let most =
+                        if rollout.at_once { usize::MAX } else { most[(rollout.wave as usize).min(2)] };
+                    let with = with.count();
+                    assert!(was.is_none() || with <= most, "{with} hosts in wave {}", rollout.wave);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn ask(
+        &mut self,
+        decide: impl Fn(&FleetView) -> Result<Option<Transaction>, ChangeError>,
+    ) -> Result<bool, ChangeError> {
+        let mut view = FleetView::default();
+        let all = self.store.entries.iter().map(|(key, entry)| (key.clone(), entry.clone()));
+        view.apply(Update::Whole(self.store.revision, all.collect()));
+        let Some(change) = decide(&view)? else { return Ok(false) };
+        let outcome = self.store.commit(&change, None, self.now);
+        Ok(matches!(outcome, Some(Outcome::Applied(_))))
+    }
+
+    fn update(&mut self, version: u32) {
+        let update =
+            FleetCatalogUpdate { version, strategy: None, max_failed: 0, deadline_seconds: Some(300) };
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let asked = self.ask(|view| update_catalog(view, &name("desk"), &update, None, now).map(Some));
+        super::trace(self.now, &format!("people: update to {version}: {asked:?}"));
+    }
+
+    fn change(&mut self, action: RolloutAction) {
+        let asked = self.ask(|view| change_rollout(view, &name("desk"), action, jiff::Timestamp::UNIX_EPOCH));
+        super::trace(self.now, &format!("people: {action:?}: {asked:?}"));
+    }
+
+    fn roll_back(&mut self) {
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let asked = self.ask(|view| roll_back_catalog(view, &name("desk"), None, now).map(Some));
+        super::trace(self.now, &format!("people: rollback: {asked:?}"));
+    }
+
+    fn state(&self) -> Option<FleetRolloutState> {
+        Some(self.rollouts().rollouts.get(&name("desk"))?.state)
+    }
+
+    /// Machines of the catalog that are ready.
+    fn ready(&self) -> u32 {
+        self.hosts.iter().map(|host| host.ready(&name("desk"))).sum()
+    }
+
+    /// People do something now and then.
+    fn meddle(&mut self, version: &mut u32) {
+        match self.random.below(8) {
+            0 | 1 => {
+                *version += 1;
+                BAD.with(|bad| bad.set(if self.random.chance(2) { *version } else { 0 }));
+                let host = self.random.below(self.hosts.len() as u64);
+                MISSING.with(|missing| missing.set((if self.random.chance(6) { *version } else { 0 }, host)));
+                self.update(*version);
+            }
+            2 => self.change(RolloutAction::Pause),
+            3 | 4 => self.change(RolloutAction::Resume),
+            5 if self.random.chance(2) => self.change(RolloutAction::Abort),
+            6 => self.roll_back(),
+            _ => {}
+        }
+    }
+
+    /// A good version reaches all machines.
+    fn finish(&mut self, version: u32, seen: &mut Seen) {
+        BAD.with(|bad| bad.set(0));
+        MISSING.with(|missing| missing.set((0, 0)));
+        self.update(version);
+        let desk = name("desk");
+        let took = self.run_until(1_800_000, seen, |world| {
+            let machines = world.hosts.iter().map(|host| host.rolled(&desk, version));
+            let all_new = machines.into_iter().all(|(all, _, new)| all == new);
+            all_new && world.state() == Some(FleetRolloutState::Done) && world.is_whole(&["desk"])
+        });
+        let why = || format!("{:?} {}", self.rollouts().rollouts, self.why(&["desk"]));
+        assert!(took.is_some(), "version {version} has not reached all: {}", why());
+    }
+}
+
+/// What must have happened, so that the runs show something.
+fn check_seen((runs, seen): (u64, Seen)) {
+    let Seen { started, halted, done, .. } = seen;
+    assert!(runs < 20 || [started, halted, done].into_iter().all(|count| count > runs / 2), "{seen:?}");
+}
+
+/// Hosts are well, and placers come and go: then `min_ready` machines are ready at any time.
+#[test]
+fn rollouts_leave_min_ready_machines_ready() {
+    check_seen(run_seeds("SPILLWAY_ROLLOUTS", 30, |seed, seen| {
+        let mut random = rng::Rng(seed);
+        let hosts = 2 + random.below(10) as usize;
+        let mut world = World::new(seed, hosts, hosts);
+        super::REFUSES.with(|refuses| refuses.set(false));
+        BAD.with(|bad| bad.set(0));
+        let count = hosts as u32 * (2 + random.below(9) as u32);
+        world.min_ready = count - 1 - random.below(u64::from(count / 2)) as u32;
+        world.run_for(20_000, seen);
+        world.catalog("desk", count, 45);
+        world.run_until(300_000, seen, |world| world.is_whole(&["desk"])).unwrap();
+        world.run_for(30_000, seen);
+        let (mut version, mut next) = (1, 0);
+        for _ in 0..600 {
+            if world.now >= next {
+                world.meddle(&mut version);
+                if random.chance(3) {
+                    world.replace_placer();
+                }
+                next = world.now + 1_000 + random.below(90_000);
+            }
+            let had = world.ready();
+            world.run_for(1_000, seen);
+            let (has, least) = (world.ready(), world.min_ready);
+            let why = || {
+                let hosts =
+                    world.hosts.iter().map(|host| format!("{}: {}", host.name, host.describe(&name("desk"))));
+                hosts.collect::<Vec<_>>().join("\n")
+            };
+            assert!(
+                has >= least || has >= had,
+                "{has} of {count} machines are ready, and {least} must be\n{}",
+                why()
+            );
+        }
+    }));
+}
+
+/// The same, with all faults.
+#[test]
+fn rollouts_keep_to_their_waves_whatever_fails() {
+    check_seen(run_seeds("SPILLWAY_ROLLOUTS", 30, |seed, seen| {
+        let mut random = rng::Rng(seed ^ 0xF00D);
+        let hosts = 3 + random.below(12) as usize;
+        let mut world = World::new(seed, hosts, hosts);
+        super::REFUSES.with(|refuses| refuses.set(true));
+        BAD.with(|bad| bad.set(0));
+        world.min_ready = random.below(hosts as u64 * 4) as u32;
+        world.run_for(20_000, seen);
+        world.catalog("desk", hosts as u32 * 8, 45);
+        world.catalog("build", hosts as u32, 30);
+        world.run_for(60_000, seen);
+        let mut version = 1;
+        for _ in 0..100 {
+            if random.chance(3) {
+                world.fault();
+            }
+            if random.chance(3) {
+                world.meddle(&mut version);
+            }
+            world.run_for(1_000 + random.below(30_000), seen);
+        }
+        world.end_faults();
+        super::REFUSES.with(|refuses| refuses.set(false));
+        world.run_until(1_200_000, seen, |world| world.are_placed(&["desk"])).unwrap();
+        world.run_for(120_000, seen);
+        world.finish(version + 1, seen);
+    }));
+}
