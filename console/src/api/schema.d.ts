@@ -303,8 +303,28 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Moves a catalog of the fleet back to a version of its history. */
+        /**
+         * Moves a catalog of the fleet back to a version of its history; by default to the one before, or to the one before a rollout that has
+         *     not reached all hosts. Hosts that have another version get it at once, without waves.
+         */
         post: operations["rollBackFleetCatalog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs/{name}/rollout": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Pauses, resumes or aborts the rollout of a catalog of the fleet. `conflict`: none is in progress, or it was aborted. */
+        post: operations["changeFleetRollout"];
         delete?: never;
         options?: never;
         head?: never;
@@ -320,7 +340,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Moves a catalog of the fleet to another version of its image. */
+        /** Moves a catalog of the fleet to another version of its image. Hosts bring the version, and get it in waves. */
         post: operations["updateFleetCatalog"];
         delete?: never;
         options?: never;
@@ -2718,6 +2738,7 @@ export interface components {
              * @description Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
              */
             revision: number;
+            rollout?: null | components["schemas"]["FleetRollout"];
             /** @description Shares of the hosts, in the order of their names. */
             shares: components["schemas"]["FleetShare"][];
             /** @description Settings of the catalog, as they were given for the whole fleet. */
@@ -3005,6 +3026,16 @@ export interface components {
         };
         /** @description Asks for another version of the image of a catalog of a fleet. */
         FleetCatalogUpdate: {
+            /**
+             * Format: int32
+             * @description Seconds without progress after which the rollout halts. By default 600.
+             */
+            deadline_seconds?: number | null;
+            /**
+             * Format: int32
+             * @description Machines that may fail before the rollout halts.
+             */
+            max_failed?: number;
             strategy?: null | components["schemas"]["RolloutStrategy"];
             /**
              * Format: int32
@@ -3192,6 +3223,82 @@ export interface components {
             /** @description What has kept the daemon from an answer, for people. Absent if it has answered. */
             why?: string | null;
         };
+        /** @description A rollout of a version over the hosts of a catalog, in waves. */
+        FleetRollout: {
+            /**
+             * Format: date-time
+             * @description Time at which its state or wave has changed.
+             */
+            changed: string;
+            /**
+             * Format: int32
+             * @description Seconds without progress after which the rollout halts.
+             */
+            deadline_seconds: number;
+            /**
+             * Format: int32
+             * @description Machines that have failed on hosts that have the version.
+             */
+            failed: number;
+            /** @description Image of the version before. */
+            from_image: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Version before, which hosts keep that no wave has reached.
+             */
+            from_version: number;
+            /**
+             * Format: int32
+             * @description Hosts that have machines of the catalog.
+             */
+            hosts: number;
+            /**
+             * Format: int32
+             * @description Of these, hosts whose machines are ready or off with the version, except claimed and failed ones.
+             */
+            hosts_done: number;
+            /**
+             * Format: int32
+             * @description Hosts that are to have the version by now.
+             */
+            hosts_started: number;
+            /**
+             * Format: int32
+             * @description Machines that may fail before the rollout halts.
+             */
+            max_failed: number;
+            /** @description Why it has halted, or what it waits for, for people. */
+            reason?: string | null;
+            /**
+             * Format: date-time
+             * @description Time at which the rollout was asked for.
+             */
+            since: string;
+            /** @description What the rollout does. */
+            state: components["schemas"]["FleetRolloutState"];
+            /** @description Image of the version that is rolled out. */
+            to_image: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Version that is rolled out.
+             */
+            to_version: number;
+            /**
+             * Format: int32
+             * @description Number of the wave, counted from 1.
+             */
+            wave: number;
+            /**
+             * Format: int32
+             * @description Number of waves.
+             */
+            waves: number;
+        };
+        /**
+         * @description State of a rollout over the hosts of a catalog.
+         * @enum {string}
+         */
+        FleetRolloutState: "prefetch" | "running" | "paused" | "halted" | "aborted" | "done";
         /** @description A host of a fleet, as its daemon describes itself. */
         FleetSelf: {
             /**
@@ -3797,6 +3904,7 @@ export interface components {
                  * @description Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
                  */
                 revision: number;
+                rollout?: null | components["schemas"]["FleetRollout"];
                 /** @description Shares of the hosts, in the order of their names. */
                 shares: components["schemas"]["FleetShare"][];
                 /** @description Settings of the catalog, as they were given for the whole fleet. */
@@ -4607,6 +4715,10 @@ export interface components {
                 [key: string]: {
                     [key: string]: string;
                 };
+            };
+            /** @description What rollouts wait for, by catalog, for people. */
+            waits?: {
+                [key: string]: string;
             };
         };
         /** @description Counters of the operations on one storage plane. */
@@ -6117,6 +6229,43 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["FleetCatalogRollback"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    changeFleetRollout: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RolloutChange"];
             };
         };
         responses: {
