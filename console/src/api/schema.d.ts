@@ -3274,7 +3274,7 @@ export interface components {
              * @description Time at which the rollout was asked for.
              */
             since: string;
-            /** @description What the rollout does. */
+            /** @description What the rollout does now, or why it does nothing. */
             state: components["schemas"]["FleetRolloutState"];
             /** @description Image of the version that is rolled out. */
             to_image: components["schemas"]["Name"];
@@ -3290,7 +3290,7 @@ export interface components {
             wave: number;
             /**
              * Format: int32
-             * @description Number of waves.
+             * @description Number of waves of hosts in all.
              */
             waves: number;
         };
