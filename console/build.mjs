@@ -117,7 +117,10 @@ async function generated() {
   const fields = {};
   const spec = document.components.schemas.CatalogSpec;
   for (const [name, schema] of settings(document)) {
-    const field = { effect: spec["x-spillway-effects"][name] };
+    const effect = spec["x-spillway-effects"][name];
+    if (!effect) throw new Error(`the API does not say when a change of ${name} takes effect`);
+    // Most settings take effect at the next start (aboutOf): what is not written is not loaded.
+    const field = effect === "at the next start" ? {} : { effect };
     for (const bound of ["minimum", "maximum", "multipleOf"])
       if (bound in schema) field[bound] = schema[bound];
     fields[name] = field;

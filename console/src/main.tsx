@@ -19,11 +19,11 @@ import { href, pageKey, route } from "./router.ts";
 import { shownHost } from "./shown-host.ts";
 import { startEvents } from "./state/events.ts";
 import { startFigures } from "./state/figures.ts";
-import { fleetPages, noFleet, startFleet } from "./state/fleet.ts";
+import { fleetPages, startFleet } from "./state/fleet.ts";
 import { begin, hasEnded, session } from "./state/session.ts";
 import { Announcer, announce } from "./ui/announce.tsx";
 import { ActDialog } from "./ui/dialog.tsx";
-import { Notice, PageHead, Pending } from "./ui/parts.tsx";
+import { Notice, PageHead } from "./ui/parts.tsx";
 import { Shell } from "./ui/shell.tsx";
 import { StaleNotice } from "./ui/stale.tsx";
 import "./style/app.css";
@@ -51,12 +51,10 @@ function Page() {
     case "fleet":
     case "fleet-catalogs": {
       const pages = fleetPages.value;
-      if (pages) return <pages.FleetPage />;
-      return (
-        <>
-          <PageHead title="Fleet" />
-          {noFleet.value ? <Notice>{noFleet.value}</Notice> : <Pending error={null} what="the fleet" />}
-        </>
+      return pages ? (
+        <pages.FleetPage />
+      ) : (
+        <PageHead title="Fleet" about="Only hosts of a fleet have this page." />
       );
     }
     case "about":

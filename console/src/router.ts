@@ -38,8 +38,7 @@ export function href(
   const pairs = new URLSearchParams();
   for (const [key, value] of Object.entries(query)) if (value) pairs.set(key, value);
   const text = pairs.toString();
-  const path = [...(host ? [`@${host}`] : []), ...parts.map(encodeURIComponent)].join("/");
-  return `#/${path}${text ? `?${text}` : ""}`;
+  return `#/${host ? `@${host}/` : ""}${parts.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
 }
 
 const isBrowser = typeof window !== "undefined";

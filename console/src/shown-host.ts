@@ -5,7 +5,7 @@
 
 /** The host that a fragment names; null: none. */
 export function hostOf(hash: string): string | null {
-  return hash.match(/^#\/@([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)(?=[/?]|$)/)?.[1] ?? null;
+  return hash.match(/^#\/@([a-z0-9-]+)(?![^/?])/)?.[1] ?? null;
 }
 
 export const shownHost = hostOf(globalThis.location?.hash ?? "");

@@ -4,8 +4,10 @@ import { mock, test } from "node:test";
 import { ApiError, Unreachable } from "../src/api/client.ts";
 import about from "../src/api/spec-fields.json";
 import { DryRun } from "../src/state/dry-run.ts";
+import type { Key } from "../src/state/edits.ts";
 import { hasEnded, session } from "../src/state/session.ts";
 import { visible } from "../src/state/visible.ts";
+import { aboutOf } from "../src/ui/spec-form.tsx";
 
 session.value = { is: "in", session: { caller: "a", role: "admin", by: "session", seconds_left: 9 } };
 
@@ -131,6 +133,6 @@ test(
 );
 
 test("each setting says when it takes effect, in the words of the settings page", () => {
-  const effects = new Set(Object.values(about).map((field) => field.effect));
+  const effects = new Set((Object.keys(about) as Key[]).map((key) => aboutOf(key).effect));
   assert.deepEqual([...effects].sort(), ["at once", "at the next start", "cannot be changed"]);
 });

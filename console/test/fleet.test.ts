@@ -124,8 +124,8 @@ test("an address names the host that it shows, and nothing else becomes a part o
     "#/@../x",
     "#/@h1%2f..",
     "#/@H1",
-    "#/@-a/x",
-    `#/@${"a".repeat(64)}/x`,
+    "#/@h1:80/x",
+    "#/@h1\\x",
   ])
     assert.equal(hostOf(hash), null, hash);
   assert.deepEqual(parseHash("#/@h1/machines/desk-001?tab=serial").parts, ["machines", "desk-001"]);
@@ -133,7 +133,7 @@ test("an address names the host that it shows, and nothing else becomes a part o
   assert.deepEqual(parseHash("#/@h1").parts, []);
   assert.deepEqual(parseHash("#/@../x").parts, ["@..", "x"]);
   assert.equal(href(["machines"], { state: "ready" }, "h1"), "#/@h1/machines?state=ready");
-  assert.equal(href([], {}, "h1"), "#/@h1");
+  assert.equal(href([], {}, "h1"), "#/@h1/");
   assert.deepEqual(parseHash(href(["catalogs", "a b"], {}, "h1")).parts, ["catalogs", "a b"]);
   assert.equal(href(["machines"]), "#/machines", "of the host that is shown");
 });

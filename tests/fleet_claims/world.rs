@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long hosts may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A host of the fleet.
 pub struct Host {
@@ -48,11 +48,22 @@ impl World {
         world.until("all hosts are members", |world| {
             world.hosts.iter().all(|host| host.send("GET", "/v1/fleet", "")["membership"] == "member")
         });
+        world.until("all hosts reach each other", |world| {
+            let reaches = |host: &Host, other: usize| {
+                host.send("GET", &format!("/v1/fleet/reach/h{other}"), "")["reaches"] == true
+            };
+            world.hosts.iter().all(|host| (0..world.hosts.len()).all(|other| reaches(host, other)))
+        });
+        // A host that has not reported its budget gets no machines, and those of the others stay where they are.
+        world.until("all hosts have reported", |world| {
+            let hosts = world.hosts[0].send("GET", "/v1/fleet/hosts", "");
+            hosts["items"].as_array().unwrap().iter().all(|host| !host["memory_bytes"].is_null())
+        });
         let import = json!({ "path": image, "format": "raw" }).to_string();
         for host in &world.hosts {
             host.send("POST", "/v1/images/tiny/versions", &import);
         }
-        let spec = json!({ "image": "tiny:1", "count": hosts * machines, "ram_bytes": 4 << 20, "overflow_bytes": 4 << 20, "autostart": true });
+        let spec = json!({ "image": "tiny:1", "count": hosts * machines, "ram_bytes": 16 << 20, "overflow_bytes": 16 << 20, "autostart": true });
         world.hosts[0].send(
             "POST",
             "/v1/fleet/catalogs",
@@ -60,8 +71,8 @@ impl World {
         );
         world.until("all machines are ready", |world| {
             let shares = world.hosts[0].send("GET", "/v1/fleet/catalogs/runner", "");
-            let ready = |share: &Value| share["ready"].as_u64().unwrap_or(0);
-            shares["shares"].as_array().unwrap().iter().map(ready).sum::<u64>() == (hosts * machines) as u64
+            let shares = shares["shares"].as_array().unwrap();
+            shares.len() == hosts && shares.iter().all(|share| share["ready"] == machines)
         });
         world
     }

@@ -303,8 +303,28 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Moves a catalog of the fleet back to a version of its history. */
+        /**
+         * Moves a catalog of the fleet back to a version of its history; by default to the one before, or to the one before a rollout that has
+         *     not reached all hosts. Hosts that have another version get it at once, without waves.
+         */
         post: operations["rollBackFleetCatalog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/fleet/catalogs/{name}/rollout": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Pauses, resumes or aborts the rollout of a catalog of the fleet. `conflict`: none is in progress, or it was aborted. */
+        post: operations["changeFleetRollout"];
         delete?: never;
         options?: never;
         head?: never;
@@ -320,7 +340,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Moves a catalog of the fleet to another version of its image. */
+        /** Moves a catalog of the fleet to another version of its image. Hosts bring the version, and get it in waves. */
         post: operations["updateFleetCatalog"];
         delete?: never;
         options?: never;
@@ -416,7 +436,7 @@ export interface paths {
         /** Carries out an action on a host of the fleet. `conflict`: a host that renews its lease cannot be declared dead. */
         post: operations["changeFleetHost"];
         /** Removes a host that is not alive from the fleet, with its shares. What is on it stays as it is. `conflict`: it is alive. */
-        delete: operations["removeFleetHost"];
+        delete: operations["deleteFleetHost"];
         options?: never;
         head?: never;
         patch?: never;
@@ -436,11 +456,11 @@ export interface paths {
          */
         get: operations["getFromHost"];
         /** Passes a request on that replaces an object of another host. */
-        put: operations["putToHost"];
+        put: operations["replaceOnHost"];
         /** Passes a request on that creates something at another host, or acts on it. */
-        post: operations["postToHost"];
+        post: operations["runOnHost"];
         /** Passes a request on that deletes an object of another host. */
-        delete: operations["deleteFromHost"];
+        delete: operations["deleteOnHost"];
         options?: never;
         head?: never;
         patch?: never;
@@ -460,7 +480,7 @@ export interface paths {
          * Adds a version of an image to the fleet, from a registry of the fleet, or changes the number of hosts that have all of it. The host that was asked
          *     finds out its digest and size there. Hosts get it when a catalog wants machines of it. `exists`: the fleet has another version of this number.
          */
-        post: operations["addFleetImage"];
+        post: operations["createFleetImage"];
         delete?: never;
         options?: never;
         head?: never;
@@ -478,7 +498,7 @@ export interface paths {
         put?: never;
         post?: never;
         /** Removes a version of an image from the fleet. Hosts that have it keep it. `in_use`: a catalog of the fleet uses it. */
-        delete: operations["removeFleetImage"];
+        delete: operations["deleteFleetImage"];
         options?: never;
         head?: never;
         patch?: never;
@@ -573,7 +593,7 @@ export interface paths {
          * Adds a registry to the fleet, after the host that was asked has tried its address and credentials. Hosts use it when they need it. The file of
          *     credentials is one of each host, at the same path. `exists`: the fleet has another one of this name.
          */
-        post: operations["addFleetRegistry"];
+        post: operations["createFleetRegistry"];
         delete?: never;
         options?: never;
         head?: never;
@@ -591,7 +611,7 @@ export interface paths {
         put?: never;
         post?: never;
         /** Removes a registry from the fleet. Hosts that know it keep it, and what is in it stays. `in_use`: an image of the fleet is from it. */
-        delete: operations["removeFleetRegistry"];
+        delete: operations["deleteFleetRegistry"];
         options?: never;
         head?: never;
         patch?: never;
@@ -2718,6 +2738,7 @@ export interface components {
              * @description Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
              */
             revision: number;
+            rollout?: null | components["schemas"]["FleetRollout"];
             /** @description Shares of the hosts, in the order of their names. */
             shares: components["schemas"]["FleetShare"][];
             /** @description Settings of the catalog, as they were given for the whole fleet. */
@@ -3005,6 +3026,16 @@ export interface components {
         };
         /** @description Asks for another version of the image of a catalog of a fleet. */
         FleetCatalogUpdate: {
+            /**
+             * Format: int32
+             * @description Seconds without progress after which the rollout halts. By default 600.
+             */
+            deadline_seconds?: number | null;
+            /**
+             * Format: int32
+             * @description Machines that may fail before the rollout halts.
+             */
+            max_failed?: number;
             strategy?: null | components["schemas"]["RolloutStrategy"];
             /**
              * Format: int32
@@ -3192,6 +3223,82 @@ export interface components {
             /** @description What has kept the daemon from an answer, for people. Absent if it has answered. */
             why?: string | null;
         };
+        /** @description A rollout of a version over the hosts of a catalog, in waves. */
+        FleetRollout: {
+            /**
+             * Format: date-time
+             * @description Time at which its state or wave has changed.
+             */
+            changed: string;
+            /**
+             * Format: int32
+             * @description Seconds without progress after which the rollout halts.
+             */
+            deadline_seconds: number;
+            /**
+             * Format: int32
+             * @description Machines that have failed on hosts that have the version.
+             */
+            failed: number;
+            /** @description Image of the version before. */
+            from_image: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Version before, which hosts keep that no wave has reached.
+             */
+            from_version: number;
+            /**
+             * Format: int32
+             * @description Hosts that have machines of the catalog.
+             */
+            hosts: number;
+            /**
+             * Format: int32
+             * @description Of these, hosts whose machines are ready or off with the version, except claimed and failed ones.
+             */
+            hosts_done: number;
+            /**
+             * Format: int32
+             * @description Hosts that are to have the version by now.
+             */
+            hosts_started: number;
+            /**
+             * Format: int32
+             * @description Machines that may fail before the rollout halts.
+             */
+            max_failed: number;
+            /** @description Why it has halted, or what it waits for, for people. */
+            reason?: string | null;
+            /**
+             * Format: date-time
+             * @description Time at which the rollout was asked for.
+             */
+            since: string;
+            /** @description What the rollout does now, or why it does nothing. */
+            state: components["schemas"]["FleetRolloutState"];
+            /** @description Image of the version that is rolled out. */
+            to_image: components["schemas"]["Name"];
+            /**
+             * Format: int32
+             * @description Version that is rolled out.
+             */
+            to_version: number;
+            /**
+             * Format: int32
+             * @description Number of the wave, counted from 1.
+             */
+            wave: number;
+            /**
+             * Format: int32
+             * @description Number of waves of hosts in all.
+             */
+            waves: number;
+        };
+        /**
+         * @description State of a rollout over the hosts of a catalog.
+         * @enum {string}
+         */
+        FleetRolloutState: "prefetch" | "running" | "paused" | "halted" | "aborted" | "done";
         /** @description A host of a fleet, as its daemon describes itself. */
         FleetSelf: {
             /**
@@ -3797,6 +3904,7 @@ export interface components {
                  * @description Revision of the catalog, which changes with each change. A request may give the one that it was decided on (`If-Match`).
                  */
                 revision: number;
+                rollout?: null | components["schemas"]["FleetRollout"];
                 /** @description Shares of the hosts, in the order of their names. */
                 shares: components["schemas"]["FleetShare"][];
                 /** @description Settings of the catalog, as they were given for the whole fleet. */
@@ -4607,6 +4715,10 @@ export interface components {
                 [key: string]: {
                     [key: string]: string;
                 };
+            };
+            /** @description What rollouts wait for, by catalog, for people. */
+            waits?: {
+                [key: string]: string;
             };
         };
         /** @description Counters of the operations on one storage plane. */
@@ -6142,6 +6254,43 @@ export interface operations {
             };
         };
     };
+    changeFleetRollout: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["schemas"]["Name"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RolloutChange"];
+            };
+        };
+        responses: {
+            /** @description The request succeeded; the body is a `FleetCatalog`. */
+            200: {
+                headers: {
+                    /** @description Tag of the object, for `If-Match` of a later request. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FleetCatalog"];
+                };
+            };
+            /** @description The request was not carried out; the body says why. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     updateFleetCatalog: {
         parameters: {
             query?: {
@@ -6374,7 +6523,7 @@ export interface operations {
             };
         };
     };
-    removeFleetHost: {
+    deleteFleetHost: {
         parameters: {
             query?: never;
             header?: never;
@@ -6442,7 +6591,7 @@ export interface operations {
             };
         };
     };
-    putToHost: {
+    replaceOnHost: {
         parameters: {
             query?: never;
             header?: never;
@@ -6472,7 +6621,7 @@ export interface operations {
             };
         };
     };
-    postToHost: {
+    runOnHost: {
         parameters: {
             query?: never;
             header?: never;
@@ -6502,7 +6651,7 @@ export interface operations {
             };
         };
     };
-    deleteFromHost: {
+    deleteOnHost: {
         parameters: {
             query?: never;
             header?: never;
@@ -6561,7 +6710,7 @@ export interface operations {
             };
         };
     };
-    addFleetImage: {
+    createFleetImage: {
         parameters: {
             query?: never;
             header?: never;
@@ -6594,7 +6743,7 @@ export interface operations {
             };
         };
     };
-    removeFleetImage: {
+    deleteFleetImage: {
         parameters: {
             query?: never;
             header?: never;
@@ -6810,7 +6959,7 @@ export interface operations {
             };
         };
     };
-    addFleetRegistry: {
+    createFleetRegistry: {
         parameters: {
             query?: never;
             header?: never;
@@ -6843,7 +6992,7 @@ export interface operations {
             };
         };
     };
-    removeFleetRegistry: {
+    deleteFleetRegistry: {
         parameters: {
             query?: never;
             header?: never;
@@ -6906,7 +7055,7 @@ export interface operations {
     claimForFleet: {
         parameters: {
             query?: {
-                /** @description Number of the attempt of this request, counted from 1. */
+                /** @description Number of the attempt: a host that has closed it makes no claim for it. */
                 attempt?: number;
                 /** @description Whether only a machine that is ready is taken, whatever the body says. */
                 ready_only?: boolean;

@@ -111,8 +111,7 @@ export function CatalogPage({ name }: { name: string }) {
       />
       {catalog.fleet ? (
         <Notice>
-          It belongs to the fleet {catalog.fleet.fleet}, and{" "}
-          <a href={href(["fleet-catalogs", name])}>is changed there</a>.
+          It is changed <a href={href(["fleet-catalogs", name])}>in the fleet</a>.
         </Notice>
       ) : null}
       {catalog.warnings.map((w) => (

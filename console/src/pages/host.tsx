@@ -4,7 +4,6 @@
 import { ask } from "../acts.ts";
 import { api, type Catalog, type Figures, type Host, type Store, words } from "../api/client.ts";
 import { href } from "../router.ts";
-import { shownHost } from "../shown-host.ts";
 import { catalogRows, figures, figuresError } from "../state/figures.ts";
 import { type History, samplesOf } from "../state/history.ts";
 import { type CatalogRow, notOff, sumRates, total } from "../state/moments.ts";
@@ -34,7 +33,7 @@ export function HostPage() {
   return (
     <>
       <PageHead
-        title={shownHost ? `Host ${shownHost}` : "Host"}
+        title="Host"
         about={host.data ? <HostLine host={host.data} figures={figures.value} /> : null}
         acts={
           host.data && !host.data.closed && can("admin") ? (

@@ -4,8 +4,40 @@
 // were no fleets.
 import { effect, signal, untracked } from "@preact/signals";
 import type { VNode } from "preact";
-import { ApiError, raw } from "../api/client.ts";
-import * as shared from "../shared.ts";
+import {
+  ApiError,
+  against,
+  api,
+  ask,
+  Badge,
+  Choice,
+  Command,
+  Facts,
+  FIELDS,
+  Filter,
+  Fragment,
+  href,
+  jsx,
+  jsxs,
+  lacks,
+  Notice,
+  navigate,
+  now,
+  PageHead,
+  Panel,
+  Pending,
+  queryValue,
+  raw,
+  route,
+  StackedBar,
+  shown,
+  shownHost,
+  Table,
+  Tabs,
+  useList,
+  useObject,
+} from "../shared.ts";
+import { loadFile } from "./load-file.ts";
 import { awaySince, isSignedIn } from "./session.ts";
 import { visible } from "./visible.ts";
 
@@ -16,27 +48,51 @@ export interface FleetPages {
 }
 
 export const fleetPages = signal<FleetPages | null>(null);
-/** Why they are not there; null: it is not known yet. */
-export const noFleet = signal<string | null>(null);
-let isLooking = false;
-let failures = 0;
+
+/** Name by name, which is less to load than a module as an object. All of them: the type says so. */
+const parts = (): typeof import("../shared.ts") => ({
+  ApiError,
+  against,
+  api,
+  ask,
+  Badge,
+  Choice,
+  Command,
+  Facts,
+  FIELDS,
+  Filter,
+  Fragment,
+  href,
+  jsx,
+  jsxs,
+  lacks,
+  Notice,
+  navigate,
+  now,
+  PageHead,
+  Panel,
+  Pending,
+  queryValue,
+  raw,
+  route,
+  StackedBar,
+  shown,
+  shownHost,
+  Table,
+  Tabs,
+  useList,
+  useObject,
+});
 
 async function look(): Promise<void> {
-  if (isLooking || fleetPages.value) return;
-  isLooking = true;
+  if (fleetPages.value) return;
   try {
     await raw("GET", "/v1/fleet");
-    Object.assign(globalThis, { spillwayShared: shared });
-    // Browsers keep the failure of an address for as long as the page lives, so the next attempt has another one.
-    const address = new URL(failures ? `fleet.js?again=${failures}` : "fleet.js", document.baseURI).href;
-    fleetPages.value = await import(address).catch((error) => {
-      failures++;
-      throw error;
-    });
-  } catch (error) {
-    noFleet.value = error instanceof ApiError ? error.message : "The pages of the fleet could not be loaded.";
+    (globalThis as { spillwayShared?: unknown }).spillwayShared ??= parts();
+    fleetPages.value = await loadFile<FleetPages>("fleet.js");
+  } catch {
+    // There is none, or it is looked for again when somebody comes back.
   }
-  isLooking = false;
 }
 
 /** Looks for a fleet whenever the page comes back to somebody, or the daemon to the page. */

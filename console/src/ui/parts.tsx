@@ -126,9 +126,7 @@ const LONG = 1000;
 
 /** A command that can be selected with one click and copied. */
 export function Command({ text: given, label = "The same as a command" }: { text: string; label?: string }) {
-  const text = shownHost
-    ? given.replace(/^spillway (?!fleet|stats)/gm, `spillway --host ${shownHost} `)
-    : given;
+  const text = shownHost ? given.replace(/^spillway (?!fleet|stats)/gm, `$&--host ${shownHost} `) : given;
   const ref = useRef<HTMLButtonElement>(null);
   const copy = async () => {
     try {

@@ -215,11 +215,11 @@ export const GROUPS: Record<"machines" | "cache" | "identity", FieldInfo[]> = {
 export const FIELDS: FieldInfo[] = [...GROUPS.machines, ...GROUPS.cache, ...GROUPS.identity];
 
 type About = { effect: Effect; minimum?: number; maximum?: number; multipleOf?: number };
-const ABOUT = about as Record<string, About>;
+const ABOUT = about as Record<string, Partial<About>>;
 
 export function aboutOf(key: Key): About {
   // A test compares the fields with the API's settings.
-  return ABOUT[key] as About;
+  return { effect: "at the next start", ...ABOUT[key] };
 }
 
 /** Why a number is not allowed, in words; null if it is. */

@@ -28,11 +28,11 @@ pub struct Following<'a> {
 impl Following<'_> {
     /// Waits for the next event. `None`: the daemon has ended.
     pub fn next_event(&mut self) -> Result<Option<Event>, ClientError> {
-        self.next()
+        self.next_item()
     }
 
     /// The same, for streams of other data.
-    pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ClientError> {
+    pub fn next_item<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ClientError> {
         let client = self.client;
         loop {
             if let Some(data) = self.lines.whole.pop_front() {

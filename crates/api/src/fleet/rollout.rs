@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 /// A rollout of a version over the hosts of a catalog, in waves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FleetRollout {
-    /// Whether the rollout goes on, has stopped or has ended.
+    /// What the rollout does now, or why it does nothing.
     pub state: FleetRolloutState,
     /// Why it has halted, or what it waits for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -25,7 +25,7 @@ pub struct FleetRollout {
     pub to_version: u32,
     /// Number of the wave, counted from 1.
     pub wave: u32,
-    /// Number of waves that the rollout takes to reach all hosts.
+    /// Number of waves of hosts in all.
     pub waves: u32,
     /// Hosts that are to have the version by now.
     pub hosts_started: u32,

@@ -272,9 +272,9 @@ mod tests {
         let document: Value = serde_json::from_str(&super::super::document()).unwrap();
         let tags: Vec<&Value> = document["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
         let verbs = [
-            "cancel", "change", "check", "claim", "collect", "commit", "create", "delete", "download", "get",
-            "import", "list", "open", "publish", "pull", "push", "release", "renew", "replace", "roll",
-            "run", "stream", "tag", "untag", "update", "verify",
+            "cancel", "change", "check", "claim", "close", "collect", "commit", "create", "delete",
+            "download", "get", "import", "list", "open", "publish", "pull", "push", "release", "remove",
+            "renew", "replace", "roll", "run", "stream", "tag", "untag", "update", "verify",
         ];
         let operations =
             document["paths"].as_object().unwrap().values().flat_map(|path| path.as_object().unwrap());

@@ -131,8 +131,9 @@ impl Drop for UnansweredFleetClaim {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct HostClaimQuery {
-    /// Number of the attempt of this request, counted from 1.
+    /// Number of the attempt: a host that has closed it makes no claim for it.
     #[serde(default)]
+    #[param(minimum = 0, maximum = 9223372036854775807_u64)]
     attempt: u64,
     /// Whether only a machine that is ready is taken, whatever the body says.
     #[serde(default)]
@@ -145,6 +146,7 @@ struct HostClaimQuery {
 #[into_params(parameter_in = Query)]
 struct CloseQuery {
     /// Attempts with lower numbers can make no claim any more.
+    #[param(minimum = 0, maximum = 9223372036854775807_u64)]
     attempt: u64,
 }
 

@@ -21,10 +21,10 @@ type JsonResult<T> = Result<Json<T>, HostError>;
 
 pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new()
-        .routes(routes!(list_fleet_registries, add_fleet_registry))
-        .routes(routes!(remove_fleet_registry))
-        .routes(routes!(list_fleet_images, add_fleet_image))
-        .routes(routes!(remove_fleet_image))
+        .routes(routes!(list_fleet_registries, create_fleet_registry))
+        .routes(routes!(delete_fleet_registry))
+        .routes(routes!(list_fleet_images, create_fleet_image))
+        .routes(routes!(delete_fleet_image))
 }
 
 /// Lists the registries of the fleet, in the order of their names.
@@ -37,7 +37,7 @@ async fn list_fleet_registries(State(app): State<ApiState>) -> JsonResult<List<R
 /// Adds a registry to the fleet, after the host that was asked has tried its address and credentials. Hosts use it when they need it. The file of
 /// credentials is one of each host, at the same path. `exists`: the fleet has another one of this name.
 #[utoipa::path(post, path = "/registries", request_body = Registry, responses((status = 200, body = Registry), ProblemResponse))]
-async fn add_fleet_registry(
+async fn create_fleet_registry(
     State(app): State<ApiState>,
     note: RequestNote,
     Body(registry): Body<Registry>,
@@ -57,7 +57,7 @@ async fn add_fleet_registry(
 
 /// Removes a registry from the fleet. Hosts that know it keep it, and what is in it stays. `in_use`: an image of the fleet is from it.
 #[utoipa::path(delete, path = "/registries/{name}", params(("name" = Name, Path)), responses((status = 200, body = Empty), ProblemResponse))]
-async fn remove_fleet_registry(State(app): State<ApiState>, Path(name): Path<Name>) -> JsonResult<Empty> {
+async fn delete_fleet_registry(State(app): State<ApiState>, Path(name): Path<Name>) -> JsonResult<Empty> {
     service(&app)?.change(|view| changes::remove_registry(view, &name).map(Some)).await?;
     Ok(Json(Empty {}))
 }
@@ -71,7 +71,7 @@ async fn list_fleet_images(State(app): State<ApiState>) -> JsonResult<List<Fleet
 /// Adds a version of an image to the fleet, from a registry of the fleet, or changes the number of hosts that have all of it. The host that was asked
 /// finds out its digest and size there. Hosts get it when a catalog wants machines of it. `exists`: the fleet has another version of this number.
 #[utoipa::path(post, path = "/images", request_body = NewFleetImage, responses((status = 200, body = FleetImage), ProblemResponse))]
-async fn add_fleet_image(
+async fn create_fleet_image(
     State(app): State<ApiState>,
     note: RequestNote,
     Body(new): Body<NewFleetImage>,
@@ -118,7 +118,7 @@ fn registry(fleet: &FleetService, name: &Name) -> Result<Registry, HostError> {
 
 /// Removes a version of an image from the fleet. Hosts that have it keep it. `in_use`: a catalog of the fleet uses it.
 #[utoipa::path(delete, path = "/images/{image}/{version}", params(("image" = Name, Path), ("version" = u32, Path)), responses((status = 200, body = Empty), ProblemResponse))]
-async fn remove_fleet_image(
+async fn delete_fleet_image(
     State(app): State<ApiState>,
     Path((image, version)): Path<(Name, u32)>,
 ) -> JsonResult<Empty> {

@@ -34,7 +34,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(get_placer_report, change_fleet_placer))
         .routes(routes!(create_join_token))
         .routes(routes!(list_fleet_hosts))
-        .routes(routes!(get_fleet_host, change_fleet_host, remove_fleet_host))
+        .routes(routes!(get_fleet_host, change_fleet_host, delete_fleet_host))
         .routes(routes!(list_fleet_catalogs, create_fleet_catalog))
         .routes(routes!(get_fleet_catalog, replace_fleet_catalog, delete_fleet_catalog))
         .routes(routes!(update_fleet_catalog))
@@ -121,7 +121,7 @@ async fn change_fleet_host(
 
 /// Removes a host that is not alive from the fleet, with its shares. What is on it stays as it is. `conflict`: it is alive.
 #[utoipa::path(delete, path = "/hosts/{host}", params(("host" = Name, Path)), responses((status = 200, body = Empty), ProblemResponse))]
-async fn remove_fleet_host(State(app): State<ApiState>, Path(host): Path<Name>) -> JsonResult<Empty> {
+async fn delete_fleet_host(State(app): State<ApiState>, Path(host): Path<Name>) -> JsonResult<Empty> {
     service(&app)?.change(|view| changes::remove_host(view, &host).map(Some)).await?;
     Ok(Json(Empty {}))
 }

@@ -69,7 +69,7 @@ const OF_HOST: [HeaderName; 4] = [
 
 /// The routes, with their whole paths: below another router they would not see these.
 pub fn routes() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::new().routes(routes!(get_from_host, put_to_host, post_to_host, delete_from_host))
+    OpenApiRouter::new().routes(routes!(get_from_host, replace_on_host, run_on_host, delete_on_host))
 }
 
 /// All other routes of this host, for requests to itself.
@@ -94,7 +94,7 @@ async fn get_from_host(
 #[utoipa::path(put, path = "/v1/fleet/hosts/{host}/api/{*path}", params(("host" = Name, Path), ("path" = String, Path)), responses(
     (status = 200, description = "What the other host has answered."), ProblemResponse
 ))]
-async fn put_to_host(
+async fn replace_on_host(
     State(app): State<ApiState>,
     Extension(own): Extension<OwnRoutes>,
     request: Request,
@@ -106,7 +106,7 @@ async fn put_to_host(
 #[utoipa::path(post, path = "/v1/fleet/hosts/{host}/api/{*path}", params(("host" = Name, Path), ("path" = String, Path)), responses(
     (status = 200, description = "What the other host has answered."), ProblemResponse
 ))]
-async fn post_to_host(
+async fn run_on_host(
     State(app): State<ApiState>,
     Extension(own): Extension<OwnRoutes>,
     request: Request,
@@ -118,7 +118,7 @@ async fn post_to_host(
 #[utoipa::path(delete, path = "/v1/fleet/hosts/{host}/api/{*path}", params(("host" = Name, Path), ("path" = String, Path)), responses(
     (status = 200, description = "What the other host has answered."), ProblemResponse
 ))]
-async fn delete_from_host(
+async fn delete_on_host(
     State(app): State<ApiState>,
     Extension(own): Extension<OwnRoutes>,
     request: Request,

@@ -64,7 +64,7 @@ fn follow(
     if std::mem::take(is_waiting) {
         output::complain("notice", "spillwayd answers again");
     }
-    while let Some(item) = following.next::<FleetEvent>()? {
+    while let Some(item) = following.next_item::<FleetEvent>()? {
         note(&mut request.after, &item);
         let text = match daemon.json {
             true => format!("{}\n", serde_json::to_string(&item).expect("an event is plain data")),

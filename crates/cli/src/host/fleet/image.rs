@@ -135,8 +135,12 @@ mod tests {
         };
         let text = list(&[image(3), FleetImage { catalogs: vec![], ..image(0) }]);
         let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(rows[1][..], ["desktop:7", "1.0G", "hub/golden:7", "1/3", "1", "desk,", "lab"], "{text}");
-        assert_eq!(rows[2][3..], ["1", "1", "-"], "{text}");
+        assert_eq!(
+            rows[1][..],
+            ["desktop:7", "1.0", "GiB", "hub/golden:7", "1/3", "1", "desk,", "lab"],
+            "{text}"
+        );
+        assert_eq!(rows[2][4..], ["1", "1", "-"], "{text}");
     }
 
     #[test]
