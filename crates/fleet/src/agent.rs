@@ -40,7 +40,7 @@ pub struct WantedVersion {
     pub of: VersionName,
     /// Where the host has it from, if the fleet knows.
     pub source: Option<ImageSource>,
-    /// How much of it is to be on the host.
+    /// Part of the version that the host must keep.
     pub residency: Option<Residency>,
 }
 

@@ -1,7 +1,7 @@
 //! Which hosts are alive, and which of the others count as lost. Owns what the placer has seen of leases, what other hosts have
 //! answered about silent ones, and the brake.
 //!
-//! It never decides what happens to the machines of a host, and never asks anybody: it says who is to be asked.
+//! It decides nothing about machines and sends no requests. It names the hosts that the caller must ask.
 //!
 //! Invariant: a host is never lost on the word of etcd alone. Somebody has declared it dead, or others were asked and do not reach it.
 
@@ -121,7 +121,7 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// Takes the time, and how etcd is. It is to be called once in each step of the placer, and at least once a second.
+    /// Takes the time and the state of etcd. The placer calls it once in each step, at least once a second.
     ///
     /// A daemon that stood still has missed answers: all questions count as not asked.
     pub fn tick(&mut self, health: &StoreHealth, now: Moment) {

@@ -276,7 +276,7 @@ mod tests {
             view
         }
 
-        /// Steps until nothing is to be written.
+        /// Steps the membership until it has nothing more to write.
         fn settle(&mut self, membership: &mut HostMembership) -> Standing {
             loop {
                 let lease = Some(KnownLease { id: 7, until: Moment(10) });

@@ -63,7 +63,7 @@ impl Driver {
         commits
     }
 
-    /// Steps until nothing is to be written. The number of writes.
+    /// Steps the membership until it has nothing more to write. The number of writes.
     pub fn settle(&mut self) -> usize {
         let mut writes = 0;
         for _ in 0..1000 {

@@ -157,7 +157,7 @@ impl Create {
         show(daemon, &created)
     }
 
-    /// Whether nothing is to be created.
+    /// Whether the request is only checked, and nothing is created.
     pub fn dry_run(&self) -> bool {
         self.dry_run
     }
