@@ -3,7 +3,7 @@
 use super::*;
 use crate::api::relay::tests::{Answer, ask, name, settings};
 use crate::api::{ApiParts, ApiState, router};
-use crate::daemon;
+use crate::daemon::{self, DaemonSettings};
 use crate::fleet::claims::ClaimParts;
 use crate::fleet::door::{CALLER_HEADER, FleetDoor, FleetListener, Identity, Member};
 use crate::serving::{accept, accept_fleet};
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use spillway_api::{FleetOwner, List, MachineDetails, Operation};
 use spillway_fleet::view::{Entry, FleetView, Update};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicI64;
 use tokio::net::{UnixListener, UnixStream};
@@ -56,7 +57,9 @@ impl Host {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let identity = Identity::open(dir.path(), &name(host)).unwrap();
         let door = Arc::new(FleetDoor::new(name(host), &identity));
-        let app = daemon::app_of(&settings(dir.path()), Some(Arc::clone(&door))).unwrap();
+        // There is none, unless a test makes one.
+        let settings = DaemonSettings { program: dir.path().join("spillway-worker"), ..settings(dir.path()) };
+        let app = daemon::app_of(&settings, Some(Arc::clone(&door))).unwrap();
         let (epoch, view) = (Arc::new(AtomicI64::new(7)), watch::Sender::new(FleetView::default()));
         let own = Arc::clone(&epoch);
         let claims = FleetClaims::begin(ClaimParts {
@@ -436,7 +439,13 @@ async fn who_may_not_claim_is_refused_and_a_claim_of_nobody_is_undone() {
     }
     let (status, _) = a.door.client.whole(&b.name, question, Duration::from_secs(10)).await.unwrap();
     assert_eq!(status.as_u16(), 403);
-    // The client goes away before it is told of the machine, which does not get ready.
+    // The client goes away before it is told of the machine, whose start goes on for longer. Without a program it would fail at once, and the
+    // client would be told of that.
+    for host in [a, b] {
+        let program = host.dir.path().join("spillway-worker");
+        std::fs::write(&program, "#!/bin/sh\nexec sleep 5\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
     let mut stream = UnixStream::connect(a.dir.path().join("sock")).await.unwrap();
     let request =
         format!("POST {path}?wait=30 HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{{\"any\": true}}");
