@@ -30,10 +30,14 @@ fn blocks() -> Vec<(&'static str, &'static str)> {
 
 /// Tools that make a disk of Windows.
 fn has_tools() -> bool {
-    let missing =
-        [("qemu-img", "qemu-utils"), ("hivexregedit", "libwin-hivex-perl"), ("ntfsinfo", "ntfs-3g")]
-            .into_iter()
-            .find(|(program, _)| !has_program(program));
+    let missing = [
+        ("qemu-img", "qemu-utils"),
+        ("hivexregedit", "libwin-hivex-perl"),
+        ("hivexget", "libhivex-bin"),
+        ("ntfsinfo", "ntfs-3g"),
+    ]
+    .into_iter()
+    .find(|(program, _)| !has_program(program));
     if let Some((program, package)) = missing {
         skip(&format!("{program} is not installed (Debian: {package}): run 'make install-deps'"));
     }

@@ -2769,7 +2769,19 @@ export interface components {
             to?: number | null;
         };
         /** @description Settings of a catalog of a fleet. Its `count` is that of all hosts together. */
-        FleetCatalogSpec: ({
+        FleetCatalogSpec: {
+            /**
+             * @description Command line of that kernel.
+             * @default null
+             */
+            append?: string | null;
+            /** @description SSH public keys that may log in. Each is a line of `authorized_keys`. */
+            authorized_keys?: string[];
+            /**
+             * @description Whether machines start when they are created and when the host boots, and again when their guest ends. One that a client has
+             *     stopped stays off until the host boots.
+             */
+            autostart?: boolean;
             /**
              * Format: int64
              * @description Bytes that may begin at once beyond that. By default 0: what a tenth of a second allows.
@@ -2789,15 +2801,71 @@ export interface components {
             base_cache?: "host" | "none" | null;
             /**
              * Format: int32
+             * @description Default duration of claims in seconds; 0: until they are released. The host's by default.
+             */
+            claim_ttl_seconds?: number | null;
+            /**
+             * Format: int32
+             * @description Number of machines that the catalog has.
+             */
+            count?: number;
+            /**
+             * @description Model of the processors. Without one it is the host's, or `max` in emulation. Features may follow:
+             *     `Skylake-Server,+vmx,-hle`.
+             * @default null
+             */
+            cpu_model?: string | null;
+            /**
+             * Format: int32
              * @description Percentage of the write cache in use from which on the level is critical. By default 90.
              * @default null
              */
             critical_at?: number | null;
             /**
+             * Format: int64
+             * @description Size in bytes of a second disk of each machine, whose data outlives resets. It can grow.
+             */
+            data_disk_bytes?: number | null;
+            data_disk_store?: null | components["schemas"]["Name"];
+            /** @default none */
+            display?: components["schemas"]["DisplayKind"];
+            /**
+             * @description Further arguments of QEMU. Each is an element. They are passed on unchecked.
+             * @default []
+             */
+            extra_args?: string[];
+            /** @default null */
+            firmware?: null | components["schemas"]["Firmware"];
+            /**
              * @description What happens to a write when the cache is full. By default `pause`.
              * @enum {string|null}
              */
             full?: "pause" | "fail" | null;
+            /**
+             * Format: int32
+             * @description Seconds that a guest has to shut down before it is ended.
+             */
+            grace_seconds?: number;
+            /** @default null */
+            guest?: null | components["schemas"]["GuestSystem"];
+            /** @description Labels that a host needs to have machines. */
+            host_labels?: {
+                [key: string]: string;
+            };
+            /**
+             * @description Whether the memory consists of huge pages of 2 MiB. The host must have reserved them.
+             * @default false
+             */
+            hugepages?: boolean;
+            /** @description Whether machines get names of their hosts, or keep theirs wherever they run. */
+            identity?: components["schemas"]["IdentityKind"];
+            /** @description Image of the catalog. With a version it stays at that one; without, each start takes the published one. */
+            image: components["schemas"]["ImageRef"];
+            /**
+             * @description Initial RAM disk of that kernel. It is an absolute path on the host.
+             * @default null
+             */
+            initrd?: string | null;
             /**
              * Format: int64
              * @description Requests a second that a disk may do. By default 0: as many as it can.
@@ -2811,66 +2879,19 @@ export interface components {
              */
             iops_burst?: number | null;
             /**
-             * @description Where a disk's writes go. By default `ram+overflow`, for dedicated machines `persistent`.
-             * @enum {string|null}
-             */
-            mode?: "ram+overflow" | "ram" | "overflow" | "direct" | "persistent" | "ephemeral" | null;
-            /**
-             * Format: int64
-             * @description Limit of a disk's overflow file, in modes that have one. By default 10 GiB.
-             * @default null
-             */
-            overflow_bytes?: number | null;
-            /**
-             * Format: int64
-             * @description Limit of a disk's RAM tier, in modes that have one. By default 256 MiB.
-             * @default null
-             */
-            ram_bytes?: number | null;
-            /**
-             * Format: int32
-             * @description Percentage of the write cache in use from which on there is a warning. By default 80.
-             * @default null
-             */
-            warn_at?: number | null;
-        } & {
-            /**
-             * @description Command line of that kernel.
-             * @default null
-             */
-            append?: string | null;
-            /**
-             * @description Model of the processors. Without one it is the host's, or `max` in emulation. Features may follow:
-             *     `Skylake-Server,+vmx,-hle`.
-             * @default null
-             */
-            cpu_model?: string | null;
-            /** @default none */
-            display?: components["schemas"]["DisplayKind"];
-            /**
-             * @description Further arguments of QEMU. Each is an element. They are passed on unchecked.
-             * @default []
-             */
-            extra_args?: string[];
-            /** @default null */
-            firmware?: null | components["schemas"]["Firmware"];
-            /** @default null */
-            guest?: null | components["schemas"]["GuestSystem"];
-            /**
-             * @description Whether the memory consists of huge pages of 2 MiB. The host must have reserved them.
-             * @default false
-             */
-            hugepages?: boolean;
-            /**
-             * @description Initial RAM disk of that kernel. It is an absolute path on the host.
-             * @default null
-             */
-            initrd?: string | null;
-            /**
              * @description Kernel to start instead of the image's boot loader. It is an absolute path on the host.
              * @default null
              */
             kernel?: string | null;
+            /** @description Labels for people and for selectors. They are keys and values. */
+            labels?: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int32
+             * @description Seconds since the last sign of life of a host after which its machines are replaced on other hosts.
+             */
+            lost_after_seconds?: number;
             /**
              * @description Machine type. By default `q35`. That is the newest of its type. Others have a version, such as `pc-q35-7.2`.
              * @default null
@@ -2883,76 +2904,39 @@ export interface components {
              */
             memory_bytes?: number;
             /**
+             * Format: int32
+             * @description Number of machines that stay ready during a rollout.
+             */
+            min_ready?: number;
+            /**
+             * @description Where a disk's writes go. By default `ram+overflow`, for dedicated machines `persistent`.
+             * @enum {string|null}
+             */
+            mode?: "ram+overflow" | "ram" | "overflow" | "direct" | "persistent" | "ephemeral" | null;
+            /**
              * @description Networks of further network cards, in their order.
              * @default []
              */
             more_networks?: components["schemas"]["Network"][];
-            /** @default user */
-            network?: components["schemas"]["Network"];
-            /**
-             * @description Group that may connect to disks of external machines. Without one only the daemon's user may.
-             * @default null
-             */
-            socket_group?: string | null;
-            /**
-             * Format: int32
-             * @description Number of processor sockets. The virtual processors are distributed evenly among them. Editions of Windows for desktops use
-             *     at most two.
-             * @default 1
-             */
-            sockets?: number;
-            /** @default none */
-            tpm?: components["schemas"]["Tpm"];
-            /**
-             * Format: int32
-             * @description Number of virtual processors of each machine.
-             * @default 1
-             */
-            vcpus?: number;
-            /** @default null */
-            video?: null | components["schemas"]["Video"];
-            /** @default host */
-            vmm?: components["schemas"]["VmmKind"];
-            /** @default null */
-            watchdog?: null | components["schemas"]["WatchdogAction"];
-        } & {
-            /** @description SSH public keys that may log in. Each is a line of `authorized_keys`. */
-            authorized_keys?: string[];
-            /**
-             * @description Whether machines start when they are created and when the host boots, and again when their guest ends. One that a client has
-             *     stopped stays off until the host boots.
-             */
-            autostart?: boolean;
-            /**
-             * Format: int32
-             * @description Default duration of claims in seconds; 0: until they are released. The host's by default.
-             */
-            claim_ttl_seconds?: number | null;
-            /**
-             * Format: int32
-             * @description Number of machines that the catalog has.
-             */
-            count?: number;
-            /**
-             * Format: int64
-             * @description Size in bytes of a second disk of each machine, whose data outlives resets. It can grow.
-             */
-            data_disk_bytes?: number | null;
-            data_disk_store?: null | components["schemas"]["Name"];
-            /**
-             * Format: int32
-             * @description Seconds that a guest has to shut down before it is ended.
-             */
-            grace_seconds?: number;
-            /** @description Image of the catalog. With a version it stays at that one; without, each start takes the published one. */
-            image: components["schemas"]["ImageRef"];
-            /** @description Labels for people and for selectors. They are keys and values. */
-            labels?: {
-                [key: string]: string;
-            };
             /** @description Pattern of machine names: a run of `#` stands for the number. By default the catalog's name and `-###`. */
             naming?: string | null;
+            /** @default user */
+            network?: components["schemas"]["Network"];
+            /** @description What happens to named machines of a host that has no connection to the fleet. */
+            on_isolation?: components["schemas"]["IsolationAction"];
+            /**
+             * Format: int64
+             * @description Limit of a disk's overflow file, in modes that have one. By default 10 GiB.
+             * @default null
+             */
+            overflow_bytes?: number | null;
             overflow_store?: null | components["schemas"]["Name"];
+            /**
+             * Format: int64
+             * @description Limit of a disk's RAM tier, in modes that have one. By default 256 MiB.
+             * @default null
+             */
+            ram_bytes?: number | null;
             /**
              * Format: int64
              * @description Part of the limit of a disk's RAM tier that the disk always has.
@@ -2974,6 +2958,20 @@ export interface components {
             scratch_disk_bytes?: number | null;
             scratch_format?: null | components["schemas"]["ScratchFormat"];
             /**
+             * @description Group that may connect to disks of external machines. Without one only the daemon's user may.
+             * @default null
+             */
+            socket_group?: string | null;
+            /**
+             * Format: int32
+             * @description Number of processor sockets. The virtual processors are distributed evenly among them. Editions of Windows for desktops use
+             *     at most two.
+             * @default 1
+             */
+            sockets?: number;
+            /** @description How machines are distributed over the hosts of a zone. */
+            spread?: components["schemas"]["Spread"];
+            /**
              * Format: int32
              * @description Seconds from then until they start. No effect in the lowest order.
              */
@@ -2984,41 +2982,40 @@ export interface components {
              *     ready or have failed.
              */
             start_order?: number;
+            /** @default none */
+            tpm?: components["schemas"]["Tpm"];
             /** @description Whether machines are interchangeable, or keep what is written for one owner. */
             type?: components["schemas"]["CatalogKind"];
             /** @description User-data for cloud-init. It is text of at most 16 KiB. */
             user_data?: string | null;
             /**
+             * Format: int32
+             * @description Number of virtual processors of each machine.
+             * @default 1
+             */
+            vcpus?: number;
+            /**
              * @description Whether each MiB of the image is compared with its digest before its first use. A mismatch is an I/O error for the guest,
              *     and an event.
              */
             verify_reads?: boolean;
+            /** @default null */
+            video?: null | components["schemas"]["Video"];
+            /** @default host */
+            vmm?: components["schemas"]["VmmKind"];
             /**
              * Format: int32
              * @description Number of machines that are kept ready and unclaimed.
              */
             warm?: number;
-        }) & {
-            /** @description Labels that a host needs to have machines. */
-            host_labels?: {
-                [key: string]: string;
-            };
-            /** @description Whether machines get names of their hosts, or keep theirs wherever they run. */
-            identity?: components["schemas"]["IdentityKind"];
             /**
              * Format: int32
-             * @description Seconds since the last sign of life of a host after which its machines are replaced on other hosts.
+             * @description Percentage of the write cache in use from which on there is a warning. By default 80.
+             * @default null
              */
-            lost_after_seconds?: number;
-            /**
-             * Format: int32
-             * @description Number of machines that stay ready during a rollout.
-             */
-            min_ready?: number;
-            /** @description What happens to named machines of a host that has no connection to the fleet. */
-            on_isolation?: components["schemas"]["IsolationAction"];
-            /** @description How machines are distributed over the hosts of a zone. */
-            spread?: components["schemas"]["Spread"];
+            warn_at?: number | null;
+            /** @default null */
+            watchdog?: null | components["schemas"]["WatchdogAction"];
             /** @description Waves of a rollout over hosts, in their order. By default `1`, `10%`, `50%` and `100%`. */
             waves?: string[];
             /** @description Zones whose hosts may have machines; empty: all. */

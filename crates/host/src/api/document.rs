@@ -111,19 +111,21 @@ fn camel_case(function: &str) -> String {
     words.map(|(n, word)| if n == 0 { word.to_owned() } else { capital(word) }).collect()
 }
 
-/// An object that is made of parts becomes one with the properties of all: each part alone would refuse those of the others.
+/// An object that is made of parts, which may be made of parts, becomes one with the properties of all: each part alone would refuse
+/// those of the others.
 fn join(schema: &mut RefOr<Schema>) {
     let RefOr::T(Schema::AllOf(parts)) = schema else { return };
     let mut whole = Object::new();
     whole.description = parts.description.clone();
     for part in &parts.items {
-        let part = match part {
-            RefOr::T(Schema::OneOf(choice)) if choice.items.len() == 1 => &choice.items[0],
-            part => part,
+        let mut part = match part {
+            RefOr::T(Schema::OneOf(choice)) if choice.items.len() == 1 => choice.items[0].clone(),
+            part => part.clone(),
         };
+        join(&mut part);
         let RefOr::T(Schema::Object(part)) = part else { return };
-        whole.properties.extend(part.properties.clone());
-        whole.required.extend(part.required.iter().cloned());
+        whole.properties.extend(part.properties);
+        whole.required.extend(part.required);
     }
     // As of each type of a request.
     whole.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
@@ -312,6 +314,20 @@ mod tests {
         }
         let live = effects.iter().filter(|(_, effect)| *effect == "at once").map(|(setting, _)| setting);
         assert!(live.clone().all(|setting| CatalogSpec::is_live(setting)) && live.count() == 16);
+    }
+
+    /// Nothing could be made of parts that each refuse what the others have.
+    #[test]
+    fn no_object_is_made_of_parts_that_refuse_each_other() {
+        let document: Value = serde_json::from_str(&super::super::document()).unwrap();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        let refuses = |parts: &Value| parts.to_string().contains("\"additionalProperties\":false");
+        let refused: Vec<&String> = schemas
+            .iter()
+            .filter_map(|(name, schema)| schema.get("allOf").filter(|parts| refuses(parts)).map(|_| name))
+            .collect();
+        assert!(schemas["FleetCatalogSpec"]["properties"]["ram_bytes"].is_object());
+        assert!(refused.is_empty(), "{refused:?}");
     }
 
     #[test]

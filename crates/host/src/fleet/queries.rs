@@ -117,7 +117,7 @@ impl FleetService {
         }
     }
 
-    /// Asks hosts for the same, some at a time, each for [`ANSWER`] at most.
+    /// Asks hosts for the same, some at a time, each for 3 s at most.
     pub async fn ask_all<T: DeserializeOwned + Send + 'static>(
         &self,
         hosts: &[Name],
