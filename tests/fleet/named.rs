@@ -119,3 +119,61 @@ fn a_name_of_a_lost_host_goes_to_another_one_and_stays_there() {
     });
     assert!(is_alive(second.vmm));
 }
+
+/// People update the catalog, drain the host, and declare the next one dead: each time the name is somewhere else, or another version, and
+/// the same machine.
+#[test]
+fn a_name_follows_updates_drains_and_what_is_said_of_dead_hosts() {
+    let Some(mut world) = World::new(3) else { return };
+    world.import("tiny", "v1");
+    world.import("tiny", "v2");
+    let settings = json!({ "identity": "named", "on_isolation": "stop" });
+    world.create("desk", &world.spec("tiny:1", 1, settings));
+    let first = wait_for_desk(&world, 0);
+    let version = |world: &World, host: usize| {
+        world.hosts[host].object("/v1/machines/desk-001")["status"]["run"]["version"].clone()
+    };
+    assert_eq!(version(&world, first.host), 1);
+    world.hosts[0].ask(&["fleet", "catalog", "update", "desk", "--image", "tiny:2"]);
+    world.until("the rollout is done", |world| {
+        world.hosts[0].object("/v1/fleet/catalogs/desk")["rollout"]["state"] == "done"
+    });
+    let updated = wait_for_desk(&world, first.vmm);
+    assert_eq!((updated.host, version(&world, first.host)), (first.host, json!(2)));
+
+    let begun = Instant::now();
+    let drained = world.hosts[first.host].name.clone();
+    println!("{}", world.hosts[0].ask(&["fleet", "host", "drain", &drained]));
+    let second = wait_for_desk(&world, updated.vmm);
+    println!("the drained host's name runs elsewhere after {:.1} s", begun.elapsed().as_secs_f64());
+    assert!(second.host != first.host && !is_alive(updated.vmm));
+    assert_eq!((second.identity, version(&world, second.host)), (first.identity.clone(), json!(2)));
+    world.hosts[0].ask(&["fleet", "host", "uncordon", &drained]);
+
+    let dead = world.hosts[second.host].name.clone();
+    let begun = Instant::now();
+    world.hosts[second.host].lose_power();
+    let path = format!("/v1/fleet/hosts/{dead}");
+    world.until("nobody renews the lease any more", |world| {
+        let (status, answer) = world.first().try_send("POST", &path, r#"{"action": "declare-dead"}"#);
+        assert!([200, 409].contains(&status), "{answer}");
+        status == 200
+    });
+    let said = begun.elapsed();
+    let third = wait_for_desk(&world, second.vmm);
+    println!(
+        "{dead} could be declared dead {:.1} s after it lost its power, and its name runs elsewhere {:.1} s later",
+        said.as_secs_f64(),
+        (begun.elapsed() - said).as_secs_f64()
+    );
+    assert!(begun.elapsed() < Duration::from_secs(45), "nobody waits for a host that is dead");
+    assert_eq!(third.identity, first.identity);
+    // It is back, and was not dead after all: it has no such machine any more.
+    world.hosts[second.host].network.cut(false);
+    world.hosts[second.host].start();
+    world.until("the host is a member again, and no name is its own", |world| {
+        let (status, _) = world.host(&dead).try_send("GET", "/v1/machines/desk-001", "");
+        world.host(&dead).fleet()["membership"] == "member" && status == 404
+    });
+    assert!(is_alive(third.vmm));
+}

@@ -6,12 +6,12 @@
 
 use crate::keys::Key;
 use crate::named::{PlacedMachine, placed};
-use crate::placement::version_for;
-use crate::records::{ImageRecord, RegistryRecord, RolloutRecord, ShareRecord, VersionName};
+use crate::placement::version_of_new;
+use crate::records::{CatalogRecord, ImageRecord, RegistryRecord, RolloutRecord, ShareRecord, VersionName};
 use crate::rollout::current;
 use crate::view::FleetView;
 use spillway_api::{CatalogSpec, IdentityKind, ImageRef, Name, Residency, RolloutStrategy};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 /// A catalog that a host is to have.
@@ -90,40 +90,77 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
             _ => {}
         }
     }
-    for (name, share) in view.shares.get(host).into_iter().flatten() {
-        if wanted.unknown.contains_key(name) {
-            continue;
-        }
+    let mut named = placed(view, host);
+    let shares = view.shares.get(host).into_iter().flat_map(|shares| shares.keys());
+    let names: BTreeSet<Name> = shares.chain(named.keys()).cloned().collect();
+    for name in names.into_iter().filter(|name| !wanted.unknown.contains_key(name)).collect::<Vec<_>>() {
         // Its catalog was deleted, and its share is about to be: it is given up.
-        let Some(catalog) = view.catalogs.get(name) else { continue };
-        if catalog.value.spec.fleet.identity == IdentityKind::Named {
-            continue;
-        }
-        let spec = on_host(&catalog.value.spec.catalog, name, host, &share.value);
-        let rollout = current(view, name, &catalog.value).map(|rollout| &rollout.value);
-        let is_reached = |rollout: &&RolloutRecord| rollout.to.is_in(&share.value, &catalog.value);
-        let reached = rollout.filter(is_reached);
-        let coming = rollout.filter(|rollout| rollout.brings() && !is_reached(rollout));
-        if let Some(to) = coming.map(|rollout| &rollout.to) {
-            let (of, residency) = (to.clone(), spec.residency);
-            let source = source(view, &of);
-            wanted.versions.insert(name.clone(), WantedVersion { of, source, residency });
-        }
-        let catalog = WantedCatalog {
-            generation: share.value.generation,
-            strategy: within(catalog.value.strategy, share.value.batch),
-            max_failed: reached.map_or(0, RolloutRecord::most_failed),
-            // The rollout of a version that another one has replaced does not go on, whatever it was that has stopped it.
-            is_held: rollout.is_some_and(|rollout| rollout.is_held() || reached.is_none())
-                || share.value.batch == Some(0),
-            source: source(view, &share.value.version_name(&catalog.value)),
-            spec,
-            machines: None,
-        };
-        wanted.catalogs.insert(name.clone(), catalog);
+        let Some(catalog) = view.catalogs.get(&name).map(|catalog| &catalog.value) else { continue };
+        let Some(share) = share_of(view, host, &name) else { continue };
+        let is_named = catalog.spec.fleet.identity == IdentityKind::Named;
+        let machines = is_named.then(|| named.remove(&name).unwrap_or_default());
+        want(view, host, &name, catalog, share, machines, &mut wanted);
     }
-    want_named(view, host, &mut wanted);
     Some(wanted)
+}
+
+/// What a host is to have of a catalog; none: nothing. Of machines with names of the fleet it has those that were placed there: the share,
+/// which may come later than they, says only the version.
+pub fn share_of(view: &FleetView, host: &Name, name: &Name) -> Option<ShareRecord> {
+    let share = view.share(host, name).map(|share| &share.value);
+    let Some(catalog) = view.catalogs.get(name).map(|catalog| &catalog.value) else { return share.cloned() };
+    if catalog.spec.fleet.identity != IdentityKind::Named {
+        return share.cloned();
+    }
+    let mut places = view.places.get(host)?.iter().filter(|((of, _), _)| of == name).peekable();
+    places.peek()?;
+    let stays = places.filter(|(_, place)| !place.value.is_leaving).count();
+    let count = u32::try_from(stays).unwrap_or(u32::MAX);
+    Some(match share {
+        Some(share) => ShareRecord { count, ..share.clone() },
+        None => {
+            let VersionName { image, version } = version_of_new(view, name, catalog);
+            ShareRecord { count, version, generation: catalog.generation, image: Some(image), batch: None }
+        }
+    })
+}
+
+/// Adds a catalog that a host has this share of, and its next version.
+fn want(
+    view: &FleetView,
+    host: &Name,
+    name: &Name,
+    catalog: &CatalogRecord,
+    share: ShareRecord,
+    machines: Option<Vec<PlacedMachine>>,
+    wanted: &mut WantedShares,
+) {
+    let mut spec = catalog.spec.catalog.clone();
+    if machines.is_some() {
+        spec.naming = Some(spec.naming(name));
+    }
+    let spec = on_host(&spec, name, host, &share);
+    let rollout = current(view, name, catalog).map(|rollout| &rollout.value);
+    let is_reached = |rollout: &&RolloutRecord| rollout.to.is_in(&share, catalog);
+    let reached = rollout.filter(is_reached);
+    let coming = rollout.filter(|rollout| rollout.brings() && !is_reached(rollout));
+    if let Some(to) = coming.map(|rollout| &rollout.to) {
+        let (of, residency) = (to.clone(), spec.residency);
+        let source = source(view, &of);
+        wanted.versions.insert(name.clone(), WantedVersion { of, source, residency });
+    }
+    let catalog = WantedCatalog {
+        generation: share.generation,
+        strategy: within(catalog.strategy, share.batch),
+        max_failed: reached.map_or(0, RolloutRecord::most_failed),
+        // The rollout of a version that another one has replaced does not go on, whatever it was that has stopped it.
+        is_held: rollout.is_some_and(|rollout| rollout.is_held() || reached.is_none())
+            || share.batch == Some(0),
+        source: source(view, &share.version_name(catalog)),
+        spec,
+        machines,
+    };
+    wanted.catalogs.insert(name.clone(), catalog);
 }
 
 /// Where hosts have a version from.
@@ -137,35 +174,6 @@ fn within(strategy: RolloutStrategy, most: Option<u32>) -> RolloutStrategy {
         (RolloutStrategy::Batch(machines), Some(most)) => RolloutStrategy::Batch(machines.min(most)),
         (RolloutStrategy::Now, Some(most)) => RolloutStrategy::Batch(most),
         (strategy, _) => strategy,
-    }
-}
-
-/// Adds the catalogs whose machines have names of the fleet.
-fn want_named(view: &FleetView, host: &Name, wanted: &mut WantedShares) {
-    for (name, machines) in placed(view, host) {
-        let Some(catalog) = view.catalogs.get(&name) else { continue };
-        let is_named = catalog.value.spec.fleet.identity == IdentityKind::Named;
-        if !is_named || wanted.unknown.contains_key(&name) {
-            continue;
-        }
-        let record = &catalog.value;
-        let version = version_for(record, host);
-        let count = machines.iter().filter(|machine| !machine.is_leaving).count();
-        let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let share = ShareRecord { count, version, generation: record.generation, image: None, batch: None };
-        let naming = Some(record.spec.catalog.naming(&name));
-        let spec = CatalogSpec { naming, ..record.spec.catalog.clone() };
-        let spec = on_host(&spec, &name, host, &share);
-        let catalog = WantedCatalog {
-            generation: record.generation,
-            strategy: record.strategy,
-            max_failed: 0,
-            is_held: false,
-            source: source(view, &share.version_name(record)),
-            spec,
-            machines: Some(machines),
-        };
-        wanted.catalogs.insert(name, catalog);
     }
 }
 

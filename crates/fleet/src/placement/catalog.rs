@@ -9,7 +9,7 @@ use super::table::{Catalog, Cell, Host, Table};
 use super::{Cause, Change, Plan, Situation, is_replaceable};
 use crate::liveness::{Reach, Standing};
 use crate::view::FleetView;
-use spillway_api::{IdentityKind, Name};
+use spillway_api::Name;
 use std::collections::BTreeMap;
 
 /// Least time since the last sign of life of a host after which it counts as lost.
@@ -47,9 +47,6 @@ pub(super) struct Target<'a> {
 pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: usize, plan: &mut Plan) {
     let (name, record) = (table.catalogs[number].name, table.catalogs[number].record);
     let count = u64::from(record.spec.catalog.count);
-    if record.spec.fleet.identity == IdentityKind::Named {
-        return;
-    }
     note_stakes(table, number, plan);
     let refused: BTreeMap<&Name, u64> = (situation.refused.iter())
         .filter(|((_, of), _)| of == name)
@@ -88,7 +85,7 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     let lost = targets.iter().filter(|target| target.role == Role::Lost && target.cell.count > 0);
     plan.lost.extend(lost.map(|target| table.hosts[target.cell.host].name.clone()));
     let course = Course::of(situation, table, number, &targets, plan);
-    let changes = targets.iter().filter_map(|target| change(table, name, &course, target));
+    let changes = targets.iter().filter_map(|target| change(table, name, &course, target, cause_of));
     let mut changes: Vec<Change> = changes.collect();
     // What a lost host had is deleted in the same transaction that raises others.
     changes.sort_by_key(|change| change.to > change.from);
@@ -292,22 +289,33 @@ pub(super) fn explain(
     Why::Hosts { hosts, more }
 }
 
-fn change(table: &Table<'_>, catalog: &Name, course: &Course<'_>, target: &Target<'_>) -> Option<Change> {
-    let Target { cell, role, to } = target;
-    let is_stale = *to > 0 && (!cell.is_current || course.moves(cell.host));
-    let is_due = *to != cell.count || is_stale;
-    if !is_due || cell.is_busy {
-        return None;
-    }
-    let cause = match role {
-        _ if *to > cell.count => Cause::Missing,
-        _ if *to == cell.count => Cause::Updated,
+/// Why the share of a target changes, which is not only its version.
+fn cause_of(target: &Target<'_>) -> Cause {
+    match target.role {
+        _ if target.to > target.cell.count => Cause::Missing,
         Role::Lost => Cause::Lost,
         Role::Gone => Cause::Gone,
         Role::Leaving => Cause::Left,
         Role::Refused => Cause::Refused,
         Role::Kept => Cause::Surplus,
-    };
+    }
+}
+
+/// The change of a share, if it must change.
+pub(super) fn change(
+    table: &Table<'_>,
+    catalog: &Name,
+    course: &Course<'_>,
+    target: &Target<'_>,
+    cause: fn(&Target<'_>) -> Cause,
+) -> Option<Change> {
+    let Target { cell, to, .. } = target;
+    let is_stale = *to > 0 && (!cell.is_current || course.moves(cell.host));
+    let is_due = *to != cell.count || is_stale;
+    if !is_due || cell.is_busy {
+        return None;
+    }
+    let cause = if *to == cell.count { Cause::Updated } else { cause(target) };
     Some(Change {
         host: table.hosts[cell.host].name.clone(),
         catalog: catalog.clone(),

@@ -24,7 +24,7 @@ pub(super) struct Course<'a> {
 }
 
 /// Version of machines on a host that had none.
-pub(super) fn version_of_new(view: &FleetView, name: &Name, catalog: &CatalogRecord) -> VersionName {
+pub fn version_of_new(view: &FleetView, name: &Name, catalog: &CatalogRecord) -> VersionName {
     match current(view, name, catalog) {
         Some(rollout) => rollout.value.fresh().clone(),
         None => VersionName::of_catalog(catalog),

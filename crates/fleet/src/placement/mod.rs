@@ -10,10 +10,12 @@ mod catalog;
 mod course;
 mod explanation;
 mod fill;
+mod name_shares;
 mod names;
 mod space;
 mod table;
 
+pub use course::version_of_new;
 pub use explanation::{MOST_EXPLAINED, Obstacle, Unplaced, Why};
 pub use names::NameChange;
 pub use space::{Resource, Shortage};
@@ -41,6 +43,8 @@ pub struct Situation<'a> {
     /// Counts that were just written, by host and catalog, and that the records do not have yet. These shares are not changed again
     /// until then.
     pub written: &'a BTreeMap<Name, BTreeMap<Name, u32>>,
+    /// Machines with names of the fleet that hosts have, or have just been given, by host and catalog.
+    pub names: &'a BTreeMap<Name, BTreeMap<Name, u32>>,
     /// Shares that hosts have refused lately, with the time in milliseconds for which they are passed over.
     pub refused: &'a BTreeMap<Place, u64>,
     /// Catalogs as they last were, deleted ones too: their machines take space until they are gone.
@@ -125,11 +129,8 @@ pub enum Cause {
     Missing,
     /// Only version, batch or generation change.
     Updated,
-}
-
-/// Version of the image that a host's machines with names of the fleet get. They have no shares, and no waves.
-pub fn version_for(catalog: &CatalogRecord, _host: &Name) -> u32 {
-    catalog.version
+    /// The host has another number of machines with names of the fleet.
+    Named,
 }
 
 /// Whether a catalog's machines may be made again elsewhere: nothing that they have written is kept.
@@ -146,7 +147,10 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
     let mut plan = Plan::default();
     names::place(situation, &mut table, &mut plan);
     for n in 0..table.catalogs.len() {
-        catalog::place(situation, &mut table, n, &mut plan);
+        match table.catalogs[n].record.spec.fleet.identity {
+            IdentityKind::Any => catalog::place(situation, &mut table, n, &mut plan),
+            IdentityKind::Named => name_shares::follow(situation, &table, n, &mut plan),
+        }
     }
     catalog::delete_unknown(situation, &table, &mut plan);
     plan.changes.retain(|change| !situation.held.contains(&change.catalog));

@@ -183,8 +183,8 @@ fn gains(
         .collect();
     let refused: BTreeMap<&Name, u64> = refused.iter().map(|(host, wait_ms)| (host, *wait_ms)).collect();
     let targets = catalog.cells.iter().map(|cell| {
-        let cell = Cell { is_busy: false, ..*cell };
-        Target { cell, role: Role::Kept, to: cell.count }
+        let cell = Cell { is_busy: false, count: cell.names, ..*cell };
+        Target { cell, role: Role::Kept, to: cell.names }
     });
     let mut targets: Vec<Target<'_>> = targets.collect();
     let unplaced = place_missing(table, number, (&refused, view), &mut targets, machines as u64);

@@ -34,7 +34,9 @@ pub(super) struct Cell<'a> {
     pub(super) status: Option<&'a CatalogStatus>,
     /// Count of the share, or the one that was just written.
     pub(super) count: u32,
-    /// The smaller and the greater of both: what was just written may not be applied.
+    /// Machines with names of the fleet that it has, or has just been given.
+    pub(super) names: u32,
+    /// The smaller and the greater of both counts: what was just written may not be applied.
     pub(super) least: u32,
     pub(super) most: u32,
     /// Revision that last wrote it; 0 if it is not there.
@@ -57,6 +59,7 @@ impl Cell<'_> {
             share: None,
             status: None,
             count: 0,
+            names: 0,
             least: 0,
             most: 0,
             modified: 0,
@@ -141,6 +144,10 @@ impl<'a> Table<'a> {
             (cell.least, cell.most) = (cell.least.min(*count), cell.most.max(*count));
             (cell.count, cell.is_busy) = (*count, true);
         }
+        for (name, count) in situation.names.get(host.name).into_iter().flatten() {
+            let Some(catalog) = numbers.get(name) else { continue };
+            cells.entry(*catalog).or_insert(empty).names = *count;
+        }
         for (name, status) in host.status.iter().flat_map(|status| &status.catalogs) {
             let Some(catalog) = numbers.get(name) else { continue };
             let cell = cells.entry(*catalog).or_insert(empty);
@@ -158,7 +165,7 @@ impl<'a> Table<'a> {
         }
         for (catalog, cell) in cells {
             let catalog = &mut self.catalogs[catalog];
-            host.left.take(catalog.need(host.hypervisor), cell.most.max(cell.reported));
+            host.left.take(catalog.need(host.hypervisor), cell.most.max(cell.reported).max(cell.names));
             catalog.cells.push(cell);
         }
     }

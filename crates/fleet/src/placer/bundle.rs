@@ -113,7 +113,7 @@ fn comparisons(view: &FleetView, change: &Change) -> Vec<Comparison> {
         Cause::Missing | Cause::Left | Cause::Gone => {
             all.push(Comparison::Modified(Key::Host(change.host.clone()), host));
         }
-        Cause::Refused | Cause::Surplus | Cause::Deleted | Cause::Updated => {}
+        Cause::Refused | Cause::Surplus | Cause::Deleted | Cause::Updated | Cause::Named => {}
     }
     all
 }

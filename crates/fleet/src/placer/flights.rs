@@ -114,9 +114,14 @@ impl Flights {
         lowered.chain(names).cloned().collect()
     }
 
-    /// Adds the machines with names of the fleet that hosts have, or have just been given, to the counts of shares.
-    pub(super) fn with_names(&self, view: &FleetView) -> BTreeMap<Name, BTreeMap<Name, u32>> {
-        let mut all = self.written.clone();
+    /// Counts of shares that were just written, by host and catalog.
+    pub(super) fn written(&self) -> &BTreeMap<Name, BTreeMap<Name, u32>> {
+        &self.written
+    }
+
+    /// Machines with names of the fleet that hosts have, or have just been given, by host and catalog.
+    pub(super) fn names(&self, view: &FleetView) -> BTreeMap<Name, BTreeMap<Name, u32>> {
+        let mut all: BTreeMap<Name, BTreeMap<Name, u32>> = BTreeMap::new();
         let mut add = |host: &Name, catalog: &Name| {
             *all.entry(host.clone()).or_default().entry(catalog.clone()).or_default() += 1;
         };

@@ -233,12 +233,13 @@ impl Office {
         let refused = self.refusals.passed_over(now);
         let held = self.flights.held();
         let rolling = self.flights.rolling();
-        let written = self.flights.with_names(view);
+        let names = self.flights.names(view);
         self.plan = plan(&Situation {
             view,
             standing: &|host| liveness.standing(host, now),
             brake: liveness.brake(now),
-            written: &written,
+            written: self.flights.written(),
+            names: &names,
             refused: &refused,
             known: &self.known,
             held: &held,

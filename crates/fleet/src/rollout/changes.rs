@@ -9,9 +9,7 @@ use crate::records::{CatalogRecord, RolloutRecord, VersionName};
 use crate::transaction::{Comparison, Transaction, Write};
 use crate::view::FleetView;
 use jiff::Timestamp;
-use spillway_api::{
-    DEADLINE_SECONDS_DEFAULT, ErrorCode, FleetRolloutState, IdentityKind, Name, RolloutAction,
-};
+use spillway_api::{DEADLINE_SECONDS_DEFAULT, ErrorCode, FleetRolloutState, Name, RolloutAction};
 
 /// How a version is rolled out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,7 +22,7 @@ pub struct RolloutTerms {
     pub deadline_seconds: Option<u32>,
 }
 
-/// Adds to a change of a catalog's version the rollout that follows from it. Machines with names of the fleet have none.
+/// Adds to a change of a catalog's version the rollout that follows from it.
 ///
 /// # Errors
 /// The record of the rollout before cannot be read.
@@ -36,9 +34,6 @@ pub fn begun(
     now: Timestamp,
     mut change: Transaction,
 ) -> Result<Transaction, ChangeError> {
-    if after.spec.fleet.identity == IdentityKind::Named {
-        return Ok(change);
-    }
     let key = Key::Rollout(name.clone());
     check_readable(view, &key)?;
     let known = view.rollouts.get(name);

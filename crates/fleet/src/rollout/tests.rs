@@ -617,3 +617,57 @@ fn hosts_hear_what_to_bring_and_when_to_stop() {
     world.update(3);
     assert!(desk(&world).is_held, "what has halted does not go on because another version is about to come");
 }
+
+/// What a host with names of the fleet is told: image, machines, whether it restarts none, and the version that it brings.
+fn told(world: &World, host: &str) -> (String, usize, bool, Option<u32>) {
+    let wanted = wanted(world.driver.fleet.view(), "x", &name(host)).unwrap();
+    let desk = &wanted.catalogs[&name("desk")];
+    let machines = desk.machines.as_ref().unwrap().len();
+    assert_eq!((desk.spec.count as usize, desk.spec.naming.as_deref()), (machines, Some("desk-###")));
+    let next = wanted.versions.get(&name("desk")).map(|next| next.of.version);
+    (desk.spec.image.to_string(), machines, desk.is_held, next)
+}
+
+#[test]
+fn machines_with_names_of_the_fleet_get_a_version_in_waves_too() {
+    let settings = json!({ "identity": "named", "on_isolation": "stop" });
+    let (mut world, first) = World::begun(6, 2, settings.clone());
+    let other = world.with(1)[0].clone();
+    assert_eq!(told(&world, &first), ("debian:2".into(), 2, false, None));
+    assert_eq!(told(&world, &other), ("debian:1".into(), 2, true, Some(2)));
+    let shares = world.driver.counts("desk", ["h0", "h1", "h2", "h3", "h4", "h5"]);
+    assert_eq!(shares, [2; 6], "and nothing is counted twice");
+    // A host that gets its first name meanwhile begins with the version before, as does one whose share is not there yet.
+    world.driver.fleet.host("new", "y");
+    let mut more = settings;
+    more.as_object_mut().unwrap().insert("host_labels".into(), json!({}));
+    world.driver.fleet.catalog("desk", 13, more);
+    world.driver.settle();
+    let host = "new";
+    assert_eq!(world.driver.fleet.count(host, "desk"), 1);
+    assert_eq!(told(&world, host).0, "debian:1");
+    world.driver.fleet.delete(&format!("share/{host}/desk"));
+    assert_eq!(told(&world, host).0, "debian:1");
+    world.driver.settle();
+    world.change(&first, json!({ "version": 2, "ready": 1, "updated": 0, "failed": 1 }));
+    world.driver.settle();
+    assert!(world.why().contains("1 machines have failed"), "{}", world.why());
+    assert_eq!((world.with(2), told(&world, &other).0), (vec![first.clone()], "debian:1".into()));
+    world.roll_back();
+    assert_eq!((world.with(1).len(), told(&world, &first).0), (7, "debian:1".into()));
+}
+
+#[test]
+fn names_that_leave_a_host_take_its_share_along() {
+    let (mut world, first) =
+        World::begun(6, 1, json!({ "identity": "named", "on_isolation": "stop", "waves": ["1", "100%"] }));
+    world.driver.fleet.end_lease(&first);
+    world.driver.settle();
+    world.driver.after_s(100);
+    assert_eq!(world.driver.fleet.count(&first, "desk"), 0, "its name is elsewhere");
+    assert_eq!(world.why(), format!("host '{first}' was lost before its machines were ready with debian:2"));
+    assert_eq!((world.with(1).len(), world.driver.fleet.total("desk")), (5, 6));
+    world.driver.fleet.delete("catalogs/desk");
+    world.driver.settle();
+    assert_eq!(world.driver.fleet.counts("desk"), []);
+}

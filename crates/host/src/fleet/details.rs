@@ -2,6 +2,7 @@
 
 use super::rollout_details::rollout;
 use spillway_api::{FleetCatalog, FleetHost, FleetShare, HostState, Name, Need, PlacerReport};
+use spillway_fleet::agent::share_of;
 use spillway_fleet::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord};
 use spillway_fleet::view::{FleetView, Versioned};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,24 +28,6 @@ fn share(
         failed: is.failed,
         refused: is.refused.or(is.waiting),
     }
-}
-
-/// What a host is to have of a catalog: its share, or the machines with names of the fleet that it is not to give up.
-fn wanted_of(view: &FleetView, host: &Name, catalog: &Name) -> Option<ShareRecord> {
-    if let Some(share) = view.share(host, catalog) {
-        return Some(share.value.clone());
-    }
-    let stays = view.places.get(host)?.iter().filter(|(_, place)| !place.value.is_leaving);
-    let count = stays.filter(|((of, _), _)| of == catalog).count();
-    let record = &view.catalogs.get(catalog)?.value;
-    let count = u32::try_from(count).unwrap_or(u32::MAX);
-    (count > 0).then_some(ShareRecord {
-        count,
-        version: record.version,
-        generation: record.generation,
-        image: None,
-        batch: None,
-    })
 }
 
 /// Catalogs that a host is to have something of.
@@ -77,12 +60,12 @@ pub fn host(
     let reported = status.iter().flat_map(|status| status.catalogs.keys());
     let catalogs: BTreeSet<&Name> = wanted.iter().copied().chain(reported).collect();
     let shares = catalogs.into_iter().map(|catalog| {
-        let wanted = wanted_of(view, name, catalog);
+        let wanted = share_of(view, name, catalog);
         share(name, catalog, wanted.as_ref(), status.and_then(|status| status.catalogs.get(catalog)))
     });
     let hypervisor = alive.map(|alive| alive.value.hypervisor);
     let used = wanted.into_iter().filter_map(|catalog| {
-        let count = wanted_of(view, name, catalog)?.count;
+        let count = share_of(view, name, catalog)?.count;
         let spec = &view.catalogs.get(catalog)?.value.spec.catalog;
         Some(Need::of(spec, hypervisor.unwrap_or_default()).times(count).memory_bytes())
     });
@@ -124,7 +107,7 @@ pub fn catalog(
     let is_of = |host: &&Name| {
         let reported =
             view.statuses.get(*host).is_some_and(|status| status.value.catalogs.contains_key(name));
-        reported || wanted_of(view, host, name).is_some()
+        reported || share_of(view, host, name).is_some()
     };
     let holders = view.shares.keys().chain(view.places.keys());
     let hosts: BTreeSet<&Name> = holders.chain(view.statuses.keys()).collect();
@@ -132,7 +115,7 @@ pub fn catalog(
         .into_iter()
         .filter(is_of)
         .map(|host| {
-            let wanted = wanted_of(view, host, name);
+            let wanted = share_of(view, host, name);
             let status = view.statuses.get(host).and_then(|status| status.value.catalogs.get(name));
             share(host, name, wanted.as_ref(), status)
         })
