@@ -60,6 +60,8 @@ pub enum Obstacle {
     },
     /// Its share was just written.
     JustWritten,
+    /// The catalog's naming has names for so many machines on it, and it has them.
+    Names(u32),
     /// It has not enough of a resource.
     Lacks(Shortage),
 }
@@ -92,6 +94,12 @@ impl fmt::Display for Obstacle {
                 write!(f, "has refused the catalog, and is asked again in {} s", wait_ms.div_ceil(1000))
             }
             Obstacle::JustWritten => f.write_str("has a share that was just written"),
+            Obstacle::Names(0) => {
+                f.write_str("makes names of more than 63 characters: give a shorter 'naming'")
+            }
+            Obstacle::Names(most) => {
+                write!(f, "has {most} machines of the catalog, and no names for more: give 'naming' more #")
+            }
             Obstacle::Lacks(Shortage { resource, needed, left }) => {
                 write!(f, "has {left} {resource} left, and a machine needs {needed}")
             }

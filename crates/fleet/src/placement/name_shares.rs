@@ -35,6 +35,9 @@ pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize
     });
     let targets: Vec<Target<'_>> = targets.collect();
     let course = Course::of(situation, table, number, &targets, plan);
+    if course.is_written(situation, plan) {
+        return;
+    }
     let changes = targets.iter().filter_map(|target| change(table, name, &course, target, |_| Cause::Named));
     plan.changes.extend(changes.collect::<Vec<Change>>());
 }
