@@ -706,6 +706,8 @@ fn what_a_lost_host_had_is_known_until_the_rollout_has_halted() {
         let keys = sent.iter().flat_map(|(_, transaction)| &transaction.writes).map(crate::sample::key_of);
         assert!(keys.into_iter().all(|key| *key == Key::Rollout(name("desk"))), "{sent:?}");
         sent.iter().for_each(|(number, _)| world.driver.placer.ended(*number, None));
+        // Something else is new.
+        world.driver.fleet.set("hosts/p", json!({}));
     }
     world.driver.fleet.placer("p");
     world.driver.settle();
