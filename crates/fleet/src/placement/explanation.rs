@@ -2,7 +2,7 @@
 //!
 //! Invariant: an explanation is bounded, however many hosts there are.
 
-use super::space::Shortage;
+use super::space::{Resource, Shortage};
 use crate::records::HostRecord;
 use serde::Serialize;
 use spillway_api::{FleetSettings, Name};
@@ -78,6 +78,12 @@ impl Obstacle {
     }
 }
 
+const GIB: u128 = 1 << 30;
+
+fn gibibytes(tenths: u128) -> String {
+    format!("{}.{} GiB", tenths / 10, tenths % 10)
+}
+
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -100,8 +106,14 @@ impl fmt::Display for Obstacle {
             Obstacle::Names(most) => {
                 write!(f, "has {most} machines of the catalog, and no names for more: give 'naming' more #")
             }
+            Obstacle::Lacks(Shortage { resource: Resource::Vcpus, needed, left }) => {
+                write!(f, "has {left} processors left, and a machine needs {needed}")
+            }
             Obstacle::Lacks(Shortage { resource, needed, left }) => {
-                write!(f, "has {left} {resource} left, and a machine needs {needed}")
+                let tenths = |bytes: &u64| u128::from(*bytes) * 10;
+                let needed = gibibytes(tenths(needed).div_ceil(GIB));
+                let left = gibibytes(tenths(left) / GIB);
+                write!(f, "has {left} of {resource} left, and a machine needs {needed}")
             }
         }
     }

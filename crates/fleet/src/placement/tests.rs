@@ -134,7 +134,7 @@ fn each_filter_keeps_machines_away() {
     driver.after_s(1);
     assert_eq!(obstacles(&driver), why.map(|(host, obstacle)| (host.to_owned(), obstacle)));
     let text = driver.status().unplaced[0].to_string();
-    assert!(text.starts_with("6 machines of catalog 'desk' are on no host: host 'a' has 0 bytes of memory left, and a machine needs 1073741824; host 'b' is in none"), "{text}");
+    assert!(text.starts_with("6 machines of catalog 'desk' are on no host: host 'a' has 0.0 GiB of memory left, and a machine needs 1.0 GiB; host 'b' is in none"), "{text}");
     assert!(driver.events.contains(&text), "{:?}", driver.events);
     driver.fleet.budget("h", 6 * GIB);
     driver.settle();
