@@ -127,11 +127,7 @@ fn place_catalog(
             fate => free(situation, catalog, &named, fate, plan),
         }
     }
-    // Another 'on_isolation' ends the machines, as many at the same time as another version would.
-    let batch = if let RolloutStrategy::Batch(machines) = record.strategy { machines as usize } else { 1 };
-    for named in changed.iter().take(batch.saturating_sub(leaving)) {
-        keep(view, catalog, named, &Fate::Leaves, plan);
-    }
+    leave_in_batches(view, catalog, record, &changed, leaving, plan);
     if let Some(pattern) = pattern.filter(|_| names.len() < spec.count as usize || !missing.is_empty()) {
         for number in 1..=spec.count.min(pattern.most()) {
             let Some(machine) = pattern.name(number) else { continue };
@@ -172,6 +168,21 @@ fn place_catalog(
         plan.names.extend(give(view, catalog, machine, before, made, host, why));
     }
     for named in unwelcome.iter().take(spare) {
+        keep(view, catalog, named, &Fate::Leaves, plan);
+    }
+}
+
+/// Another 'on_isolation' ends machines, as many at the same time as another version would.
+fn leave_in_batches(
+    view: &FleetView,
+    catalog: &Name,
+    record: &CatalogRecord,
+    changed: &[Named<'_>],
+    leaving: usize,
+    plan: &mut Plan,
+) {
+    let batch = if let RolloutStrategy::Batch(machines) = record.strategy { machines as usize } else { 1 };
+    for named in changed.iter().take(batch.saturating_sub(leaving)) {
         keep(view, catalog, named, &Fate::Leaves, plan);
     }
 }
