@@ -41,11 +41,8 @@ pub fn leave_fleet(state: &Path) -> Result<Option<LeftFleet>> {
 fn running_names(objects: &Objects, folder: &Path) -> Result<Vec<String>> {
     let mut running = BTreeSet::new();
     for marked in guard::marked(folder).with_context(|| folder.display().to_string())? {
-        let (folder, is_certain) = match marked {
-            Ok(folder) => (folder, true),
-            Err(unknown) => (unknown.folder, false),
-        };
-        if !is_certain || guard::find(&folder).map_or(true, |found| found.is_some()) {
+        let folder = marked.unwrap_or_else(|unknown| unknown.folder);
+        if guard::may_run(&folder) {
             running.insert(folder.file_name().unwrap_or_default().to_string_lossy().into_owned());
         }
     }

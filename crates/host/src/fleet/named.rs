@@ -8,7 +8,6 @@
 use super::etcd::{FleetStore, LeaseState, now};
 use super::record::FleetMembership;
 use super::service::{FleetService, locked};
-use crate::error::HostError;
 use crate::events::Events;
 use crate::guard::GuardKeeper;
 use crate::machines::NameGate;
@@ -153,39 +152,25 @@ fn look_for(objects: &Objects, folder: &Path, leaving: BTreeMap<Name, Revision>)
 /// Keeps a guard while a machine needs one, and its page.
 async fn keep_guard(gate: Arc<NameGate>, scopes: Scopes, events: Events) {
     let keeper = Arc::new(Mutex::new(GuardKeeper::new(gate.folder(), scopes)));
-    let mut told = None;
     loop {
         if gate.needs_guard() {
             let (of, keeper) = (Arc::clone(&gate), Arc::clone(&keeper));
-            let tended = blocking(move || tend_guard(&of, &mut locked(&keeper))).await;
-            let why = match tended {
-                Ok(Ok(said)) => {
-                    said.into_iter().for_each(|text| events.raise(EventKind::Failed, "host", text));
-                    None
-                }
-                Ok(Err(e)) => Some(format!("no machine with a name of the fleet can start: {}", e.message)),
-                Err(_) => None,
-            };
-            if let Some(why) = why.clone().filter(|_| told != why) {
-                events.raise(EventKind::Failed, "host", why);
-            }
-            told = why;
+            let said = blocking(move || tend_guard(&of, &mut locked(&keeper))).await;
+            said.into_iter().flatten().for_each(|text| events.raise(EventKind::Failed, "host", text));
         }
         tokio::time::sleep(GUARD).await;
     }
 }
 
 /// Looks after the guard and its page. Returns what people should know.
-fn tend_guard(gate: &NameGate, keeper: &mut GuardKeeper) -> Result<Vec<String>, HostError> {
-    let mut said = Vec::new();
-    if gate.restore_page()? {
-        said.push(
-            "the page of the guard of machines with names of the fleet was removed or replaced: it was made again"
-                .to_owned(),
-        );
-    }
-    said.extend(keeper.tend(&*gate.page()?)?);
-    Ok(said)
+fn tend_guard(gate: &NameGate, keeper: &mut GuardKeeper) -> Vec<String> {
+    const RESTORED: &str = "the page of the guard of machines with names of the fleet was removed or replaced: it was made again";
+    gate.look_again();
+    let restored = gate.restore_page();
+    let said = restored.as_ref().is_ok_and(|is_restored| *is_restored).then(|| RESTORED.to_owned());
+    let page = restored.and_then(|_| gate.page());
+    let page = page.as_ref().map(|page| &**page).map_err(Clone::clone);
+    said.into_iter().chain(keeper.tend(page)).collect()
 }
 
 async fn release(store: &FleetStore, releases: Vec<Transaction>) {

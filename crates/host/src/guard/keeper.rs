@@ -9,6 +9,7 @@ use crate::error::HostError;
 use crate::processes::{self, ObservedProcess, Process};
 use crate::scopes::Scopes;
 use spillway_api::ErrorCode;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Longest time until a guard that was started looks.
 const BEGINS: Duration = Duration::from_secs(5);
+/// Most different texts for people while no guard looks.
+const MOST_TOLD: usize = 16;
 /// Longest time until a guard that was killed has ended.
 const ENDS: Duration = Duration::from_secs(1);
 
@@ -28,19 +31,34 @@ pub struct GuardKeeper {
     command: Option<[OsString; 2]>,
     /// The slot in which a guard was last started, and when.
     begun: Option<(usize, Instant)>,
+    /// What was said since a guard has last looked.
+    told: BTreeSet<String>,
 }
 
 impl GuardKeeper {
     /// Keeps the guard of the machines below this folder. Nothing is started yet.
     pub fn new(machines: &Path, scopes: Scopes) -> GuardKeeper {
-        GuardKeeper { machines: machines.to_owned(), scopes, command: None, begun: None }
+        GuardKeeper {
+            machines: machines.to_owned(),
+            scopes,
+            command: None,
+            begun: None,
+            told: BTreeSet::new(),
+        }
     }
 
-    /// Starts a guard if none looks, and ends those that are not needed any more. Returns what people should know.
-    ///
-    /// # Errors
-    /// None can be started, or those that were started do not look.
-    pub fn tend(&mut self, page: &GuardPage) -> Result<Option<String>, HostError> {
+    /// Starts a guard if none looks, and ends those that are not needed any more. Returns what people should know and do not know yet: that
+    /// another one is started, or that none can be, or that those that were started do not look.
+    pub fn tend(&mut self, page: Result<&GuardPage, HostError>) -> Option<String> {
+        let text = match page.and_then(|page| self.step(page)) {
+            Ok(text) => text?,
+            Err(e) => format!("no machine with a name of the fleet can start: {}", e.message),
+        };
+        let is_new = self.told.len() < MOST_TOLD && self.told.insert(text.clone());
+        is_new.then_some(text)
+    }
+
+    fn step(&mut self, page: &GuardPage) -> Result<Option<String>, HostError> {
         let (folder, kind) = (folder(&self.machines), kind(&self.machines));
         let mut running = Vec::new();
         for (slot, name) in SLOT_PROCESSES.iter().enumerate() {
@@ -50,6 +68,7 @@ impl GuardKeeper {
         }
         if let Some(fresh) = (0..SLOTS).find(|slot| page.is_fresh(*slot, kind)) {
             self.begun = None;
+            self.told.clear();
             running.iter().filter(|(slot, _)| *slot != fresh).for_each(|(_, process)| process.kill());
             return Ok(None);
         }
@@ -90,15 +109,12 @@ impl GuardKeeper {
     /// Ends the guard that was started last, of two that do not look: the other one may know VMMs.
     fn give_up(&mut self, running: &[(usize, Process)]) -> HostError {
         let last = self.begun.take().map_or(SLOTS - 1, |(slot, _)| slot);
-        let pids: Vec<String> = running.iter().map(|(_, process)| process.pid().to_string()).collect();
         for (_, process) in running.iter().filter(|(slot, _)| *slot == last) {
             process.kill();
             process.ends_within(ENDS);
         }
-        let message = format!(
-            "the guard that would end machines with names of the fleet in time does not read the folders of machines (processes {})",
-            pids.join(", ")
-        );
+        let message =
+            "the guard that would end it in time does not look at the folders of machines: its log says why";
         HostError::new(ErrorCode::Unavailable, message)
     }
 }
@@ -131,18 +147,18 @@ mod tests {
             if is_late {
                 keeper.begun = keeper.begun.map(|(slot, at)| (slot, at.checked_sub(BEGINS).unwrap()));
             }
-            keeper.tend(&page).map_err(|e| e.message)
+            keeper.tend(Ok(&page)).unwrap_or_default()
         };
-        assert_eq!((tend(false), is_alive(&folder, 0)), (Ok(None), true));
-        assert_eq!((tend(false), is_alive(&folder, 1)), (Ok(None), false), "it has its time");
-        assert!(tend(true).unwrap().unwrap().contains("another one takes its place"));
+        assert_eq!((tend(false), is_alive(&folder, 0)), (String::new(), true));
+        assert_eq!((tend(false), is_alive(&folder, 1)), (String::new(), false), "it has its time");
+        assert!(tend(true).contains("another one takes its place"));
         assert!([0, 1].iter().all(|slot| is_alive(&folder, *slot)), "it is not killed yet");
         page.look(1, kind(&machines) + 1, now());
-        assert!(tend(true).unwrap_err().contains("does not read"), "it is of another version");
+        assert!(tend(true).contains("does not look at the folders"), "it is of another version");
         assert_eq!([0, 1].map(|slot| is_alive(&folder, slot)), [true, false], "the first one knows more");
-        assert!(tend(false).unwrap().is_some());
+        assert_eq!((tend(false), is_alive(&folder, 1)), (String::new(), true), "it was said already");
         page.look(1, kind(&machines), now());
-        assert_eq!(tend(false), Ok(None));
+        assert_eq!(tend(false), "");
         let until = Instant::now() + Duration::from_secs(5);
         while is_alive(&folder, 0) {
             assert!(Instant::now() < until, "it is ended when another one looks");

@@ -81,13 +81,24 @@ pub fn marked(machines: &Path) -> io::Result<Vec<Result<PathBuf, UnknownMark>>> 
     let mut found = Vec::new();
     for entry in entries {
         let folder = entry?.path();
-        match fs::symlink_metadata(folder.join(MARK)) {
-            Ok(_) => found.push(Ok(folder)),
-            Err(e) if is_absence(&e) => {}
+        match is_marked(&folder) {
+            Ok(true) => found.push(Ok(folder)),
+            Ok(false) => {}
             Err(error) => found.push(Err(UnknownMark { folder, error })),
         }
     }
     Ok(found)
+}
+
+/// Whether a folder has a mark.
+///
+/// # Errors
+/// Nobody can tell.
+pub fn is_marked(folder: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(folder.join(MARK)) {
+        Err(e) if is_absence(&e) => Ok(false),
+        found => found.map(|_| true),
+    }
 }
 
 /// Reads a file; none: there is no such file.

@@ -163,5 +163,11 @@ pub fn find(folder: &Path) -> io::Result<Option<Process>> {
     Ok(pid.and_then(|pid| processes::peek_by_argument(pid, &uuid, PROCESS)))
 }
 
+/// Whether a VMM runs in a folder that is marked. What cannot be read may run.
+pub fn may_run(folder: &Path) -> bool {
+    let runs = || Ok::<_, io::Error>(mark::is_marked(folder)? && find(folder)?.is_some());
+    runs().unwrap_or(true)
+}
+
 #[cfg(test)]
 mod tests;

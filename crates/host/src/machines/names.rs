@@ -53,19 +53,11 @@ impl NameGate {
             HostError::new(ErrorCode::Internal, format!("{}: the machines there: {e}", machines.display()))
         })?;
         for marked in marked {
-            let (folder, is_certain) = match marked {
-                Ok(folder) => (folder, true),
-                Err(unknown) => (unknown.folder, false),
-            };
+            let folder = marked.unwrap_or_else(|unknown| unknown.folder);
             let name = folder.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
-            // What cannot be read may run.
-            let runs = !is_certain || guard::find(&folder).map_or(true, |found| found.is_some());
-            let Some(name) = name.filter(|_| runs) else { continue };
-            // One whose mark cannot be read is ended by the guard, too.
-            let mark = GuardMark::read(&folder).ok().flatten();
-            let on_isolation = mark.as_ref().map_or(IsolationAction::Stop, |mark| mark.on_isolation);
-            let uuid = mark.map(|mark| mark.uuid);
-            gate.state().running.insert(name, RunningName { on_isolation, uuid });
+            if let (Some(name), Some(running)) = (name, running_in(&folder)) {
+                gate.state().running.insert(name, running);
+            }
         }
         Ok(gate)
     }
@@ -115,6 +107,23 @@ impl NameGate {
         let placed = state.orders.iter().flat_map(|orders| orders.on_isolation.values());
         let running = state.running.values().map(|running| &running.on_isolation);
         placed.chain(running).any(|action| *action != IsolationAction::Keep)
+    }
+
+    /// Looks again at what an earlier daemon has left and could not be read.
+    pub fn look_again(&self) {
+        let unknown = |running: &RunningName| running.uuid.is_none();
+        let names = self.running().into_iter().filter(|(_, running)| unknown(running));
+        for name in names.map(|(name, _)| name) {
+            let found = running_in(&self.machines.join(name.as_str()));
+            let mut state = self.state();
+            // It may have been started meanwhile.
+            if state.running.get(&name).is_some_and(unknown) {
+                match found {
+                    Some(found) => drop(state.running.insert(name, found)),
+                    None => drop(state.running.remove(&name)),
+                }
+            }
+        }
     }
 
     /// Folder of all machines.
@@ -207,6 +216,16 @@ impl NameGate {
     }
 }
 
+/// The machine with a name of the fleet that runs in this folder, or may run there. One whose mark cannot be read is ended by the guard, too.
+fn running_in(folder: &Path) -> Option<RunningName> {
+    if !guard::may_run(folder) {
+        return None;
+    }
+    let mark = GuardMark::read(folder).ok().flatten();
+    let on_isolation = mark.as_ref().map_or(IsolationAction::Stop, |mark| mark.on_isolation);
+    Some(RunningName { on_isolation, uuid: mark.map(|mark| mark.uuid) })
+}
+
 /// The VMM that runs in a machine's folder.
 ///
 /// # Errors
@@ -272,6 +291,16 @@ mod tests {
         vmm.kill();
         assert!(vmm.ends_within(std::time::Duration::from_secs(5)));
         assert!(NameGate::open(&machines, Arc::default()).unwrap().running().is_empty());
+        // Nobody can tell whether it has a mark: it may run.
+        std::os::unix::fs::symlink("desk-002", machines.join("desk-002")).unwrap();
+        let unsure = NameGate::open(&machines, Arc::default()).unwrap();
+        let other: Name = "desk-002".parse().unwrap();
+        assert_eq!(unsure.running()[&other], RunningName { on_isolation: stop, uuid: None });
+        unsure.look_again();
+        assert!(unsure.running().contains_key(&other));
+        std::fs::remove_file(machines.join("desk-002")).unwrap();
+        unsure.look_again();
+        assert!(unsure.running().is_empty());
         assert!(!later.restore_page().unwrap());
         std::fs::remove_file(guard::page_path(&machines)).unwrap();
         assert!(later.restore_page().unwrap());
