@@ -163,7 +163,7 @@ impl HostNames {
             belief => belief,
         };
         orders.has_lease = belief.is_some();
-        let may_start = belief.is_some() && self.may_start(&mut orders, now);
+        let may_start = belief.is_some() && self.may_start(view, &mut orders, now);
         let mut confirmed = BTreeSet::new();
         for ((catalog, machine), place) in view.places.get(&self.host).into_iter().flatten() {
             let place = &place.value;
@@ -193,10 +193,10 @@ impl HostNames {
     }
 
     /// Whether machines may be started, as far as the boot of the host is concerned.
-    fn may_start(&mut self, orders: &mut NamedOrders, now: Moment) -> bool {
+    fn may_start(&mut self, view: &FleetView, orders: &mut NamedOrders, now: Moment) -> bool {
         let first = *self.first_lease.get_or_insert(now);
         let waits = self.is_other_boot && now < first.after_ms(OTHER_BOOT_MS);
-        if waits {
+        if waits && view.places.contains_key(&self.host) {
             orders.refusal = Some(format!(
                 "the host has booted since its records were written, or they were copied: machines with names of the fleet start {} s after \
                  it has its lease, when those of another host with these records have certainly ended",
