@@ -228,6 +228,8 @@ mod tests {
         let place = json!({ "epoch": 5, "number": 1, "identity": identity });
         let mut records = records();
         records.retain(|(key, _)| !key.starts_with("share/"));
+        let desk = records.iter_mut().find(|(key, _)| *key == "catalogs/desk").unwrap();
+        desk.1["spec"]["identity"] = "named".into();
         records.extend([("place/a/desk/desk-001", place.clone()), ("place/a/desk/desk-002", place)]);
         let view = view(&records);
         let [desk] = &catalogs(&view, &PlacerReport::default())[..] else { panic!() };
