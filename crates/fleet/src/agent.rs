@@ -66,6 +66,8 @@ impl ImageSource {
 pub struct WantedShares {
     /// Catalogs that the host is to have. Of others that belong to the fleet it gives up all machines.
     pub catalogs: BTreeMap<Name, WantedCatalog>,
+    /// Machines with names of the fleet that are placed here, and whose catalogs have no such machines any more.
+    pub leaving: BTreeMap<Name, Vec<PlacedMachine>>,
     /// Versions that are about to be rolled out, by catalog.
     pub versions: BTreeMap<Name, WantedVersion>,
     /// Catalogs about which nothing is known, with the reasons: they stay as they are.
@@ -101,6 +103,8 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedSha
         let machines = is_named.then(|| named.remove(&name).unwrap_or_default());
         want(view, host, &name, catalog, share, machines, &mut wanted);
     }
+    named.values_mut().flatten().for_each(|machine| machine.is_leaving = true);
+    wanted.leaving = named;
     Some(wanted)
 }
 

@@ -243,3 +243,13 @@ fn what_somebody_has_deleted_is_written_again() {
     recount(&mut driver, 3);
     assert_eq!(places(&driver), ["a", "a"], "of 1 and 3");
 }
+
+#[test]
+fn a_host_that_has_refused_the_catalog_gets_no_names() {
+    let mut driver = named(&["a", "b"], 0, json!({}));
+    // It has never had the catalog, so that it reports no generation.
+    let refused = json!({"generation": 0, "version": 0, "refused": "no bridge br0", "refused_generation": 2});
+    driver.fleet.report("a", "desk", refused);
+    recount(&mut driver, 4);
+    assert_eq!((count(&driver, "a"), count(&driver, "b")), (0, 4));
+}

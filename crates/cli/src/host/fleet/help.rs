@@ -32,7 +32,8 @@ States of a host:
   isolated  its lease has ended, but other hosts reach its daemon: its machines are not replaced
   lost      its machines are replaced on other hosts
   absent    it was recorded, and has never had a lease
-A host that is cordoned or draining says so behind its state. Only the host that places ('spillway fleet status' names it)
+A host that is cordoned or draining says so behind its state; 'report cut': it has more catalogs and images than fit into its
+report, and the fleet takes the missing catalogs for empty there. Only the host that places ('spillway fleet status' names it)
 knows which silent hosts are lost or isolated, and why one of them is not replaced: run the command there.
 
 MACHINES counts what the host has reported, of what it is to have; it reports at most every ten seconds. MEMORY is what
