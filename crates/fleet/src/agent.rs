@@ -253,6 +253,25 @@ mod tests {
     }
 
     #[test]
+    fn machines_with_names_leave_when_their_catalog_has_none_any_more() {
+        let host: Name = "a".parse().unwrap();
+        let place =
+            json!({ "epoch": 1, "number": 1, "identity": { "uuid": "u", "mac": "02:00:00:00:00:01" } });
+        let records = |settings: Option<Value>| {
+            let catalog = settings.map(|settings| ("catalogs/desk", catalog(settings)));
+            let all = [meta(), ("place/a/desk/desk-001", place.clone())].into_iter().chain(catalog);
+            all.collect::<Vec<_>>()
+        };
+        let leaving = |settings: Option<Value>| {
+            let wanted = wanted(&view(&records(settings)), "f", &host).unwrap();
+            wanted.leaving.values().flatten().map(|machine| machine.is_leaving).collect::<Vec<_>>()
+        };
+        assert_eq!(leaving(Some(json!({ "image": "x", "identity": "named" }))), [] as [bool; 0]);
+        assert_eq!(leaving(Some(json!({ "image": "x" }))), [true]);
+        assert_eq!(leaving(None), [true]);
+    }
+
+    #[test]
     fn what_is_not_known_is_no_order() {
         let host: Name = "a".parse().unwrap();
         let records = [("catalogs/desk", catalog(json!({ "image": "x" }))), ("share/a/desk", share(1))];
