@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 const KEPT: Duration = Duration::from_secs(20 * 60);
 /// Number of requests whose closed attempts are kept.
 const MOST: usize = 65_536;
-/// Old ones are removed when so many are due.
+/// Old ones are removed after so many closings.
 const TIDY_EACH: usize = 256;
 /// Longest age of a question for a first attempt, by the clocks of both hosts. [`KEPT`] is longer, so that a question of which this host has
 /// forgotten that it was closed is too old.
@@ -49,18 +49,29 @@ pub(super) enum AttemptState {
     Stale,
 }
 
+/// When attempts were closed, or found by this process.
+#[derive(Default)]
+struct ClosingTimes {
+    /// By request.
+    all: HashMap<String, Instant>,
+    /// None is older.
+    oldest: Option<Instant>,
+    /// Number of closings since old ones were looked for.
+    added: usize,
+}
+
 /// The closed attempts of a host. A clone is the same.
 #[derive(Clone)]
 pub(super) struct ClosedAttemptLog {
     objects: Objects,
-    /// When each one was closed last, or found by this process. `None`: the records were not read yet.
-    closed: Arc<Mutex<Option<HashMap<String, Instant>>>>,
+    /// `None`: the records were not read yet.
+    times: Arc<Mutex<Option<ClosingTimes>>>,
     most: usize,
 }
 
 impl ClosedAttemptLog {
     pub(super) fn new(objects: Objects) -> ClosedAttemptLog {
-        ClosedAttemptLog { objects, closed: Arc::default(), most: MOST }
+        ClosedAttemptLog { objects, times: Arc::default(), most: MOST }
     }
 
     /// Makes space for a record of this request. To be called before [`ClosedAttemptLog::close`].
@@ -68,21 +79,17 @@ impl ClosedAttemptLog {
     /// # Errors
     /// `busy`: there are too many that are not old. Nothing can be closed.
     pub(super) fn admit(&self, request: &str) -> Result<(), HostError> {
-        let mut guard = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         if guard.is_none() {
-            let found = self.objects.list::<ClosedAttempts>()?.into_iter();
-            let unreadable = self.objects.unreadable_names::<ClosedAttempts>().into_iter();
-            let now = Instant::now();
-            *guard =
-                Some(found.map(|record| record.name).chain(unreadable).map(|name| (name, now)).collect());
+            *guard = Some(self.found()?);
         }
-        let closed = guard.as_mut().expect("they were read above");
+        let times = guard.as_mut().expect("they were read above");
         // Its time begins anew before old ones are removed: what is about to be recorded is not.
-        if let Some(since) = closed.get_mut(request) {
+        if let Some(since) = times.all.get_mut(request) {
             *since = Instant::now();
         }
-        self.forget_old(closed)?;
-        if !closed.contains_key(request) && closed.len() >= self.most {
+        self.forget_old(times)?;
+        if !times.all.contains_key(request) && times.all.len() >= self.most {
             let message = format!(
                 "this host keeps {} closed attempts of claims of the fleet for {} minutes, and has so many: ask again later",
                 self.most,
@@ -90,27 +97,38 @@ impl ClosedAttemptLog {
             );
             return Err(HostError::new(ErrorCode::Busy, message));
         }
-        closed.insert(request.to_owned(), Instant::now());
+        let now = Instant::now();
+        times.all.insert(request.to_owned(), now);
+        times.oldest.get_or_insert(now);
+        times.added += 1;
         Ok(())
     }
 
-    /// Removes old ones if many are due, or if there is no space.
-    fn forget_old(&self, closed: &mut HashMap<String, Instant>) -> Result<(), HostError> {
-        if closed.len() < TIDY_EACH.min(self.most) {
+    /// Those that an earlier process has recorded: their time begins now.
+    fn found(&self) -> Result<ClosingTimes, HostError> {
+        let found = self.objects.list::<ClosedAttempts>()?.into_iter().map(|record| record.name);
+        let unreadable = self.objects.unreadable_names::<ClosedAttempts>();
+        let now = Instant::now();
+        let all = found.chain(unreadable).map(|name| (name, now)).collect();
+        Ok(ClosingTimes { all, oldest: Some(now), added: 0 })
+    }
+
+    /// Removes old ones, from time to time, and if there is no space.
+    fn forget_old(&self, times: &mut ClosingTimes) -> Result<(), HostError> {
+        let is_due = times.oldest.is_some_and(|oldest| oldest.elapsed() > KEPT);
+        if !is_due || (times.added < TIDY_EACH && times.all.len() < self.most) {
             return Ok(());
         }
-        let old = closed.iter().filter(|(_, since)| since.elapsed() > KEPT).map(|(name, _)| name.clone());
+        let old = times.all.iter().filter(|(_, since)| since.elapsed() > KEPT).map(|(name, _)| name.clone());
         let old: Vec<String> = old.collect();
-        if old.len() < TIDY_EACH && closed.len() < self.most {
-            return Ok(());
-        }
         for names in old.chunks(TIDY_EACH) {
             self.objects.change(|changes| {
                 names.iter().for_each(|name| changes.delete::<ClosedAttempts>(name));
                 Ok::<_, HostError>(())
             })?;
-            names.iter().for_each(|name| _ = closed.remove(name));
+            names.iter().for_each(|name| _ = times.all.remove(name));
         }
+        (times.oldest, times.added) = (times.all.values().min().copied(), 0);
         Ok(())
     }
 
@@ -184,8 +202,13 @@ mod tests {
     }
 
     fn age_all(log: &ClosedAttemptLog, by: Duration) {
-        let mut closed = log.closed.lock().unwrap();
-        closed.as_mut().unwrap().values_mut().for_each(|since| *since = since.checked_sub(by).unwrap());
+        let mut guard = log.times.lock().unwrap();
+        let times = guard.as_mut().unwrap();
+        times
+            .all
+            .values_mut()
+            .chain(&mut times.oldest)
+            .for_each(|since| *since = since.checked_sub(by).unwrap());
     }
 
     #[test]
@@ -221,6 +244,19 @@ mod tests {
         assert_eq!(look(&log, "a", 0, ahead), AttemptState::Stale, "one of the clocks is wrong");
         assert_eq!(look(&log, "a", 0, from_unix_ms(u64::MAX)), AttemptState::Stale);
         assert_eq!(from_unix_ms(unix_ms(from_unix_ms(7))), from_unix_ms(7));
+    }
+
+    #[test]
+    fn old_ones_go_after_some_closings_though_there_is_space() {
+        let (_dir, log) = log(MOST);
+        for request in 0..10 {
+            close(&log, &format!("old-{request}"), 7).unwrap();
+        }
+        age_all(&log, KEPT + Duration::from_secs(1));
+        for request in 0..TIDY_EACH {
+            close(&log, &format!("new-{request}"), 7).unwrap();
+        }
+        assert_eq!(log.objects.list::<ClosedAttempts>().unwrap().len(), TIDY_EACH);
     }
 
     #[test]
