@@ -19,6 +19,7 @@ mod placing;
 mod pulls;
 mod queries;
 mod record;
+mod report;
 mod rollout_details;
 mod service;
 mod shares;
