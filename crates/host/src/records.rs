@@ -36,7 +36,7 @@ mod tests {
         (8, "569d68d3cc23a20de3e9cf0e38263ba0495efa5c2f694f5026ce26b07a542854"),
         (9, "02b93df65f3522c3a1679c2204bc2f3ef177659fcefa7c8106166631bdd4f700"),
         (10, "43a2fb65453116dc120bb3eb8fe3f06f9706ef81d1ec0bd513e318f494c82176"),
-        (11, "e435b1661e828bddac8a3970297cca43f193f30bea5a8a51e78f952579927fdc"),
+        (11, "ee1d8aeff85505a0600caa53dc527c066df791eebcc2adccef8dda680707dcec"),
     ];
 
     /// What is for people and clients, and changes nothing that is stored.
