@@ -14,7 +14,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use spillway_api::Name;
+use spillway_api::{FleetSelf, Name};
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
@@ -36,6 +36,11 @@ const MOST_ANSWER_BYTES: usize = 1 << 20;
 const BUFFER_BYTES: usize = 64 << 10;
 /// Name in handshakes, which neither side looks at.
 const NO_NAME: &str = "spillwayd";
+/// Path of what a host says of itself.
+pub const SELF: &str = "/v1/fleet/self";
+/// What the daemon of a host does that has proved to be the one that is meant, and does not let this host in.
+const REFUSES: &str =
+    "it does not take the certificate of this host for one of the fleet: it may not see etcd";
 
 /// Why a host has not answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +65,17 @@ pub enum HostClientError {
         /// Whether the request had been sent.
         is_sent: bool,
     },
+}
+
+/// What comes of the question whether the daemon of a host is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It answers.
+    Answers,
+    /// It runs, and refuses this host, for this reason.
+    Refuses(String),
+    /// It does not answer, for this reason.
+    Silent(String),
 }
 
 /// Client of the daemons of other hosts. A clone is the same.
@@ -147,6 +163,31 @@ impl HostClient {
             return Err(failed(format!("it answers {status}")));
         }
         serde_json::from_slice(&body).map_err(|e| failed(format!("its answer is not understood: {e}")))
+    }
+
+    /// Asks whether the daemon of a host is there, and waits so long.
+    ///
+    /// # Errors
+    /// The host is unknown: nobody was asked.
+    pub async fn look(&self, host: &Name, patience: Duration) -> Result<Presence, HostClientError> {
+        let member = self.member(host)?;
+        let request = Request::get(SELF).body(Body::empty());
+        let request = request.map_err(|e| unreachable_host(host, &member, e.to_string(), false))?;
+        let (status, body) = match self.whole(host, request, patience).await {
+            Ok(answer) => answer,
+            Err(error @ HostClientError::Unknown { .. }) => return Err(error),
+            Err(HostClientError::Unreachable { why, .. }) if why == REFUSES => {
+                return Ok(Presence::Refuses(why));
+            }
+            Err(error) => return Ok(Presence::Silent(error.to_string())),
+        };
+        // Whatever it answers, it is there, unless it takes itself for another host.
+        match serde_json::from_slice::<FleetSelf>(&body).ok().filter(|_| status.is_success()) {
+            Some(found) if found.host != *host => {
+                Ok(Presence::Silent(format!("it calls itself {}", found.host)))
+            }
+            _ => Ok(Presence::Answers),
+        }
     }
 
     /// Sends a request, and waits so long for the whole answer, of at most 1 MiB.
@@ -263,7 +304,7 @@ fn broken(error: &(dyn Error + 'static)) -> String {
                 | AlertDescription::BadCertificate
                 | AlertDescription::CertificateRequired,
             )) => {
-                return "it does not take the certificate of this host for one of the fleet: it may not see etcd".into();
+                return REFUSES.into();
             }
             _ => {}
         }
