@@ -37,16 +37,17 @@ pub fn follow(service: FleetService, request: FleetEventRequest) -> impl Stream<
     })
 }
 
-/// Begins to follow each host once.
+/// Follows each host once at a time. One that is removed and comes back is followed again, from where it was left.
 async fn watch(service: FleetService, request: FleetEventRequest, events: mpsc::Sender<FleetEvent>) {
     let mut view = service.subscribe();
     let mut followed: BTreeSet<Name> = BTreeSet::new();
     let mut hosts = JoinSet::new();
+    let mut after = request.after;
     loop {
         let known: Vec<Name> = view.borrow_and_update().hosts.keys().cloned().collect();
         for host in known {
             if followed.insert(host.clone()) {
-                let after = request.after.get(&host).copied();
+                let after = after.get(&host).copied();
                 let follower = HostFollower {
                     service: service.clone(),
                     host,
@@ -59,6 +60,11 @@ async fn watch(service: FleetService, request: FleetEventRequest, events: mpsc::
         }
         tokio::select! {
             changed = view.changed() => if changed.is_err() { return },
+            Some(ended) = hosts.join_next() => {
+                let Ok((host, last)) = ended else { continue };
+                followed.remove(&host);
+                after.extend(last.map(|last| (host, last)));
+            }
             () = events.closed() => return,
         }
     }
@@ -74,7 +80,13 @@ struct HostFollower {
 }
 
 impl HostFollower {
-    async fn run(mut self) {
+    /// Follows the host until it is removed, or nobody reads the events. Returns the last event that was read.
+    async fn run(mut self) -> (Name, Option<EventId>) {
+        self.read_on().await;
+        (self.host, self.after)
+    }
+
+    async fn read_on(&mut self) {
         let mut is_told = false;
         loop {
             let before = self.after;

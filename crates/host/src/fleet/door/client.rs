@@ -155,6 +155,23 @@ impl HostClient {
         path: &str,
         patience: Duration,
     ) -> Result<T, HostClientError> {
+        let body = self.get_bytes(host, path, patience).await?;
+        serde_json::from_slice(&body).or_else(|e| {
+            let why = format!("its answer is not understood: {e}");
+            Err(unreachable_host(host, &self.member(host)?, why, false))
+        })
+    }
+
+    /// The same, as it is sent.
+    ///
+    /// # Errors
+    /// As with [`HostClient::get`].
+    pub async fn get_bytes(
+        &self,
+        host: &Name,
+        path: &str,
+        patience: Duration,
+    ) -> Result<Bytes, HostClientError> {
         let member = self.member(host)?;
         let failed = |why: String| unreachable_host(host, &member, why, false);
         let request = Request::get(path).body(Body::empty()).map_err(|e| failed(e.to_string()))?;
@@ -162,7 +179,7 @@ impl HostClient {
         if !status.is_success() {
             return Err(failed(format!("it answers {status}")));
         }
-        serde_json::from_slice(&body).map_err(|e| failed(format!("its answer is not understood: {e}")))
+        Ok(body)
     }
 
     /// Asks whether the daemon of a host is there, and waits so long.
