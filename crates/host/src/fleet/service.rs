@@ -153,10 +153,11 @@ impl FleetService {
         self.0.seen.restored().is_some()
     }
 
-    /// Identity of the fleet that the host has joined, unless it may not take part.
+    /// Identity of the fleet that the host has joined, if it is known that the host may take part: this daemon was a member of it, and may be one
+    /// again. Before that, another host may run with this identity.
     fn acting_fleet(&self) -> Option<String> {
-        let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
-        locked(&self.0.fleet_id).clone().filter(|_| !is_refused && !self.holds_still())
+        let may_act = matches!(*self.0.standing.borrow(), Standing::Member { .. } | Standing::Isolated);
+        locked(&self.0.fleet_id).clone().filter(|_| may_act && !self.holds_still())
     }
 
     /// Connections to other hosts.
