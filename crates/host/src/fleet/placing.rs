@@ -170,3 +170,24 @@ fn reasons(unplaced: &Unplaced) -> BTreeMap<Name, String> {
     let Why::Hosts { hosts, .. } = &unplaced.why;
     hosts.iter().map(|(host, obstacle)| (host.clone(), obstacle.to_string())).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_daemon_tries_after_a_pause_and_only_while_there_is_no_placer() {
+        let mut turn = Turn(Some(now().after_ms(60_000)));
+        let candidacy = || Some(Transaction::default());
+        assert_eq!(turn.take(candidacy()), (None, TICK), "others may be faster");
+        assert_eq!(turn.take(None), (None, TICK));
+        assert_eq!(turn.0, None, "another one was");
+        assert_eq!(Turn(Some(now())).take(candidacy()).0, candidacy());
+        let begun = now();
+        while turn.take(candidacy()).0.is_none() {
+            assert!(now().since_ms(begun) < 10 * MOST_PAUSE_MS, "its turn comes");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(turn.0, None, "the next attempt has a pause of its own");
+    }
+}

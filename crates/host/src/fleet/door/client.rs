@@ -199,12 +199,13 @@ impl HostClient {
             Err(error) => return Ok(Presence::Silent(error.to_string())),
         };
         // Whatever it answers, it is there, unless it takes itself for another host.
-        match serde_json::from_slice::<FleetSelf>(&body).ok().filter(|_| status.is_success()) {
-            Some(found) if found.host != *host => {
-                Ok(Presence::Silent(format!("it calls itself {}", found.host)))
-            }
-            _ => Ok(Presence::Answers),
+        if !status.is_success() {
+            return Ok(Presence::Refuses(format!("it answers {status}")));
         }
+        Ok(match serde_json::from_slice::<FleetSelf>(&body) {
+            Ok(found) if found.host != *host => Presence::Silent(format!("it calls itself {}", found.host)),
+            _ => Presence::Answers,
+        })
     }
 
     /// Sends a request, and waits so long for the whole answer, of at most 1 MiB.
