@@ -1,4 +1,4 @@
-//! Machines with names of the fleet: what becomes of them when etcd or the daemon stands still.
+//! Machines with names of the fleet: what becomes of them when etcd, the daemon or the guard stands still.
 
 use crate::world::World;
 use rustix::process::{Pid, Signal, kill_process};
@@ -92,6 +92,61 @@ fn a_name_ends_with_its_hosts_lease_and_comes_back_as_the_same_machine() {
     }
     let third = wait_for_desk(&world, second.vmm);
     assert_eq!(third.identity, first.identity);
+}
+
+/// The guard whose record this is, if it runs.
+fn guard(world: &World, host: usize, record: &str) -> Option<u32> {
+    let folder = world.hosts[host].socket().with_file_name("state").join("run/guard");
+    let text = std::fs::read_to_string(folder.join(record)).ok()?;
+    // The boot of the host, and what `/proc/PID/stat` said.
+    let pid: u32 = text.lines().nth(1)?.split(' ').next()?.parse().ok()?;
+    is_alive(pid.into()).then_some(pid)
+}
+
+#[test]
+fn a_restart_of_the_daemon_ends_no_name_and_a_guard_that_stands_still_is_replaced() {
+    let Some(mut world) = World::new(2) else { return };
+    world.import("tiny", "v1");
+    let settings = json!({ "identity": "named", "on_isolation": "stop" });
+    world.create("desk", &world.spec("tiny:1", 1, settings));
+    let first = wait_for_desk(&world, 0);
+    let stays = |world: &World| {
+        world.until("the host is a member, and has the machine", |world| {
+            let has = desk(world).is_some_and(|desk| desk.host == first.host);
+            has && world.hosts[first.host].fleet()["membership"] == "member"
+        });
+        assert_eq!(desk(world).map(|desk| desk.vmm), Some(first.vmm), "it is the same VMM");
+    };
+    for _ in 0..3 {
+        world.hosts[first.host].daemon.as_mut().unwrap().restart().unwrap();
+        stays(&world);
+    }
+
+    let one = guard(&world, first.host, "guard.process").expect("it has a guard");
+    signal(one, Signal::STOP);
+    let begun = Instant::now();
+    world.until("another guard takes its place", |world| {
+        let events = world.hosts[first.host].object("/v1/events");
+        let is_said = events.to_string().contains("another one takes its place");
+        is_said && guard(world, first.host, "guard-2.process").is_some() && !is_alive(one.into())
+    });
+    println!(
+        "another guard has taken the place of one that stood still after {:.1} s",
+        begun.elapsed().as_secs_f64()
+    );
+    let two = guard(&world, first.host, "guard-2.process").unwrap();
+    let page = world.hosts[first.host].socket().with_file_name("state").join("run/guard/page");
+    std::fs::remove_file(&page).unwrap();
+    world.until("the page was made again, and has a guard", |world| {
+        page.exists() && guard(world, first.host, "guard.process").is_some() && !is_alive(two.into())
+    });
+    stays(&world);
+
+    let daemon = world.hosts[first.host].daemon.as_ref().unwrap().pid();
+    signal(daemon, Signal::STOP);
+    let took = ends(first.vmm, DEADLINE).expect("the guard that is there now ends it");
+    assert!(took >= LEAST, "not before the deadline");
+    signal(daemon, Signal::CONT);
 }
 
 #[test]

@@ -36,9 +36,9 @@ mod ttl;
 pub use catalog::{
     BlockingMachine, Catalog, CatalogKind, CatalogRollback, CatalogSpec, CatalogUpdate,
     DEADLINE_SECONDS_DEFAULT, Difference, DisplayKind, FileSystem, Firmware, FleetOwner, Hardware,
-    HistoryEntry, Network, NewCatalog, Ready, ResetEvent, Rollout, RolloutAction, RolloutChange,
-    RolloutProgress, RolloutState, RolloutStrategy, ScratchFormat, Tpm, Video, VmmKind, WatchdogAction,
-    differences, fleet_differences, settings,
+    HistoryEntry, Network, NewCatalog, Ready, RefusedChange, ResetEvent, Rollout, RolloutAction,
+    RolloutChange, RolloutProgress, RolloutState, RolloutStrategy, ScratchFormat, Tpm, Video, VmmKind,
+    WatchdogAction, differences, fleet_differences, settings,
 };
 pub use check::{
     BootFacts, Finding, FindingKind, GuestSystem, ImageCheck, PartitionTable, Severity, Volume,

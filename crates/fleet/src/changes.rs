@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use spillway_api::{
     ErrorCode, FleetCatalogSpec, FleetCatalogUpdate, FleetHostAction, HistoryEntry, IdentityKind, ImageRef,
-    Name, fleet_differences,
+    Name, VmmKind, fleet_differences,
 };
 use std::num::NonZeroU32;
 
@@ -109,7 +109,7 @@ pub fn create_catalog(
     spec: &FleetCatalogSpec,
     now: Timestamp,
 ) -> Result<Transaction, ChangeError> {
-    check(name, spec)?;
+    check(view, name, spec)?;
     match catalog(view, name) {
         Ok(_) => return refuse(ErrorCode::Exists, format!("the fleet has a catalog '{name}' already")),
         Err(e) if e.code != ErrorCode::NotFound => return Err(e),
@@ -129,7 +129,7 @@ pub fn create_catalog(
 }
 
 /// Refuses settings that no fleet can have.
-fn check(name: &Name, spec: &FleetCatalogSpec) -> Result<(), ChangeError> {
+fn check(view: &FleetView, name: &Name, spec: &FleetCatalogSpec) -> Result<(), ChangeError> {
     let refuse = |why: &str| refuse(ErrorCode::Invalid, format!("catalog {name}: {why}"));
     let FleetCatalogSpec { catalog, fleet } = spec;
     if fleet.min_ready > catalog.count {
@@ -144,8 +144,16 @@ fn check(name: &Name, spec: &FleetCatalogSpec) -> Result<(), ChangeError> {
             "identity named is for machines that can begin anew on another host, and these keep their data on one: take identity any",
         );
     }
+    if fleet.identity == IdentityKind::Named && catalog.hardware.vmm == VmmKind::External {
+        return refuse("identity named needs machines that Spillway can end, and not vmm external");
+    }
     if fleet.identity == IdentityKind::Named {
         let naming = catalog.naming(name);
+        if let Some(other) = same_names(view, name, &naming) {
+            return refuse(&format!(
+                "naming '{naming}' gives machines the names of those of catalog {other}"
+            ));
+        }
         match NamePattern::parse(&naming) {
             None => {
                 return refuse(&format!(
@@ -164,6 +172,16 @@ fn check(name: &Name, spec: &FleetCatalogSpec) -> Result<(), ChangeError> {
     Ok(())
 }
 
+/// Another catalog whose machines have the same names of the fleet.
+fn same_names<'a>(view: &'a FleetView, name: &Name, naming: &str) -> Option<&'a Name> {
+    let others = view.catalogs.iter().filter(|(other, _)| *other != name);
+    let same = others.filter(|(other, record)| {
+        let spec = &record.value.spec;
+        spec.fleet.identity == IdentityKind::Named && spec.catalog.naming(other) == naming
+    });
+    same.map(|(other, _)| other).next()
+}
+
 /// Replaces the settings of a catalog. Returns nothing to do if they are the same.
 ///
 /// # Errors
@@ -175,7 +193,7 @@ pub fn replace_catalog(
     expected: Option<Revision>,
     now: Timestamp,
 ) -> Result<Option<Transaction>, ChangeError> {
-    check(name, spec)?;
+    check(view, name, spec)?;
     let found = catalog(view, name)?;
     check_revision(name, found, expected)?;
     let before = &found.value;
@@ -188,12 +206,17 @@ pub fn replace_catalog(
             format!("catalog {name}: its identity cannot be changed: make another"),
         );
     }
-    let naming = |spec: &FleetCatalogSpec| spec.catalog.naming(name);
-    if spec.fleet.identity == IdentityKind::Named && naming(spec) != naming(&before.spec) {
-        return refuse(
-            ErrorCode::Conflict,
-            format!("catalog {name}: the names of its machines cannot be changed: make another"),
-        );
+    // What each host would refuse.
+    let naming = |spec: &FleetCatalogSpec| match spec.fleet.identity {
+        IdentityKind::Named => spec.catalog.naming(name),
+        IdentityKind::Any => spec.naming(name, "HOST"),
+    };
+    let refused = match naming(spec) == naming(&before.spec) {
+        true => before.spec.catalog.refused_change(&spec.catalog, false).map(|refused| refused.why),
+        false => Some("its naming cannot be changed: make another".into()),
+    };
+    if let Some(why) = refused {
+        return refuse(ErrorCode::Conflict, format!("catalog {name}: {why}"));
     }
     let image = &spec.catalog.image;
     let stays = before.spec.catalog.image == *image;
@@ -328,8 +351,10 @@ pub fn delete_catalog(view: &FleetView, name: &Name) -> Result<Transaction, Chan
     let found = catalog(view, name)?;
     let key = Key::Catalog(name.clone());
     let comparisons = vec![Comparison::Modified(key.clone(), found.modified)];
-    let writes = std::iter::once(Write::Delete(key)).chain(deleted(view, name));
-    Ok(Transaction { comparisons, writes: writes.collect() })
+    let boots = view.boots.keys().filter(|(_, of)| of == name);
+    let boots = boots.map(|(digest, of)| Write::Delete(Key::Boot(digest.clone(), of.clone())));
+    let writes = std::iter::once(Write::Delete(key)).chain(deleted(view, name)).chain(boots);
+    Ok(Transaction { comparisons, writes: writes.take(MOST_OPERATIONS).collect() })
 }
 
 fn host<'a>(view: &'a FleetView, name: &Name) -> Result<&'a Versioned<HostRecord>, ChangeError> {
@@ -572,5 +597,42 @@ mod tests {
         apply(&mut view, made);
         let refused = replace_catalog(&view, &name("desk"), &named("y-##"), None, now()).unwrap_err();
         assert!(refused.message.contains("cannot be changed"), "{refused}");
+    }
+
+    #[test]
+    fn what_each_host_would_refuse_the_fleet_refuses_once() {
+        let desk = name("desk");
+        let kept = json!({ "type": "dedicated", "data_disk_bytes": 2_097_152 });
+        for (before, after, why) in [
+            (json!({}), json!({ "naming": "pc-###" }), "its naming cannot be changed"),
+            (json!({ "naming": "pc-###" }), json!({}), "its naming cannot be changed"),
+            (json!({}), json!({ "vmm": "external" }), "its vmm cannot be changed"),
+            (kept.clone(), json!({ "type": "dedicated" }), "lose their data disks"),
+            (kept, json!({ "type": "dedicated", "data_disk_bytes": 1_048_576 }), "grow, not shrink"),
+            (json!({ "type": "dedicated" }), json!({}), "another type would discard it"),
+        ] {
+            let settings = |more: &Value| {
+                let mut all = json!({ "image": "debian:1" });
+                all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+                spec(all)
+            };
+            let mut view = FleetView::default();
+            let created = create_catalog(&view, &desk, &settings(&before), now()).unwrap();
+            apply(&mut view, created);
+            let refused = replace_catalog(&view, &desk, &settings(&after), None, now()).unwrap_err();
+            assert!(refused.code == ErrorCode::Conflict && refused.message.contains(why), "{refused:?}");
+            assert!(!refused.message.contains("discard_data"), "the fleet has no such setting");
+        }
+        let mut view = FleetView::default();
+        let named = |vmm: &str| {
+            spec(json!({ "image": "debian:1", "identity": "named", "naming": "pc-##", "vmm": vmm }))
+        };
+        let external = create_catalog(&view, &desk, &named("external"), now()).unwrap_err();
+        assert!(external.message.contains("machines that Spillway can end"), "{external}");
+        let created = create_catalog(&view, &desk, &named("host"), now()).unwrap();
+        apply(&mut view, created);
+        let twice = create_catalog(&view, &name("other"), &named("host"), now()).unwrap_err();
+        assert!(twice.message.contains("the names of those of catalog desk"), "{twice}");
+        assert_eq!(replace_catalog(&view, &desk, &named("host"), None, now()), Ok(None));
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::changes::{ChangeError, put, refuse};
 use crate::keys::{ImageDigest, Key};
-use crate::records::{ImageRecord, RegistryRecord};
+use crate::records::{ImageRecord, RegistryRecord, VersionName};
 use crate::transaction::{Comparison, MOST_OPERATIONS, Transaction, Write};
 use crate::view::{FleetView, Versioned};
 use spillway_api::{ErrorCode, Name};
@@ -118,15 +118,17 @@ pub fn add_image(
     Ok(Some(change))
 }
 
-/// Catalogs whose machines have a version, or are to have it: by their settings, or by a share of a rollout that goes on.
+/// Catalogs whose machines have a version, or are to have it: by their settings, by a share, or by a rollout that has not reached all hosts.
 pub fn users(view: &FleetView, image: &Name, version: u32) -> Vec<Name> {
-    let of_image =
-        view.catalogs.iter().filter(|(_, catalog)| catalog.value.spec.catalog.image.name == *image);
-    let has_share = |catalog: &Name| {
-        let mut shares = view.shares.values().filter_map(|shares| shares.get(catalog));
-        shares.any(|share| share.value.version == version && share.value.count > 0)
-    };
-    let uses = of_image.filter(|(name, catalog)| catalog.value.version == version || has_share(name));
+    let of = VersionName { image: image.clone(), version };
+    let uses = view.catalogs.iter().filter(|(name, catalog)| {
+        let catalog = &catalog.value;
+        let mut shares = view.shares.values().filter_map(|shares| shares.get(*name));
+        let rollout = view.rollouts.get(*name).map(|rollout| &rollout.value);
+        of.is_of(catalog)
+            || shares.any(|share| share.value.count > 0 && of.is_in(&share.value, catalog))
+            || rollout.is_some_and(|rollout| rollout.is_open() && [&rollout.from, &rollout.to].contains(&&of))
+    });
     uses.map(|(name, _)| name.clone()).collect()
 }
 
@@ -272,6 +274,31 @@ mod tests {
         let removed = remove_image(fleet.view(), &name("debian"), 1).unwrap();
         assert!(matches!(fleet.commit(&removed), Outcome::Applied(_)));
         assert_eq!(refused(&fleet, 1).code, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn what_a_rollout_may_go_back_to_is_not_removed() {
+        let mut fleet = fleet();
+        [(1, 'a'), (2, 'b')]
+            .iter()
+            .for_each(|(version, digest)| add(&mut fleet, *version, &image(*digest, 0)));
+        fleet.catalog("desk", 4, json!({}));
+        fleet.host("a", "z");
+        fleet.share("a", "desk", 2);
+        // The catalog moves to another image.
+        fleet.catalog("desk", 4, json!({ "image": "ubuntu" }));
+        assert_eq!(users(fleet.view(), &name("debian"), 1), [name("desk")], "the share has it");
+        fleet.delete("share/a/desk");
+        assert_eq!(users(fleet.view(), &name("debian"), 1), [] as [Name; 0]);
+        let record = |state: &str| {
+            json!({ "from": { "image": "debian", "version": 1 }, "to": { "image": "ubuntu", "version": 1 },
+                "generation": 2, "state": state, "deadline_seconds": 600, "since": "2026-01-01T00:00:00Z",
+                "changed": "2026-01-01T00:00:00Z" })
+        };
+        fleet.put("rollouts/desk", &record("halted").to_string());
+        assert_eq!(users(fleet.view(), &name("debian"), 1), [name("desk")]);
+        fleet.put("rollouts/desk", &record("done").to_string());
+        assert!(remove_image(fleet.view(), &name("debian"), 1).is_ok());
     }
 
     #[test]

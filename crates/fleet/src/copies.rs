@@ -44,7 +44,7 @@ impl CopyHolders {
         for host in view.hosts.keys() {
             let is_lost = match self.liveness.standing(host, now) {
                 Standing::Alive => false,
-                Standing::DeclaredDead => true,
+                Standing::DeclaredDead { .. } => true,
                 Standing::Silent { for_ms, .. } if for_ms >= LOST_AFTER_MS && !braked => true,
                 _ => continue,
             };

@@ -41,7 +41,10 @@ pub enum Standing {
         reach: Reach,
     },
     /// Somebody has declared it dead, and it has not come back.
-    DeclaredDead,
+    DeclaredDead {
+        /// Time since its last sign of life, at least.
+        for_ms: u64,
+    },
     /// It was announced, and has never had a lease or machines.
     NeverSeen,
     /// Somebody has removed its record.
@@ -166,7 +169,12 @@ impl Liveness {
         match &track.sign {
             Sign::Unreadable => Standing::Unreadable,
             _ if track.is_removed => Standing::Removed,
-            _ if track.is_dead => Standing::DeclaredDead,
+            Sign::Silent { since, .. } if track.is_dead => {
+                Standing::DeclaredDead { for_ms: now.since_ms(*since) }
+            }
+            // It has nothing, or a lease that began before it was declared dead.
+            Sign::Alive if track.is_dead => Standing::DeclaredDead { for_ms: 0 },
+            Sign::NeverSeen if track.is_dead => Standing::DeclaredDead { for_ms: u64::MAX },
             Sign::Alive => Standing::Alive,
             Sign::NeverSeen => Standing::NeverSeen,
             Sign::Silent { since, inquiry } => {

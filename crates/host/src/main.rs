@@ -201,6 +201,9 @@ enum Command {
     Guard {
         /// Folder of all machines
         machines: PathBuf,
+        /// Where it says that it looks: 0, or 1 while it takes the place of another guard
+        #[arg(long, default_value_t = 0)]
+        slot: usize,
     },
     /// End the membership of this host in its fleet, while no spillwayd uses the state folder. Catalogs of the fleet become the host's own
     LeaveFleet,
@@ -318,7 +321,7 @@ fn execute_offline(command: &Command, state: &Path, socket: &Path) -> Result<()>
                 println!("this host has found no restored records of its fleet: there is nothing to accept")
             }
         },
-        Command::Guard { machines } => guard::run(machines)?,
+        Command::Guard { machines, slot } => guard::run(machines, *slot)?,
     }
     Ok(())
 }

@@ -229,16 +229,27 @@ pub fn look(folder: &Path, name: &str) -> Result<ObservedProcess, HostError> {
 }
 
 /// The process of that name in a folder, if it is alive. Waits for nobody: one that has not recorded its identity yet is not found.
-pub fn peek(folder: &Path, name: &str) -> Option<Process> {
-    let text = std::fs::read(record_path(folder, name)).ok()?;
-    let (boot, stat) = text.split_at_checked(BOOT_ID_BYTES)?;
-    let (pid, begun) = identity(stat)?;
-    if boot != boot_id().ok()? {
-        return None;
+///
+/// # Errors
+/// Nobody can tell whether it is alive.
+pub fn peek(folder: &Path, name: &str) -> io::Result<Option<Process>> {
+    let text = match std::fs::read(record_path(folder, name)) {
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        text => text?,
+    };
+    let Some((boot, stat)) = text.split_at_checked(BOOT_ID_BYTES) else { return Ok(None) };
+    let Some((pid, begun)) = identity(stat) else { return Ok(None) };
+    if boot != boot_id()? {
+        return Ok(None);
     }
-    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(Errno::SRCH) => return Ok(None),
+        pidfd => pidfd?,
+    };
     let process = Process { pid, pidfd, name: name.to_owned() };
-    (begins(pid).ok()? == Some(begun) && !process.ends_within(Duration::ZERO)).then_some(process)
+    Ok((begins(pid)? == Some(begun) && !process.ends_within(Duration::ZERO)).then_some(process))
 }
 
 /// A process with this argument in its command line, if it is alive.

@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A running `spillwayd`.
 pub struct Daemon {
     server: Server,
+    /// The command line, in words.
+    words: Vec<String>,
     spillway: PathBuf,
     dir: PathBuf,
 }
@@ -40,14 +42,15 @@ impl Daemon {
         words.extend(["--state".into(), text(dir.join("state"))]);
         words.extend(["--socket".into(), text(dir.join("sock"))]);
         words.extend(options.iter().map(ToString::to_string));
-        let log = dir.join("spillwayd.log");
-        let mut server = Server::start("spillwayd", &words[0], &words[1..], None, &log)?;
-        let ready = wait_until(PATIENCE, || {
-            let is_ready = std::fs::read_to_string(&log).unwrap_or_default().contains("spillwayd: ready on");
-            (is_ready || server.ended().ok().flatten().is_some()).then_some(is_ready)
-        });
-        ensure!(ready == Some(true), "{} is not ready\n{}", server.command, server.tail());
-        Ok(Daemon { server, spillway: spillway.into(), dir: dir.into() })
+        let server = begin(&words, dir)?;
+        Ok(Daemon { server, words, spillway: spillway.into(), dir: dir.into() })
+    }
+
+    /// Ends it, as a service manager does, and starts it again. Its machines go on.
+    pub fn restart(&mut self) -> Result<()> {
+        self.server.stop()?;
+        self.server = begin(&self.words, &self.dir)?;
+        Ok(())
     }
 
     /// What `spillway` prints when it is asked so, as a user would.
@@ -118,6 +121,18 @@ impl Drop for Daemon {
         let _ = self.server.stop();
         end_machines(&self.dir);
     }
+}
+
+/// Starts a daemon that keeps its files in this folder, and waits until it is ready.
+fn begin(words: &[String], dir: &Path) -> Result<Server> {
+    let log = dir.join("spillwayd.log");
+    let mut server = Server::start("spillwayd", &words[0], &words[1..], None, &log)?;
+    let ready = wait_until(PATIENCE, || {
+        let is_ready = std::fs::read_to_string(&log).unwrap_or_default().contains("spillwayd: ready on");
+        (is_ready || server.ended().ok().flatten().is_some()).then_some(is_ready)
+    });
+    ensure!(ready == Some(true), "{} is not ready\n{}", server.command, server.tail());
+    Ok(server)
 }
 
 /// Ends every process that works in a folder below this one: machines are nobody's children.

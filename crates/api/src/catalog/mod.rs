@@ -1,5 +1,6 @@
 //! Catalogs: sets of machines of one kind.
 
+mod change;
 mod difference;
 mod hardware;
 mod ready;
@@ -7,6 +8,7 @@ mod rollout;
 mod scratch_format;
 mod spec;
 
+pub use change::RefusedChange;
 pub use difference::{Difference, differences, fleet_differences, settings};
 pub use hardware::{DisplayKind, Firmware, Hardware, Network, Tpm, Video, VmmKind, WatchdogAction};
 pub use ready::Ready;

@@ -226,10 +226,10 @@ fn a_declaration_counts_until_the_host_has_a_later_epoch() {
     let epoch = seen.fleet.view().alive[&name("h1")].created;
     seen.fleet.set("hosts/h1", json!({ "dead_epoch": epoch }));
     seen.after(0);
-    assert_eq!(seen.standing("h1"), Standing::DeclaredDead, "even while its lease lasts");
+    assert_eq!(seen.standing("h1"), Standing::DeclaredDead { for_ms: 0 }, "even while its lease lasts");
     seen.fleet.end_lease("h1");
-    seen.after(0);
-    assert_eq!(seen.standing("h1"), Standing::DeclaredDead);
+    seen.after(2000);
+    assert_eq!(seen.standing("h1"), Standing::DeclaredDead { for_ms: 17_000 });
     seen.fleet.begin_lease("h1");
     seen.after(0);
     assert_eq!(seen.standing("h1"), Standing::Alive);

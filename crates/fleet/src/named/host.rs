@@ -4,9 +4,10 @@
 //! had. Invariant: the deadline moves on only while the lease is valid, and all machines that the guard would end are those that the
 //! records give to the host in its present epoch.
 
-use super::ISOLATION_MS;
+use super::{ISOLATION_MS, VALID_MS};
 use crate::Moment;
 use crate::keys::Key;
+use crate::records::PlaceRecord;
 use crate::transaction::{Comparison, Revision, Transaction, Write};
 use crate::view::FleetView;
 use spillway_api::{IsolationAction, Name};
@@ -17,6 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 const EARLIER_MS: u64 = 5_000;
 /// Most machines that are told to be given up in one step.
 const MOST_RELEASES: usize = 40;
+/// Time after which a host with the same records has ended its machines, once this one has a lease: another one may have been renewed just
+/// before.
+const OTHER_BOOT_MS: u64 = VALID_MS + ISOLATION_MS + 5_000;
 
 /// The lease of a host, and the epoch that goes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +45,12 @@ pub enum NameOrder {
 }
 
 /// A machine whose VMM runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningName {
     /// What it was started with.
     pub on_isolation: IsolationAction,
+    /// UUID of the machine; none: nobody knows it, and it counts as the one that the records mean.
+    pub uuid: Option<String>,
 }
 
 /// What a host is to do.
@@ -52,14 +58,16 @@ pub struct RunningName {
 pub struct NamedOrders {
     /// Orders for the machines that the records give to the host.
     pub machines: BTreeMap<Name, NameOrder>,
+    /// UUIDs of these machines. An order counts for a machine of its name with this one alone, or with any where there is none.
+    pub uuids: BTreeMap<Name, String>,
     /// What is done with each of these when the host is isolated.
     pub on_isolation: BTreeMap<Name, IsolationAction>,
     /// Moment at which the guard ends the host's machines, if it moves on.
     pub deadline: Option<Moment>,
     /// Epoch that is to be recorded on the host before anything is started in it.
     pub record_epoch: Option<Revision>,
-    /// Confirms that nothing of a machine runs any more that the host was to give up.
-    pub releases: Vec<Transaction>,
+    /// Whether the present boot of the host is to be recorded: no other one runs its machines any more.
+    pub record_boot: bool,
     /// Whether the lease is valid, so that machines which are not in `machines` are ended.
     pub has_lease: bool,
     /// Why nothing is started although there is a lease, for people.
@@ -67,12 +75,20 @@ pub struct NamedOrders {
 }
 
 impl NamedOrders {
-    /// What is to be done with a machine that was started with this setting.
-    pub fn order(&self, machine: &Name, on_isolation: IsolationAction) -> NameOrder {
-        match self.machines.get(machine) {
+    /// What is to be done with the machine with this UUID, which was started with this setting.
+    pub fn order(&self, machine: &Name, uuid: Option<&str>, on_isolation: IsolationAction) -> NameOrder {
+        match self.machines.get(machine).filter(|_| self.is_meant(machine, uuid)) {
             Some(order) => *order,
             None if self.has_lease => NameOrder::End,
             None => isolated(on_isolation),
+        }
+    }
+
+    /// Whether the records mean the machine with this UUID.
+    fn is_meant(&self, machine: &Name, uuid: Option<&str>) -> bool {
+        match (self.uuids.get(machine), uuid) {
+            (Some(meant), Some(uuid)) => meant == uuid,
+            _ => true,
         }
     }
 }
@@ -93,12 +109,22 @@ pub struct HostNames {
     /// Highest epoch that the host has recorded.
     highest: Revision,
     deadline: Moment,
+    /// Whether the records of the host are of another boot: another machine with the same records may run the names still.
+    is_other_boot: bool,
+    /// Moment of the first step with a lease.
+    first_lease: Option<Moment>,
 }
 
 impl HostNames {
     /// The names of a host that has recorded this highest epoch, and whose guard has this deadline.
     pub fn new(host: Name, highest: Revision, deadline: Moment) -> HostNames {
-        HostNames { host, highest, deadline }
+        HostNames { host, highest, deadline, is_other_boot: false, first_lease: None }
+    }
+
+    /// The same for a host whose records are of another boot. It starts nothing until a host with the same records has certainly ended its
+    /// machines.
+    pub fn of_other_boot(self) -> HostNames {
+        HostNames { is_other_boot: true, ..self }
     }
 
     /// Takes the epoch that the host has recorded.
@@ -106,20 +132,22 @@ impl HostNames {
         self.highest = self.highest.max(epoch);
     }
 
-    /// Decides what the host does. `running` has all machines with names of the fleet whose VMM runs, and `present` those of which
-    /// anything is left. The records are those of the host's own fleet.
+    /// Notes that the host has recorded its present boot.
+    pub fn recorded_boot(&mut self) {
+        self.is_other_boot = false;
+    }
+
+    /// Decides what the host does. `running` has all machines with names of the fleet whose VMM runs. The records are those of the host's own
+    /// fleet.
     pub fn step(
         &mut self,
         view: &FleetView,
         belief: Option<Belief>,
         running: &BTreeMap<Name, RunningName>,
-        present: &BTreeSet<Name>,
         now: Moment,
     ) -> NamedOrders {
         let mut orders = NamedOrders::default();
-        // Records that are older than the epoch do not say who had the names before it.
-        let belief = belief.filter(|belief| now < belief.until && view.revision >= belief.epoch);
-        let belief = match belief {
+        let belief = match current(view, belief, now) {
             Some(belief) if belief.epoch < self.highest => {
                 orders.refusal = Some(format!(
                     "etcd has older records than this host has seen (epoch {}, and the host had {}): if it was restored from a backup, restore \
@@ -135,40 +163,92 @@ impl HostNames {
             belief => belief,
         };
         orders.has_lease = belief.is_some();
+        let may_start = belief.is_some() && self.may_start(view, &mut orders, now);
         let mut confirmed = BTreeSet::new();
         for ((catalog, machine), place) in view.places.get(&self.host).into_iter().flatten() {
-            let record = view.name(catalog, machine).map(|record| &record.value);
             let place = &place.value;
-            let agrees = record.is_some_and(|record| {
-                record.host.as_ref() == Some(&self.host) && record.epoch == place.epoch
-            });
             let order = match belief {
-                Some(belief) if agrees && place.epoch == belief.epoch => {
-                    confirmed.insert(machine);
-                    if place.is_leaving { NameOrder::GoOn } else { NameOrder::Run }
-                }
-                _ => isolated(place.on_isolation),
+                Some(belief) => match self.agrees(view, catalog, machine, place, belief.epoch) {
+                    Some(true) if may_start && !place.is_leaving => NameOrder::Run,
+                    Some(true) | None => NameOrder::GoOn,
+                    Some(false) => isolated(place.on_isolation),
+                },
+                None => isolated(place.on_isolation),
             };
+            if matches!(order, NameOrder::Run | NameOrder::GoOn) && belief.is_some() {
+                confirmed.insert(machine.clone());
+            }
             orders.machines.insert(machine.clone(), order);
+            orders.uuids.insert(machine.clone(), place.identity.uuid.clone());
             orders.on_isolation.insert(machine.clone(), place.on_isolation);
         }
         if let Some(belief) = belief {
+            for machine in self.unreadable(view) {
+                orders.machines.entry(machine.clone()).or_insert(NameOrder::GoOn);
+                confirmed.insert(machine);
+            }
             self.move_deadline(&mut orders, belief, &confirmed, running, now);
-            orders.releases = self.releases(view, present);
         }
         orders
+    }
+
+    /// Whether machines may be started, as far as the boot of the host is concerned.
+    fn may_start(&mut self, view: &FleetView, orders: &mut NamedOrders, now: Moment) -> bool {
+        let first = *self.first_lease.get_or_insert(now);
+        let waits = self.is_other_boot && now < first.after_ms(OTHER_BOOT_MS);
+        if waits && view.places.contains_key(&self.host) {
+            orders.refusal = Some(format!(
+                "the host has booted since its records were written, or they were copied: machines with names of the fleet start {} s after \
+                 it has its lease, when those of another host with these records have certainly ended",
+                OTHER_BOOT_MS / 1000
+            ));
+        }
+        orders.record_boot = self.is_other_boot && !waits;
+        !waits
+    }
+
+    /// Whether both records give a machine to the host in this epoch; none: the one with its name cannot be read. Who gives it to another host
+    /// removes the place in the same transaction.
+    fn agrees(
+        &self,
+        view: &FleetView,
+        catalog: &Name,
+        machine: &Name,
+        place: &PlaceRecord,
+        epoch: Revision,
+    ) -> Option<bool> {
+        let Some(record) = view.name(catalog, machine).map(|record| &record.value) else {
+            let key = Key::Named(catalog.clone(), machine.clone());
+            return (!view.unreadable.contains_key(&key.to_string())).then_some(false);
+        };
+        let is_own = record.host.as_ref() == Some(&self.host) && record.epoch == place.epoch;
+        Some(is_own && place.epoch == epoch)
+    }
+
+    /// Machines that the host is told about in records that cannot be read.
+    fn unreadable(&self, view: &FleetView) -> BTreeSet<Name> {
+        let prefix = format!("place/{}/", self.host);
+        let keys = view.unreadable.range(prefix.clone()..).map(|(key, _)| key);
+        let own = keys.take_while(|key| key.starts_with(&prefix));
+        own.filter_map(|key| match key.parse() {
+            Ok(Key::Place(_, _, machine)) => Some(machine),
+            _ => None,
+        })
+        .collect()
     }
 
     fn move_deadline(
         &mut self,
         orders: &mut NamedOrders,
         belief: Belief,
-        confirmed: &BTreeSet<&Name>,
+        confirmed: &BTreeSet<Name>,
         running: &BTreeMap<Name, RunningName>,
         now: Moment,
     ) {
         let is_open = |machine: &Name, running: &RunningName| {
-            running.on_isolation != IsolationAction::Keep && !confirmed.contains(machine)
+            let is_confirmed =
+                confirmed.contains(machine) && orders.is_meant(machine, running.uuid.as_deref());
+            running.on_isolation != IsolationAction::Keep && !is_confirmed
         };
         let open: Vec<&Name> =
             running.iter().filter(|(machine, of)| is_open(machine, of)).map(|(machine, _)| machine).collect();
@@ -184,11 +264,30 @@ impl HostNames {
         }
     }
 
-    /// Confirms what the host has given up.
-    fn releases(&self, view: &FleetView, present: &BTreeSet<Name>) -> Vec<Transaction> {
+    /// Machines that the host is to give up, with the revisions of their places.
+    pub fn leaving(&self, view: &FleetView) -> BTreeMap<Name, Revision> {
+        let places = view.places.get(&self.host).into_iter().flatten();
+        let leaving = places.filter(|(_, place)| place.value.is_leaving);
+        leaving.map(|((_, machine), place)| (machine.clone(), place.modified)).collect()
+    }
+
+    /// Confirms what the host has given up. `gone` has those of `leaving` of which nothing was left when somebody looked for them: whoever
+    /// was not looked for, or was given to the host again since, is not confirmed.
+    pub fn confirm(
+        &self,
+        view: &FleetView,
+        belief: Option<Belief>,
+        gone: &BTreeMap<Name, Revision>,
+        now: Moment,
+    ) -> Vec<Transaction> {
+        if current(view, belief, now).is_none_or(|belief| belief.epoch != self.highest) {
+            return Vec::new();
+        }
         let places = view.places.get(&self.host).into_iter().flatten();
         let gone = places
-            .filter(|((_, machine), place)| place.value.is_leaving && !present.contains(machine))
+            .filter(|((_, machine), place)| {
+                place.value.is_leaving && gone.get(machine) == Some(&place.modified)
+            })
             .map(|((catalog, machine), place)| {
                 let key = Key::Place(self.host.clone(), catalog.clone(), machine.clone());
                 Transaction {
@@ -200,6 +299,11 @@ impl HostNames {
     }
 }
 
+/// What counts of a belief now. Records that are older than the epoch do not say who had the names before it.
+fn current(view: &FleetView, belief: Option<Belief>, now: Moment) -> Option<Belief> {
+    belief.filter(|belief| now < belief.until && view.revision >= belief.epoch)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,6 +312,17 @@ mod tests {
 
     const NOW: Moment = Moment(100_000);
     const UNTIL: Moment = Moment(110_000);
+
+    /// The machine `desk-001` runs with this UUID.
+    fn running_as(uuid: &str) -> BTreeMap<Name, RunningName> {
+        let of = RunningName { on_isolation: IsolationAction::Stop, uuid: Some(uuid.into()) };
+        BTreeMap::from([(name("desk-001"), of)])
+    }
+
+    /// What is to be done with the machine `desk-001`.
+    fn order(orders: &NamedOrders) -> NameOrder {
+        orders.order(&name("desk-001"), Some("u"), IsolationAction::Stop)
+    }
 
     struct Case {
         fleet: Fleet,
@@ -237,14 +352,20 @@ mod tests {
         }
 
         fn step(&mut self, belief: Option<Belief>, running: bool, now: Moment) -> NamedOrders {
-            let of = RunningName { on_isolation: IsolationAction::Stop };
-            let running = running.then(|| (name("desk-001"), of)).into_iter().collect::<BTreeMap<_, _>>();
-            let present = running.keys().cloned().collect();
-            self.names.step(self.fleet.view(), belief, &running, &present, now)
+            let running = if running { running_as("u") } else { BTreeMap::new() };
+            self.names.step(self.fleet.view(), belief, &running, now)
         }
 
         fn order(&mut self, belief: Option<Belief>) -> NameOrder {
-            self.step(belief, true, NOW).order(&name("desk-001"), IsolationAction::Stop)
+            order(&self.step(belief, true, NOW))
+        }
+
+        fn gone(&self) -> BTreeMap<Name, Revision> {
+            self.names.leaving(self.fleet.view())
+        }
+
+        fn confirm(&self, belief: Option<Belief>, gone: &BTreeMap<Name, Revision>) -> Vec<Transaction> {
+            self.names.confirm(self.fleet.view(), belief, gone, NOW)
         }
     }
 
@@ -254,15 +375,16 @@ mod tests {
         let epoch = case.epoch;
         let belief = Belief { epoch, until: UNTIL };
         let orders = case.step(Some(belief), true, NOW);
-        assert_eq!(orders.order(&name("desk-001"), IsolationAction::Stop), NameOrder::Run);
+        assert_eq!(order(&orders), NameOrder::Run);
         assert_eq!(orders.deadline, Some(UNTIL.after_ms(ISOLATION_MS)));
-        assert_eq!(orders.order(&name("desk-002"), IsolationAction::Keep), NameOrder::End, "it is not ours");
-        let late = case.step(Some(belief), true, UNTIL);
         assert_eq!(
-            (late.order(&name("desk-001"), IsolationAction::Stop), late.deadline),
-            (NameOrder::End, None)
+            orders.order(&name("desk-002"), None, IsolationAction::Keep),
+            NameOrder::End,
+            "it is not ours"
         );
-        assert_eq!(late.order(&name("desk-002"), IsolationAction::Keep), NameOrder::GoOn);
+        let late = case.step(Some(belief), true, UNTIL);
+        assert_eq!((order(&late), late.deadline), (NameOrder::End, None));
+        assert_eq!(late.order(&name("desk-002"), None, IsolationAction::Keep), NameOrder::GoOn);
         for (action, order) in
             [("keep", NameOrder::GoOn), ("pause", NameOrder::Pause), ("stop", NameOrder::End)]
         {
@@ -319,13 +441,68 @@ mod tests {
     fn what_is_given_up_is_confirmed_when_nothing_is_left() {
         let mut case = Case::new();
         let belief = Some(Belief { epoch: case.epoch, until: UNTIL });
-        assert_eq!(case.step(belief, false, NOW).releases, [], "it is to run here");
+        let placed = case.fleet.view().place(&name("a"), &name("desk"), &name("desk-001")).unwrap().modified;
+        let own = BTreeMap::from([(name("desk-001"), placed)]);
+        assert_eq!((case.gone(), case.confirm(belief, &own)), (BTreeMap::new(), vec![]), "it is to run here");
+        // It was looked for before it was to be given up.
+        let before = case.gone();
         case.place(case.epoch, json!({"is_leaving": true}));
-        let orders = case.step(belief, true, NOW);
-        assert_eq!((orders.machines[&name("desk-001")], orders.releases.len()), (NameOrder::GoOn, 0));
-        let release = case.step(belief, false, NOW).releases.remove(0);
-        assert_eq!(case.step(None, false, NOW).releases, [], "without a lease nothing is confirmed");
+        assert_eq!(case.step(belief, true, NOW).machines[&name("desk-001")], NameOrder::GoOn);
+        assert_eq!(case.confirm(belief, &before), [], "nobody has looked for it");
+        let gone = case.gone();
+        let release = case.confirm(belief, &gone).remove(0);
+        assert_eq!(case.confirm(None, &gone), [], "without a lease nothing is confirmed");
         case.place(case.epoch, json!({"is_leaving": false}));
         assert_eq!(case.fleet.commit(&release), crate::transaction::Outcome::Conflict);
+        case.place(case.epoch, json!({"is_leaving": true}));
+        assert_eq!(case.confirm(belief, &gone), [], "it may have run in between");
+    }
+
+    #[test]
+    fn records_that_cannot_be_read_end_nothing_and_start_nothing() {
+        let broken = json!({"epoch": "x"});
+        for key in ["place/a/desk/desk-001", "named/desk/desk-001"] {
+            let mut case = Case::new();
+            let belief = Some(Belief { epoch: case.epoch, until: UNTIL });
+            case.fleet.set(key, broken.clone());
+            let orders = case.step(belief, true, NOW);
+            assert_eq!(order(&orders), NameOrder::GoOn, "{key}");
+            assert!(orders.deadline.is_some(), "it ends no other one: {key}");
+            assert_eq!(case.order(None), NameOrder::End, "without a lease nothing counts: {key}");
+        }
+        let mut case = Case::new();
+        let belief = Some(Belief { epoch: case.epoch, until: UNTIL });
+        case.fleet.set("named/desk/desk-001", json!({"host": "b"}));
+        case.fleet.set("place/b/desk/desk-001", broken);
+        assert_eq!(case.order(belief), NameOrder::End, "it is another host's");
+    }
+
+    #[test]
+    fn a_machine_of_another_identity_is_not_the_one_that_was_placed() {
+        let mut case = Case::new();
+        let belief = Some(Belief { epoch: case.epoch, until: UNTIL });
+        let before = case.step(belief, true, NOW).deadline;
+        assert!(before.is_some());
+        let orders = case.names.step(case.fleet.view(), belief, &running_as("v"), NOW);
+        let of = |uuid| orders.order(&name("desk-001"), uuid, IsolationAction::Stop);
+        assert_eq!([Some("v"), Some("u"), None].map(of), [NameOrder::End, NameOrder::Run, NameOrder::Run]);
+        assert_eq!(orders.deadline, None, "it must end before");
+    }
+
+    #[test]
+    fn a_host_with_records_of_another_boot_waits_for_the_one_that_may_have_them_too() {
+        let mut case = Case::new();
+        case.names = HostNames::new(name("a"), case.epoch, Moment(0)).of_other_boot();
+        let belief = |now: Moment| Some(Belief { epoch: case.epoch, until: now.after_ms(10_000) });
+        let late = NOW.after_ms(OTHER_BOOT_MS);
+        let (first, last) = (belief(NOW), belief(late));
+        let orders = case.step(first, false, NOW);
+        assert_eq!((order(&orders), orders.record_boot), (NameOrder::GoOn, false));
+        assert!(orders.refusal.unwrap().contains("has booted"));
+        assert_eq!(order(&case.step(last, false, Moment(late.0 - 1))), NameOrder::GoOn);
+        let orders = case.step(last, false, late);
+        assert_eq!((order(&orders), orders.record_boot, orders.refusal), (NameOrder::Run, true, None));
+        case.names.recorded_boot();
+        assert!(!case.step(last, false, late).record_boot);
     }
 }

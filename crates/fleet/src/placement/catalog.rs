@@ -8,8 +8,9 @@ use super::fill::{Candidate, Giver, lower, raise};
 use super::table::{Catalog, Cell, Host, Table};
 use super::{Cause, Change, Plan, Situation, is_replaceable};
 use crate::liveness::{Reach, Standing};
+use crate::named::NamePattern;
 use crate::view::FleetView;
-use spillway_api::Name;
+use spillway_api::{IdentityKind, Name};
 use std::collections::BTreeMap;
 
 /// Least time since the last sign of life of a host after which it counts as lost.
@@ -85,6 +86,9 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     let lost = targets.iter().filter(|target| target.role == Role::Lost && target.cell.count > 0);
     plan.lost.extend(lost.map(|target| table.hosts[target.cell.host].name.clone()));
     let course = Course::of(situation, table, number, &targets, plan);
+    if course.is_written(situation, plan) {
+        return;
+    }
     let changes = targets.iter().filter_map(|target| change(table, name, &course, target, cause_of));
     let mut changes: Vec<Change> = changes.collect();
     // What a lost host had is deleted in the same transaction that raises others.
@@ -118,7 +122,7 @@ fn lost_after_ms(catalog: &Catalog<'_>) -> u64 {
 fn role_of(situation: &Situation<'_>, catalog: &Catalog<'_>, host: &Host<'_>, refuses: bool) -> Role {
     if is_replaceable(catalog.record) {
         match host.standing {
-            Standing::Removed | Standing::DeclaredDead => return Role::Gone,
+            Standing::Removed | Standing::DeclaredDead { .. } => return Role::Gone,
             Standing::Silent { for_ms, reach: Reach::Unreachable }
                 if situation.brake.is_none() && for_ms >= lost_after_ms(catalog) =>
             {
@@ -175,6 +179,7 @@ pub(super) fn place_missing(
                 left: host.left,
                 boot_set: host.status.and_then(|status| status.images.get(&image)).map_or(0, |part| *part),
                 count: target.map_or(0, |target| target.to),
+                most: most_names(catalog, host.name),
             });
         }
     }
@@ -264,7 +269,23 @@ fn obstacle(
     if target.is_some_and(|target| target.cell.is_busy) {
         return Some(Obstacle::JustWritten);
     }
+    let names = most_names(catalog, host.name);
+    if target.is_some_and(|target| target.to >= names) || names == 0 {
+        return Some(Obstacle::Names(names));
+    }
     host.left.shortage(catalog.need(host.hypervisor)).map(Obstacle::Lacks)
+}
+
+/// Number of machines of a catalog that a host has names for.
+fn most_names(catalog: &Catalog<'_>, host: &Name) -> u32 {
+    let spec = &catalog.record.spec;
+    // Names of the fleet are given one by one.
+    if spec.fleet.identity == IdentityKind::Named {
+        return u32::MAX;
+    }
+    // What is no such pattern, the host refuses with its reason.
+    NamePattern::parse(&spec.naming(catalog.name, host.as_str()))
+        .map_or(u32::MAX, |pattern| pattern.name(1).map_or(0, |_| pattern.most()))
 }
 
 pub(super) fn explain(

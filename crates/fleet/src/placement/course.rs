@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 
 /// Versions of a catalog's shares.
 pub(super) struct Course<'a> {
+    name: &'a Name,
     record: &'a CatalogRecord,
     /// Version of new machines on hosts that had none.
     fresh: VersionName,
@@ -42,7 +43,7 @@ impl<'a> Course<'a> {
     ) -> Course<'a> {
         let (name, record) = (table.catalogs[number].name, table.catalogs[number].record);
         let fresh = version_of_new(situation.view, name, record);
-        let mut course = Course { record, fresh, moving: BTreeMap::new() };
+        let mut course = Course { name, record, fresh, moving: BTreeMap::new() };
         let rollout = current(situation.view, name, record);
         let is_unreadable =
             || situation.view.unreadable.contains_key(&Key::Rollout(name.clone()).to_string());
@@ -51,7 +52,7 @@ impl<'a> Course<'a> {
             return course;
         }
         let (numbers, members): (Vec<usize>, Vec<Member<'_>>) = members(table, targets).unzip();
-        let lost = targets.iter().filter(|target| target.role == Role::Lost);
+        let lost = targets.iter().filter(|target| matches!(target.role, Role::Lost | Role::Gone));
         let lost = lost.filter_map(|target| Some((table.hosts[target.cell.host].name, target.cell.share?)));
         let Steps { shares, record: next, waits, next_in_ms } = decide(&Scene {
             catalog: record,
@@ -75,6 +76,11 @@ impl<'a> Course<'a> {
             plan.rollouts.push(RolloutStep { catalog: name.clone(), record: next, modified });
         }
         course
+    }
+
+    /// Whether the rollout's record is about to be written. What it says of hosts that are lost must be known before their shares are gone.
+    pub(super) fn is_written(&self, situation: &Situation<'_>, plan: &Plan) -> bool {
+        situation.rolling.contains(self.name) || plan.rollouts.iter().any(|step| step.catalog == *self.name)
     }
 
     /// Whether the rollout changes the share of a host.
@@ -107,6 +113,7 @@ fn members<'a>(table: &Table<'a>, targets: &[Target<'a>]) -> impl Iterator<Item 
             is_alive: host.standing == Standing::Alive,
             is_busy: target.cell.is_busy,
             share: target.cell.share?,
+            count: target.to,
             status: target.cell.status,
         };
         Some((target.cell.host, member))

@@ -2,7 +2,7 @@
 //!
 //! Invariant: an explanation is bounded, however many hosts there are.
 
-use super::space::Shortage;
+use super::space::{Resource, Shortage};
 use crate::records::HostRecord;
 use serde::Serialize;
 use spillway_api::{FleetSettings, Name};
@@ -60,6 +60,8 @@ pub enum Obstacle {
     },
     /// Its share was just written.
     JustWritten,
+    /// The catalog's naming has names for so many machines on it, and it has them.
+    Names(u32),
     /// It has not enough of a resource.
     Lacks(Shortage),
 }
@@ -74,6 +76,12 @@ impl Obstacle {
             settings.host_labels.iter().find(|(label, value)| record.labels.get(label) != Some(value));
         lacked.map(|(label, _)| Obstacle::LacksLabel(label.clone()))
     }
+}
+
+const GIB: u128 = 1 << 30;
+
+fn gibibytes(tenths: u128) -> String {
+    format!("{}.{} GiB", tenths / 10, tenths % 10)
 }
 
 impl fmt::Display for Obstacle {
@@ -92,8 +100,20 @@ impl fmt::Display for Obstacle {
                 write!(f, "has refused the catalog, and is asked again in {} s", wait_ms.div_ceil(1000))
             }
             Obstacle::JustWritten => f.write_str("has a share that was just written"),
+            Obstacle::Names(0) => {
+                f.write_str("makes names of more than 63 characters: give a shorter 'naming'")
+            }
+            Obstacle::Names(most) => {
+                write!(f, "has {most} machines of the catalog, and no names for more: give 'naming' more #")
+            }
+            Obstacle::Lacks(Shortage { resource: Resource::Vcpus, needed, left }) => {
+                write!(f, "has {left} processors left, and a machine needs {needed}")
+            }
             Obstacle::Lacks(Shortage { resource, needed, left }) => {
-                write!(f, "has {left} {resource} left, and a machine needs {needed}")
+                let tenths = |bytes: &u64| u128::from(*bytes) * 10;
+                let needed = gibibytes(tenths(needed).div_ceil(GIB));
+                let left = gibibytes(tenths(left) / GIB);
+                write!(f, "has {left} of {resource} left, and a machine needs {needed}")
             }
         }
     }

@@ -21,18 +21,27 @@ pub(super) struct Candidate {
     pub(super) boot_set: u32,
     /// Machines of the catalog that it has.
     pub(super) count: u32,
+    /// Machines of the catalog that it has names for.
+    pub(super) most: u32,
 }
 
 /// Order of candidates of a zone; the greatest is first.
-type Score = (u8, u32, i64, Reverse<usize>);
+type Score = (u8, i64, i64, Reverse<usize>);
 
 impl Candidate {
     fn score(&self, spread: Spread, number: usize) -> Score {
         let left = self.left.sixteenths(self.budget);
+        let (count, boot_set) = (i64::from(self.count), i64::from(self.boot_set));
         match spread {
-            Spread::Even => (left, self.boot_set, -i64::from(self.count), Reverse(number)),
-            Spread::Pack => (16 - left, self.boot_set, i64::from(self.count), Reverse(number)),
+            // A few small machines are not a sixteenth of a host, and are on several hosts all the same.
+            Spread::Even => (left, -count, boot_set, Reverse(number)),
+            Spread::Pack => (16 - left, boot_set, count, Reverse(number)),
         }
+    }
+
+    /// Machines that it has space for, and names.
+    fn fits(&self) -> u32 {
+        self.left.fits(self.need).min(self.most.saturating_sub(self.count))
     }
 }
 
@@ -41,7 +50,7 @@ impl Candidate {
 pub(super) fn raise(candidates: &mut [Candidate], mut zones: Vec<u64>, machines: u64, spread: Spread) -> u64 {
     let mut heaps: Vec<BinaryHeap<(Score, usize)>> = zones.iter().map(|_| BinaryHeap::new()).collect();
     for (n, candidate) in candidates.iter().enumerate() {
-        if candidate.left.fits(candidate.need) > 0 {
+        if candidate.fits() > 0 {
             heaps[candidate.zone].push((candidate.score(spread, n), n));
         }
     }
@@ -55,12 +64,12 @@ pub(super) fn raise(candidates: &mut [Candidate], mut zones: Vec<u64>, machines:
         let (_, n) = heaps[zone].pop().expect("a zone without candidates is not put back");
         let candidate = &mut candidates[n];
         let most = step.min(missing).min(u64::from(u32::MAX - candidate.count)) as u32;
-        let given = candidate.left.fits(candidate.need).min(most);
+        let given = candidate.fits().min(most);
         candidate.left.take(candidate.need, given);
         candidate.count += given;
         zones[zone] += u64::from(given);
         missing -= u64::from(given);
-        if given > 0 && candidate.left.fits(candidate.need) > 0 {
+        if given > 0 && candidate.fits() > 0 {
             heaps[zone].push((candidate.score(spread, n), n));
         }
         if !heaps[zone].is_empty() {

@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 /// Decides about the shares of a catalog with names.
 pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize, plan: &mut Plan) {
     let (name, cells) = (table.catalogs[number].name, &table.catalogs[number].cells);
-    // Names that are being changed count when the records show them, and what cannot be read may be anywhere.
+    // What cannot be read may be anywhere.
     let is_of = |key: &String| matches!(key.parse(), Ok(Key::Named(of, _)) if of == *name);
-    if situation.held.contains(name) || situation.view.unreadable.keys().any(is_of) {
+    if situation.view.unreadable.keys().any(is_of) {
         return;
     }
     let mut counts: BTreeMap<&Name, u32> = BTreeMap::new();
@@ -35,6 +35,9 @@ pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize
     });
     let targets: Vec<Target<'_>> = targets.collect();
     let course = Course::of(situation, table, number, &targets, plan);
+    if course.is_written(situation, plan) {
+        return;
+    }
     let changes = targets.iter().filter_map(|target| change(table, name, &course, target, |_| Cause::Named));
     plan.changes.extend(changes.collect::<Vec<Change>>());
 }

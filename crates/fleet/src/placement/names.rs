@@ -9,14 +9,17 @@ use super::table::{Cell, Table};
 use super::{Plan, Situation};
 use crate::keys::Key;
 use crate::liveness::{Reach, Standing};
-use crate::named::{Identities, NamePattern, replace_after_ms};
+use crate::named::{ISOLATION_MS, Identities, NamePattern, VALID_MS, replace_after_ms};
 use crate::records::{CatalogRecord, NameState, NamedRecord, PlaceRecord};
 use crate::transaction::{Comparison, Revision, Write};
 use crate::view::{FleetView, Versioned};
 use serde::Serialize;
-use spillway_api::{IdentityKind, IsolationAction, Name};
+use spillway_api::{IdentityKind, IsolationAction, Name, RolloutStrategy};
 use std::collections::BTreeMap;
 
+/// Time since the last sign of life of a host that was declared dead after which its guard has ended the machines, in milliseconds: whoever
+/// says that a host is off may be wrong.
+const ENDED_MS: u64 = VALID_MS + ISOLATION_MS + 3_000;
 /// Time for which a host that has refused a catalog gets no names of it, in milliseconds: until it reports otherwise.
 const REFUSED_MS: u64 = 10_000;
 
@@ -106,7 +109,7 @@ fn place_catalog(
     }
     let none = BTreeMap::new();
     let names = view.named.get(catalog).unwrap_or(&none);
-    let (mut missing, mut unwelcome, mut leaving) = (Vec::new(), Vec::new(), 0);
+    let (mut missing, mut unwelcome, mut changed, mut leaving) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for (machine, name) in names {
         let named = Named { machine, record: name };
         let is_wanted = name.value.number <= spec.count
@@ -119,16 +122,21 @@ fn place_catalog(
             }
             Fate::Unwelcome => unwelcome.push(named),
             Fate::IsLeaving => leaving += 1,
+            Fate::Leaves if is_wanted => changed.push(named),
             fate if is_wanted => keep(view, catalog, &named, &fate, plan),
             fate => free(situation, catalog, &named, fate, plan),
         }
     }
+    leave_in_batches(view, catalog, record, &changed, leaving, plan);
     if let Some(pattern) = pattern.filter(|_| names.len() < spec.count as usize || !missing.is_empty()) {
         for number in 1..=spec.count.min(pattern.most()) {
             let Some(machine) = pattern.name(number) else { continue };
             let is_unreadable = !view.unreadable.is_empty()
                 && view.unreadable.contains_key(&Key::Named(catalog.clone(), machine.clone()).to_string());
-            if !names.contains_key(&machine) && !is_unreadable {
+            // Another catalog has a machine of this name, if both were made at the same time.
+            let is_taken =
+                || view.named.iter().any(|(of, names)| of != catalog && names.contains_key(&machine));
+            if !names.contains_key(&machine) && !is_unreadable && !is_taken() {
                 missing.push((machine, number, None, Vec::new()));
             }
         }
@@ -160,6 +168,21 @@ fn place_catalog(
         plan.names.extend(give(view, catalog, machine, before, made, host, why));
     }
     for named in unwelcome.iter().take(spare) {
+        keep(view, catalog, named, &Fate::Leaves, plan);
+    }
+}
+
+/// Another 'on_isolation' ends machines, as many at the same time as another version would.
+fn leave_in_batches(
+    view: &FleetView,
+    catalog: &Name,
+    record: &CatalogRecord,
+    changed: &[Named<'_>],
+    leaving: usize,
+    plan: &mut Plan,
+) {
+    let batch = if let RolloutStrategy::Batch(machines) = record.strategy { machines as usize } else { 1 };
+    for named in changed.iter().take(batch.saturating_sub(leaving)) {
         keep(view, catalog, named, &Fate::Leaves, plan);
     }
 }
@@ -250,6 +273,15 @@ fn fate_of_absent(situation: &Situation<'_>, catalog: &Name, name: &NamedRecord,
     let absent = Comparison::Created(Key::Alive(host.clone()), 0);
     let recorded = view.hosts.get(host);
     let is_dead = recorded.is_some_and(|host| host.value.dead_epoch.is_some_and(|dead| dead >= name.epoch));
+    let has_ended = name.on_isolation == IsolationAction::Keep
+        || match (situation.standing)(host) {
+            Standing::DeclaredDead { for_ms } => for_ms >= ENDED_MS,
+            // It was removed before anybody could see when it was alive last.
+            _ => true,
+        };
+    if is_dead && !has_ended {
+        return Fate::Stays;
+    }
     if is_dead || recorded.is_none() {
         let modified = recorded.map_or(0, |host| host.modified);
         return Fate::Free(vec![absent, Comparison::Modified(Key::Host(host.clone()), modified)]);
@@ -277,16 +309,23 @@ fn lost_after_ms(view: &FleetView, catalog: &Name) -> u64 {
 fn note_stake(situation: &Situation<'_>, catalog: &Name, named: &Named<'_>, plan: &mut Plan) {
     let name = &named.record.value;
     let Some(host) = &name.host else { return };
-    let Standing::Silent { for_ms, .. } = (situation.standing)(host) else { return };
     if name.on_isolation == IsolationAction::Keep {
         return;
     }
+    let for_ms = match (situation.standing)(host) {
+        Standing::Silent { for_ms, .. } => for_ms,
+        Standing::DeclaredDead { for_ms } => return wake_in(ENDED_MS.saturating_sub(for_ms), plan),
+        _ => return,
+    };
     let lost_after_ms = lost_after_ms(situation.view, catalog);
     let stake = plan.stakes.entry(host.clone()).or_insert(lost_after_ms);
     *stake = lost_after_ms.min(*stake);
-    if for_ms < lost_after_ms {
-        let left = lost_after_ms - for_ms;
-        plan.next_in_ms = Some(plan.next_in_ms.map_or(left, |next| next.min(left)));
+    wake_in(lost_after_ms.saturating_sub(for_ms), plan);
+}
+
+fn wake_in(left_ms: u64, plan: &mut Plan) {
+    if left_ms > 0 {
+        plan.next_in_ms = Some(plan.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
     }
 }
 
@@ -378,9 +417,6 @@ fn give(
     comparisons.push(Comparison::Modified(Key::Host(host.clone()), modified));
     let record = NamedRecord { host: Some(host.clone()), epoch, state: NameState::Placed, ..made };
     let compared = before.map_or(0, |record| record.modified);
-    // The host that has declared dead, and is back, may be the best one.
-    let own = Key::Place(host.clone(), catalog.clone(), machine.clone());
-    writes.retain(|write| !matches!(write, Write::Delete(key) if *key == own));
     writes.extend(both(catalog, &machine, &record));
     let (catalog, host) = (catalog.clone(), Some(host.clone()));
     Some(NameChange { catalog, machine, compared, host, comparisons, writes })

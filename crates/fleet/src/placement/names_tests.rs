@@ -243,3 +243,57 @@ fn what_somebody_has_deleted_is_written_again() {
     recount(&mut driver, 3);
     assert_eq!(places(&driver), ["a", "a"], "of 1 and 3");
 }
+
+/// A host of a catalog, and when it was last seen: 15 s before its lease was seen to end.
+#[test]
+fn a_host_that_is_said_to_be_dead_keeps_its_names_until_its_guard_has_ended_them() {
+    let mut driver = named(&["a", "b", "c", "d"], 4, json!({}));
+    driver.fleet.end_lease("a");
+    driver.settle();
+    let revision = driver.fleet.revision();
+    driver.fleet.set("hosts/a", json!({"dead_epoch": revision}));
+    assert_eq!(
+        (driver.after_s(19), count(&driver, "a")),
+        (0, 1),
+        "32 s after its last sign of life, and a margin"
+    );
+    driver.after_s(2);
+    assert_eq!(count(&driver, "a"), 0);
+    // Later nobody waits.
+    let mut late = named(&["a", "b", "c", "d"], 4, json!({"lost_after_seconds": 100}));
+    late.fleet.end_lease("a");
+    late.settle();
+    late.after_s(30);
+    let revision = late.fleet.revision();
+    late.fleet.set("hosts/a", json!({"dead_epoch": revision}));
+    late.settle();
+    assert_eq!(count(&late, "a"), 0);
+}
+
+#[test]
+fn another_on_isolation_ends_a_batch_of_machines_at_a_time() {
+    let mut driver = named(&["a", "b"], 20, json!({"on_isolation": "keep"}));
+    recount(&mut driver, 20);
+    let is_changed = |driver: &Driver| {
+        let names = &driver.fleet.view().named[&name("desk")];
+        names.values().all(|of| of.value.on_isolation == IsolationAction::Pause)
+    };
+    let mut batches = 0;
+    while !is_changed(&driver) {
+        assert_eq!(count(&driver, "a!") + count(&driver, "b!"), 2, "{:?}", places(&driver));
+        let host = if count(&driver, "a!") > 0 { "a" } else { "b" };
+        confirm(&mut driver, host);
+        batches += 1;
+    }
+    assert!(batches >= 10, "{batches}");
+    assert_eq!(count(&driver, "a") + count(&driver, "b"), 20);
+}
+
+#[test]
+fn two_catalogs_that_were_made_at_the_same_time_share_no_name() {
+    let mut driver = named(&["a", "b"], 3, json!({"naming": "pc-##"}));
+    driver.fleet.catalog("other", 5, json!({"identity": "named", "naming": "pc-##"}));
+    driver.settle();
+    let names = |catalog: &str| driver.fleet.view().named[&name(catalog)].keys().cloned().collect::<Vec<_>>();
+    assert_eq!((names("desk").len(), names("other")), (3, vec![name("pc-04"), name("pc-05")]));
+}

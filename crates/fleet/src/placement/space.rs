@@ -24,9 +24,9 @@ pub enum Resource {
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Resource::GuaranteeBytes => "bytes of guaranteed cache",
-            Resource::LimitBytes => "bytes of cache",
-            Resource::MemoryBytes => "bytes of memory",
+            Resource::GuaranteeBytes => "guaranteed cache",
+            Resource::LimitBytes => "cache",
+            Resource::MemoryBytes => "memory",
             Resource::Vcpus => "processors",
         })
     }

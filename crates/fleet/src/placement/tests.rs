@@ -73,7 +73,32 @@ fn of_equal_hosts_the_one_with_more_of_the_boot_set_is_first() {
     driver.fleet.set("status/c", json!({"images": {"debian:1": 100, "debian:2": 1000}}));
     driver.fleet.catalog("desk", 2, json!({}));
     driver.settle();
-    assert_eq!(driver.counts("desk", ["a", "b", "c"]), [0, 2, 0]);
+    assert_eq!(driver.counts("desk", ["a", "b", "c"]), [0, 1, 1]);
+    driver.fleet.catalog("one", 1, json!({"spread": "pack"}));
+    driver.settle();
+    assert_eq!(driver.counts("one", ["a", "b", "c"]), [0, 1, 0]);
+}
+
+#[test]
+fn a_host_gets_no_more_machines_than_it_has_names_for() {
+    let mut driver = hosts(&[("a", "x"), ("b", "x")]);
+    driver.fleet.catalog("desk", 20, json!({"naming": "x-#"}));
+    driver.settle();
+    assert_eq!((driver.counts("desk", ["a", "b"]), driver.status().unplaced[0].machines), ([9, 9], 2));
+    let why = driver.status().unplaced[0].to_string();
+    assert!(
+        why.contains("host 'a' has 9 machines of the catalog, and no names for more: give 'naming' more #"),
+        "{why}"
+    );
+    let long = "l".repeat(60);
+    driver.fleet.catalog(&long, 2, json!({}));
+    driver.settle();
+    assert_eq!(driver.counts(&long, ["a", "b"]), [0, 0]);
+    let why = driver.status().unplaced.iter().map(ToString::to_string).collect::<String>();
+    assert!(
+        why.contains("host 'a' makes names of more than 63 characters: give a shorter 'naming'"),
+        "{why}"
+    );
 }
 
 #[test]
@@ -109,7 +134,7 @@ fn each_filter_keeps_machines_away() {
     driver.after_s(1);
     assert_eq!(obstacles(&driver), why.map(|(host, obstacle)| (host.to_owned(), obstacle)));
     let text = driver.status().unplaced[0].to_string();
-    assert!(text.starts_with("6 machines of catalog 'desk' are on no host: host 'a' has 0 bytes of memory left, and a machine needs 1073741824; host 'b' is in none"), "{text}");
+    assert!(text.starts_with("6 machines of catalog 'desk' are on no host: host 'a' has 0.0 GiB of memory left, and a machine needs 1.0 GiB; host 'b' is in none"), "{text}");
     assert!(driver.events.contains(&text), "{:?}", driver.events);
     driver.fleet.budget("h", 6 * GIB);
     driver.settle();
@@ -438,10 +463,10 @@ fn what_cannot_be_read_is_left_alone() {
 fn counts_that_nobody_can_want_take_no_time() {
     let mut driver = hosts(&[("a", "x"), ("b", "y")]);
     driver.fleet.set("alive/a", json!({"hypervisor": "none"}));
-    driver.fleet.catalog("desk", u32::MAX, json!({"mode": "direct"}));
+    driver.fleet.catalog("desk", u32::MAX, json!({"mode": "direct", "naming": "x-#########"}));
     driver.fleet.catalog("small", 3, json!({}));
     ["a", "b"].iter().for_each(|host| driver.fleet.share(host, "small", u32::MAX));
     driver.fleet.report("b", "small", json!({"count": u32::MAX, "ready": u32::MAX, "claimed": u32::MAX}));
     driver.settle();
-    assert_eq!((driver.fleet.total("small"), driver.fleet.total("desk")), (3, u32::MAX.into()));
+    assert_eq!((driver.fleet.total("small"), driver.fleet.total("desk")), (3, 999_999_999));
 }

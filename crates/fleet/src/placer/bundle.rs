@@ -20,10 +20,16 @@ pub(super) struct Bundle {
     pub(super) effects: Effects,
 }
 
+/// What each transaction of the placer is compared with: its term, and that nobody has switched the placer off.
+pub(super) fn in_office(view: &FleetView, term: Revision) -> Vec<Comparison> {
+    let meta = view.meta.as_ref().map_or(0, |meta| meta.modified);
+    vec![Comparison::Created(Key::Placer, term), Comparison::Modified(Key::Meta, meta)]
+}
+
 /// Divides changes into transactions. Those that must wait for others are left out.
 pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[Change]) -> Vec<Bundle> {
     let mut done = Vec::new();
-    let mut open = Open::of(term);
+    let mut open = Open::of(in_office(view, term));
     // Catalogs that were lowered in a transaction before.
     let mut lowered: BTreeSet<Name> = BTreeSet::new();
     for change in changes {
@@ -33,7 +39,7 @@ pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[Change]) -> V
         let comparisons = comparisons(view, change);
         if !open.has_space(&comparisons) {
             lowered.extend(open.effects.lowered.iter().cloned());
-            done.extend(std::mem::replace(&mut open, Open::of(term)).close());
+            done.extend(std::mem::replace(&mut open, Open::of(in_office(view, term))).close());
             if change.to > change.from && lowered.contains(&change.catalog) {
                 continue;
             }
@@ -56,8 +62,7 @@ struct Open {
 }
 
 impl Open {
-    fn of(term: Revision) -> Open {
-        let comparisons = vec![Comparison::Created(Key::Placer, term)];
+    fn of(comparisons: Vec<Comparison>) -> Open {
         let transaction = Transaction { comparisons, writes: Vec::new() };
         Open { transaction, has: BTreeSet::new(), effects: Effects::default() }
     }
@@ -139,12 +144,11 @@ pub(super) fn rollout_bundle(
     let since = if step.modified == 0 { wall } else { step.record.since };
     let record = RolloutRecord { since, changed: wall, ..step.record.clone() };
     let catalog = view.catalogs.get(&step.catalog).map_or(0, |catalog| catalog.modified);
+    let mut comparisons = in_office(view, term);
+    comparisons.push(Comparison::Modified(key.clone(), step.modified));
+    comparisons.push(Comparison::Modified(Key::Catalog(step.catalog.clone()), catalog));
     let transaction = Transaction {
-        comparisons: vec![
-            Comparison::Created(Key::Placer, term),
-            Comparison::Modified(key.clone(), step.modified),
-            Comparison::Modified(Key::Catalog(step.catalog.clone()), catalog),
-        ],
+        comparisons,
         writes: vec![Write::Put(
             key,
             serde_json::to_vec(&record).expect("a record of texts and numbers is JSON"),

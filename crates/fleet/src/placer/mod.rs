@@ -22,7 +22,7 @@ use crate::records::{CatalogRecord, HostRecord};
 use crate::rollout::{self, Trackers};
 use crate::transaction::{Comparison, Outcome, Revision, Transaction, Write};
 use crate::view::{FleetView, Versioned};
-use bundle::{Bundle, bundles, rollout_bundle};
+use bundle::{Bundle, bundles, in_office, rollout_bundle};
 use flights::{Ended, Flights};
 use jiff::Timestamp;
 use refusals::Refusals;
@@ -31,7 +31,7 @@ use spillway_api::Name;
 use std::collections::BTreeMap;
 
 /// Most transactions that are under way at the same time.
-const MOST_FLIGHTS: usize = 256;
+const MOST_FLIGHTS: usize = 64;
 /// Time after which a conflict is decided again, if nothing new was heard meanwhile.
 const CONFLICT_MS: u64 = 1_000;
 /// Longest time until everything is looked at again, whether or not it has changed.
@@ -254,7 +254,7 @@ impl Office {
         let mut bundles = bundles(view, self.term, &self.plan.changes);
         let steps = self.plan.rollouts.iter();
         bundles.extend(steps.map(|step| rollout_bundle(view, self.term, step, wall)));
-        bundles.extend(names::bundles(self.term, &self.plan.names));
+        bundles.extend(names::bundles(view, self.term, &self.plan.names));
         bundles.extend(self.revived(view));
         let most = MOST_FLIGHTS.saturating_sub(self.flights.len());
         self.is_truncated = bundles.len() > most;
@@ -269,14 +269,11 @@ impl Office {
             host.value.dead_epoch.filter(|dead| epoch > *dead && !self.flights.writes_host(name))?;
             let record = HostRecord { dead_epoch: None, ..host.value.clone() };
             let bytes = serde_json::to_vec(&record).expect("a record of texts and numbers is JSON");
-            let transaction = Transaction {
-                comparisons: vec![
-                    Comparison::Created(Key::Placer, self.term),
-                    Comparison::Modified(Key::Host(name.clone()), host.modified),
-                    Comparison::Created(Key::Alive(name.clone()), epoch),
-                ],
-                writes: vec![Write::Put(Key::Host(name.clone()), bytes)],
-            };
+            let mut comparisons = in_office(view, self.term);
+            comparisons.push(Comparison::Modified(Key::Host(name.clone()), host.modified));
+            comparisons.push(Comparison::Created(Key::Alive(name.clone()), epoch));
+            let transaction =
+                Transaction { comparisons, writes: vec![Write::Put(Key::Host(name.clone()), bytes)] };
             Some(Bundle { transaction, effects: flights::Effects::of_host(name.clone()) })
         });
         back.take(16).collect()

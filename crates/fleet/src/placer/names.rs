@@ -2,19 +2,18 @@
 //!
 //! Invariant: both records of a name are written in one transaction, which compares all that the name was decided on.
 
-use super::bundle::Bundle;
+use super::bundle::{Bundle, in_office};
 use super::flights::{Effects, NameEffect};
-use crate::keys::Key;
 use crate::placement::NameChange;
 use crate::transaction::{Comparison, MOST_OPERATIONS, Revision, Transaction};
+use crate::view::FleetView;
 
 /// Most machines of a transaction.
 const MOST_NAMES: usize = 40;
 
 /// Divides changes of names into transactions.
-pub(super) fn bundles(term: Revision, changes: &[NameChange]) -> Vec<Bundle> {
-    let begin =
-        || Transaction { comparisons: vec![Comparison::Created(Key::Placer, term)], writes: Vec::new() };
+pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[NameChange]) -> Vec<Bundle> {
+    let begin = || Transaction { comparisons: in_office(view, term), writes: Vec::new() };
     let (mut done, mut open, mut names) = (Vec::new(), begin(), Vec::new());
     for change in changes {
         let new: Vec<&Comparison> =

@@ -285,3 +285,16 @@ fn what_is_being_raised_is_no_reason_to_lower_others() {
     driver.after_s(2);
     assert_eq!(driver.counts("desk", ["h0", "h1"]), [20, 5]);
 }
+
+#[test]
+fn what_was_decided_before_the_placer_was_switched_off_is_not_applied() {
+    let mut driver = driver(2, 10);
+    let settings = json!({"identity": "named", "on_isolation": "stop"});
+    driver.fleet.catalog("names", 2, settings);
+    let decided = driver.step();
+    assert_eq!(decided.len(), 2, "shares, and names: {decided:?}");
+    driver.fleet.set("meta", json!({"placer": false}));
+    for (_, transaction) in decided {
+        assert_eq!(driver.fleet.commit(&transaction), Outcome::Conflict, "{transaction:?}");
+    }
+}

@@ -21,6 +21,8 @@ pub(crate) struct Member<'a> {
     /// Whether its share is being written.
     pub(crate) is_busy: bool,
     pub(crate) share: &'a ShareRecord,
+    /// Number of machines that it is to have from now on.
+    pub(crate) count: u32,
     pub(crate) status: Option<&'a CatalogStatus>,
 }
 
@@ -274,8 +276,10 @@ impl Pace<'_> {
     fn allot(&self, free: usize) -> Steps {
         let members = &self.scene.members;
         let min_ready = self.scene.catalog.spec.fleet.min_ready;
-        let alive = members.iter().filter(|member| member.is_alive).filter_map(|member| member.status);
-        let ready: u64 = alive.map(|status| u64::from(status.ready)).sum();
+        let alive = members.iter().filter(|member| member.is_alive);
+        // Those that are surplus now go first, and are ready no longer.
+        let ready: u64 =
+            alive.map(|of| u64::from(of.status.map_or(0, |status| status.ready.min(of.count)))).sum();
         // Without a limit there is nothing to count.
         let mut spare = if min_ready == 0 { u64::MAX } else { ready.saturating_sub(min_ready.into()) };
         let mut steps = Steps::default();

@@ -4,6 +4,7 @@ use super::*;
 use crate::agent::wanted;
 use crate::changes::{create_catalog, delete_catalog, replace_catalog, roll_back_catalog, update_catalog};
 use crate::driver::Driver;
+use crate::keys::Key;
 use crate::sample::{GIB, name};
 use crate::transaction::{Outcome, Transaction};
 use serde_json::{Value, json};
@@ -672,4 +673,79 @@ fn names_that_leave_a_host_take_its_share_along() {
     world.driver.fleet.delete("catalogs/desk");
     world.driver.settle();
     assert_eq!(world.driver.fleet.counts("desk"), []);
+}
+
+#[test]
+fn a_host_that_is_declared_dead_or_removed_before_it_was_done_halts_it() {
+    for is_removed in [false, true] {
+        let (mut world, first) = World::begun(5, 2, json!({}));
+        world.driver.fleet.end_lease(&first);
+        let revision = world.driver.fleet.revision();
+        if is_removed {
+            world.driver.fleet.delete(&format!("hosts/{first}"));
+        } else {
+            world.driver.fleet.set(&format!("hosts/{first}"), json!({ "dead_epoch": revision }));
+        }
+        world.driver.settle();
+        assert_eq!(world.driver.fleet.count(&first, "desk"), 0, "its machines are placed elsewhere");
+        assert_eq!(
+            world.why(),
+            format!("host '{first}' was lost before its machines were ready with debian:2")
+        );
+        assert_eq!(world.with(2), [""; 0]);
+    }
+}
+
+#[test]
+fn what_a_lost_host_had_is_known_until_the_rollout_has_halted() {
+    let (mut world, first) = World::begun(5, 2, json!({}));
+    world.driver.fleet.end_lease(&first);
+    let revision = world.driver.fleet.revision();
+    world.driver.fleet.set(&format!("hosts/{first}"), json!({ "dead_epoch": revision }));
+    // No transaction is applied, and the next placer knows nothing of them.
+    for _ in 0..3 {
+        let sent = world.driver.step();
+        let keys = sent.iter().flat_map(|(_, transaction)| &transaction.writes).map(crate::sample::key_of);
+        assert!(keys.into_iter().all(|key| *key == Key::Rollout(name("desk"))), "{sent:?}");
+        sent.iter().for_each(|(number, _)| world.driver.placer.ended(*number, None));
+        // Something else is new.
+        world.driver.fleet.set("hosts/p", json!({}));
+    }
+    world.driver.fleet.placer("p");
+    world.driver.settle();
+    assert_eq!(world.state(), FleetRolloutState::Halted);
+}
+
+#[test]
+fn machines_that_a_lower_count_takes_are_not_counted_as_ready() {
+    let (mut world, first) = World::begun(3, 4, json!({ "min_ready": 10, "waves": ["1", "100%"] }));
+    world.well(&first);
+    world.driver.fleet.catalog("desk", 10, json!({ "min_ready": 10, "waves": ["1", "100%"] }));
+    world.driver.settle();
+    let batches: Vec<_> = world.hosts().iter().map(|host| world.batch(host)).collect();
+    assert!(world.with(2).len() == 1 || batches.iter().all(|batch| *batch == Some(0)), "{batches:?}");
+}
+
+#[test]
+fn hosts_of_earlier_waves_stay_done_for_another_placer_and_after_a_pause() {
+    let (mut world, first) = World::begun(10, 4, json!({ "waves": ["1", "50%", "100%"] }));
+    world.all_well();
+    assert_eq!(world.with(2).len(), 5, "the second wave");
+    // They are reset after each use, so that never all of them are ready at the same time.
+    let busy = |world: &mut World| {
+        world.change(&first, json!({ "version": 2, "ready": 2, "updated": 2 }));
+        let others: Vec<_> = world.with(2).into_iter().filter(|host| *host != first).collect();
+        others.iter().for_each(|host| world.well(host));
+        world.driver.settle();
+    };
+    world.driver.fleet.placer("p");
+    busy(&mut world);
+    assert_eq!(world.with(2).len(), 10, "{:?}", world.record());
+    let (mut world, _) = World::begun(10, 4, json!({ "waves": ["1", "50%", "100%"] }));
+    world.all_well();
+    world.ask(RolloutAction::Pause).unwrap();
+    world.ask(RolloutAction::Resume).unwrap();
+    world.bring();
+    busy(&mut world);
+    assert_eq!(world.with(2).len(), 10, "{:?}", world.record());
 }

@@ -5,8 +5,10 @@
 use super::{current, is_done};
 use crate::Moment;
 use crate::records::{CatalogRecord, RolloutRecord, ShareRecord, StatusRecord};
+use crate::rendezvous::score;
 use crate::view::FleetView;
 use spillway_api::{FleetRolloutState, Name};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Rollouts that a placer follows, by catalog.
@@ -124,6 +126,25 @@ impl Tracker {
     }
 }
 
+/// Hosts of the waves before the present one: a wave begins when all of them are done, and whoever is done stays so, even if nobody has
+/// seen it who decides now. Hosts get the version in the order of their scores.
+fn done_before(
+    view: &FleetView,
+    name: &Name,
+    catalog: &CatalogRecord,
+    record: &RolloutRecord,
+) -> BTreeSet<Name> {
+    let Some(wave) = record.wave.checked_sub(1).filter(|_| !record.at_once) else { return BTreeSet::new() };
+    let shares = view.shares.iter().filter_map(|(host, shares)| Some((host, &shares.get(name)?.value)));
+    let hosts = shares.clone().filter(|(_, share)| share.count > 0).count();
+    let started = shares.filter(|(_, share)| record.to.is_in(share, catalog)).map(|(host, _)| host);
+    let mut started: Vec<&Name> = started.collect();
+    let to = record.to.to_string();
+    started.sort_by_key(|host| Reverse(score(&to, host.as_str())));
+    let before = RolloutRecord { wave, ..record.clone() }.most_hosts(&catalog.spec.fleet.waves, hosts);
+    started.into_iter().take(before).cloned().collect()
+}
+
 /// Takes what hosts have reported about rollouts.
 pub(crate) fn observe(trackers: &mut Trackers, view: &FleetView, now: Moment) {
     trackers.retain(|name, _| view.rollouts.contains_key(name) && view.catalogs.contains_key(name));
@@ -136,10 +157,12 @@ pub(crate) fn observe(trackers: &mut Trackers, view: &FleetView, now: Moment) {
             trackers.remove(name);
             continue;
         }
-        let tracker = trackers.entry(name.clone()).or_insert_with(|| Tracker::of(rollout, now));
-        if tracker.of != (rollout.generation, rollout.resumes) {
-            *tracker = Tracker::of(rollout, now);
+        let is_same = |tracker: &&mut Tracker| tracker.of == (rollout.generation, rollout.resumes);
+        if trackers.get_mut(name).filter(is_same).is_none() {
+            let done = done_before(view, name, &catalog.value, rollout);
+            trackers.insert(name.clone(), Tracker { done, ..Tracker::of(rollout, now) });
         }
+        let tracker = trackers.get_mut(name).expect("it is there");
         tracker.observe(view, name, &catalog.value, rollout, now);
     }
 }

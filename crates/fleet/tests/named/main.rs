@@ -180,7 +180,7 @@ fn without_the_margin_a_name_is_alive_twice() {
 /// A host comes back after it was declared dead, while there is no placer, and its lease ends again before there is one: by the records
 /// it is still the one that was dead.
 fn return_unseen(seed: u64, removed: Removed) -> Result<Seen, String> {
-    let mut world = World::new(seed, 4, "pause", removed);
+    let mut world = World::new(seed, 4, "keep", removed);
     world.be_quiet();
     world.run_until(10_000)?;
     let view = world.view();
@@ -199,7 +199,7 @@ fn return_unseen(seed: u64, removed: Removed) -> Result<Seen, String> {
     reboot(&mut world, number);
     world.nodes[number].begins_at = world.now;
     world.run_until(33_000)?;
-    // Its daemon stands still, so that the guard alone ends what runs there.
+    // Its daemon stands still. What runs there goes on.
     (world.nodes[number].cut_until, world.nodes[number].stopped_until) = (200_000, 200_000);
     world.run_until(120_000)?;
     Ok(world.seen)

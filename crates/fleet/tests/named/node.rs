@@ -9,6 +9,7 @@ use spillway_fleet::membership::{HostMembership, KnownLease, OwnHost, Standing};
 use spillway_fleet::named::{Belief, HostNames, NameOrder, NamedOrders, RunningName};
 use spillway_fleet::placer::Placer;
 use spillway_fleet::records::AliveRecord;
+use spillway_fleet::transaction::Transaction;
 use spillway_fleet::view::FleetView;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +47,7 @@ pub struct Daemon {
     pub releases: bool,
     pub tries: bool,
     /// What it had decided when it was stopped.
-    pub decided: Option<NamedOrders>,
+    pub decided: Option<(NamedOrders, Vec<Transaction>)>,
 }
 
 pub struct Node {
@@ -169,16 +170,16 @@ impl Node {
         }
     }
 
-    /// What the daemon decides now, and what its membership has to write.
+    /// What the daemon decides now, what it confirms, and what its membership has to write.
     pub fn decide(
         &mut self,
         now: u64,
         removed: Removed,
-    ) -> (NamedOrders, Option<spillway_fleet::transaction::Transaction>) {
+    ) -> (NamedOrders, Vec<Transaction>, Option<Transaction>) {
         let clock = self.clock(now);
         let running = self.vmms.iter();
         let running: BTreeMap<Name, RunningName> = running
-            .map(|(name, vmm)| (name.clone(), RunningName { on_isolation: vmm.on_isolation }))
+            .map(|(name, vmm)| (name.clone(), RunningName { on_isolation: vmm.on_isolation, uuid: None }))
             .collect();
         let present: BTreeSet<Name> = self.vmms.keys().chain(&self.forked).cloned().collect();
         let daemon = self.daemon.as_mut().unwrap();
@@ -201,11 +202,14 @@ impl Node {
                 let names = view.named.values_mut().flat_map(BTreeMap::values_mut);
                 let own = names.filter(|name| name.value.host.as_ref() == Some(&self.host));
                 own.for_each(|name| name.value.epoch = belief.epoch);
-                daemon.names.step(&view, Some(belief), &running, &present, clock)
+                daemon.names.step(&view, Some(belief), &running, clock)
             }
-            _ => daemon.names.step(&daemon.view, belief, &running, &present, clock),
+            _ => daemon.names.step(&daemon.view, belief, &running, clock),
         };
-        (orders, change)
+        let mut gone = daemon.names.leaving(&daemon.view);
+        gone.retain(|machine, _| !present.contains(machine));
+        let releases = daemon.names.confirm(&daemon.view, belief, &gone, clock);
+        (orders, releases, change)
     }
 
     /// Carries out what was decided. Machines whose processes are to be forked are returned.
@@ -227,7 +231,7 @@ impl Node {
         let mut starts = Vec::new();
         for ((_, machine), place) in &places {
             let is_there = self.vmms.contains_key(machine) || self.forked.contains(machine);
-            if orders.order(machine, place.value.on_isolation) == NameOrder::Run && !is_there {
+            if orders.order(machine, None, place.value.on_isolation) == NameOrder::Run && !is_there {
                 starts.push((machine.clone(), place.value.on_isolation));
             }
         }
@@ -236,7 +240,7 @@ impl Node {
             let is_claimed = self.claimed.get(machine).is_some_and(|until| now < *until);
             // One that is given up goes when its claim has ended; one that is given to others at once.
             let is_given_up = place.is_none_or(|place| place.is_leaving && !is_claimed);
-            match orders.order(machine, vmm.on_isolation) {
+            match orders.order(machine, None, vmm.on_isolation) {
                 _ if is_given_up => vmm.ends = vmm.ends.or(Some(now + ends_in)),
                 NameOrder::End => vmm.ends = vmm.ends.or(Some(now + ends_in)),
                 NameOrder::Run => vmm.phase = Phase::Running,

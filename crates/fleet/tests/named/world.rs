@@ -171,12 +171,12 @@ impl World {
         let now = self.now;
         let clock = self.nodes[number].clock(now);
         let decided = self.nodes[number].daemon.as_mut().and_then(|daemon| daemon.decided.take());
-        if let Some(orders) = decided {
-            self.carry_out(number, &orders);
+        if let Some((orders, releases)) = decided {
+            self.carry_out(number, &orders, &releases);
         }
         self.renew(number, clock);
         self.nodes[number].follow(&self.store, now);
-        let (orders, change) = self.nodes[number].decide(now, self.removed);
+        let (orders, releases, change) = self.nodes[number].decide(now, self.removed);
         let node = &mut self.nodes[number];
         let daemon = node.daemon.as_mut().unwrap();
         let process = daemon.number;
@@ -189,10 +189,10 @@ impl World {
             // It is stopped between what it has decided and what it does.
             let node = &mut self.nodes[number];
             node.stopped_until = now + 1_000 + self.rng.below(100_000);
-            node.daemon.as_mut().unwrap().decided = Some(orders);
+            node.daemon.as_mut().unwrap().decided = Some((orders, releases));
             return;
         }
-        self.carry_out(number, &orders);
+        self.carry_out(number, &orders, &releases);
         self.place(number, clock);
     }
 
@@ -220,7 +220,7 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, number: usize, orders: &NamedOrders) {
+    fn carry_out(&mut self, number: usize, orders: &NamedOrders, releases: &[Transaction]) {
         let ends_in = self.rng.below(DEATH_MS);
         let starts = self.nodes[number].carry_out(orders, self.now, ends_in);
         let (boot, process) = (self.nodes[number].boot, self.processes);
@@ -235,13 +235,11 @@ impl World {
         }
         let Some(daemon) = &mut self.nodes[number].daemon else { return };
         let process = daemon.number;
-        if let Some(release) =
-            orders.releases.first().filter(|_| !std::mem::replace(&mut daemon.releases, true))
-        {
+        if let Some(release) = releases.first().filter(|_| !std::mem::replace(&mut daemon.releases, true)) {
             self.seen.released += 1;
             self.commit(number, process, Kind::Release, release.clone());
         }
-        if orders.releases.is_empty()
+        if releases.is_empty()
             && let Some(daemon) = &mut self.nodes[number].daemon
         {
             daemon.releases = false;

@@ -2,8 +2,8 @@
 //!
 //! Invariant: labels are bounded: by catalogs, stores and codes, and by machines only if the client asks for them.
 
-use super::ApiState;
 use super::extract::Query;
+use super::{ApiState, fleet_metrics};
 use crate::error::HostError;
 use crate::machines::CurvesByMachine;
 use axum::extract::{Request, State};
@@ -70,6 +70,7 @@ async fn get_metrics(
         machines(&mut text, &figures, &curves);
     }
     host(&mut text, &figures, &app);
+    fleet_metrics::families(&mut text, app.fleet_service.as_ref());
     text.family("figures_duration_seconds", "gauge", "How long it took to ask all disks for this answer.");
     text.sample("figures_duration_seconds", [], begun.elapsed().as_secs_f64());
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text.text()).into_response())

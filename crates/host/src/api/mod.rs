@@ -17,6 +17,7 @@ mod figures;
 mod fleet;
 mod fleet_claims;
 mod fleet_images;
+mod fleet_metrics;
 mod fleet_seeing;
 mod fleets;
 mod guests;

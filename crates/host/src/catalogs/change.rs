@@ -6,7 +6,7 @@ use super::records::Removal;
 use super::{Catalogs, spec, update};
 use crate::error::HostError;
 use crate::tags::Tag;
-use spillway_api::{Catalog, CatalogSpec, DiskMode, ErrorCode, Name, VmmKind};
+use spillway_api::{Catalog, CatalogSpec, ErrorCode, Name, RefusedChange, VmmKind};
 
 /// Who asks for a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,48 +116,13 @@ pub(super) fn check(before: &Catalog, after: &CatalogSpec, discard_data: bool) -
         );
         return refuse(&message);
     }
-    if spec.hardware.vmm != after.hardware.vmm {
-        return refuse("its vmm cannot be changed: make another");
+    match spec.refused_change(after, discard_data) {
+        Some(RefusedChange { why, discards_data: true }) => {
+            refuse(&format!("{why}: to allow this, set discard_data (--discard-data)"))
+        }
+        Some(RefusedChange { why, .. }) => refuse(&why),
+        None => Ok(()),
     }
-    match (spec.data_disk_bytes, after.data_disk_bytes) {
-        (Some(before), Some(after)) if after < before => {
-            return refuse("its data disks can grow, not shrink");
-        }
-        (Some(_), None) if !discard_data => {
-            return refuse(
-                "its machines would lose their data disks: that needs discard_data (--discard-data)",
-            );
-        }
-        (Some(_), Some(_)) if spec.data_disk_store != after.data_disk_store => {
-            return refuse("its data disks stay in their store: data_disk_store cannot be changed");
-        }
-        _ => {}
-    }
-    if [spec, after].iter().all(|spec| spec.mode() == DiskMode::Persistent)
-        && spec.overflow_store != after.overflow_store
-    {
-        return refuse("its machines' disks stay in their store: overflow_store cannot be changed");
-    }
-    if spec.keeps_writes() && !discard_data {
-        let thrown_away = |by: &str| {
-            refuse(&format!(
-                "its machines keep their data, and another {by} would discard it: to allow this, set discard_data (--discard-data)"
-            ))
-        };
-        if spec.kind != after.kind {
-            return thrown_away("type");
-        }
-        if spec.mode() != after.mode() {
-            return thrown_away("mode");
-        }
-        if spec.image.name != after.image.name {
-            return thrown_away("image");
-        }
-        if !after.keeps_writes() {
-            return thrown_away("reset");
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

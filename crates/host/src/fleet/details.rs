@@ -8,20 +8,18 @@ use spillway_fleet::view::{FleetView, Versioned};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The share of a host of a catalog.
-fn share(
-    host: &Name,
-    catalog: &Name,
-    wanted: Option<&ShareRecord>,
-    is: Option<&CatalogStatus>,
-) -> FleetShare {
+fn share(view: &FleetView, host: &Name, catalog: &Name, wanted: Option<&ShareRecord>) -> FleetShare {
+    let is = view.statuses.get(host).and_then(|status| status.value.catalogs.get(catalog));
     let is = is.cloned().unwrap_or_default();
+    // What a host has reported that has no lease may be over.
+    let ready = if view.alive.contains_key(host) { is.ready } else { 0 };
     FleetShare {
         host: host.clone(),
         catalog: catalog.clone(),
         wanted: wanted.map_or(0, |share| share.count),
         version: wanted.map_or(is.version, |share| share.version),
         count: is.count,
-        ready: is.ready,
+        ready,
         off: is.off,
         updated: is.updated,
         claimed: is.claimed,
@@ -61,7 +59,7 @@ pub fn host(
     let catalogs: BTreeSet<&Name> = wanted.iter().copied().chain(reported).collect();
     let shares = catalogs.into_iter().map(|catalog| {
         let wanted = share_of(view, name, catalog);
-        share(name, catalog, wanted.as_ref(), status.and_then(|status| status.catalogs.get(catalog)))
+        share(view, name, catalog, wanted.as_ref())
     });
     let hypervisor = alive.map(|alive| alive.value.hypervisor);
     let used = wanted.into_iter().filter_map(|catalog| {
@@ -116,8 +114,7 @@ pub fn catalog(
         .filter(is_of)
         .map(|host| {
             let wanted = share_of(view, host, name);
-            let status = view.statuses.get(host).and_then(|status| status.value.catalogs.get(name));
-            share(host, name, wanted.as_ref(), status)
+            share(view, host, name, wanted.as_ref())
         })
         .collect();
     let placed = shares.iter().map(|share| share.wanted).fold(0, u32::saturating_add);
@@ -208,6 +205,7 @@ mod tests {
             (3, 3, 2, 3)
         );
         assert_eq!((b.shares[0].wanted, b.shares[0].count, b.shares[0].version), (0, 3, 2));
+        assert_eq!(b.shares[0].ready, 0, "it has no lease: what it has reported may be over");
         assert_eq!((c.shares[0].wanted, c.shares[0].count), (1, 0));
         assert_eq!((a.used_bytes, a.memory_bytes, a.epoch), (3 * (128 << 20), Some(4096), Some(5)));
         assert_eq!(count_hosts(&found).len(), 3);
@@ -230,6 +228,8 @@ mod tests {
         let place = json!({ "epoch": 5, "number": 1, "identity": identity });
         let mut records = records();
         records.retain(|(key, _)| !key.starts_with("share/"));
+        let desk = records.iter_mut().find(|(key, _)| *key == "catalogs/desk").unwrap();
+        desk.1["spec"]["identity"] = "named".into();
         records.extend([("place/a/desk/desk-001", place.clone()), ("place/a/desk/desk-002", place)]);
         let view = view(&records);
         let [desk] = &catalogs(&view, &PlacerReport::default())[..] else { panic!() };

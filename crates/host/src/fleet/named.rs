@@ -1,32 +1,33 @@
-//! Machines with names of the fleet on this host: what they may do follows from the lease and the records, again and again. Owns the task for
-//! that, the guard's deadline, and the confirmations of what was given up.
+//! Machines with names of the fleet on this host: what they may do follows from the lease and the records, again and again. Owns the tasks for
+//! that and for the guard, the guard's deadline, and the confirmations of what was given up.
 //!
 //! Invariant: the deadline moves on only by a decision that was made with a valid lease, and an epoch that is recorded on the host. A
-//! daemon that stands still moves it to a moment that follows from its last renewal, whenever it goes on.
+//! daemon that stands still moves it to a moment that follows from its last renewal, whenever it goes on. Nothing is confirmed that was not
+//! looked for.
 
 use super::etcd::{FleetStore, LeaseState, now};
 use super::record::FleetMembership;
-use super::service::FleetService;
-use crate::error::HostError;
+use super::service::{FleetService, locked};
 use crate::events::Events;
-use crate::guard;
+use crate::guard::GuardKeeper;
 use crate::machines::NameGate;
 use crate::scopes::Scopes;
 use crate::store::Objects;
 use crate::work::blocking;
-use spillway_api::{EventKind, IsolationAction, Machine, Name};
+use spillway_api::{EventKind, Machine, Name};
 use spillway_fleet::Moment;
 use spillway_fleet::named::{Belief, HostNames, NamedOrders, VALID_MS};
 use spillway_fleet::transaction::{Revision, Transaction};
 use spillway_fleet::view::FleetView;
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Interval of decisions without news.
 const TICK: Duration = Duration::from_millis(250);
-/// Interval of looks at the guard, in milliseconds.
-const GUARD_MS: u64 = 500;
+/// Interval of looks at the guard.
+const GUARD: Duration = Duration::from_millis(500);
 
 /// Keeps the names of a host.
 pub(super) struct NameKeeper {
@@ -44,37 +45,34 @@ pub(super) struct NameKeeper {
     pub events: Events,
     /// Highest epoch that the host has recorded.
     pub highest_epoch: Revision,
+    /// Whether the records of the host are of another boot.
+    pub is_other_boot: bool,
 }
 
 impl NameKeeper {
     /// Runs for as long as the daemon runs.
     pub async fn keep(self, service: FleetService) {
+        // A folder that does not answer keeps nobody else waiting.
+        tokio::spawn(keep_guard(Arc::clone(&self.gate), self.scopes.clone(), self.events.clone()));
         let (mut view, mut lease) = (service.subscribe(), service.store().lease());
         let deadline = self.gate.existing_page().map_or(Moment(0), |page| page.deadline());
-        let mut names = HostNames::new(self.host.clone(), self.highest_epoch, deadline);
-        let (mut looked, mut told) = (Moment(0), None);
+        let names = HostNames::new(self.host.clone(), self.highest_epoch, deadline);
+        let mut names = if self.is_other_boot { names.of_other_boot() } else { names };
+        let mut told = None;
         loop {
             let held = *lease.borrow_and_update();
-            let (orders, belief, leaving, has_guarded) = {
+            let (orders, belief, leaving) = {
                 let view = view.borrow_and_update();
                 let belief = self.belief(&view, held, service.takes_part(&view));
-                let leaving = leaving(&view, &self.host);
-                // None of them is confirmed before it was looked for.
-                let orders = names.step(&view, belief, &self.gate.running(), &leaving, now());
-                let has_guarded = orders.on_isolation.values().any(|action| *action != IsolationAction::Keep);
-                (orders, belief, leaving, has_guarded)
+                let orders = names.step(&view, belief, &self.gate.running(), now());
+                (orders, belief, names.leaving(&view))
             };
-            if has_guarded && now().since_ms(looked) >= GUARD_MS {
-                looked = now();
-                self.look_at_guard(&mut told).await;
-            }
+            self.tell(orders.refusal.clone(), &mut told);
             self.take(&mut names, orders, belief).await;
             if !leaving.is_empty() && belief.is_some() {
-                let present = self.present(&leaving).await;
-                let releases = {
-                    let view = view.borrow();
-                    names.step(&view, belief, &self.gate.running(), &present, now()).releases
-                };
+                // The records may be later ones by then.
+                let gone = self.gone(leaving).await;
+                let releases = names.confirm(&view.borrow(), belief, &gone, now());
                 release(service.store(), releases).await;
             }
             tokio::select! {
@@ -83,6 +81,14 @@ impl NameKeeper {
                 () = tokio::time::sleep(TICK) => {}
             }
         }
+    }
+
+    /// Says why nothing is started, once.
+    fn tell(&self, why: Option<String>, told: &mut Option<String>) {
+        if let Some(why) = why.clone().filter(|_| *told != why) {
+            self.events.raise(EventKind::Fleet, "host", why);
+        }
+        *told = why;
     }
 
     /// The epoch that goes with the present lease.
@@ -108,48 +114,62 @@ impl NameKeeper {
         {
             page.set_deadline(deadline);
         }
+        if orders.record_boot {
+            let objects = self.objects.clone();
+            if let Ok(Ok(())) = blocking(move || FleetMembership::settle(&objects)).await {
+                names.recorded_boot();
+            }
+        }
         self.gate.take(orders, belief.map_or(Moment(0), |belief| belief.until));
     }
 
-    /// Starts the guard if none runs.
-    async fn look_at_guard(&self, told: &mut Option<String>) {
-        let begun = match self.gate.page() {
-            Ok(page) if guard::is_fresh(&page) => Ok(()),
-            Ok(_) => {
-                let (machines, scopes) = (self.gate.folder().to_owned(), self.scopes.clone());
-                blocking(move || guard::begin(&machines, &scopes)).await.unwrap_or(Ok(()))
-            }
-            Err(e) => Err(e),
-        };
-        let why = begun.err().map(|e: HostError| e.message);
-        if let Some(why) = why.as_ref().filter(|why| told.as_ref() != Some(why)) {
-            let text = format!("no machine with a name of the fleet can start: {why}");
-            self.events.raise(EventKind::Failed, "host", text);
-        }
-        *told = why;
-    }
-
-    /// Of these machines, those of which anything is left on the host.
-    async fn present(&self, machines: &BTreeSet<Name>) -> BTreeSet<Name> {
-        let (objects, folder, asked) =
-            (self.objects.clone(), self.gate.folder().to_owned(), machines.clone());
+    /// Of these machines, those of which nothing is left on the host.
+    async fn gone(&self, leaving: BTreeMap<Name, Revision>) -> BTreeMap<Name, Revision> {
+        let (objects, folder) = (self.objects.clone(), self.gate.folder().to_owned());
         let running = self.gate.running();
-        let look = move || -> BTreeSet<Name> {
-            let is_there = |name: &Name| {
-                // What cannot be read may be there.
-                let record = objects.get::<Machine>(name.as_str()).map_or(true, |found| found.is_some());
-                record || folder.join(name.as_str()).exists() || running.contains_key(name)
-            };
-            asked.into_iter().filter(is_there).collect()
-        };
-        blocking(look).await.unwrap_or_else(|_| machines.clone())
+        blocking(move || {
+            let leaving = leaving.into_iter().filter(|(name, _)| !running.contains_key(name));
+            look_for(&objects, &folder, leaving.collect())
+        })
+        .await
+        .unwrap_or_default()
     }
 }
 
-/// Machines that the host is to give up.
-fn leaving(view: &FleetView, host: &Name) -> BTreeSet<Name> {
-    let places = view.places.get(host).into_iter().flatten();
-    places.filter(|(_, place)| place.value.is_leaving).map(|((_, machine), _)| machine.clone()).collect()
+/// Of these machines, those of which neither a record nor a folder is there. What cannot be read may be there.
+fn look_for(objects: &Objects, folder: &Path, leaving: BTreeMap<Name, Revision>) -> BTreeMap<Name, Revision> {
+    if std::fs::read_dir(folder).is_err() {
+        return BTreeMap::new();
+    }
+    let is_gone = |name: &Name| {
+        objects.get::<Machine>(name.as_str()).is_ok_and(|found| found.is_none())
+            && !folder.join(name.as_str()).try_exists().unwrap_or(true)
+    };
+    leaving.into_iter().filter(|(name, _)| is_gone(name)).collect()
+}
+
+/// Keeps a guard while a machine needs one, and its page.
+async fn keep_guard(gate: Arc<NameGate>, scopes: Scopes, events: Events) {
+    let keeper = Arc::new(Mutex::new(GuardKeeper::new(gate.folder(), scopes)));
+    loop {
+        if gate.needs_guard() {
+            let (of, keeper) = (Arc::clone(&gate), Arc::clone(&keeper));
+            let said = blocking(move || tend_guard(&of, &mut locked(&keeper))).await;
+            said.into_iter().flatten().for_each(|text| events.raise(EventKind::Failed, "host", text));
+        }
+        tokio::time::sleep(GUARD).await;
+    }
+}
+
+/// Looks after the guard and its page. Returns what people should know.
+fn tend_guard(gate: &NameGate, keeper: &mut GuardKeeper) -> Vec<String> {
+    const RESTORED: &str = "the page of the guard of machines with names of the fleet was removed or replaced: it was made again";
+    gate.look_again();
+    let restored = gate.restore_page();
+    let said = restored.as_ref().is_ok_and(|is_restored| *is_restored).then(|| RESTORED.to_owned());
+    let page = restored.and_then(|_| gate.page());
+    let page = page.as_ref().map(|page| &**page).map_err(Clone::clone);
+    said.into_iter().chain(keeper.tend(page)).collect()
 }
 
 async fn release(store: &FleetStore, releases: Vec<Transaction>) {
@@ -158,5 +178,36 @@ async fn release(store: &FleetStore, releases: Vec<Transaction>) {
         if store.commit(&transaction).await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::testing::TestHost;
+    use crate::resources::budget::NO_LIMITS;
+    use serde_json::json;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_cannot_be_read_is_not_gone() {
+        let host = TestHost::new(NO_LIMITS);
+        let names =
+            ["desk-001", "desk-002", "desk-003", "desk-004"].map(|name| name.parse::<Name>().unwrap());
+        let leaving: BTreeMap<Name, Revision> = names.iter().cloned().zip(1..).collect();
+        let folder = host.path("folders");
+        let look = || look_for(&host.objects, &folder, leaving.clone()).into_values().collect::<Vec<_>>();
+        assert!(look().is_empty(), "there is no folder of machines");
+        std::fs::create_dir(&folder).unwrap();
+        assert_eq!(look(), [1, 2, 3, 4]);
+        let machine = json!({
+            "name": "desk-001", "catalog": "desk", "number": 1, "created": "2026-01-01T00:00:00Z",
+            "identity": { "uuid": "u", "mac": "02:00:00:00:00:01" },
+        });
+        host.put("desk-001", &serde_json::from_value::<Machine>(machine).unwrap());
+        std::fs::create_dir(folder.join("desk-002")).unwrap();
+        // To look at it fails, and not because it is not there.
+        symlink("desk-003", folder.join("desk-003")).unwrap();
+        assert_eq!(look(), [4]);
     }
 }

@@ -83,6 +83,7 @@ impl OpenFleet {
     pub fn begin(self, parts: HostParts) -> Result<FleetService, HostError> {
         let FleetHostSettings { etcd, host, zone, labels, told, peers, .. } = self.settings;
         let record = FleetMembership::open(&parts.objects, &etcd.address.fleet, &host)?;
+        let is_other_boot = record.is_of_other_boot();
         let alive = AliveRecord {
             instance: self.door.instance.clone(),
             boot_id: boot_id(),
@@ -115,6 +116,7 @@ impl OpenFleet {
             objects: parts.objects.clone(),
             events: parts.events.clone(),
             highest_epoch: record.highest_epoch,
+            is_other_boot,
         };
         let service = FleetService::begin(FleetParts {
             etcd,

@@ -47,7 +47,16 @@ impl FleetService {
 
     /// Describes the fleet as this host sees it.
     pub async fn describe(&self) -> FleetDetails {
-        let knowledge = self.placer_report().await;
+        self.described(&self.placer_report().await)
+    }
+
+    /// All catalogs of the fleet, by what this host knows.
+    pub fn own_catalogs(&self) -> Vec<FleetCatalog> {
+        details::catalogs(&self.view(), &self.own_placer_report())
+    }
+
+    /// Describes the fleet as this host sees it, if the host that places knows this.
+    pub fn described(&self, knowledge: &PlacerReport) -> FleetDetails {
         let standing = self.0.standing.borrow().clone();
         let health = self.0.store.health().borrow().clone();
         let view = self.view();
@@ -70,7 +79,7 @@ impl FleetService {
             places: view.meta.as_ref().is_some_and(|meta| meta.value.placer),
             brake: knowledge.brake.clone(),
             etcd: etcd_status(&self.0.etcd.address.members, &health, view.revision),
-            hosts: details::count_hosts(&details::hosts(&view, &knowledge)),
+            hosts: details::count_hosts(&details::hosts(&view, knowledge)),
             unreadable: view.unreadable.clone(),
         }
     }

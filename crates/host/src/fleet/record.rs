@@ -3,6 +3,7 @@
 //! Invariant: a host is in one fleet, and keeps its identity as long as its records.
 
 use crate::error::HostError;
+use crate::machines::desired_state::boot_id;
 use crate::store::{Objects, RecordKind, StoredRecord};
 use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, ErrorCode, Name};
@@ -25,6 +26,9 @@ pub struct FleetMembership {
     /// Highest epoch in which the host was to run machines with names of the fleet. It runs none in an earlier one.
     #[serde(default)]
     pub highest_epoch: i64,
+    /// Boot of the host in which it was last known that no other host runs machines with these records.
+    #[serde(default)]
+    pub boot: Option<String>,
     /// Highest revision of the records that the host has acted on.
     #[serde(default)]
     pub highest_revision: i64,
@@ -95,6 +99,7 @@ impl FleetMembership {
                 host_id: uuid::Uuid::new_v4().to_string(),
                 fleet_id: None,
                 highest_epoch: 0,
+                boot: Some(boot_id()),
                 highest_revision: 0,
                 restored: None,
             };
@@ -114,6 +119,21 @@ impl FleetMembership {
             }
             Ok(())
         })
+    }
+
+    /// Records the present boot of the host: no other host runs machines with these records any more.
+    pub fn settle(objects: &Objects) -> Result<(), HostError> {
+        objects.change(|changes| {
+            if let Some(found) = changes.get::<FleetMembership>(KEY)?.map(|found| found.value) {
+                changes.put(KEY, &FleetMembership { boot: Some(boot_id()), ..found });
+            }
+            Ok(())
+        })
+    }
+
+    /// Whether the records of the host are of another boot: it has booted since, or they were copied.
+    pub fn is_of_other_boot(&self) -> bool {
+        self.boot.as_deref() != Some(&boot_id())
     }
 
     /// Records that the host is about to act on records of this revision.

@@ -7,6 +7,7 @@ use crate::error::HostError;
 use serde::{Deserialize, Serialize};
 use spillway_api::{ErrorCode, IsolationAction};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Name of the file.
@@ -36,9 +37,12 @@ impl GuardMark {
         })
     }
 
-    /// Reads the mark of a machine's folder.
-    pub fn read(folder: &Path) -> Option<GuardMark> {
-        serde_json::from_slice(&fs::read(folder.join(MARK)).ok()?).ok()
+    /// Reads the mark of a machine's folder; none: there is none, or its content is damaged.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read(folder: &Path) -> io::Result<Option<GuardMark>> {
+        Ok(read_if_there(&folder.join(MARK))?.and_then(|text| serde_json::from_slice(&text).ok()))
     }
 
     /// Removes the mark of a machine that has none any more. Its VMM has ended.
@@ -47,7 +51,7 @@ impl GuardMark {
     /// The file cannot be removed.
     pub fn remove(folder: &Path) -> Result<(), HostError> {
         match fs::remove_file(folder.join(MARK)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 let message = format!("{}: the mark of the guard cannot be removed: {e}", folder.display());
                 Err(HostError::new(ErrorCode::Internal, message))
             }
@@ -56,8 +60,58 @@ impl GuardMark {
     }
 }
 
-/// Folders of the machines that are marked.
-pub fn marked(machines: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(machines).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).filter(|folder| folder.join(MARK).exists()).collect()
+/// A folder of which nobody can tell whether it is marked.
+#[derive(Debug)]
+pub struct UnknownMark {
+    /// Folder of a machine.
+    pub folder: PathBuf,
+    /// Why nobody can tell.
+    pub error: io::Error,
+}
+
+/// Folders of the machines that are marked. Nothing is guarded where there is no folder of machines.
+///
+/// # Errors
+/// The folder of all machines cannot be read.
+pub fn marked(machines: &Path) -> io::Result<Vec<Result<PathBuf, UnknownMark>>> {
+    let entries = match fs::read_dir(machines) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let folder = entry?.path();
+        match is_marked(&folder) {
+            Ok(true) => found.push(Ok(folder)),
+            Ok(false) => {}
+            Err(error) => found.push(Err(UnknownMark { folder, error })),
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a folder has a mark.
+///
+/// # Errors
+/// Nobody can tell.
+pub fn is_marked(folder: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(folder.join(MARK)) {
+        Err(e) if is_absence(&e) => Ok(false),
+        found => found.map(|_| true),
+    }
+}
+
+/// Reads a file; none: there is no such file.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn read_if_there(file: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(file) {
+        Err(e) if is_absence(&e) => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+fn is_absence(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }

@@ -1,6 +1,7 @@
 //! The page that the daemon and the guard share: a file of one page in the state folder. Owns its mapping and its layout.
 //!
-//! Invariant: whatever the file contains, a deadline of another boot of the host, or of another layout, is over.
+//! Invariant: whatever the file contains, a deadline of another boot of the host, or of another layout, is over. Who only reads the page
+//! waits for no disk: it is locked in memory. Who writes it may have to wait for the file system.
 
 #![expect(unsafe_code, reason = "a shared mapping")]
 
@@ -9,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags, mlock, mmap, munmap};
 use rustix::time::{ClockId, clock_gettime};
 use spillway_fleet::Moment;
 use std::ffi::c_void;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -21,7 +22,13 @@ const BYTES: usize = 4096;
 /// What the file begins with: the version of its layout, and the boot of the host.
 const MAGIC: &[u8; 8] = b"SPWGRD1\n";
 const DEADLINE_AT: usize = 64;
-const LOOKED_AT: usize = 128;
+/// Where the first guard says that it looks. Another one, which takes its place, does so in the next slot.
+const SLOTS_AT: usize = 128;
+const SLOT_BYTES: usize = 64;
+/// Number of guards that may run at the same time.
+pub const SLOTS: usize = 2;
+/// Time since its last look after which a guard counts as none.
+const FRESH_MS: u64 = 2_000;
 
 /// The shared page.
 #[derive(Debug)]
@@ -53,6 +60,27 @@ impl GuardPage {
             file.write_all_at(&page, 0)?;
             file.set_len(BYTES as u64)?;
         }
+        GuardPage::map(file)
+    }
+
+    /// Makes a page with this deadline, which takes the place of whatever is at this path.
+    ///
+    /// # Errors
+    /// The file cannot be made or mapped.
+    pub fn replace(path: &Path, deadline: Moment) -> io::Result<GuardPage> {
+        let new = path.with_extension("new");
+        match fs::remove_file(&new) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let page = GuardPage::open(&new)?;
+        // A guard that finds it finds its deadline.
+        page.set_deadline(deadline);
+        fs::rename(&new, path)?;
+        Ok(page)
+    }
+
+    fn map(file: File) -> io::Result<GuardPage> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping of a file of this length.
         let base = unsafe { mmap(std::ptr::null_mut(), BYTES, prot, flags, &file, 0) }?;
@@ -83,19 +111,37 @@ impl GuardPage {
         now() >= self.deadline()
     }
 
-    /// When the guard has last looked.
-    pub fn looked(&self) -> Moment {
-        Moment(self.number(LOOKED_AT).load(Ordering::Acquire))
+    /// Whether a guard of this kind has looked lately, in this slot.
+    pub fn is_fresh(&self, slot: usize, kind: u64) -> bool {
+        let [looked, is] = self.slot(slot).map(|number| number.load(Ordering::Acquire));
+        is == kind && now().since_ms(Moment(looked)) < FRESH_MS
     }
 
-    /// Notes that the guard looks now.
-    pub fn look(&self, now: Moment) {
-        self.number(LOOKED_AT).store(now.0, Ordering::Release);
+    /// Notes that a guard of this kind has looked at this moment.
+    pub fn look(&self, slot: usize, kind: u64, at: Moment) {
+        let [looked, is] = self.slot(slot);
+        is.store(kind, Ordering::Release);
+        looked.store(at.0, Ordering::Release);
     }
 
-    /// Whether the file is still there, under any name.
+    fn slot(&self, slot: usize) -> [&AtomicU64; 2] {
+        let at = SLOTS_AT + slot.min(SLOTS - 1) * SLOT_BYTES;
+        [self.number(at), self.number(at + 8)]
+    }
+
+    /// Whether the file is still there, under any name. One that cannot be looked at is.
     pub fn is_linked(&self) -> bool {
-        self.file.metadata().is_ok_and(|found| found.nlink() > 0)
+        self.file.metadata().map_or(true, |found| found.nlink() > 0)
+    }
+
+    /// Whether the file is the one at this path, as far as anybody can tell.
+    pub fn is_at(&self, path: &Path) -> bool {
+        let identity = |found: fs::Metadata| (found.dev(), found.ino());
+        match (self.file.metadata(), fs::metadata(path)) {
+            (Ok(own), Ok(there)) => identity(own) == identity(there),
+            (_, Err(e)) => e.kind() != io::ErrorKind::NotFound,
+            (Err(_), _) => true,
+        }
     }
 }
 
@@ -125,15 +171,38 @@ mod tests {
         let two = GuardPage::open(&path).unwrap();
         one.set_deadline(now().after_ms(60_000));
         assert!(!two.is_over());
-        two.look(Moment(7));
-        assert_eq!(one.looked(), Moment(7));
+        two.look(1, 7, now());
+        assert_eq!(
+            [(0, 7), (1, 6), (1, 7)].map(|(slot, kind)| one.is_fresh(slot, kind)),
+            [false, false, true]
+        );
+        two.look(1, 7, Moment(now().0 - FRESH_MS));
+        assert!(!one.is_fresh(1, 7));
         let file = File::options().write(true).open(&path).unwrap();
         file.write_all_at(b"0", 9).unwrap();
         assert!(GuardPage::open(&path).unwrap().is_over(), "it is of another boot");
-        std::fs::write(&path, "short").unwrap();
+        fs::write(&path, "short").unwrap();
         assert!(GuardPage::open(&path).unwrap().is_over());
         assert!(one.is_linked());
-        std::fs::remove_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
         assert!(!one.is_linked());
+    }
+
+    #[test]
+    fn a_page_that_was_removed_or_replaced_is_made_again_with_its_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("page");
+        let one = GuardPage::open(&path).unwrap();
+        assert!(one.is_at(&path));
+        let deadline = now().after_ms(60_000);
+        for _ in 0..2 {
+            fs::remove_file(&path).unwrap();
+            assert!(!one.is_at(&path));
+            fs::write(&path, "somebody else's").unwrap();
+            assert!(!one.is_at(&path));
+            let two = GuardPage::replace(&path, deadline).unwrap();
+            assert!(two.is_at(&path) && two.is_linked());
+            assert_eq!(GuardPage::open(&path).unwrap().deadline(), deadline);
+        }
     }
 }

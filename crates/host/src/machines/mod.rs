@@ -211,7 +211,7 @@ impl Machines {
             parts,
             Arc::clone(&figures),
             registry,
-        ));
+        )?);
         host_start::look(&objects, &folders)?;
         take_over(&shared)?;
         // Subscribe first, so that no later change is missed.

@@ -230,7 +230,7 @@ impl MachineReconciler {
         run: Option<RunRecord>,
     ) -> Result<StepOutcome, HostError> {
         // What failed before is no reason to let run what must not.
-        if let Some(outcome) = named::obey(self, run.as_ref()).await? {
+        if let Some(outcome) = named::obey(self, &machine.identity.uuid, run.as_ref()).await? {
             return Ok(outcome);
         }
         if let Some(until) = self.attempts.pauses_until() {
@@ -346,7 +346,8 @@ impl MachineReconciler {
             self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
             if let Some(until) = self.shut_down(vmm, &mut run, wanted.grace()).await? {
                 let wait = WakeupConditions::for_end_of(Some(disk), Some(vmm))?;
-                return Ok(StepOutcome::Rest(WakeupConditions { until: until.min(wait.until), ..wait }));
+                let wait = WakeupConditions { until: until.min(wait.until), ..wait };
+                return Ok(StepOutcome::Rest(named::with_orders(self, wait)));
             }
             self.vmm.end(vmm).await?;
             return Ok(StepOutcome::Again);
@@ -374,7 +375,7 @@ impl MachineReconciler {
 
     /// Stops the guest's processors, or lets them go on, as its disk waits for chunks of the image or does not.
     async fn hold(&mut self, run: &mut RunRecord) -> Result<(), HostError> {
-        let is_paused = named::must_pause(self);
+        let is_paused = named::must_pause(self, run);
         match self.vmm.hold(run, is_paused || self.disk.is_stalled()).await? {
             Some(_) if is_paused => self.raise(EventKind::Fleet, named::PAUSED),
             // Its guest begins, or goes on when the host has its lease again.
@@ -399,7 +400,7 @@ impl MachineReconciler {
             None => None,
         };
         let held = match (run.held, self.disk.is_stalled()) {
-            (true, _) if named::must_pause(self) => Some(named::PAUSED.to_owned()),
+            (true, _) if named::must_pause(self, run) => Some(named::PAUSED.to_owned()),
             (true, _) => Some(HELD.to_owned()),
             (false, true) => Some(STALLED.to_owned()),
             (false, false) => None,

@@ -88,10 +88,10 @@ impl MachineServices {
         parts: MachineHostConfig,
         figures: Arc<FigureCollector>,
         registry: Arc<MachineRegistry>,
-    ) -> MachineServices {
+    ) -> Result<MachineServices, HostError> {
         let folders = MachineFolders::new(parts.folder.clone());
         let files = Arc::new(MachineFiles::new(objects.clone(), stores.clone(), events.clone()));
-        MachineServices {
+        Ok(MachineServices {
             admission: Arc::new(Admission::new(parts.capacity, Arc::clone(&registry))),
             order: StartOrder::new(Arc::clone(&registry)),
             boots: Arc::new(BootQueue::new(parts.boots, Arc::clone(&registry))),
@@ -102,7 +102,7 @@ impl MachineServices {
                 Arc::clone(&registry),
             )),
             leftovers: Arc::new(Leftovers::new(objects.clone(), Arc::clone(&files))),
-            names: Arc::new(NameGate::open(&parts.folder, Arc::clone(&registry))),
+            names: Arc::new(NameGate::open(&parts.folder, Arc::clone(&registry))?),
             placement: Placement::new(stores.clone(), folders.clone()),
             libvirt: Arc::new(Libvirt::new(parts.libvirt_uri.clone(), folders.virsh_cache())),
             users: Mutex::new(GuestUsers::new(parts.guest_users)),
@@ -117,7 +117,7 @@ impl MachineServices {
             registry,
             files,
             figures,
-        }
+        })
     }
 
     /// The users that VMMs run as, by machine.

@@ -94,7 +94,8 @@ impl TestHost {
             parts,
             Arc::new(figures),
             registry,
-        );
+        )
+        .unwrap();
         let host = TestHost { dir, objects, stores, catalogs, reader, shared: Arc::new(shared) };
         let image = json!({
             "name": "debian", "published": 1, "tags": {}, "newest": 1, "created": "2026-01-01T00:00:00Z",

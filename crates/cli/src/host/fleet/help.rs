@@ -13,11 +13,12 @@ States of the host that answers:
   connecting  it has not read the records yet
   no-fleet    there is no fleet of this name: 'spillway fleet init' makes it
   joining     it is about to get a lease
-  isolated    it had a lease, and has no connection to etcd: its machines go on
+  isolated    it had a lease, and has no connection to etcd: its machines go on, except those with names of the fleet whose
+              catalog says on_isolation = pause or stop
   refused     it may not take part: the line below says why
 
-'brake' says why hosts that are lost are not replaced; only the host that places knows it. UNPLACED counts machines for which
-no host has space: 'spillway fleet catalog show' says what is missing where.
+'brake' says why hosts that are lost are not replaced. UNPLACED counts machines for which no host has space: 'spillway fleet
+catalog show' says what is missing where. Both come from the host that places, which is asked.
 
 Exit code: 0 if the host is a member, 69 if it is not, others as in 'spillway --help'.
 
@@ -29,11 +30,11 @@ pub const HOSTS: &str = "\
 States of a host:
   alive     it renews its lease
   silent    its lease has ended; it is not lost yet
-  isolated  its lease has ended, but other hosts reach its daemon: its machines are not replaced
+  isolated  its lease has ended, but other hosts reach its daemon: it has lost etcd alone, and its machines are not replaced
   lost      its machines are replaced on other hosts
   absent    it was recorded, and has never had a lease
-A host that is cordoned or draining says so behind its state. Only the host that places ('spillway fleet status' names it)
-knows which silent hosts are lost or isolated, and why one of them is not replaced: run the command there.
+A host that is cordoned or draining says so behind its state. Which silent hosts are lost or isolated, and why one of them is
+not replaced, the host that places is asked; while it does not answer, they are shown as silent.
 
 MACHINES counts what the host has reported, of what it is to have; it reports at most every ten seconds. MEMORY is what
 machines of the fleet take there, of what they may take.
@@ -90,13 +91,15 @@ Examples:
 pub const DECLARE_DEAD: &str = "\
 A host that is silent counts as lost by itself after the catalog's lost_after (45 s), unless too many are silent at once,
 etcd had trouble, or another host still reaches it ('spillway fleet hosts' says which). This command is for those cases: you
-have seen that the host is off. It takes effect at once and asks nothing. While the host renews its lease, it is refused.
+have seen that the host is off. It takes effect at once and asks nothing. It is refused while the host has its lease, which
+ends 15 s after its last sign of life.
 
 If the machines do run on, there are more than were asked for until the host comes back and gives up its own. It counts as
 alive again then, without another command. Machines that keep data are never replaced: they are back with their host.
 
-Machines with names of the fleet (identity = named) start elsewhere at once, too. If the host does run them on, the same name
-is alive twice: be sure that it is off.
+Machines with names of the fleet (identity = named) start elsewhere, too: at once with on_isolation = keep, and otherwise 35 s
+after the last sign of life, when the host would have ended them itself. With keep, be sure that the host is off: if it does
+run them on, the same name is alive twice.
 
 Example:
   spillway fleet host declare-dead host-a";

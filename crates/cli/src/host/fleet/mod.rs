@@ -24,8 +24,9 @@ use host::FleetHostCommand;
 use image::FleetImageCommand;
 use registry::FleetRegistryCommand;
 use spillway_api::client::Client;
-use spillway_api::{Empty, FleetDetails, JoinToken, NewFleet, PlacerChange};
+use spillway_api::{Empty, FleetDetails, JoinToken, Membership, NewFleet, PlacerChange};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 use top::FleetTop;
 
 /// Path of the fleet.
@@ -113,13 +114,23 @@ pub fn fleet(daemon: &Daemon, command: FleetCommand) -> Result<ExitCode, Failure
     Ok(ExitCode::SUCCESS)
 }
 
+/// Longest wait until the host is a member of the fleet that it has made.
+const JOINED: Duration = Duration::from_secs(5);
+
 fn init(daemon: &Daemon, client: &Client) -> Result<(), Failure> {
-    let made: FleetDetails = client.post(FLEET, &NewFleet {})?;
+    let mut made: FleetDetails = client.post(FLEET, &NewFleet {})?;
+    let begun = Instant::now();
+    while made.membership != Membership::Member && begun.elapsed() < JOINED {
+        std::thread::sleep(Duration::from_millis(100));
+        made = client.get(FLEET)?;
+    }
     daemon.show(&made, |made| {
         let id = made.fleet_id.as_deref().unwrap_or("-");
         format!(
-            "the fleet {} is made, with the identity {id}\n{} joins it; for each other host: 'spillway fleet join-token'\n",
-            made.name, made.host
+            "the fleet {} is made, with the identity {id}\n{} {}; for each other host: 'spillway fleet join-token'\n",
+            made.name,
+            made.host,
+            if made.membership == Membership::Member { "is its first member" } else { "is about to join it" },
         )
     })
 }

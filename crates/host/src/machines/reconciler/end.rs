@@ -3,7 +3,7 @@
 //! Invariant: each step may be interrupted and repeated; the files of a run are removed only when none of its processes
 //! runs.
 
-use super::{MachineReconciler, StepOutcome, WakeupConditions};
+use super::{MachineReconciler, StepOutcome, WakeupConditions, named};
 use crate::error::HostError;
 use crate::machines::desired_state::DesiredState;
 use crate::machines::run::{MachineFolder, RunRecord, VmmEnding};
@@ -41,6 +41,9 @@ impl MachineReconciler {
                 self.publish(Status::new(Phase::Stopping).of(&run, &self.folder));
             }
             if let ObservedProcess::Alive(vmm) = vmm {
+                if let Some(machine) = machine {
+                    named::learn(self, machine).await?;
+                }
                 let grace = match gently {
                     true => wanted.grace(),
                     // The machine was deleted and its data is kept: let its guest write everything first.
@@ -51,7 +54,8 @@ impl MachineReconciler {
                 };
                 if let Some(until) = self.shut_down(&vmm, &mut run, grace).await? {
                     let wait = WakeupConditions::for_end_of(None, Some(&vmm))?;
-                    return Ok(StepOutcome::Rest(WakeupConditions { until: until.min(wait.until), ..wait }));
+                    let wait = WakeupConditions { until: until.min(wait.until), ..wait };
+                    return Ok(StepOutcome::Rest(named::with_orders(self, wait)));
                 }
                 self.vmm.end(&vmm).await?;
             }
@@ -98,13 +102,16 @@ impl MachineReconciler {
 
     /// Asks the guest to shut down, once. Returns its deadline; `None`: it has to be ended now. A guest whose processors are stopped,
     /// because chunks of its image do not arrive, cannot shut down: it is ended at once if the end of the run discards what it has
-    /// written. Otherwise chunks may arrive within its time, and it goes on then.
+    /// written. Otherwise chunks may arrive within its time, and it goes on then. One with a name of the fleet that must not run has no time.
     pub(super) async fn shut_down(
         &mut self,
         vmm: &Process,
         run: &mut RunRecord,
         grace: Duration,
     ) -> Result<Option<Instant>, HostError> {
+        if named::must_pause(self, run) {
+            return Ok(None);
+        }
         // They would keep the agent's channel, which has one client at a time. Whoever asks the agent of a guest that is shutting down
         // may do so.
         self.probe.stop();

@@ -9,7 +9,7 @@ use crate::hypervisor::domain;
 use crate::machines::run::RunRecord;
 use crate::machines::status::Status;
 use crate::processes::ObservedProcess;
-use spillway_api::{Catalog, EventKind, Hypervisor, IsolationAction, Phase};
+use spillway_api::{Catalog, EventKind, Hypervisor, IsolationAction, Machine, Phase};
 use spillway_fleet::named::NameOrder;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,10 +30,11 @@ pub(super) fn named(catalog: &Catalog) -> Option<IsolationAction> {
 /// Ends or leaves alone what the fleet does not let run. `None`: the step goes on.
 pub(super) async fn obey(
     machine: &mut MachineReconciler,
+    uuid: &str,
     run: Option<&RunRecord>,
 ) -> Result<Option<StepOutcome>, HostError> {
     let Some(on_isolation) = machine.named else { return Ok(None) };
-    let order = machine.shared.names.order(&machine.name, on_isolation);
+    let order = machine.shared.names.order(&machine.name, uuid, on_isolation);
     let vmm = match run {
         Some(run) => machine.vmm.look(run).await?,
         None => ObservedProcess::None,
@@ -69,10 +70,19 @@ pub(super) fn begin(
     machine.shared.names.begin(&machine.name, &run.uuid, on_isolation, machine.folder.path(), pid_file)
 }
 
-/// Whether the guest must not run now.
-pub(super) fn must_pause(machine: &MachineReconciler) -> bool {
-    let order = machine.named.map(|on_isolation| machine.shared.names.order(&machine.name, on_isolation));
-    order == Some(NameOrder::Pause)
+/// Whether the guest of this run must not run now: it is let go on, and shuts down by itself, only if this says no.
+pub(super) fn must_pause(machine: &MachineReconciler, run: &RunRecord) -> bool {
+    let Some(on_isolation) = machine.named else { return false };
+    let order = machine.shared.names.order(&machine.name, &run.uuid, on_isolation);
+    !matches!(order, NameOrder::Run | NameOrder::GoOn)
+}
+
+/// Finds out whether a machine has a name of a fleet, if nobody has looked yet.
+pub(super) async fn learn(reconciler: &mut MachineReconciler, machine: &Machine) -> Result<(), HostError> {
+    if reconciler.named.is_none() {
+        reconciler.named = reconciler.catalog(machine).await?.as_ref().and_then(named);
+    }
+    Ok(())
 }
 
 /// Looks again soon at a machine whose orders may change.

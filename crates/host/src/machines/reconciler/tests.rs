@@ -9,6 +9,8 @@ use crate::resources::boots::Boot;
 use crate::resources::budget::{Capacity, NO_LIMITS};
 use serde_json::{Value, json};
 use spillway_api::{StoreClass, StoreFolder};
+use spillway_fleet::Moment;
+use spillway_fleet::named::{NameOrder, NamedOrders};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::sync::Mutex;
@@ -313,4 +315,47 @@ fn machines_in_a_store_that_hangs_stop_no_start_of_others() {
     let ended = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), other).await });
     let error = ended.expect("no other waits for them").unwrap_err();
     assert!(error.message.contains("/nonexistent/spillway"), "its disk is started: {error}");
+}
+
+/// Of a machine with a name of the fleet: its guest neither begins nor shuts down by itself while the fleet does not let it run.
+#[tokio::test]
+async fn a_guest_whose_order_is_to_end_is_not_let_go_on_and_gets_no_grace() {
+    let host = TestHost::new(NO_LIMITS);
+    host.catalog("desk", json!({ "grace_seconds": 60 }));
+    host.want(NAME, Power::On);
+    let mut reconciler = reconciler(&host);
+    assert!(matches!(reconciler.step().await, Ok(StepOutcome::Again)), "its run is written down");
+    let mut run = reconciler.folder.load().unwrap().unwrap();
+    let take = |order: NameOrder, uuid: &str| {
+        let orders = NamedOrders {
+            machines: [(name(NAME), order)].into(),
+            uuids: [(name(NAME), uuid.to_owned())].into(),
+            has_lease: true,
+            ..NamedOrders::default()
+        };
+        host.shared.names.take(orders, Moment(u64::MAX));
+    };
+    assert!(!named::must_pause(&reconciler, &run), "it has no name of the fleet");
+    reconciler.named = Some(IsolationAction::Stop);
+    assert!(named::must_pause(&reconciler, &run), "nobody has said anything");
+    let own = run.uuid.clone();
+    let cases = [
+        (NameOrder::Run, &own[..], false),
+        (NameOrder::GoOn, &own[..], false),
+        (NameOrder::Pause, &own[..], true),
+        (NameOrder::End, &own[..], true),
+        (NameOrder::Run, "another machine of its name", true),
+    ];
+    let mut sleep = std::process::Command::new("sleep");
+    sleep.arg("1000");
+    let vmm = processes::start(reconciler.folder.path(), vmm::PROCESS, sleep).unwrap();
+    for (order, uuid, must_pause) in cases {
+        take(order, uuid);
+        assert_eq!(named::must_pause(&reconciler, &run), must_pause, "{order:?} {uuid}");
+        if must_pause {
+            let until = reconciler.shut_down(&vmm, &mut run, Duration::from_secs(60)).await.unwrap();
+            assert!(until.is_none(), "{order:?} {uuid}: it is ended at once");
+        }
+    }
+    vmm.end(Duration::ZERO).unwrap();
 }

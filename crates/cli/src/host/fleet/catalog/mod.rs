@@ -201,7 +201,7 @@ fn page(catalog: &FleetCatalog, hosts: &[FleetHost]) -> String {
             catalog.unplaced_because.iter().map(|(host, why)| [host.to_string(), why.replace('\n', " ")]);
         text += &format!("\n{}", table(["NO SPACE ON", "WHY"], rows));
     } else if catalog.unplaced > 0 {
-        text += "\nonly the host that places knows why: run this command there ('spillway fleet status' names it)\n";
+        text += "\nwhy is not known: the host that places has not looked yet, or does not answer ('spillway fleet status')\n";
     }
     text
 }

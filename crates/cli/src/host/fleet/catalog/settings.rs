@@ -2,7 +2,7 @@
 //!
 //! Invariant: a setting without an option has its default.
 
-use super::{FLEET, dry, show};
+use super::{FLEET, dry, path, show};
 use crate::error::Failure;
 use crate::host::Daemon;
 use crate::host::catalog::settings::Create;
@@ -15,6 +15,7 @@ use spillway_api::{
     FleetCatalog, FleetCatalogSpec, FleetSettings, IdentityKind, IsolationAction, Name, Spread, Wave, bounds,
     parse_seconds,
 };
+use std::time::{Duration, Instant};
 
 /// How machines are distributed.
 pub const SPREADS: &[&str] = &["even", "pack"];
@@ -87,8 +88,21 @@ impl FleetCreate {
         if dry_run && !daemon.json {
             return output::print(&format!("{} can be made\n", new.name)).map(drop);
         }
-        show(daemon, client, &created)
+        show(daemon, client, &placed(client, created)?)
     }
+}
+
+/// Longest wait until the host that places has looked at a new catalog.
+const LOOKED_AT: Duration = Duration::from_secs(3);
+
+/// The catalog once it is placed, or once it is known why it is not.
+fn placed(client: &Client, mut catalog: FleetCatalog) -> Result<FleetCatalog, Failure> {
+    let begun = Instant::now();
+    while catalog.unplaced > 0 && catalog.unplaced_because.is_empty() && begun.elapsed() < LOOKED_AT {
+        std::thread::sleep(Duration::from_millis(100));
+        catalog = client.get(&path(&catalog.name))?;
+    }
+    Ok(catalog)
 }
 
 impl FleetOptions {

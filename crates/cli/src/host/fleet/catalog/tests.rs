@@ -62,9 +62,9 @@ fn the_page_says_that_data_stays_on_its_host() {
 }
 
 #[test]
-fn who_does_not_place_says_who_knows_why() {
+fn where_nobody_has_looked_the_page_says_so() {
     let text = page(&catalog(&json!({}), &json!({ "unplaced": 3 })), &[]);
-    assert!(text.contains("only the host that places knows why"), "{text}");
+    assert!(text.contains("why is not known: the host that places has not looked yet"), "{text}");
     let text = page(&catalog(&json!({}), &json!({})), &[]);
-    assert!(!text.contains("only the host that places"), "{text}");
+    assert!(!text.contains("why is not known"), "{text}");
 }
