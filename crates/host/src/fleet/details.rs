@@ -3,7 +3,7 @@
 use super::rollout_details::rollout;
 use spillway_api::{FleetCatalog, FleetHost, FleetShare, HostState, Name, Need, PlacerReport};
 use spillway_fleet::agent::share_of;
-use spillway_fleet::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord};
+use spillway_fleet::records::{CatalogRecord, HostRecord, ShareRecord};
 use spillway_fleet::view::{FleetView, Versioned};
 use std::collections::{BTreeMap, BTreeSet};
 
