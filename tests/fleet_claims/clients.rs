@@ -84,13 +84,13 @@ pub fn ask(
     Some(Answer { status, body: serde_json::from_str(body).ok()? })
 }
 
-/// Asks for a machine that is ready.
-pub fn claim(socket: &Path, id: &str, repeated: bool) -> Option<Answer> {
-    claim_for(socket, id, repeated, None)
+/// Asks for a machine that is ready. `first`: nobody has sent a request with this id before.
+pub fn claim(socket: &Path, id: &str, first: bool) -> Option<Answer> {
+    claim_for(socket, id, first, None)
 }
 
-fn claim_for(socket: &Path, id: &str, repeated: bool, cut: Option<Duration>) -> Option<Answer> {
-    let path = format!("/v1/fleet/catalogs/runner/claims?repeated={repeated}");
+fn claim_for(socket: &Path, id: &str, first: bool, cut: Option<Duration>) -> Option<Answer> {
+    let path = format!("/v1/fleet/catalogs/runner/claims?first={first}");
     ask(socket, "POST", &path, &format!("idempotency-key: {id}\r\n"), "{}", cut)
 }
 
@@ -146,7 +146,7 @@ fn any(sockets: &[PathBuf], rng: &mut Rng) -> PathBuf {
 
 /// Repeats a request once. Without an answer, nothing is known.
 fn again(socket: &Path, id: &str, check: impl FnOnce(Answer)) {
-    if let Some(answer) = claim(socket, id, true)
+    if let Some(answer) = claim(socket, id, false)
         && answer.status != 503
     {
         check(answer);
@@ -156,11 +156,11 @@ fn again(socket: &Path, id: &str, check: impl FnOnce(Answer)) {
 /// Asks until it is known whether the request has a machine.
 fn settle(sockets: &[PathBuf], registry: &Registry, rng: &mut Rng, id: &str) -> Option<Value> {
     let begun = Instant::now();
-    let mut repeated = false;
+    let mut first = true;
     loop {
         assert!(begun.elapsed() < PATIENCE, "{id} has no end");
         let cut = (rng.below(10) == 0).then(|| Duration::from_millis(rng.below(20)));
-        match claim_for(&any(sockets, rng), id, repeated, cut) {
+        match claim_for(&any(sockets, rng), id, first, cut) {
             Some(Answer { status: 200, body }) => {
                 registry.count(|count| count.claimed += 1);
                 return Some(body);
@@ -173,7 +173,7 @@ fn settle(sockets: &[PathBuf], registry: &Registry, rng: &mut Rng, id: &str) -> 
             }
             Some(Answer { status: 409 | 503, .. }) | None => {
                 registry.count(|count| count.repeated += 1);
-                repeated = true;
+                first = false;
                 std::thread::sleep(Duration::from_millis(50));
             }
             Some(other) => panic!("{id}: {other:?}"),

@@ -284,7 +284,7 @@ export interface paths {
         put?: never;
         /**
          * Claims a machine of a catalog of the fleet, on one of its hosts: a ready one if there is one. `exhausted`: no host has one.
-         *     `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it is to be repeated. Without an
+         *     `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it can be repeated. Without an
          *     `Idempotency-Key` the daemon makes the id, and releases the machine if the connection is closed before the response.
          */
         post: operations["claimMachineOfFleet"];
@@ -3142,6 +3142,11 @@ export interface components {
             name: components["schemas"]["Name"];
             /** @description Why a silent host is not replaced, for people. */
             reason?: string | null;
+            /**
+             * @description Whether the last report of the host leaves out catalogs or images, because it would be too long. The fleet takes catalogs that are left out for empty
+             *     on this host.
+             */
+            report_cut?: boolean;
             /** @description What it is to have of each catalog, and what it has reported. */
             shares: components["schemas"]["FleetShare"][];
             /** @description State of the host, as far as the fleet knows. */
@@ -3594,6 +3599,9 @@ export interface components {
             result: "superseded";
         } | {
             /** @enum {string} */
+            result: "stale";
+        } | {
+            /** @enum {string} */
             result: "closed";
         };
         /** @description The host as its daemon sees it. */
@@ -3964,6 +3972,11 @@ export interface components {
                 name: components["schemas"]["Name"];
                 /** @description Why a silent host is not replaced, for people. */
                 reason?: string | null;
+                /**
+                 * @description Whether the last report of the host leaves out catalogs or images, because it would be too long. The fleet takes catalogs that are left out for empty
+                 *     on this host.
+                 */
+                report_cut?: boolean;
                 /** @description What it is to have of each catalog, and what it has reported. */
                 shares: components["schemas"]["FleetShare"][];
                 /** @description State of the host, as far as the fleet knows. */
@@ -6166,10 +6179,10 @@ export interface operations {
         parameters: {
             query?: {
                 /**
-                 * @description Whether a request with this `Idempotency-Key` was sent before, and its answer was lost. All hosts are then asked for its claim
-                 *     first.
+                 * @description Whether nobody has sent a request with this `Idempotency-Key` before. Without it, all hosts are asked whether they have its claim before
+                 *     a machine is claimed. A request without a key is always a first one.
                  */
-                repeated?: boolean;
+                first?: boolean;
                 /**
                  * @description How many seconds the answer is held back until the machine is ready. Without it, or with 0, the answer comes when the machine is
                  *     claimed.
@@ -7051,11 +7064,13 @@ export interface operations {
     };
     claimForFleet: {
         parameters: {
-            query?: {
+            query: {
                 /** @description Number of the attempt: a host that has closed it makes no claim for it. */
                 attempt?: number;
                 /** @description Whether only a machine that is ready is taken, whatever the body says. */
                 ready_only?: boolean;
+                /** @description When the question was sent, by its sender's clock: milliseconds since 1970. One that is too old may have been closed long ago. */
+                sent_unix_ms: number;
             };
             header?: {
                 /** @description A name of the client's for this request: a request that repeats it within a day does nothing and gets the result of the first one. */

@@ -67,6 +67,8 @@ impl ImageSource {
 pub struct WantedShares {
     /// Catalogs that the host is to have. Of others that belong to the fleet it gives up all machines.
     pub catalogs: BTreeMap<Name, WantedCatalog>,
+    /// Machines with names of the fleet that are placed here, and whose catalogs have no such machines any more.
+    pub leaving: BTreeMap<Name, Vec<PlacedMachine>>,
     /// Versions that are about to be rolled out, by catalog.
     pub versions: BTreeMap<Name, WantedVersion>,
     /// Catalogs about which nothing is known, with the reasons: they stay as they are.
@@ -105,6 +107,8 @@ pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name, host_id: &str) -> O
         let machines = is_named.then(|| named.remove(&name).unwrap_or_default());
         want(view, host, &name, catalog, share, machines, &mut wanted);
     }
+    named.values_mut().flatten().for_each(|machine| machine.is_leaving = true);
+    wanted.leaving = named;
     Some(wanted)
 }
 
@@ -255,6 +259,25 @@ mod tests {
         assert_eq!(desk.spec.naming.as_deref(), Some("desk-a-###"));
         let lab = &wanted.catalogs[&"lab".parse::<Name>().unwrap()];
         assert_eq!(lab.spec.naming.as_deref(), Some("x-##"));
+    }
+
+    #[test]
+    fn machines_with_names_leave_when_their_catalog_has_none_any_more() {
+        let host: Name = "a".parse().unwrap();
+        let place =
+            json!({ "epoch": 1, "number": 1, "identity": { "uuid": "u", "mac": "02:00:00:00:00:01" } });
+        let records = |settings: Option<Value>| {
+            let catalog = settings.map(|settings| ("catalogs/desk", catalog(settings)));
+            let all = [meta(), member(), ("place/a/desk/desk-001", place.clone())].into_iter().chain(catalog);
+            all.collect::<Vec<_>>()
+        };
+        let leaving = |settings: Option<Value>| {
+            let wanted = wanted(&view(&records(settings)), "f", &host, "h").unwrap();
+            wanted.leaving.values().flatten().map(|machine| machine.is_leaving).collect::<Vec<_>>()
+        };
+        assert_eq!(leaving(Some(json!({ "image": "x", "identity": "named" }))), [] as [bool; 0]);
+        assert_eq!(leaving(Some(json!({ "image": "x" }))), [true]);
+        assert_eq!(leaving(None), [true]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::fmt;
 /// Version of the records that this program reads and writes.
 pub const FORMAT: u32 = 1;
 /// Longest record of a host's state, in bytes.
-pub const MOST_STATUS_BYTES: usize = 4096;
+pub const MOST_STATUS_BYTES: usize = 16_384;
 
 /// Record `meta`: what all hosts must understand.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +102,9 @@ pub struct StatusRecord {
     /// Versions of images of which the host has all (`debian:3`).
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub whole: BTreeSet<String>,
+    /// Whether images or catalogs are left out, because the record would be too long.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_cut: bool,
 }
 
 /// What machines may take of a host together.
@@ -152,6 +155,9 @@ pub struct CatalogStatus {
     /// Why the host does not do what its share says, and will not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// Generation of the share that the host has refused.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub refused_generation: u64,
     /// What the host waits for before it does what its share says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
@@ -174,8 +180,23 @@ pub struct NextVersion {
     pub failed: Option<String>,
 }
 
+impl CatalogStatus {
+    /// Whether the host has refused its share of this generation.
+    pub fn refuses(&self, generation: u64) -> bool {
+        self.refused.is_some() && self.refused_generation == generation
+    }
+}
+
 fn is_zero(number: &u32) -> bool {
     *number == 0
+}
+
+fn is_none(generation: &u64) -> bool {
+    *generation == 0
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Record `catalogs/CATALOG`: what people want of a catalog.

@@ -167,6 +167,7 @@ impl World {
                 json!({"count": count, "ready": ready, "claimed": claimed, "generation": generation});
             if refuses {
                 report["refused"] = json!("no");
+                report["refused_generation"] = json!(generation);
                 self.has_refused = true;
             }
             self.fleet.report(host, &catalog, report);

@@ -2,9 +2,10 @@
 //! once. Owns these records.
 //!
 //! Invariant: a key belongs to one caller and one route, and is recorded in the transaction that makes what it is for.
-//! Each of the last `MOST` keys is kept for a day.
+//! Each of the last `MOST` keys is kept for a day, and that of a claim at least as long as the claim.
 
 use crate::error::HostError;
+use crate::machines::held_claims;
 use crate::store::{Changes, Objects, RecordKind, Revision, StoredRecord};
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
@@ -56,14 +57,9 @@ impl StoredRecord for RecordedAnswer {
 impl IdempotentRequest {
     /// Creates the value for this caller, route, key and body.
     pub fn new(caller: &str, route: &str, key: &str, body: &impl Serialize) -> IdempotentRequest {
-        let mut name = Sha256::new();
-        for part in [caller, route, key] {
-            name.update((part.len() as u64).to_le_bytes());
-            name.update(part);
-        }
         let body = serde_json::to_vec(body).expect("a body is plain data");
         IdempotentRequest(Some(KeyDigests {
-            name: short_digest(name),
+            name: key_digest(caller, route, key),
             request: short_digest(Sha256::new_with_prefix(body)),
         }))
     }
@@ -75,24 +71,34 @@ impl IdempotentRequest {
 
     /// Returns what was made with this key, if anything. The transaction fails if that changes before its commit.
     pub fn made<T: DeserializeOwned>(&self, changes: &mut Changes) -> Result<Option<T>, HostError> {
-        Ok(self.made_at(changes)?.map(|(made, _)| made))
+        Ok(self.made_while(changes, |_, _| Ok(false))?.map(|(made, _)| made))
     }
 
-    /// Does the same, and returns the revision of the transaction that has recorded it.
-    pub fn made_at<T: DeserializeOwned>(
+    /// Does the same, and returns the revision of the transaction that has recorded it. What has become too old counts as long as `lasts`
+    /// says so.
+    pub fn made_while<T: DeserializeOwned>(
         &self,
         changes: &mut Changes,
+        lasts: impl FnOnce(&mut Changes, &T) -> Result<bool, HostError>,
     ) -> Result<Option<(T, Revision)>, HostError> {
         let Some(KeyDigests { name, request }) = &self.0 else { return Ok(None) };
-        let found = changes.get::<RecordedAnswer>(name)?.map(|made| (made.value, made.revision));
-        let Some((made, revision)) = found.filter(|(made, _)| !is_old(made)) else { return Ok(None) };
-        if made.request != *request {
+        let Some(found) = changes.get::<RecordedAnswer>(name)? else { return Ok(None) };
+        let is_old = is_old(&found.value);
+        let made: Result<T, _> = serde_json::from_value(found.value.answer);
+        let counts = match &made {
+            Ok(made) if is_old => lasts(changes, made)?,
+            _ => !is_old,
+        };
+        if !counts {
+            return Ok(None);
+        }
+        if found.value.request != *request {
             let message = "this Idempotency-Key was given for another request: take a new key for each";
             return Err(HostError::new(ErrorCode::KeyReused, message));
         }
         let damaged =
             |e| HostError::new(ErrorCode::Damaged, format!("what this key has made cannot be read: {e}"));
-        serde_json::from_value(made.answer).map(|made| Some((made, revision))).map_err(damaged)
+        made.map(|made| Some((made, found.revision))).map_err(damaged)
     }
 
     /// Records what is made with this key, in the transaction that makes it.
@@ -108,6 +114,16 @@ impl IdempotentRequest {
             changes.delete::<RecordedAnswer>(name);
         }
     }
+}
+
+/// Returns the key under which what belongs to a request is recorded.
+pub fn key_digest(caller: &str, route: &str, key: &str) -> String {
+    let mut name = Sha256::new();
+    for part in [caller, route, key] {
+        name.update((part.len() as u64).to_le_bytes());
+        name.update(part);
+    }
+    short_digest(name)
 }
 
 /// The first half of the digest, in hexadecimal. Short, so that a machine can be stopped with a key on a full disk
@@ -148,6 +164,11 @@ impl Idempotency {
 
     fn forget_old_keys(&self) -> Result<(), HostError> {
         let mut all = self.objects.list::<RecordedAnswer>()?;
+        // Read after the keys: a claim that has ended meanwhile is none, and one that was made since has a new key.
+        let held = held_claims(&self.objects)?;
+        all.retain(|made| {
+            !made.value.answer.get("claim").and_then(Value::as_str).is_some_and(|id| held.contains(id))
+        });
         all.sort_by_key(|made| made.value.at);
         let surplus = all.len().saturating_sub(MOST);
         let old = all.into_iter().enumerate().filter(|(n, made)| *n < surplus || is_old(&made.value));
@@ -165,6 +186,8 @@ impl Idempotency {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machines::desired_state::{ClaimRecord, DesiredState};
+    use crate::machines::made_claim;
     use crate::store::SqliteStore;
 
     fn objects() -> (tempfile::TempDir, Objects) {
@@ -247,5 +270,47 @@ mod tests {
         Idempotency::new(objects.clone()).note(&IdempotentRequest::new("ci", "x", "1", &()));
         let left = objects.list::<RecordedAnswer>().unwrap();
         assert_eq!((left.len(), left[0].name.as_str()), (MOST, "00000020"));
+    }
+
+    /// Forgotten, a repeated request would claim a second machine.
+    #[test]
+    fn the_key_of_a_claim_is_kept_as_long_as_the_claim() {
+        let (_dir, objects) = objects();
+        let key = IdempotentRequest::new("ci", "claims/desk", "1", &());
+        let claim = ClaimRecord::new(None, false, "ci");
+        let answer = serde_json::json!({ "machine": "desk-001", "claim": claim.id });
+        let ages = [Duration::from_secs(2 * 86_400), Duration::from_secs(60)];
+        for at in ages.map(|age| Timestamp::now() - age) {
+            let KeyDigests { name, request } = key.0.clone().unwrap();
+            let put = |changes: &mut Changes| {
+                let made = RecordedAnswer { at, request: request.clone(), answer: answer.clone() };
+                changes.put(&name, &made);
+                changes
+                    .put("desk-001", &DesiredState { claim: Some(claim.clone()), ..DesiredState::default() });
+                for number in 0..MOST {
+                    let made =
+                        RecordedAnswer { at: Timestamp::now(), request: String::new(), answer: Value::Null };
+                    changes.put(&format!("{number:08}"), &made);
+                }
+                Ok::<_, HostError>(())
+            };
+            objects.change(put).unwrap();
+            let made =
+                || objects.change(|changes| made_claim(&key, changes)).unwrap().map(|(made, _)| made.claim);
+            let note = || Idempotency::new(objects.clone()).note(&key);
+            note();
+            assert_eq!(made(), Some(claim.id.clone()));
+            let other = IdempotentRequest::new("ci", "claims/desk", "1", &"other");
+            let reused = objects.change(|changes| made_claim(&other, changes)).err().map(|e| e.code);
+            assert_eq!(reused, Some(ErrorCode::KeyReused));
+            let release = |changes: &mut Changes| {
+                changes.put("desk-001", &DesiredState::default());
+                Ok::<_, HostError>(())
+            };
+            objects.change(release).unwrap();
+            note();
+            assert_eq!(made(), None);
+            assert!(objects.get::<RecordedAnswer>(&name).unwrap().is_none());
+        }
     }
 }

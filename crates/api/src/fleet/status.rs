@@ -126,6 +126,10 @@ pub struct FleetHost {
     pub epoch: Option<i64>,
     /// What it is to have of each catalog, and what it has reported.
     pub shares: Vec<FleetShare>,
+    /// Whether the last report of the host leaves out catalogs or images, because it would be too long. The fleet takes catalogs that are left out for empty
+    /// on this host.
+    #[serde(default)]
+    pub report_cut: bool,
     /// Memory that machines of the fleet may use on the host, in bytes; none before it has reported.
     #[serde(default)]
     pub memory_bytes: Option<u64>,

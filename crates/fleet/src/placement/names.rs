@@ -198,9 +198,7 @@ fn gains(
     let refused: BTreeMap<Name, u64> = (table.hosts.iter())
         .filter(|host| {
             let report = host.status.and_then(|status| status.catalogs.get(catalog.name));
-            report.is_some_and(|report| {
-                report.refused.is_some() && report.generation == catalog.record.generation
-            })
+            report.is_some_and(|report| report.refuses(catalog.record.generation))
         })
         .map(|host| (host.name.clone(), REFUSED_MS))
         .collect();

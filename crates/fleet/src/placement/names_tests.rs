@@ -244,6 +244,16 @@ fn what_somebody_has_deleted_is_written_again() {
     assert_eq!(places(&driver), ["a", "a"], "of 1 and 3");
 }
 
+#[test]
+fn a_host_that_has_refused_the_catalog_gets_no_names() {
+    let mut driver = named(&["a", "b"], 0, json!({}));
+    // It has never had the catalog, so that it reports no generation.
+    let refused = json!({"generation": 0, "version": 0, "refused": "no bridge br0", "refused_generation": 2});
+    driver.fleet.report("a", "desk", refused);
+    recount(&mut driver, 4);
+    assert_eq!((count(&driver, "a"), count(&driver, "b")), (0, 4));
+}
+
 /// A host of a catalog, and when it was last seen: 15 s before its lease was seen to end.
 #[test]
 fn a_host_that_is_said_to_be_dead_keeps_its_names_until_its_guard_has_ended_them() {

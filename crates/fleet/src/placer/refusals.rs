@@ -37,16 +37,13 @@ impl Refusals {
             for (catalog, report) in &status.value.catalogs {
                 let share = view.share(host, catalog);
                 let Some(share) = share.filter(|share| status.modified > share.modified) else { continue };
-                if share.value.generation != report.generation {
-                    continue;
-                }
-                let place = || (host.clone(), catalog.clone());
-                if report.refused.is_none() {
-                    if !self.all.is_empty() && report.count >= share.value.count {
-                        self.all.remove(&place());
-                    }
-                } else if share.value.count > report.count {
+                let (share, place) = (&share.value, || (host.clone(), catalog.clone()));
+                if report.refuses(share.generation) && share.count > report.count {
                     self.refuse(place(), status.modified, now);
+                }
+                let has_taken = report.refused.is_none() && share.generation == report.generation;
+                if has_taken && report.count >= share.count && !self.all.is_empty() {
+                    self.all.remove(&place());
                 }
             }
         }

@@ -16,7 +16,7 @@ fn refuse(driver: &mut Driver, host: &str, count: u32) {
     driver.fleet.report(
         host,
         "desk",
-        json!({"count": count, "ready": count, "refused": "its image is missing"}),
+        json!({"count": count, "ready": count, "refused": "its image is missing", "refused_generation": 1}),
     );
 }
 
@@ -174,7 +174,11 @@ fn a_host_that_refuses_is_passed_over_for_ever_longer_times() {
         }
         pauses.push(driver.now.since_ms(since) / 1000);
         since = driver.now;
-        driver.fleet.report("h0", "desk", json!({"count": 12, "generation": 2, "refused": "no"}));
+        driver.fleet.report(
+            "h0",
+            "desk",
+            json!({"count": 12, "generation": 1, "refused": "no", "refused_generation": 2}),
+        );
         driver.settle();
     }
     assert_eq!(pauses, [10, 20, 40, 80]);
@@ -185,7 +189,11 @@ fn a_host_that_refuses_is_passed_over_for_ever_longer_times() {
     driver.settle();
     driver.fleet.catalog("desk", 85, json!({}));
     driver.settle();
-    driver.fleet.report("h0", "desk", json!({"count": 20, "generation": 3, "refused": "no"}));
+    driver.fleet.report(
+        "h0",
+        "desk",
+        json!({"count": 20, "generation": 2, "refused": "no", "refused_generation": 3}),
+    );
     driver.settle();
     assert_eq!(driver.fleet.count("h0", "desk"), 20);
     driver.after_s(10);
@@ -208,6 +216,18 @@ fn a_refusal_of_an_earlier_share_is_none() {
     refuse(&mut driver, "h0", 0);
     driver.after_s(5);
     assert_eq!(driver.fleet.count("h0", "desk"), 11, "it was about another generation");
+}
+
+/// A host that has never had the catalog reports it without a generation.
+#[test]
+fn a_host_that_cannot_make_a_catalog_is_passed_over() {
+    let mut driver = driver(2, 20);
+    driver.settle();
+    let refused = json!({"generation": 0, "version": 0, "refused": "no bridge br0", "refused_generation": 1});
+    driver.fleet.report("h0", "desk", refused);
+    driver.fleet.report("h1", "desk", json!({"count": 10, "ready": 10}));
+    driver.settle();
+    assert_eq!(driver.counts("desk", ["h0", "h1"]), [0, 20]);
 }
 
 #[test]

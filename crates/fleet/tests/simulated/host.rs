@@ -358,13 +358,19 @@ impl Host {
                     .then(|| "it is not there".into()),
             });
             let status = CatalogStatus {
-                generation: machines.generation,
+                // A host that has never made the catalog has carried out no share of it.
+                generation: if refused.is_some() && machines.all.is_empty() {
+                    0
+                } else {
+                    machines.generation
+                },
                 version: machines.version,
                 image: Some(name("debian")),
                 count: machines.all.len() as u32,
                 ready: machines.ready(),
                 updated: machines.all.iter().filter(is_new).count() as u32,
                 failed: machines.failed(),
+                refused_generation: if refused.is_some() { machines.generation } else { 0 },
                 refused,
                 next,
                 ..CatalogStatus::default()

@@ -10,6 +10,7 @@ use crate::access::delay::delayed;
 use crate::access::note::RequestNote;
 use crate::error::HostError;
 use crate::fleet::claims::{FleetClaims, FleetUser, UserRequest};
+use crate::machines::closed_attempts::from_unix_ms;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -43,10 +44,10 @@ fn claims(app: &ApiState) -> Result<&FleetClaims, HostError> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct FleetClaimQuery {
-    /// Whether a request with this `Idempotency-Key` was sent before, and its answer was lost. All hosts are then asked for its claim
-    /// first.
+    /// Whether nobody has sent a request with this `Idempotency-Key` before. Without it, all hosts are asked whether they have its claim before
+    /// a machine is claimed. A request without a key is always a first one.
     #[serde(default)]
-    repeated: bool,
+    first: bool,
     /// How many seconds the answer is held back until the machine is ready. Without it, or with 0, the answer comes when the machine is
     /// claimed.
     #[serde(default)]
@@ -54,7 +55,7 @@ struct FleetClaimQuery {
 }
 
 /// Claims a machine of a catalog of the fleet, on one of its hosts: a ready one if there is one. `exhausted`: no host has one.
-/// `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it is to be repeated. Without an
+/// `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it can be repeated. Without an
 /// `Idempotency-Key` the daemon makes the id, and releases the machine if the connection is closed before the response.
 #[utoipa::path(post, path = "/catalogs/{name}/claims", params(("name" = Name, Path), IdempotencyKey, FleetClaimQuery), request_body = NewClaim, responses((status = 200, body = FleetClaim), ProblemResponse))]
 async fn claim_machine_of_fleet(
@@ -63,17 +64,15 @@ async fn claim_machine_of_fleet(
     note: RequestNote,
     Path(catalog): Path<Name>,
     key: IdempotencyKey,
-    Query(FleetClaimQuery { repeated, wait }): Query<FleetClaimQuery>,
+    Query(FleetClaimQuery { first, wait }): Query<FleetClaimQuery>,
     Body(claim): Body<NewClaim>,
 ) -> Result<Response, HostError> {
     bounds::WAIT_SECONDS.check("wait", wait.into()).map_err(|e| HostError::invalid(e.to_string()))?;
     let claims = claims(&app)?.clone();
-    if repeated && key.text().is_none() {
-        return Err(HostError::invalid("repeated: give the Idempotency-Key of the request that is repeated"));
-    }
+    let first = first || key.text().is_none();
     let id = key.text().map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
     let user = FleetUser::of(&caller);
-    let claimed = claims.claim(UserRequest { user: user.clone(), id, catalog, claim }, repeated).await?;
+    let claimed = claims.claim(UserRequest { user: user.clone(), id, catalog, claim }, first).await?;
     note.machines([claimed.machine.machine.name.as_str()]);
     if claimed.is_repeated {
         note.repeated();
@@ -138,6 +137,9 @@ struct HostClaimQuery {
     /// Whether only a machine that is ready is taken, whatever the body says.
     #[serde(default)]
     ready_only: bool,
+    /// When the question was sent, by its sender's clock: milliseconds since 1970. One that is too old may have been closed long ago.
+    #[param(minimum = 0, maximum = 9223372036854775807_u64)]
+    sent_unix_ms: u64,
 }
 
 /// Query parameters that close attempts.
@@ -171,11 +173,11 @@ async fn claim_for_fleet(
     note: RequestNote,
     Path(catalog): Path<Name>,
     key: IdempotencyKey,
-    Query(HostClaimQuery { attempt, ready_only }): Query<HostClaimQuery>,
+    Query(HostClaimQuery { attempt, ready_only, sent_unix_ms }): Query<HostClaimQuery>,
     Body(claim): Body<NewClaim>,
 ) -> JsonResult<HostClaimDecision> {
     let request = request(&caller, &key, catalog, claim)?;
-    let decision = claims(&app)?.decide(&request, attempt, ready_only).await?;
+    let decision = claims(&app)?.decide(&request, attempt, ready_only, from_unix_ms(sent_unix_ms)).await?;
     if let HostClaimDecision::Claimed(claim) = &decision {
         note.machines([claim.machine.machine.name.as_str()]);
         if claim.is_repeated {

@@ -85,6 +85,7 @@ pub fn host(
         hypervisor,
         epoch: alive.map(|alive| alive.created),
         shares: shares.collect(),
+        report_cut: status.is_some_and(|status| status.is_cut),
         memory_bytes: status.map(|status| status.budget.memory_bytes),
         used_bytes: used.fold(0, u64::saturating_add),
     }
@@ -231,6 +232,8 @@ mod tests {
         let desk = records.iter_mut().find(|(key, _)| *key == "catalogs/desk").unwrap();
         desk.1["spec"]["identity"] = "named".into();
         records.extend([("place/a/desk/desk-001", place.clone()), ("place/a/desk/desk-002", place)]);
+        let (_, desk) = records.iter_mut().find(|(key, _)| *key == "catalogs/desk").unwrap();
+        desk["spec"]["identity"] = "named".into();
         let view = view(&records);
         let [desk] = &catalogs(&view, &PlacerReport::default())[..] else { panic!() };
         assert_eq!((desk.shares[0].wanted, desk.shares[0].version, desk.unplaced), (2, 3, 3));

@@ -6,6 +6,7 @@ use super::named::NameKeeper;
 use super::options::FleetHostSettings;
 use super::pulls::FleetPulls;
 use super::record::FleetMembership;
+use super::report::ReportCut;
 use super::service::{FleetParts, FleetService};
 use super::shares::ShareReconciler;
 use super::token::EtcdAccess;
@@ -104,6 +105,8 @@ impl OpenFleet {
             pulls: FleetPulls::default(),
             capacity: parts.capacity,
             hypervisor: parts.hypervisor,
+            events: parts.events.clone(),
+            cut: ReportCut::default(),
         };
         // The key of this host keeps its epoch, whatever lease it has.
         let EtcdAccess { address, tls, user } = etcd.clone();

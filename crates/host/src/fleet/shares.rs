@@ -4,8 +4,10 @@
 //! is. Each step may be repeated.
 
 use super::pulls::FleetPulls;
+use super::report::ReportCut;
 use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy, PlacedLeft, place_machines};
 use crate::error::HostError;
+use crate::events::Events;
 use crate::idempotency::IdempotentRequest;
 use crate::images::Images;
 use crate::machines::MachineShares;
@@ -13,21 +15,16 @@ use crate::registries::Registries;
 use crate::resources::budget::Capacity;
 use spillway_api::{
     Catalog, CatalogSpec, CatalogUpdate, ErrorCode, FleetOwner, Hypervisor, ImagePull, ImageRef,
-    IsolationAction, Name, Need, Residency, Rollout, RolloutAction, RolloutStrategy, VersionState,
-    differences,
+    IsolationAction, Name, Residency, Rollout, RolloutAction, RolloutStrategy, VersionState, differences,
 };
 use spillway_fleet::agent::{ImageSource, WantedCatalog, WantedShares, WantedVersion};
 use spillway_fleet::named::PlacedMachine;
-use spillway_fleet::records::{
-    BudgetRecord, CatalogStatus, MOST_STATUS_BYTES, NextVersion, StatusRecord, VersionName,
-};
-use std::collections::{BTreeMap, BTreeSet};
+use spillway_fleet::records::{NextVersion, VersionName};
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 /// Longest reason in the report of a host, in characters.
-const MOST_REASON_CHARACTERS: usize = 200;
-/// Steps in which the part of an image is reported, in thousandths.
-const PART_STEP: u32 = 50;
+pub(super) const MOST_REASON_CHARACTERS: usize = 200;
 
 /// Carries out the shares of a host.
 #[derive(Clone)]
@@ -48,6 +45,10 @@ pub struct ShareReconciler {
     pub capacity: Capacity,
     /// What runs machines on the host.
     pub hypervisor: Hypervisor,
+    /// Events of the host.
+    pub events: Events,
+    /// Whether its reports leave something out.
+    pub cut: ReportCut,
 }
 
 /// Shares that are not carried out, by catalog.
@@ -55,6 +56,8 @@ pub struct ShareReconciler {
 pub struct UnfinishedShares {
     /// Why the host does not do what it is to do.
     pub refused: BTreeMap<Name, String>,
+    /// Generations of the shares that are refused, as far as they are known.
+    pub generations: BTreeMap<Name, u64>,
     /// What the host waits for.
     pub waiting: BTreeMap<Name, String>,
     /// Versions that the host is to have before they are rolled out.
@@ -89,6 +92,11 @@ impl UnfinishedShares {
     }
 }
 
+/// Whether the machines of a catalog have names of the fleet.
+fn is_named(catalog: &Catalog) -> bool {
+    catalog.fleet.as_ref().is_some_and(|owner| owner.named.is_some())
+}
+
 impl ShareReconciler {
     /// Brings the catalogs of the fleet on this host to what is wanted. Returns the shares that could not carried out.
     ///
@@ -98,6 +106,7 @@ impl ShareReconciler {
         let mut left = UnfinishedShares { refused: wanted.unknown.clone(), ..UnfinishedShares::default() };
         let there: BTreeMap<Name, Catalog> =
             self.catalogs.list()?.into_iter().map(|catalog| (catalog.name.clone(), catalog)).collect();
+        let leaving = |name: &Name| wanted.leaving.get(name).map_or(&[][..], |machines| machines);
         for (name, wanted) in &wanted.catalogs {
             let done = match there.get(name) {
                 None if wanted.spec.count == 0 => Ok(()),
@@ -106,18 +115,24 @@ impl ShareReconciler {
                     let message = format!("the host has a catalog '{name}' of its own");
                     Err(HostError::new(ErrorCode::Exists, message))
                 }
+                Some(catalog) if is_named(catalog) != wanted.machines.is_some() => {
+                    self.replace(catalog, wanted, leaving(name))
+                }
                 Some(catalog) if wanted.machines.is_some() => self.change_named(catalog, wanted),
-                Some(catalog) if wanted.spec.count == 0 => self.give_up(catalog),
+                Some(catalog) if wanted.spec.count == 0 => self.give_up(catalog, &[]),
                 Some(catalog) => self.change(catalog, wanted),
             };
             left.note(name, done);
+            if left.refused.contains_key(name) {
+                left.generations.insert(name.clone(), wanted.generation);
+            }
         }
         let is_left = |catalog: &&Catalog| {
             let is_known = wanted.catalogs.contains_key(&catalog.name);
             self.is_of_fleet(catalog) && !is_known && !wanted.unknown.contains_key(&catalog.name)
         };
         for catalog in there.values().filter(is_left) {
-            left.note(&catalog.name, self.give_up(catalog));
+            left.note(&catalog.name, self.give_up(catalog, leaving(&catalog.name)));
         }
         for (name, WantedVersion { of, source, residency }) in &wanted.versions {
             let brought = self.bring(of, source.as_ref(), *residency);
@@ -132,7 +147,7 @@ impl ShareReconciler {
         Ok(left)
     }
 
-    fn is_of_fleet(&self, catalog: &Catalog) -> bool {
+    pub(super) fn is_of_fleet(&self, catalog: &Catalog) -> bool {
         catalog.fleet.as_ref().is_some_and(|owner| owner.fleet == self.fleet)
     }
 
@@ -150,7 +165,7 @@ impl ShareReconciler {
     fn change_named(&self, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
         self.place(&is.name, wanted.machines.as_deref())?;
         if wanted.spec.count == 0 {
-            return self.give_up(is);
+            return self.give_up(is, &[]);
         }
         self.change(&self.catalogs.get(&is.name)?, wanted)
     }
@@ -233,12 +248,32 @@ impl ShareReconciler {
         }
     }
 
-    /// Gives up the machines of a catalog, and the catalog when none is left.
-    fn give_up(&self, catalog: &Catalog) -> Result<(), HostError> {
+    /// Gives up a catalog that was deleted and made again with machines of the other kind, and makes the new one when nothing of it is left.
+    fn replace(
+        &self,
+        is: &Catalog,
+        wanted: &WantedCatalog,
+        leaving: &[PlacedMachine],
+    ) -> Result<(), HostError> {
+        self.give_up(is, leaving)?;
+        let left = self.catalogs.machines(Some(&is.name))?.len();
+        if left > 0 {
+            let message = format!(
+                "an earlier catalog '{}' of the fleet, whose machines had {} of the fleet, has {left} machines here, which somebody has claimed",
+                is.name,
+                if is_named(is) { "names" } else { "no names" },
+            );
+            return Err(HostError::new(ErrorCode::Conflict, message));
+        }
+        if wanted.spec.count == 0 { Ok(()) } else { self.create(&is.name, wanted) }
+    }
+
+    /// Gives up the machines of a catalog, and the catalog when none is left. `leaving`: those that the fleet has placed here by their names, and
+    /// takes back.
+    fn give_up(&self, catalog: &Catalog, leaving: &[PlacedMachine]) -> Result<(), HostError> {
         let generation = catalog.fleet.as_ref().map_or(0, |owner| owner.generation);
         let by = ChangedBy::Fleet { generation };
-        let is_named = catalog.fleet.as_ref().is_some_and(|owner| owner.named.is_some());
-        self.place(&catalog.name, is_named.then_some(&[]))?;
+        self.place(&catalog.name, is_named(catalog).then_some(leaving))?;
         match self.machines.shrink(&catalog.name, 0, generation)? {
             0 => self
                 .catalogs
@@ -272,11 +307,11 @@ impl ShareReconciler {
                 );
                 Err(HostError::new(ErrorCode::Exists, message))
             }
-            (Some(version), _) if version.state == VersionState::Ready => Ok(()),
-            (Some(_), _) => Err(HostError::new(
-                ErrorCode::Conflict,
-                format!("{name}:{number} is being brought to the host"),
-            )),
+            (Some(version), _) if version.state == VersionState::Ready => {
+                self.pulls.succeeded(name, number);
+                Ok(())
+            }
+            (Some(_), _) => Err(self.pulls.under_way(name, number)),
             (None, Some(source)) => self.pull(name, number, source, residency),
             (None, None) => {
                 let message =
@@ -301,7 +336,7 @@ impl ShareReconciler {
         let pull = ImagePull { registry: record.registry.clone(), image, store: None, residency };
         let (operation, _) = self.images.pull(&self.registries, name, pull, &IdempotentRequest::default())?;
         self.pulls.begun(name, number, operation.id);
-        Err(HostError::new(ErrorCode::Conflict, format!("{name}:{number} is being brought to the host")))
+        Err(self.pulls.under_way(name, number))
     }
 
     /// Adds a registry of the fleet to those of the host.
@@ -322,104 +357,6 @@ impl ShareReconciler {
             }
         }
     }
-
-    /// Returns the report of the host.
-    ///
-    /// # Errors
-    /// The records of the host cannot be read.
-    pub fn status(&self, left: &UnfinishedShares) -> Result<StatusRecord, HostError> {
-        let mut status = StatusRecord::default();
-        let mut own = Need::default();
-        for catalog in self.catalogs.list()? {
-            if !self.is_of_fleet(&catalog) {
-                let need = Need::of(&catalog.spec, self.hypervisor);
-                own = own.and(need.times(catalog.spec.count));
-                continue;
-            }
-            let counts = self.machines.counts(&catalog.name)?;
-            let owner = catalog.fleet.as_ref();
-            let of = CatalogStatus {
-                generation: owner.map_or(0, |owner| owner.generation),
-                version: catalog.version,
-                count: counts.count,
-                ready: counts.ready,
-                off: counts.off,
-                updated: counts.updated,
-                claimed: counts.claimed,
-                spared: counts.spared,
-                failed: counts.failed,
-                image: Some(catalog.spec.image.name.clone()),
-                refused: None,
-                waiting: None,
-                next: None,
-            };
-            status.catalogs.insert(catalog.name, of);
-        }
-        for (name, why) in &left.refused {
-            status.catalogs.entry(name.clone()).or_default().refused = Some(why.clone());
-        }
-        for (name, why) in &left.waiting {
-            status.catalogs.entry(name.clone()).or_default().waiting = Some(why.clone());
-        }
-        for (name, next) in &left.versions {
-            status.catalogs.entry(name.clone()).or_default().next = Some(next.clone());
-        }
-        let most = self.capacity.most();
-        status.budget = BudgetRecord {
-            guarantee_bytes: most.guarantee_bytes.saturating_sub(own.guarantee_bytes),
-            limit_bytes: most.limit_bytes.saturating_sub(own.limit_bytes),
-            memory_bytes: most.memory_bytes.saturating_sub(own.memory_bytes()),
-            vcpus: most.vcpus.saturating_sub(own.vcpus),
-        };
-        Ok(fitting(status))
-    }
-}
-
-impl ShareReconciler {
-    /// Adds to a report how much the host has of these versions of images.
-    ///
-    /// # Errors
-    /// The records of the host cannot be read.
-    pub fn with_images(
-        &self,
-        mut status: StatusRecord,
-        images: &BTreeSet<(Name, u32)>,
-    ) -> Result<StatusRecord, HostError> {
-        for (name, version) in images {
-            let Some((part, is_whole)) = self.images.part(name, *version)? else { continue };
-            let reference = format!("{name}:{version}");
-            // While it comes, not each chunk is news.
-            let part = if part < 1000 { part - part % PART_STEP } else { part };
-            status.images.insert(reference.clone(), part);
-            if is_whole {
-                status.whole.insert(reference);
-            }
-        }
-        Ok(fitting(status))
-    }
-}
-
-/// Shortens the report until it may be written: reasons go first, then images, then counts of catalogs, the last ones first.
-fn fitting(mut status: StatusRecord) -> StatusRecord {
-    let bytes = |status: &StatusRecord| serde_json::to_vec(status).map_or(usize::MAX, |bytes| bytes.len());
-    while bytes(&status) > MOST_STATUS_BYTES {
-        let reasons = status.catalogs.values_mut().flat_map(|of| {
-            let failed = of.next.as_mut().and_then(|next| next.failed.as_mut());
-            [of.refused.as_mut(), of.waiting.as_mut(), failed]
-        });
-        let longest = reasons.flatten();
-        match longest.max_by_key(|why| why.len()).filter(|why| why.len() > 16) {
-            Some(why) => {
-                let half = (0..=why.len() / 2).rev().find(|at| why.is_char_boundary(*at));
-                why.truncate(half.unwrap_or(0));
-            }
-            None => match status.images.pop_last() {
-                Some((image, _)) => drop(status.whole.remove(&image)),
-                None => drop(status.catalogs.pop_last()),
-            },
-        }
-    }
-    status
 }
 
 #[cfg(test)]

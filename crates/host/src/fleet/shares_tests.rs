@@ -1,6 +1,7 @@
 //! Tests of the shares of a host, on real records.
 
 use super::*;
+use crate::machines::desired_state::{ClaimRecord, DesiredState};
 use crate::machines::testing::TestHost;
 use crate::operations::Operations;
 use crate::resources::budget::NO_LIMITS;
@@ -28,6 +29,8 @@ impl World {
             pulls: FleetPulls::default(),
             capacity: NO_LIMITS,
             hypervisor: Hypervisor::None,
+            events: Events::open(&host.path("events-of-fleet"), &mut |why| panic!("{why}")),
+            cut: ReportCut::default(),
         };
         let meta = json!({ "format": 1, "fleet_id": "f", "created": "2026-01-01T00:00:00Z", "placer": true });
         let host_record = json!({ "host_id": "h", "zone": "z" });
@@ -162,6 +165,127 @@ fn what_is_the_hosts_own_is_not_touched() {
     }
 }
 
+/// The placer passes over a host only if it knows which share was refused.
+#[test]
+fn a_refusal_says_which_share_it_is_about() {
+    let mut world = World::new();
+    world.catalog("desk", 4, json!({}));
+    world.share("desk", 3, 7, 4);
+    let refused = |world: &World| {
+        let status = world.reconciler.status(&world.reconcile()).unwrap();
+        let of = &status.catalogs[&name("desk")];
+        assert!(of.refused.as_ref().unwrap().contains("the host has no debian:7"), "{of:?}");
+        (of.generation, of.refused_generation, of.count)
+    };
+    assert_eq!(refused(&world), (0, 4, 0), "it was never made");
+    world.share("desk", 3, 1, 4);
+    world.reconcile();
+    world.catalog("desk", 5, json!({}));
+    world.share("desk", 4, 7, 5);
+    let (_, generation, count) = refused(&world);
+    assert_eq!((generation, count), (5, 4));
+}
+
+/// A machine of the catalog with a name of the fleet.
+fn place(world: &mut World, machine: &str, number: u32, is_leaving: bool) {
+    let place = json!({ "epoch": 7, "number": number, "on_isolation": "stop", "is_leaving": is_leaving,
+        "identity": { "uuid": format!("3e1f0b0e-0000-4000-8000-00000000000{number}"), "mac": "02:00:00:00:00:01" } });
+    world.records.insert(format!("place/a/desk/{machine}"), place);
+}
+
+/// Claims a machine, or ends its claim.
+fn claim(world: &World, machine: &str, is_claimed: bool) {
+    let claim = is_claimed.then(|| ClaimRecord::new(None, false, "ann"));
+    world.host.put(machine, &DesiredState { claim, ..DesiredState::default() });
+}
+
+fn machines(world: &World) -> Vec<String> {
+    let machines = world.host.catalogs.machines(None).unwrap();
+    machines.iter().map(|machine| machine.name.to_string()).collect()
+}
+
+fn is_named_here(world: &World) -> bool {
+    is_named(&world.host.catalogs.get(&name("desk")).unwrap())
+}
+
+#[test]
+fn a_catalog_that_comes_back_with_names_waits_for_claimed_machines_without() {
+    let mut world = World::new();
+    world.catalog("desk", 1, json!({}));
+    world.share("desk", 3, 1, 1);
+    world.reconcile();
+    let own = machines(&world);
+    claim(&world, &own[1], true);
+    world.catalog("desk", 1, json!({ "identity": "named", "on_isolation": "stop" }));
+    world.share("desk", 1, 1, 1);
+    place(&mut world, "desk-001", 1, false);
+    let left = world.reconcile();
+    assert!(
+        left.refused.is_empty() && left.waiting[&name("desk")].contains("somebody has claimed"),
+        "{left:?}"
+    );
+    assert_eq!((machines(&world), is_named_here(&world)), (vec![own[1].clone()], false));
+    claim(&world, &own[1], false);
+    assert_eq!(world.reconcile(), UnfinishedShares::default());
+    assert_eq!((machines(&world), is_named_here(&world)), (vec!["desk-001".to_owned()], true));
+}
+
+#[test]
+fn a_catalog_that_comes_back_without_names_waits_for_claimed_machines_with() {
+    let mut world = World::new();
+    world.catalog("desk", 1, json!({ "identity": "named", "on_isolation": "stop" }));
+    for number in [1, 2] {
+        place(&mut world, &format!("desk-00{number}"), number, false);
+    }
+    world.reconcile();
+    assert_eq!(machines(&world), ["desk-001", "desk-002"]);
+    claim(&world, "desk-002", true);
+    // It is deleted, and the machines leave. A claimed one stays, whether the catalog comes back or not.
+    world.records.remove("catalogs/desk");
+    let left = world.reconcile();
+    assert!(left.waiting[&name("desk")].contains("desk-002 is claimed"), "{left:?}");
+    assert_eq!(machines(&world), ["desk-002"]);
+    world.catalog("desk", 1, json!({}));
+    world.share("desk", 2, 1, 1);
+    let left = world.reconcile();
+    assert!(
+        left.refused.is_empty() && left.waiting[&name("desk")].contains("desk-002 is claimed"),
+        "{left:?}"
+    );
+    assert_eq!((machines(&world), is_named_here(&world)), (vec!["desk-002".to_owned()], true));
+    claim(&world, "desk-002", false);
+    assert_eq!(world.reconcile(), UnfinishedShares::default());
+    assert_eq!((machines(&world).len(), is_named_here(&world)), (2, false));
+    // What the fleet has given to another host does not stay.
+    let mut other = World::new();
+    other.catalog("desk", 1, json!({ "identity": "named", "on_isolation": "stop" }));
+    place(&mut other, "desk-001", 1, false);
+    other.reconcile();
+    claim(&other, "desk-001", true);
+    other.records.remove("place/a/desk/desk-001");
+    other.reconcile();
+    assert_eq!(machines(&other), Vec::<String>::new());
+}
+
+#[test]
+fn an_image_that_cannot_be_brought_is_refused_and_one_that_may_come_is_waited_for() {
+    for (code, is_refused) in [("damaged", true), ("exhausted", true), ("unavailable", false)] {
+        let mut left = UnfinishedShares::default();
+        let of = VersionName { image: name("debian"), version: 7 };
+        let pulls = FleetPulls::default();
+        pulls.begun(&of.image, of.version, 7);
+        let error = json!({ "code": code, "type": "about:blank", "title": "t", "status": 507, "detail": "it is broken" });
+        let failed = json!({ "id": 7, "what": "pull", "state": { "phase": "failed", "error": error }, "done_bytes": 0, "total_bytes": 0 });
+        let checked = || pulls.check(&of.image, of.version, |_| serde_json::from_value(failed.clone()).ok());
+        left.note(&name("desk"), checked());
+        left.note_version(&name("desk"), &of, checked());
+        assert_eq!(left.refused.contains_key(&name("desk")), is_refused, "{code}");
+        assert_eq!(left.waiting.contains_key(&name("desk")), !is_refused, "{code}");
+        let next = &left.versions[&name("desk")];
+        assert_eq!(next.failed.is_some(), is_refused, "{code}: a rollout that waits for it has failed");
+    }
+}
+
 #[test]
 fn an_image_that_the_host_does_not_have_is_a_reason() {
     let mut world = World::new();
@@ -196,35 +320,6 @@ fn the_budget_of_the_fleet_is_what_the_hosts_own_catalogs_leave() {
     let budget = world.reconciler.status(&UnfinishedShares::default()).unwrap().budget;
     assert_eq!((budget.limit_bytes, budget.memory_bytes), (7 << 30, 17 << 30));
     assert_eq!((budget.guarantee_bytes, budget.vcpus), ((10 << 30) - (3 << 20), 8));
-}
-
-#[test]
-fn a_report_fits_into_its_record() {
-    let mut status = StatusRecord::default();
-    for n in 0..40 {
-        let of =
-            CatalogStatus { refused: Some("é".repeat(MOST_REASON_CHARACTERS)), ..CatalogStatus::default() };
-        status.catalogs.insert(name(&format!("catalog-{n}")), of);
-    }
-    status.images = (0..200).map(|n| (format!("image-{n}:1"), 1000)).collect();
-    status.whole = status.images.keys().cloned().collect();
-    let status = fitting(status);
-    assert!(serde_json::to_vec(&status).unwrap().len() <= MOST_STATUS_BYTES);
-    assert_eq!(status.catalogs.len(), 40, "reasons are shortened first, and images go before");
-    assert!(status.images.len() < 200 && status.images.keys().eq(&status.whole));
-}
-
-#[test]
-fn a_report_says_how_much_of_images_the_host_has() {
-    let world = World::new();
-    world.host.version(2, 1 << 20);
-    let images = [("debian", 1), ("debian", 2), ("debian", 7), ("other", 1)];
-    let images = images.into_iter().map(|(image, version)| (name(image), version)).collect();
-    let status = world.reconciler.with_images(StatusRecord::default(), &images).unwrap();
-    // What is not streamed is there as a whole; of others nothing is said.
-    let whole = [("debian:1".to_owned(), 1000), ("debian:2".to_owned(), 1000)];
-    assert_eq!(status.images, BTreeMap::from(whole));
-    assert!(status.images.keys().eq(&status.whole));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //!
 //! Invariant: a machine has one claim at most, however many clients ask at the same time.
 
+use super::closed_attempts::ClosedAttemptLog;
 use super::closing::require_open;
 use super::desired_state::{ClaimRecord, DesiredState};
 use super::host::SpaceWatch;
@@ -13,13 +14,13 @@ use crate::error::HostError;
 use crate::events::Events;
 use crate::idempotency::IdempotentRequest;
 use crate::images::check_none_committed;
-use crate::store::{Changes, Objects};
+use crate::store::{Changes, Objects, Revision};
 use crate::tags::Tag;
 use serde::{Deserialize, Serialize};
 use spillway_api::{
     CatalogSpec, ErrorCode, EventKind, Machine, MachineDetails, Name, NewClaim, Phase, Power, Selector,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -73,9 +74,9 @@ pub struct ClaimSelector<'a> {
 
 /// The claim that a request with an idempotency key has made.
 #[derive(Serialize, Deserialize)]
-pub(super) struct KeyedClaim {
+pub(crate) struct KeyedClaim {
     pub(super) machine: Name,
-    pub(super) claim: String,
+    pub(crate) claim: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) fleet: Option<FleetMark>,
 }
@@ -95,6 +96,8 @@ pub struct Claims {
     pub(super) reader: MachineReader,
     catalogs: Catalogs,
     pub(super) objects: Objects,
+    /// Attempts that the fleet has closed.
+    pub(super) closed: ClosedAttemptLog,
     events: Events,
     space: Arc<SpaceWatch>,
     /// Duration of a claim if neither the claim nor its catalog gives one; `None`: until it is released.
@@ -111,7 +114,8 @@ impl Claims {
         space: Arc<SpaceWatch>,
         ttl_seconds: Option<u32>,
     ) -> Claims {
-        Claims { reader, catalogs, objects, events, space, ttl_seconds }
+        let closed = ClosedAttemptLog::new(objects.clone());
+        Claims { reader, catalogs, objects, closed, events, space, ttl_seconds }
     }
 
     /// Claims a machine of a catalog. The flag is `true` if an earlier request with the same key made the claim.
@@ -122,7 +126,7 @@ impl Claims {
         by: &Claimant,
     ) -> Result<(MachineDetails, bool), HostError> {
         check_new_claim(claim)?;
-        if let Some(made) = self.objects.change(|changes| by.request.made::<KeyedClaim>(changes))? {
+        if let Some((made, _)) = self.objects.change(|changes| made_claim(&by.request, changes))? {
             return Ok((self.repeated_claim(&made)?, true));
         }
         let spec = self.catalogs.get(catalog)?.spec;
@@ -196,7 +200,7 @@ impl Claims {
     fn try_to_claim(&self, seen: &View, claim: &NewClaim, by: &Claimant) -> Result<ClaimAttempt, HostError> {
         let name = seen.machine.name.as_str();
         self.objects.change(|changes| {
-            if let Some(made) = by.request.made::<KeyedClaim>(changes)? {
+            if let Some((made, _)) = made_claim(&by.request, changes)? {
                 return Ok(ClaimAttempt::Repeated(made));
             }
             let is = changes.get::<DesiredState>(name)?;
@@ -290,6 +294,26 @@ fn claimed_state(
         return Err(HostError::new(ErrorCode::Conflict, message));
     }
     Ok((wanted, claim))
+}
+
+/// Returns the claim that a request with an idempotency key has made, if the key is not old or the machine still has the claim.
+pub(crate) fn made_claim(
+    request: &IdempotentRequest,
+    changes: &mut Changes,
+) -> Result<Option<(KeyedClaim, Revision)>, HostError> {
+    request.made_while(changes, |changes, made: &KeyedClaim| {
+        let wanted = changes.get::<DesiredState>(made.machine.as_str())?;
+        Ok(wanted.and_then(|wanted| wanted.value.claim).is_some_and(|claim| claim.id == made.claim))
+    })
+}
+
+/// Ids of the claims that the machines of a host have.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn held_claims(objects: &Objects) -> Result<HashSet<String>, HostError> {
+    let wanted = objects.list::<DesiredState>()?.into_iter();
+    Ok(wanted.filter_map(|wanted| wanted.value.claim.map(|claim| claim.id)).collect())
 }
 
 /// Refuses an owner or labels that are too long or not printable.

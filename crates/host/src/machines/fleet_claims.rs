@@ -1,14 +1,16 @@
-//! Claims that the fleet of this host asks for. Owns the numbers of closed attempts, and what a claim of the fleet needs beside a machine.
+//! Claims that the fleet of this host asks for. Owns what a claim of the fleet needs beside a machine.
 //!
 //! Invariant: a request of the fleet has one claim on this host at most, whichever daemon has sent it. An attempt that was closed before it
 //! made a claim makes none, however late it arrives.
 
-use super::claims::{ClaimPermit, Claimant, Claims, FleetMark, KeyedClaim};
+use super::claims::{ClaimPermit, Claimant, Claims, FleetMark, KeyedClaim, made_claim};
+use super::closed_attempts::AttemptState;
 use crate::error::HostError;
-use crate::idempotency::IdempotentRequest;
+use crate::idempotency::{IdempotentRequest, key_digest};
 use crate::store::{Changes, Revision};
 use spillway_api::{ClaimFence, ErrorCode, HostClaim, HostClaimDecision, Name, NewClaim};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 /// A request of a fleet for a machine.
 #[derive(Clone, Debug)]
@@ -21,15 +23,17 @@ pub struct FleetRequest {
     pub user: String,
     /// The claim that was made for the request.
     made: IdempotentRequest,
-    /// The attempts that are closed for it.
-    closed: IdempotentRequest,
+    /// Name of the record of the attempts that are closed for it.
+    closed: String,
 }
 
 /// How a request is carried out this time.
 #[derive(Clone, Debug)]
 pub struct FleetRequestTerms {
-    /// Number of the attempt of this request, counted from 1.
+    /// Number of the attempt of this request. Those of repeats are not below [`super::closed_attempts::FIRST_REPEAT`].
     pub attempt: u64,
+    /// When the daemon that asks has sent the question, by its clock.
+    pub sent: SystemTime,
     /// Whether only a machine that is ready is taken, whatever the request says.
     pub ready_only: bool,
     /// User and address of the client, for people.
@@ -46,18 +50,13 @@ impl FleetRequest {
             claim: claim.clone(),
             user: user.to_owned(),
             made: IdempotentRequest::new(&scope, &format!("fleet-claims/{catalog}"), id, claim),
-            closed: IdempotentRequest::new(&scope, &format!("fleet-attempts/{catalog}"), id, &()),
+            closed: key_digest(&scope, &format!("fleet-attempts/{catalog}"), id),
         }
     }
 
-    /// The keys that the request may add.
-    pub fn keys(&self) -> [&IdempotentRequest; 2] {
-        [&self.made, &self.closed]
-    }
-
-    /// The least attempt that may still make a claim.
-    fn least_attempt(&self, changes: &mut Changes) -> Result<u64, HostError> {
-        Ok(self.closed.made::<u64>(changes)?.unwrap_or(0))
+    /// The key that the request may add.
+    pub fn key(&self) -> &IdempotentRequest {
+        &self.made
     }
 }
 
@@ -83,11 +82,15 @@ impl Claims {
                 Err(HostError::new(ErrorCode::Conflict, message))
             }
         };
-        let (of, attempt) = (request.clone(), terms.attempt);
+        let (of, closed, attempt, sent) =
+            (request.closed.clone(), self.closed.clone(), terms.attempt, terms.sent);
         let permit = move |changes: &mut Changes| {
-            let least = of.least_attempt(changes)?;
-            if least > attempt {
-                return refuse(HostClaimDecision::Superseded { attempt: least }, "the attempt is closed");
+            match closed.look(changes, &of, attempt, sent)? {
+                AttemptState::Open => {}
+                AttemptState::Closed(attempt) => {
+                    return refuse(HostClaimDecision::Superseded { attempt }, "the attempt is closed");
+                }
+                AttemptState::Stale => return refuse(HostClaimDecision::Stale, "the attempt is too old"),
             }
             match epoch() {
                 Some(epoch) => Ok(FleetMark { epoch, attempt }),
@@ -132,18 +135,17 @@ impl Claims {
         request: &FleetRequest,
         attempt: u64,
     ) -> Result<HostClaimDecision, HostError> {
+        if let Some(made) = self.made_for_fleet(request, true)? {
+            return Ok(made);
+        }
+        self.closed.admit(&request.closed)?;
         let closed = self.objects.change(|changes| {
-            if request.made.made::<KeyedClaim>(changes)?.is_some() {
+            if made_claim(&request.made, changes)?.is_some() {
                 return Ok(None);
             }
-            let least = request.least_attempt(changes)?;
-            if least > attempt {
-                return Ok(Some(HostClaimDecision::Superseded { attempt: least }));
-            }
-            if least < attempt {
-                request.closed.record(changes, &attempt);
-            }
-            Ok::<_, HostError>(Some(HostClaimDecision::Closed))
+            let later = self.closed.close(changes, &request.closed, attempt)?;
+            let superseded = later.map(|attempt| HostClaimDecision::Superseded { attempt });
+            Ok::<_, HostError>(Some(superseded.unwrap_or(HostClaimDecision::Closed)))
         })?;
         let forgotten =
             || HostError::new(ErrorCode::Conflict, "the record of the claim was removed meanwhile");
@@ -159,7 +161,7 @@ impl Claims {
         request: &FleetRequest,
         is_repeated: bool,
     ) -> Result<Option<HostClaimDecision>, HostError> {
-        let made = self.objects.change(|changes| request.made.made_at::<KeyedClaim>(changes))?;
+        let made = self.objects.change(|changes| made_claim(&request.made, changes))?;
         let Some((KeyedClaim { machine, claim, fleet }, Revision(revision))) = made else { return Ok(None) };
         let unmarked = || HostError::new(ErrorCode::Damaged, "the record of the claim has no epoch");
         let FleetMark { epoch, attempt } = fleet.ok_or_else(unmarked)?;

@@ -9,6 +9,7 @@ pub mod belongings;
 mod blocking;
 mod boots;
 mod claims;
+pub mod closed_attempts;
 mod closing;
 mod commit;
 pub mod console;
@@ -63,7 +64,10 @@ use belongings::Belongings;
 use blocking::{blocking, last_words, look};
 pub use boots::BootLimits;
 use claims::Claims;
-pub use claims::{ClaimSelector, Claimant};
+#[cfg(test)]
+pub(crate) use claims::made_claim;
+pub use claims::{ClaimSelector, Claimant, held_claims};
+use closed_attempts::ClosedAttempts;
 use closing::HostGate;
 use commit::DiskCommits;
 use console::Consoles;
@@ -101,8 +105,9 @@ use views::{MachineReader, View};
 pub use vmm::PROCESS as VMM_PROCESS;
 
 /// Kinds of records of this module.
-pub(crate) const RECORDS: [RecordKind; 5] = [
+pub(crate) const RECORDS: [RecordKind; 6] = [
     RecordKind::of::<DesiredState>(),
+    RecordKind::of::<ClosedAttempts>(),
     RecordKind::of::<Belongings>(),
     RecordKind::of::<LeftoverFiles>(),
     RecordKind::of::<LeftoverOwner>(),

@@ -1,7 +1,7 @@
 //! `spillway fleet claim`, `renew` and `release`. Owns the repeats of a claim whose answer was lost.
 //!
-//! Invariant: a claim that could not be reported is released. A request that may have been carried out is sent again with the same id, as
-//! one that is repeated.
+//! Invariant: a claim that could not be reported is released. Only a request with an id that was made here, and that was not sent before,
+//! is sent as a first one.
 
 use super::FLEET;
 use crate::error::{Exit, Failure};
@@ -42,16 +42,14 @@ pub struct FleetClaimOptions {
     /// A label of the claim; may be given more than once
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(Name, String)>,
-    /// Id of the request, 1 to 128 visible ASCII characters: a new one for each new claim [default: a random one]
+    /// Id of the request, 1 to 128 visible ASCII characters. If a request with it has claimed a machine, that one is returned; a new claim
+    /// needs a new id [default: a random one]
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// The request with this --key may have been sent before: if it has claimed a machine, that one is returned
-    #[arg(long, requires = "key")]
-    repeated: bool,
-    /// Take a machine that is not ready yet if none is, and start one if necessary
+    /// If no machine is ready, take one that is off or starts, start it, and return before it is ready
     #[arg(long)]
     any: bool,
-    /// The same, and wait until the machine is ready. While no machine is free, wait for one
+    /// If no machine is ready, take one that is off or starts, and wait until it is ready. While no machine is free, wait for one
     #[arg(long)]
     wait: bool,
     /// With --wait: longest wait
@@ -113,7 +111,7 @@ pub struct FleetRelease {
 enum Next {
     /// It is sent again, as it was: it has certainly claimed nothing.
     Again,
-    /// It is sent again as one that is repeated.
+    /// It is sent again as one that may have been sent before.
     Repeat,
     /// The command fails.
     Fail,
@@ -140,7 +138,10 @@ impl FleetClaimOptions {
         let until = Instant::now() + if self.wait { Duration::from_secs(self.timeout) } else { REPEATS };
         let waiting = self.announce(&key);
         let mut claim = self.ask(daemon, client, &key, until)?;
-        let there = daemon.client()?.through_to(claim.host.clone());
+        let mut there = daemon.client()?.through_to(claim.host.clone());
+        if self.wait {
+            interruptible(&mut there)?;
+        }
         let waited = self.wait(&there, &mut claim, until);
         drop(waiting);
         let told = waited.and_then(|()| tell(daemon, &claim));
@@ -183,41 +184,63 @@ impl FleetClaimOptions {
         let any = self.any || self.wait;
         let asked = NewClaim { ttl_seconds: self.ttl, any, owner: self.owner.clone(), labels };
         if self.wait {
-            let cannot = |e| Failure::new(Exit::Internal, format!("signals cannot be waited for: {e}"));
-            client.interruptible().map_err(cannot)?;
+            interruptible(client)?;
         }
-        let mut repeated = self.repeated;
+        let mut first = self.is_first();
         loop {
             let held = if self.wait { self.timeout.min(HELD) } else { 0 };
-            let queried = query([("repeated", repeated.to_string()), ("wait", held.to_string())]);
-            let path = format!("{FLEET}/catalogs/{}/claims{queried}", self.catalog);
-            let error = match client.post_once(&path, Some(key), &asked) {
+            let error = match client.post_once(&self.path(first, held), Some(key), &asked) {
                 Ok(claim) => return Ok(claim),
                 Err(interrupted @ ClientError::Interrupted { .. }) => {
-                    self.undo(daemon, key, &asked);
+                    self.undo(daemon, key, &asked)?;
                     return Err(interrupted.into());
                 }
                 Err(error) => error,
             };
-            match next(&error, self.wait, repeated) {
+            match next(&error, self.wait, !first) {
                 Next::Fail => return Err(error.into()),
                 _ if Instant::now() + PAUSE >= until => return Err(error.into()),
-                Next::Repeat => repeated = true,
+                Next::Repeat => first = false,
                 Next::Again => {}
             }
             std::thread::sleep(PAUSE);
         }
     }
 
+    /// Whether the request was certainly not sent before: nobody else knows an id that was made here.
+    fn is_first(&self) -> bool {
+        self.key.is_none()
+    }
+
+    /// Path of the request, which the daemon holds back for so many seconds until the machine is ready.
+    fn path(&self, first: bool, held: u64) -> String {
+        let first = first.then(|| ("first", "true".to_owned()));
+        let queried = query(first.into_iter().chain([("wait", held.to_string())]));
+        format!("{FLEET}/catalogs/{}/claims{queried}", self.catalog)
+    }
+
     /// Releases what an interrupted request has claimed.
-    fn undo(&self, daemon: &Daemon, key: &str, asked: &NewClaim) {
-        let path = format!("{FLEET}/catalogs/{}/claims?repeated=true", self.catalog);
-        let Ok(client) = daemon.client() else { return };
-        let Ok(claim) = client.post_once::<_, FleetClaim>(&path, Some(key), asked) else { return };
-        if let Ok(client) = daemon.client() {
-            let there = client.through_to(claim.host);
-            let _ = release(&there, &claim.machine.machine.name, Some(&claim.claim));
-        }
+    ///
+    /// # Errors
+    /// It is not known whether it has claimed a machine.
+    fn undo(&self, daemon: &Daemon, key: &str, asked: &NewClaim) -> Result<(), Failure> {
+        let undone = daemon.client()?.post_once::<_, FleetClaim>(&self.path(false, 0), Some(key), asked);
+        let undone = match undone {
+            Ok(claim) => {
+                let there = daemon.client()?.through_to(claim.host);
+                let released = release(&there, &claim.machine.machine.name, Some(&claim.claim));
+                released.map(drop).map_err(|e| e.message)
+            }
+            Err(error) if is_certain(&error) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        };
+        undone.map_err(|error| {
+            let message = format!(
+                "interrupted, and it is not known whether the request {key} has claimed a machine ({error}): claim it again with \
+                 'spillway fleet claim --key {key}', and release it"
+            );
+            Failure::new(Exit::Unavailable, message)
+        })
     }
 
     fn wait(&self, there: &Client, claim: &mut FleetClaim, until: Instant) -> Result<(), Failure> {
@@ -225,9 +248,11 @@ impl FleetClaimOptions {
             return Ok(());
         }
         wait(there, &mut claim.machine, until).map_err(|late| {
-            let undone =
-                format!("after {} s (--timeout); its claim is undone, and it is reset", self.timeout);
-            Failure::new(late.exit, format!("{} {undone}", late.message))
+            let when = match late.exit {
+                Exit::Refused => format!(" after {} s (--timeout)", self.timeout),
+                _ => String::new(),
+            };
+            Failure::new(late.exit, format!("{}{when}; its claim is undone, and it is reset", late.message))
         })?;
         claim.address.clone_from(&claim.machine.status.address);
         failed(&claim.machine)?;
@@ -242,6 +267,20 @@ impl FleetClaimOptions {
         };
         Err(Failure::new(Exit::Refused, format!("{}: {why}", place(claim))))
     }
+}
+
+fn interruptible(client: &mut Client) -> Result<(), Failure> {
+    let cannot = |e| Failure::new(Exit::Internal, format!("signals cannot be waited for: {e}"));
+    client.interruptible().map_err(cannot)
+}
+
+/// Whether a refusal says that there is no claim of the request.
+fn is_certain(error: &ClientError) -> bool {
+    let ClientError::Refused(refusal) = error else { return false };
+    matches!(
+        refusal.code,
+        ErrorCode::Exhausted | ErrorCode::Conflict | ErrorCode::NotFound | ErrorCode::Invalid
+    )
 }
 
 fn place(claim: &FleetClaim) -> FleetMachine {
@@ -300,6 +339,7 @@ impl FleetRelease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::FromArgMatches;
     use spillway_api::Problem;
 
     #[test]
@@ -329,6 +369,19 @@ mod tests {
         ] {
             assert_eq!(next(&error, waits, is_sent), then, "{error}");
         }
+    }
+
+    #[test]
+    fn only_an_id_that_was_made_here_is_sent_as_a_first_one() {
+        let options = |arguments: &[&str]| {
+            let command = FleetClaimOptions::augment_args(clap::Command::new("claim"));
+            let matches = command.try_get_matches_from(["claim", "runner"].iter().chain(arguments)).unwrap();
+            FleetClaimOptions::from_arg_matches(&matches).unwrap()
+        };
+        let path = |first| options(&[]).path(first, 25);
+        assert_eq!(path(true), "/v1/fleet/catalogs/runner/claims?first=true&wait=25");
+        assert_eq!(path(false), "/v1/fleet/catalogs/runner/claims?wait=25");
+        assert!(options(&[]).is_first() && !options(&["--key", "job-1"]).is_first());
     }
 
     #[test]

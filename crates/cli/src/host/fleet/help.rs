@@ -33,8 +33,9 @@ States of a host:
   isolated  its lease has ended, but other hosts reach its daemon: it has lost etcd alone, and its machines are not replaced
   lost      its machines are replaced on other hosts
   absent    it was recorded, and has never had a lease
-A host that is cordoned or draining says so behind its state. Which silent hosts are lost or isolated, and why one of them is
-not replaced, the host that places is asked; while it does not answer, they are shown as silent.
+A host that is cordoned or draining says so behind its state; 'report cut': it has more catalogs and images than fit into its
+report, and the fleet takes the missing catalogs for empty there. Which silent hosts are lost or isolated, and why one of them
+is not replaced, the host that places is asked; while it does not answer, they are shown as silent.
 
 MACHINES counts what the host has reported, of what it is to have; it reports at most every ten seconds. MEMORY is what
 machines of the fleet take there, of what they may take.
@@ -224,10 +225,19 @@ pub const CLAIM: &str = "\
 The daemon that is asked asks one host after the other, those with ready machines first. The host that has the machine
 decides, without etcd. Hosts without connection to etcd give no machines to the fleet.
 
-The claim has an id ('request' with --json). If an answer is lost, the command repeats the request itself for at most 90 s:
-it gets the same machine, whichever host is asked. Exit code 69 says that it is still not known whether a machine is claimed.
-Then, and in jobs that may be started twice, give the id of the request with --key, and --repeated: all hosts are asked first
-whether they have its claim. A host that is silent lets a repeated request fail until it counts as lost (45 s).
+The claim has an id ('request' with --json). If an answer is lost, the command repeats the request itself, for at most 90 s, or
+with --wait for --timeout: it gets the same machine, whichever host is asked. In jobs that may be started twice, give the id with
+--key: the daemon then asks all hosts whether they have a claim of it, before one is made. A host that is silent lets such a request
+fail until the daemon gives it up (45 s after its lease has ended).
+
+Exit codes:
+  66  the fleet has no such catalog
+  69  the fleet cannot be asked, or no host that may have a machine answers. If the error says that it is not known whether the request
+      has claimed a machine: claim with the --key that it names
+  73  no host has a free machine; with --wait: none was free until --timeout was over
+  75  with --wait: the machine was not ready until --timeout was over, and the claim is undone; with --key: its claim has ended
+  77  the token has not the role 'operate'
+  130 with --wait: interrupted (Ctrl-C), and the claim is undone
 
 Of two claims on one host, the later one has the larger 'fence' (host_epoch, then revision; see --json).
 
@@ -236,8 +246,8 @@ Examples:
   machine=$(echo \"$claim\" | cut -f1)          # host-b/runner-host-b-004
   spillway --host \"${machine%/*}\" machine exec \"${machine#*/}\" -- make test
   spillway fleet release \"$machine\" --claim \"$(echo \"$claim\" | cut -f3)\"
-  A job that does not know whether its claim arrived:
-    spillway fleet claim runner --key \"job-$CI_JOB_ID\" --repeated";
+  A job that may be started twice gets one machine:
+    spillway fleet claim runner --key \"job-$CI_JOB_ID\"";
 
 pub const RENEW: &str = "\
 Example:

@@ -268,7 +268,7 @@ fn name_words(host: &FleetHost, catalogs: &[FleetCatalog]) -> String {
 
 /// Formats the state of a host, such as `alive, draining`.
 fn state(host: &FleetHost) -> String {
-    let marks = [("cordoned", host.cordoned), ("draining", host.draining)];
+    let marks = [("cordoned", host.cordoned), ("draining", host.draining), ("report cut", host.report_cut)];
     let marks = marks.into_iter().filter(|(_, is)| *is).map(|(mark, _)| mark.to_owned());
     [word(&host.state)].into_iter().chain(marks).collect::<Vec<_>>().join(", ")
 }

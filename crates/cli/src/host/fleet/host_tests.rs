@@ -59,6 +59,14 @@ fn a_drain_that_cannot_end_says_what_fits_nowhere() {
 }
 
 #[test]
+fn a_report_that_leaves_something_out_is_marked() {
+    let cut = FleetHost { report_cut: true, ..host("alive", true, &[]) };
+    assert_eq!(state(&host("alive", true, &[])), "alive, draining");
+    assert_eq!(state(&cut), "alive, draining, report cut");
+    assert!(rows(&[cut]).contains("report cut"));
+}
+
+#[test]
 fn machines_that_keep_data_are_named() {
     let all = [catalog("desk", &json!({}), 0), catalog("db", &json!({ "data_disk_bytes": 1_048_576 }), 0)];
     let of = host("alive", true, &[share("desk", 5, 5, 1), share("db", 4, 3, 0)]);

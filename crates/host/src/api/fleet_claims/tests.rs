@@ -6,6 +6,7 @@ use crate::api::{ApiParts, ApiState, router};
 use crate::daemon::{self, DaemonSettings};
 use crate::fleet::claims::ClaimParts;
 use crate::fleet::door::{CALLER_HEADER, FleetDoor, FleetListener, Identity, Member};
+use crate::machines::closed_attempts::unix_ms;
 use crate::serving::{accept, accept_fleet};
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
@@ -16,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicI64;
+use std::time::SystemTime;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
 
@@ -133,9 +135,9 @@ impl Host {
         ask(stream, method, path, &headers, body).await
     }
 
-    /// Claims any machine, by a request with this id.
-    async fn claim(&self, id: &str, repeated: bool) -> Answer {
-        let path = format!("/v1/fleet/catalogs/desk/claims?repeated={repeated}");
+    /// Claims any machine, by a request with this id. `first`: nobody has sent it before.
+    async fn claim(&self, id: &str, first: bool) -> Answer {
+        let path = format!("/v1/fleet/catalogs/desk/claims{}", if first { "?first=true" } else { "" });
         self.send("POST", &path, &format!("idempotency-key: {id}\r\n"), r#"{"any": true}"#).await
     }
 
@@ -158,7 +160,9 @@ impl Fleet {
     async fn new(machines: &[u32]) -> Fleet {
         let mut hosts = Vec::new();
         for (number, machines) in machines.iter().enumerate() {
-            hosts.push(Host::new(&format!("host-{}", ["a", "b", "c", "d"][number]), *machines).await);
+            hosts.push(
+                Host::new(&format!("host-{}", ["a", "b", "c", "d", "e", "f"][number]), *machines).await,
+            );
         }
         let fleet = Fleet(hosts);
         fleet.show(&BTreeSet::new(), 5);
@@ -234,7 +238,7 @@ async fn a_request_has_one_claim_through_whichever_host_it_comes() {
     for number in 0..6 {
         let id = format!("job-{number}");
         let through = &fleet.0[number % 3];
-        let claim: FleetClaim = through.claim(&id, false).await.json();
+        let claim: FleetClaim = through.claim(&id, true).await.json();
         assert!(!claim.is_repeated && claim.request == id, "{claim:?}");
         assert_eq!(claim.machine.claim.as_ref().unwrap().id, claim.claim);
         let owner = &claim.machine.claim.as_ref().unwrap().owner;
@@ -247,7 +251,7 @@ async fn a_request_has_one_claim_through_whichever_host_it_comes() {
         assert_eq!(claim.fence.host_epoch, 7);
         fences.entry(claim.host.to_string()).or_default().push(claim.fence);
         for again in &fleet.0 {
-            let repeated: FleetClaim = again.claim(&id, true).await.json();
+            let repeated: FleetClaim = again.claim(&id, false).await.json();
             assert!(repeated.is_repeated, "{repeated:?}");
             assert_eq!(
                 (&repeated.claim, &repeated.host, repeated.fence),
@@ -257,22 +261,22 @@ async fn a_request_has_one_claim_through_whichever_host_it_comes() {
     }
     assert!(fences.values().all(|fences| fences.is_sorted_by(|a, b| a < b)), "{fences:?}");
     assert_eq!(fleet.claimed().await.len(), 6);
-    let none = fleet.0[0].claim("job-6", false).await;
+    let none = fleet.0[0].claim("job-6", true).await;
     assert_eq!((none.status, none.json::<Value>()["code"].as_str()), (409, Some("exhausted")), "{none:?}");
     // The same id with another body is another request.
     let body = r#"{"any": true, "owner": "eve"}"#;
-    let path = "/v1/fleet/catalogs/desk/claims?repeated=true";
+    let path = "/v1/fleet/catalogs/desk/claims";
     let reused = fleet.0[1].send("POST", path, "idempotency-key: job-1\r\n", body).await;
     assert_eq!(reused.status, 422, "{reused:?}");
     // A claim that has ended is not made anew.
-    let claim: FleetClaim = fleet.0[0].claim("job-1", true).await.json();
+    let claim: FleetClaim = fleet.0[0].claim("job-1", false).await.json();
     let release = format!(
         "/v1/fleet/hosts/{}/api/v1/machines/{}/claim?claim={}",
         claim.host, claim.machine.machine.name, claim.claim
     );
     assert_eq!(fleet.0[0].send("DELETE", &release, "", "").await.status, 200);
     for host in &fleet.0 {
-        let over = host.claim("job-1", true).await;
+        let over = host.claim("job-1", false).await;
         assert!(over.status == 409 && over.detail().contains("is over"), "{over:?}");
     }
 }
@@ -283,7 +287,7 @@ async fn a_lost_answer_is_found_and_a_lost_question_is_asked_again() {
     let [a, b] = &fleet.0[..] else { panic!() };
     let id = fleet.id_for(&["host-b"]);
     b.fail([Fault::LoseAnswer]);
-    let claim: FleetClaim = a.claim(&id, false).await.json();
+    let claim: FleetClaim = a.claim(&id, true).await.json();
     assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-b", true));
     assert_eq!(fleet.claimed().await.len(), 1);
     let next = (0..)
@@ -291,7 +295,7 @@ async fn a_lost_answer_is_found_and_a_lost_question_is_asked_again() {
         .find(|id| fleet.0[0].view.borrow().alive.len() == 2 && first_of(&fleet, id) == "host-b")
         .unwrap();
     b.fail([Fault::LoseQuestion, Fault::LoseQuestion]);
-    let claim: FleetClaim = a.claim(&next, false).await.json();
+    let claim: FleetClaim = a.claim(&next, true).await.json();
     assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-b", false));
     assert_eq!(fleet.claimed().await.len(), 2);
 }
@@ -312,15 +316,23 @@ async fn a_question_that_arrives_late_claims_nothing() {
     let machines: Vec<Name> = all_machines(b).await;
     let drain = json!({ "action": "drain", "select": { "names": machines } }).to_string();
     assert_eq!(b.send("POST", "/v1/machine-actions", "", &drain).await.status, 200);
-    let claim: FleetClaim = a.claim(&id, false).await.json();
+    let claim: FleetClaim = a.claim(&id, true).await.json();
     assert_eq!(claim.host.as_str(), "host-a");
     let undrain = drain.replace("drain", "undrain");
     assert_eq!(b.send("POST", "/v1/machine-actions", "", &undrain).await.status, 200);
     late.notify_one();
     // It is answered when this later one is: the records of a host change one after the other.
-    let (path, key) = ("/v1/fleet/self/catalogs/desk/claims?attempt=0", format!("idempotency-key: {id}\r\n"));
-    let refused = b.send("POST", path, &key, r#"{"any": true}"#).await;
+    let (now, key) = (unix_ms(SystemTime::now()), format!("idempotency-key: {id}\r\n"));
+    let path = |attempt: u64, sent: u64| {
+        format!("/v1/fleet/self/catalogs/desk/claims?attempt={attempt}&sent_unix_ms={sent}")
+    };
+    let refused = b.send("POST", &path(0, now), &key, r#"{"any": true}"#).await;
     assert_eq!(refused.json::<Value>()["result"], "superseded");
+    // One that was under way for so long that its end may be forgotten claims nothing, either.
+    for (attempt, sent) in [(1, now - 3_600_000), (1 << 22, now)] {
+        let stale = b.send("POST", &path(attempt, sent), &key, r#"{"any": true}"#).await;
+        assert_eq!(stale.json::<Value>()["result"], "stale", "{attempt}");
+    }
     tokio::time::timeout(Duration::from_secs(10), async {
         while Arc::strong_count(&late) > 1 {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -329,6 +341,42 @@ async fn a_question_that_arrives_late_claims_nothing() {
     .await
     .expect("the late question is carried out");
     assert_eq!(fleet.claimed().await.len(), 1);
+}
+
+/// A client that waits for a free machine sends a request again that has claimed nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_request_that_was_closed_is_carried_out_as_a_repeat() {
+    let fleet = Fleet::new(&[1, 1]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let id = fleet.id_for(&["host-b"]);
+    let all = |action: &str| json!({ "action": action, "select": { "catalog": "desk" } }).to_string();
+    for host in [a, b] {
+        assert_eq!(host.send("POST", "/v1/machine-actions", "", &all("drain")).await.status, 200);
+    }
+    b.fail([Fault::LoseQuestion]);
+    let none = a.claim(&id, true).await;
+    assert_eq!((none.status, none.json::<Value>()["code"].as_str()), (409, Some("exhausted")), "{none:?}");
+    assert_eq!(b.send("POST", "/v1/machine-actions", "", &all("undrain")).await.status, 200);
+    let claim: FleetClaim = a.claim(&id, true).await.json();
+    assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-b", false));
+}
+
+/// Without the bound, the request waits for each silent host in turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_ends_though_hosts_are_silent() {
+    let fleet = Fleet::new(&[1; 6]).await;
+    let id = fleet.id_for(&["host-b", "host-c", "host-d", "host-e", "host-f"]);
+    let [a, silent @ ..] = &fleet.0[..] else { panic!() };
+    // Its handshakes have no end.
+    let deaf = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    for host in silent {
+        *host.address.lock().unwrap() = deaf.local_addr().unwrap().to_string();
+    }
+    fleet.show(&BTreeSet::new(), 9);
+    let late = a.claim(&id, true).await;
+    assert!(late.status == 503 && late.detail().contains("the request has claimed nothing"), "{late:?}");
+    assert!(late.detail().contains("host-c"), "it says why: {late:?}");
+    assert_eq!(a.claimed().await.len(), 0);
 }
 
 async fn all_machines(host: &Host) -> Vec<Name> {
@@ -344,13 +392,13 @@ async fn what_a_silent_host_has_done_is_not_guessed() {
     // It has claimed a machine, and nobody hears of it again.
     d.fail([Fault::LoseAnswer]);
     d.fail(std::iter::repeat_n(Fault::LoseQuestion, 100));
-    let unknown = a.claim(&id, false).await;
+    let unknown = a.claim(&id, true).await;
     assert_eq!(unknown.status, 503, "{unknown:?}");
-    assert!(unknown.detail().contains(&format!("--key {id} --repeated")), "{unknown:?}");
+    assert!(unknown.detail().contains(&format!("--key {id})")), "{unknown:?}");
     // Neither does another host guess, nor one whose lease has just ended.
-    assert_eq!(b.claim(&id, true).await.status, 503);
+    assert_eq!(b.claim(&id, false).await.status, 503);
     fleet.show(&BTreeSet::from(["host-d"]), 9);
-    assert_eq!(b.claim(&id, true).await.status, 503);
+    assert_eq!(b.claim(&id, false).await.status, 503);
     assert_eq!(fleet.claimed().await.len(), 1);
     // A host that is certainly dead has no claims.
     let entry = |value: Value| Entry { value: value.to_string().into_bytes(), created: 7, modified: 11 };
@@ -359,12 +407,12 @@ async fn what_a_silent_host_has_done_is_not_guessed() {
         let change = vec![("hosts/host-d".to_owned(), Some(dead.clone()))];
         host.view.send_modify(|view| view.apply(Update::Changes(11, change)));
     }
-    let claim: FleetClaim = b.claim(&id, true).await.json();
+    let claim: FleetClaim = b.claim(&id, false).await.json();
     assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-c", false));
     assert_eq!((c.claimed().await.len(), d.claimed().await.len()), (1, 1));
     // It comes back. The claim of the later attempt counts.
     d.faults.lock().unwrap().clear();
-    let again: FleetClaim = a.claim(&id, true).await.json();
+    let again: FleetClaim = a.claim(&id, false).await.json();
     assert_eq!((again.host.as_str(), &again.claim), ("host-c", &claim.claim));
 }
 
@@ -374,22 +422,22 @@ async fn a_host_without_lease_takes_no_claims_of_the_fleet() {
     let [a, b] = &fleet.0[..] else { panic!() };
     let id = fleet.id_for(&["host-b"]);
     b.epoch.store(0, Ordering::SeqCst);
-    let claim: FleetClaim = a.claim(&id, false).await.json();
+    let claim: FleetClaim = a.claim(&id, true).await.json();
     assert_eq!(claim.host.as_str(), "host-a");
     // It can still ask others, but does not know whether it knows all of them.
-    let claim: FleetClaim = b.claim("x", false).await.json();
+    let claim: FleetClaim = b.claim("x", true).await.json();
     assert_eq!(claim.host.as_str(), "host-a");
-    let repeated = b.claim("x", true).await;
+    let repeated = b.claim("x", false).await;
     assert!(repeated.status == 503 && repeated.detail().contains("no valid lease"), "{repeated:?}");
     a.epoch.store(0, Ordering::SeqCst);
-    let none = a.claim("y", false).await;
+    let none = a.claim("y", true).await;
     assert!(none.status == 503 && none.detail().contains("host-b has no valid lease"), "{none:?}");
     assert_eq!(b.claimed().await.len(), 0);
     // Local claims go on, and the claims that there are.
     let own = b.send("POST", "/v1/catalogs/desk/claims", "", r#"{"any": true}"#).await;
     assert_eq!(own.status, 200, "{own:?}");
     a.epoch.store(9, Ordering::SeqCst);
-    let again: FleetClaim = a.claim(&id, true).await.json();
+    let again: FleetClaim = a.claim(&id, false).await.json();
     assert_eq!((again.fence.host_epoch, again.is_repeated), (7, true), "the fence is that of the claim");
 }
 
@@ -401,7 +449,7 @@ async fn repeats_at_the_same_time_make_one_claim() {
         let mut asked = tokio::task::JoinSet::new();
         for number in 0..6 {
             let (fleet, id) = (Arc::clone(&fleet), id.clone());
-            asked.spawn(async move { fleet.0[number % 3].claim(&id, true).await });
+            asked.spawn(async move { fleet.0[number % 3].claim(&id, false).await });
         }
         let mut claims = BTreeSet::new();
         while let Some(answer) = asked.join_next().await {
@@ -412,7 +460,7 @@ async fn repeats_at_the_same_time_make_one_claim() {
                 other => panic!("{other}: {answer:?}"),
             }
         }
-        let claim: FleetClaim = fleet.0[0].claim(&id, true).await.json();
+        let claim: FleetClaim = fleet.0[0].claim(&id, false).await.json();
         claims.insert(claim.claim);
         assert_eq!((claims.len(), fleet.claimed().await.len()), (1, round + 1), "{claims:?}");
     }
@@ -423,7 +471,7 @@ async fn who_may_not_claim_is_refused_and_a_claim_of_nobody_is_undone() {
     let fleet = Fleet::new(&[1, 1]).await;
     let [a, b] = &fleet.0[..] else { panic!() };
     let path = "/v1/fleet/catalogs/desk/claims";
-    for (headers, query) in [("", "?repeated=true"), ("", "?wait=31"), ("", "?again=1")] {
+    for (headers, query) in [("", "?repeated=true"), ("", "?first=no"), ("", "?wait=31"), ("", "?again=1")] {
         assert_eq!(a.send("POST", &format!("{path}{query}"), headers, "{}").await.status, 400, "{query}");
     }
     let unknown = a.send("POST", "/v1/fleet/catalogs/dask/claims", "", "{}").await;

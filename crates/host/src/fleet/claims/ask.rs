@@ -5,11 +5,12 @@
 use super::{FleetClaims, UserRequest};
 use crate::error::HostError;
 use crate::fleet::door::{CALLER_HEADER, HostClientError};
+use crate::machines::closed_attempts::unix_ms;
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use spillway_api::client::IDEMPOTENCY_KEY;
 use spillway_api::{ErrorCode, HostClaimDecision, Name, Problem};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Longest time until a host has decided. The question is repeated after it.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
@@ -19,14 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 pub(super) enum Question {
     /// Whether it has a machine.
     Claim {
-        /// Number of the attempt of this request, counted from 1.
+        /// Number of the attempt of this request.
         attempt: u64,
         /// Whether the machine must be ready.
         ready_only: bool,
     },
     /// Whether it has the claim already; attempts before this one are closed.
     Close {
-        /// Number of the attempt of this request, counted from 1.
+        /// Number of the attempt of this request.
         attempt: u64,
     },
 }
@@ -49,7 +50,9 @@ impl FleetClaims {
     pub(super) async fn ask(&self, host: &Name, of: &UserRequest, question: Question) -> Asked {
         if *host == self.0.door.host {
             let decided = match question {
-                Question::Claim { attempt, ready_only } => self.decide(of, attempt, ready_only).await,
+                Question::Claim { attempt, ready_only } => {
+                    self.decide(of, attempt, ready_only, SystemTime::now()).await
+                }
                 Question::Close { attempt } => self.close(of, attempt).await,
             };
             return match decided {
@@ -73,7 +76,10 @@ impl FleetClaims {
         let catalog = &of.catalog;
         let path = match question {
             Question::Claim { attempt, ready_only } => {
-                format!("/v1/fleet/self/catalogs/{catalog}/claims?attempt={attempt}&ready_only={ready_only}")
+                let sent = unix_ms(SystemTime::now());
+                format!(
+                    "/v1/fleet/self/catalogs/{catalog}/claims?attempt={attempt}&ready_only={ready_only}&sent_unix_ms={sent}"
+                )
             }
             Question::Close { attempt } => {
                 format!("/v1/fleet/self/catalogs/{catalog}/closed-claims?attempt={attempt}")

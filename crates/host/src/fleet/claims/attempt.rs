@@ -41,6 +41,16 @@ pub(super) enum Tried {
     Lost,
     /// A later attempt has closed this one.
     Superseded(u64),
+    /// The host may have forgotten that this one was closed.
+    Stale,
+}
+
+/// How a request ends that nobody has sent before.
+pub(super) enum FirstEnd {
+    /// It has claimed this machine.
+    Claimed(Box<FleetClaim>),
+    /// It has to be carried out as one that was sent before. The attempts up to this number may have been closed.
+    Again(u64),
 }
 
 impl ClaimAttempt {
@@ -56,30 +66,48 @@ impl ClaimAttempt {
     }
 
     /// Carries out a request that nobody has sent before. Its numbers begin with 0, so that each repeat has a larger one.
-    pub(super) async fn first(mut self) -> Result<FleetClaim, HostError> {
+    pub(super) async fn first(&mut self) -> Result<FirstEnd, HostError> {
         for candidate in self.candidates()? {
-            if let Some(claim) = self.claim_first(&candidate).await? {
-                return Ok(claim);
+            self.check_time()?;
+            if let Some(end) = self.claim_first(&candidate).await? {
+                return Ok(end);
             }
         }
         Err(self.no_machine())
     }
 
+    /// Refuses to ask another host when the time is over. All hosts that were asked give no machine.
+    pub(super) fn check_time(&self) -> Result<(), HostError> {
+        if Instant::now() < self.until {
+            return Ok(());
+        }
+        let message = format!(
+            "no host has given a machine of '{}' within {} s, and not all were asked{}: the request has claimed nothing",
+            self.request.catalog,
+            LONGEST.as_secs(),
+            self.why()
+        );
+        Err(HostError::new(ErrorCode::Unavailable, message))
+    }
+
     /// Asks a host until it has given a machine, or certainly gives none.
-    async fn claim_first(&mut self, candidate: &Candidate) -> Result<Option<FleetClaim>, HostError> {
+    async fn claim_first(&mut self, candidate: &Candidate) -> Result<Option<FirstEnd>, HostError> {
         let host = &candidate.host;
         for _ in 0..TRIES {
             match self.try_host(candidate).await? {
-                Tried::Claimed(claim) => return Ok(Some(*claim)),
+                Tried::Claimed(claim) => return Ok(Some(FirstEnd::Claimed(claim))),
                 Tried::No => return Ok(None),
-                Tried::Superseded(_) => return Err(self.superseded()),
+                Tried::Superseded(number) => return Ok(Some(FirstEnd::Again(number))),
+                Tried::Stale => return Ok(Some(FirstEnd::Again(0))),
                 Tried::Lost => {}
             }
             self.number += 1;
             match self.close(host).await? {
-                Some(HostClaimDecision::Claimed(claim)) => return Ok(Some(self.describe(host, *claim))),
+                Some(HostClaimDecision::Claimed(claim)) => {
+                    return Ok(Some(FirstEnd::Claimed(Box::new(self.describe(host, *claim)))));
+                }
                 Some(HostClaimDecision::Ended { machine, .. }) => return Err(self.ended(host, &machine)),
-                Some(HostClaimDecision::Superseded { .. }) => return Err(self.superseded()),
+                Some(HostClaimDecision::Superseded { attempt }) => return Ok(Some(FirstEnd::Again(attempt))),
                 Some(_) => {}
                 None => return Ok(None),
             }
@@ -128,6 +156,7 @@ impl ClaimAttempt {
             }
             HostClaimDecision::Ended { machine, .. } => Err(self.ended(host, &machine)),
             HostClaimDecision::Superseded { attempt } => Ok(Tried::Superseded(attempt)),
+            HostClaimDecision::Stale => Ok(Tried::Stale),
             HostClaimDecision::Isolated => {
                 self.reasons.push(format!("{host} has no valid lease"));
                 Ok(Tried::No)
@@ -201,10 +230,7 @@ impl ClaimAttempt {
         if !self.request.claim.any {
             message = format!("no machine of '{catalog}' is free and ready on the hosts of the fleet");
         }
-        let last = self.reasons.iter().rev().take(MOST_REASONS).cloned().collect::<Vec<_>>();
-        if !last.is_empty() {
-            message += &format!(" ({})", last.join("; "));
-        }
+        message += &self.why();
         // Where nobody has said that there is none, hosts do not answer.
         let code = match self.refused {
             None if !self.reasons.is_empty() => ErrorCode::Unavailable,
@@ -213,12 +239,18 @@ impl ClaimAttempt {
         HostError::new(code, message)
     }
 
+    /// The last reasons, for a message.
+    fn why(&self) -> String {
+        let last = self.reasons.iter().rev().take(MOST_REASONS).cloned().collect::<Vec<_>>();
+        if last.is_empty() { String::new() } else { format!(" ({})", last.join("; ")) }
+    }
+
     /// Nobody knows whether the request was carried out.
     pub(super) fn unknown(&self, why: &str) -> HostError {
         let id = &self.request.id;
         let message = format!(
-            "it is not known whether the request {id} has claimed a machine: {why}. Repeat it with 'Idempotency-Key: {id}' and \
-             repeated=true (spillway fleet claim --key {id} --repeated), through any host"
+            "it is not known whether the request {id} has claimed a machine: {why}. Repeat it with 'Idempotency-Key: {id}' and without \
+             first=true (spillway fleet claim --key {id}), through any host"
         );
         HostError::new(ErrorCode::Unavailable, message)
     }
@@ -226,14 +258,6 @@ impl ClaimAttempt {
     pub(super) fn ended(&self, host: &Name, machine: &Name) -> HostError {
         let message = format!(
             "the claim that this Idempotency-Key has made, of {machine} on {host}, is over: take a new key for a new claim"
-        );
-        HostError::new(ErrorCode::Conflict, message)
-    }
-
-    pub(super) fn superseded(&self) -> HostError {
-        let message = format!(
-            "the request {} is being repeated at this time, here or through another host: its answer counts",
-            self.request.id
         );
         HostError::new(ErrorCode::Conflict, message)
     }

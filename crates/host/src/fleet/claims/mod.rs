@@ -14,14 +14,14 @@ use crate::error::HostError;
 use crate::idempotency::Idempotency;
 use crate::machines::{ClaimSelector, FleetRequest, FleetRequestTerms, Machines};
 use crate::work::blocking;
-use attempt::ClaimAttempt;
+use attempt::{ClaimAttempt, FirstEnd};
 use axum::body::Body;
 use axum::http::{HeaderValue, Request};
 use spillway_api::{ErrorCode, FleetClaim, HostClaimDecision, MachineDetails, Name, NewClaim};
 use spillway_fleet::claim::{Departures, TakenMachines};
 use spillway_fleet::view::FleetView;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
 /// Longest time until a request is answered, without the wait for a machine that starts.
@@ -111,25 +111,30 @@ impl FleetClaims {
         claims
     }
 
-    /// Claims a machine on one of the hosts. With `repeated`, an earlier request with this id may have claimed one.
+    /// Claims a machine on one of the hosts. With `first`, nobody has sent a request with this id before; without it, all hosts are asked for
+    /// its claim first.
     ///
     /// # Errors
     /// No host has a machine, or it is not known whether the request was carried out: `unavailable`.
-    pub async fn claim(&self, request: UserRequest, repeated: bool) -> Result<FleetClaim, HostError> {
+    pub async fn claim(&self, request: UserRequest, first: bool) -> Result<FleetClaim, HostError> {
         if request.user.header.is_none() {
             return Err(HostError::invalid(format!(
                 "{} has come through another host, and a claim of the fleet is passed on only once: ask this host directly, without --host",
                 request.user.who
             )));
         }
-        let attempt = ClaimAttempt::new(self.clone(), request);
-        match repeated {
-            true => repeat::again(attempt).await,
-            false => attempt.first().await,
-        }
+        let mut attempt = ClaimAttempt::new(self.clone(), request);
+        let seen = match first {
+            false => 0,
+            true => match attempt.first().await? {
+                FirstEnd::Claimed(claim) => return Ok(*claim),
+                FirstEnd::Again(seen) => seen,
+            },
+        };
+        repeat::again(attempt, seen).await
     }
 
-    /// Decides about a machine of this host.
+    /// Decides about a machine of this host. `sent`: when the daemon that asks has sent the question, by its clock.
     ///
     /// # Errors
     /// The request itself is wrong, or the records of the host cannot be read.
@@ -138,12 +143,13 @@ impl FleetClaims {
         request: &UserRequest,
         attempt: u64,
         ready_only: bool,
+        sent: SystemTime,
     ) -> Result<HostClaimDecision, HostError> {
         let (parts, of) = (Arc::clone(&self.0), self.local(request));
-        let terms = FleetRequestTerms { attempt, ready_only, who: request.user.who.clone() };
+        let terms = FleetRequestTerms { attempt, sent, ready_only, who: request.user.who.clone() };
         run(move || {
             let decided = parts.machines.claims.claim_for_fleet(&of, &terms, Arc::clone(&parts.epoch));
-            of.keys().into_iter().for_each(|key| parts.idempotency.note(key));
+            parts.idempotency.note(of.key());
             decided
         })
         .await
@@ -155,12 +161,7 @@ impl FleetClaims {
     /// As with [`FleetClaims::decide`].
     pub async fn close(&self, request: &UserRequest, attempt: u64) -> Result<HostClaimDecision, HostError> {
         let (parts, of) = (Arc::clone(&self.0), self.local(request));
-        run(move || {
-            let decided = parts.machines.claims.close_for_fleet(&of, attempt);
-            of.keys().into_iter().for_each(|key| parts.idempotency.note(key));
-            decided
-        })
-        .await
+        run(move || parts.machines.claims.close_for_fleet(&of, attempt)).await
     }
 
     fn local(&self, request: &UserRequest) -> FleetRequest {

@@ -5,6 +5,7 @@
 
 use super::attempt::{ClaimAttempt, PAUSE, Tried};
 use crate::error::HostError;
+use crate::machines::closed_attempts::FIRST_REPEAT;
 use spillway_api::{ErrorCode, FleetClaim, HostClaimDecision, Name};
 use spillway_fleet::claim::possible_holders;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ const ROUNDS: u32 = 8;
 /// After the claim was found, the other hosts have so long to say that they have a later one.
 const OTHERS: Duration = Duration::from_secs(1);
 /// Bits of a number that differ between attempts of the same millisecond.
-const RANDOM_BITS: u32 = 22;
+const RANDOM_BITS: u32 = FIRST_REPEAT.trailing_zeros();
 
 /// What all hosts have said.
 enum Closed {
@@ -32,9 +33,8 @@ enum Closed {
     Superseded(u64),
 }
 
-/// Carries out a request that may have been carried out before.
-pub(super) async fn again(mut attempt: ClaimAttempt) -> Result<FleetClaim, HostError> {
-    let mut seen = 0;
+/// Carries out a request that may have been carried out before. `seen`: attempts up to this number may have been closed.
+pub(super) async fn again(mut attempt: ClaimAttempt, mut seen: u64) -> Result<FleetClaim, HostError> {
     'rounds: for round in 0..ROUNDS {
         if round > 0 {
             // Two repeats at the same time would supersede each other for ever.
@@ -58,6 +58,7 @@ pub(super) async fn again(mut attempt: ClaimAttempt) -> Result<FleetClaim, HostE
             Closed::Nowhere => {}
         }
         for candidate in attempt.candidates()? {
+            attempt.check_time()?;
             match attempt.try_host(&candidate).await? {
                 Tried::Claimed(claim) => return Ok(*claim),
                 Tried::No => {}
@@ -65,7 +66,7 @@ pub(super) async fn again(mut attempt: ClaimAttempt) -> Result<FleetClaim, HostE
                     seen = seen.max(number);
                     continue 'rounds;
                 }
-                Tried::Lost => continue 'rounds,
+                Tried::Lost | Tried::Stale => continue 'rounds,
             }
         }
         return Err(attempt.no_machine());

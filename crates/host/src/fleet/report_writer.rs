@@ -1,4 +1,4 @@
-//! Reports of this host to its fleet: what it has, and what its machines do. Owns when they are written.
+//! Writes the reports of this host to its fleet: what it has, and what its machines do. Owns when that is done.
 //!
 //! Invariant: two attempts to write a report are at least [`REPORT_MS`] apart, whatever comes of the first, and a report that says nothing
 //! new is not written.
