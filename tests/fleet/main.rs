@@ -5,5 +5,6 @@ mod browser;
 mod failure;
 mod named;
 mod network;
+mod restored;
 mod rollouts;
 mod world;

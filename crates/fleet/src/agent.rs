@@ -1,10 +1,11 @@
 //! What the fleet wants of one host: catalogs with counts and versions. Owns the rule by which settings of a fleet's catalog become
 //! those of a host's.
 //!
-//! Invariant: nothing is wanted of a host unless the records are those of its fleet. Records that are gone, or cannot be read, are no
+//! Invariant: nothing is wanted of a host unless the records are those of its fleet, and it is a member. Records that are gone, or cannot be read, are no
 //! order to give machines up.
 
 use crate::keys::Key;
+use crate::membership::takes_part;
 use crate::named::{PlacedMachine, placed};
 use crate::placement::version_of_new;
 use crate::records::{CatalogRecord, ImageRecord, RegistryRecord, RolloutRecord, ShareRecord, VersionName};
@@ -74,9 +75,12 @@ pub struct WantedShares {
     pub unknown: BTreeMap<Name, String>,
 }
 
-/// Returns what the records want of a host; `None` if they say nothing: they are not those of the fleet with this identity, or not there.
-pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name) -> Option<WantedShares> {
-    view.meta.as_ref().filter(|meta| meta.value.fleet_id == fleet_id)?;
+/// Returns what the records want of a host; `None` if they say nothing: they are not those of the fleet with this identity, not there, or do
+/// not have the host with this identity as a member.
+pub fn wanted(view: &FleetView, fleet_id: &str, host: &Name, host_id: &str) -> Option<WantedShares> {
+    if !takes_part(view, fleet_id, host, host_id) {
+        return None;
+    }
     let mut wanted = WantedShares::default();
     for key in view.unreadable.keys() {
         match key.parse() {
@@ -217,6 +221,10 @@ mod tests {
         ("meta", meta)
     }
 
+    fn member() -> (&'static str, Value) {
+        ("hosts/a", json!({ "host_id": "h", "zone": "z" }))
+    }
+
     fn catalog(settings: Value) -> Value {
         json!({
             "spec": settings, "version": 3, "generation": 4, "history": [], "created": "2026-01-01T00:00:00Z",
@@ -233,6 +241,7 @@ mod tests {
         let lab = catalog(json!({ "image": "debian", "count": 2, "naming": "x-##" }));
         let records = [
             meta(),
+            member(),
             ("catalogs/desk", desk),
             ("catalogs/lab", lab),
             ("share/a/desk", share(25)),
@@ -241,7 +250,7 @@ mod tests {
             ("share/b/desk", share(75)),
         ];
         let host: Name = "a".parse().unwrap();
-        let wanted = wanted(&view(&records), "f", &host).unwrap();
+        let wanted = wanted(&view(&records), "f", &host, "h").unwrap();
         let names: Vec<_> = wanted.catalogs.keys().map(Name::as_str).collect();
         assert_eq!(names, ["desk", "lab"], "{wanted:?}");
         let desk = &wanted.catalogs[&"desk".parse::<Name>().unwrap()];
@@ -259,11 +268,11 @@ mod tests {
             json!({ "epoch": 1, "number": 1, "identity": { "uuid": "u", "mac": "02:00:00:00:00:01" } });
         let records = |settings: Option<Value>| {
             let catalog = settings.map(|settings| ("catalogs/desk", catalog(settings)));
-            let all = [meta(), ("place/a/desk/desk-001", place.clone())].into_iter().chain(catalog);
+            let all = [meta(), member(), ("place/a/desk/desk-001", place.clone())].into_iter().chain(catalog);
             all.collect::<Vec<_>>()
         };
         let leaving = |settings: Option<Value>| {
-            let wanted = wanted(&view(&records(settings)), "f", &host).unwrap();
+            let wanted = wanted(&view(&records(settings)), "f", &host, "h").unwrap();
             wanted.leaving.values().flatten().map(|machine| machine.is_leaving).collect::<Vec<_>>()
         };
         assert_eq!(leaving(Some(json!({ "image": "x", "identity": "named" }))), [] as [bool; 0]);
@@ -275,14 +284,25 @@ mod tests {
     fn what_is_not_known_is_no_order() {
         let host: Name = "a".parse().unwrap();
         let records = [("catalogs/desk", catalog(json!({ "image": "x" }))), ("share/a/desk", share(1))];
-        assert_eq!(wanted(&view(&records), "f", &host), None, "there is no fleet");
-        assert_eq!(wanted(&view(&[meta()]), "g", &host), None, "it is another fleet");
-        assert_eq!(wanted(&view(&[meta()]), "f", &host), Some(WantedShares::default()));
+        assert_eq!(wanted(&view(&records), "f", &host, "h"), None, "there is no fleet");
+        assert_eq!(wanted(&view(&[meta()]), "f", &host, "h"), None, "the host is no member");
+        let records = [meta(), member()];
+        assert_eq!(wanted(&view(&records), "g", &host, "h"), None, "it is another fleet");
+        assert_eq!(wanted(&view(&records), "f", &host, "i"), None, "another host has the name");
+        assert_eq!(wanted(&view(&records), "f", &host, "h"), Some(WantedShares::default()));
+        let mut later = meta();
+        later.1["format"] = json!(2);
+        assert_eq!(wanted(&view(&[later, member()]), "f", &host, "h"), None, "the format is not known");
         for records in [
-            [meta(), ("catalogs/desk", json!(1)), ("share/a/desk", share(1))],
-            [meta(), ("catalogs/desk", catalog(json!({ "image": "x" }))), ("share/a/desk", json!({}))],
+            [meta(), member(), ("catalogs/desk", json!(1)), ("share/a/desk", share(1))],
+            [
+                meta(),
+                member(),
+                ("catalogs/desk", catalog(json!({ "image": "x" }))),
+                ("share/a/desk", json!({})),
+            ],
         ] {
-            let wanted = wanted(&view(&records), "f", &host).unwrap();
+            let wanted = wanted(&view(&records), "f", &host, "h").unwrap();
             assert!(wanted.catalogs.is_empty() && wanted.unknown.len() == 1, "{wanted:?}");
         }
     }

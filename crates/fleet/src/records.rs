@@ -49,6 +49,19 @@ pub struct HostRecord {
     /// Epoch of the host that somebody has declared dead: it counts as lost as long as it has no later one.
     #[serde(default)]
     pub dead_epoch: Option<i64>,
+    /// How other hosts reach the daemon, as in the last record `alive/HOST`: they are asked about the host when that record is gone. Its
+    /// daemon writes it; none before it has done so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub door: Option<DoorRecord>,
+}
+
+/// How other hosts reach a daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoorRecord {
+    /// Address of the daemon, `HOST:PORT`.
+    pub address: String,
+    /// SHA-256 of the certificate that the daemon shows, in hexadecimal digits.
+    pub certificate: String,
 }
 
 /// Record `alive/HOST`, which goes with the lease of the host. The revision that created it is the host's epoch.

@@ -14,7 +14,7 @@ use spillway_host::backup;
 use spillway_host::daemon::{self, AuditTo, DaemonSettings, LIBVIRT_URI_DEFAULT};
 use spillway_host::events::log_line;
 use spillway_host::failure::{self, Failure};
-use spillway_host::fleet::{FleetOptions, leave_fleet};
+use spillway_host::fleet::{FleetOptions, accept_restored_fleet, leave_fleet};
 use spillway_host::guard;
 use spillway_host::guest_users::UserChoice;
 use spillway_host::registries::SourceRule;
@@ -187,6 +187,9 @@ struct Arguments {
 /// What else there is to do with a state's folder
 #[derive(Subcommand)]
 enum Command {
+    /// Let this host take part again in its fleet, whose etcd was restored from a backup, while no spillwayd uses the state folder. The host
+    /// carries out what the restored records say
+    AcceptRestoredFleet,
     /// Copy the records of a host into a file, while spillwayd runs or not
     #[command(after_help = BACKUP)]
     Backup {
@@ -306,6 +309,17 @@ fn execute_offline(command: &Command, state: &Path, socket: &Path) -> Result<()>
                 println!("this host has left the fleet {}; its own from now on: {catalogs}", left.fleet);
             }
             None => println!("this host is in no fleet"),
+        },
+        Command::AcceptRestoredFleet => match accept_restored_fleet(state)? {
+            Some(records) => {
+                println!(
+                    "this host takes the records of revision {} and later: start spillwayd",
+                    records.found_revision
+                );
+            }
+            None => {
+                println!("this host has found no restored records of its fleet: there is nothing to accept")
+            }
         },
         Command::Guard { machines, slot } => guard::run(machines, *slot)?,
     }

@@ -21,9 +21,9 @@ pub struct FleetSelf {
 pub struct FleetReach {
     /// Name of the other host.
     pub host: Name,
-    /// Whether its daemon has answered within 2 s.
+    /// Whether its daemon has answered within 2 s, or has refused this host.
     pub reaches: bool,
-    /// What has kept the daemon from an answer, for people. Absent if it has answered.
+    /// What has kept the daemon from an answer, for people. Absent if it has answered the question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }

@@ -563,7 +563,7 @@ fn no_host_is_next_if_min_ready_needs_its_machines() {
 fn a_batch_is_smaller_if_min_ready_needs_the_rest() {
     let (mut world, first) = World::begun(4, 5, json!({ "min_ready": 19, "waves": ["100%"] }));
     assert_eq!(world.batch(&first), Some(1));
-    let wanted = wanted(world.driver.fleet.view(), "x", &name(&first)).unwrap();
+    let wanted = wanted(world.driver.fleet.view(), "x", &name(&first), &format!("id of {first}")).unwrap();
     assert_eq!(wanted.catalogs[&name("desk")].strategy, RolloutStrategy::Batch(1));
     // A claimed machine elsewhere is down: no further one may be restarted.
     let other = world.with(1)[0].clone();
@@ -593,7 +593,9 @@ fn a_batch_is_smaller_if_min_ready_needs_the_rest() {
 #[test]
 fn hosts_hear_what_to_bring_and_when_to_stop() {
     let mut world = World::new(4, 5, json!({}));
-    let at = |world: &World, host: &str| wanted(world.driver.fleet.view(), "x", &name(host)).unwrap();
+    let at = |world: &World, host: &str| {
+        wanted(world.driver.fleet.view(), "x", &name(host), &format!("id of {host}")).unwrap()
+    };
     assert!(at(&world, "h0").versions.is_empty());
     world.update(2);
     for host in world.hosts() {
@@ -621,7 +623,7 @@ fn hosts_hear_what_to_bring_and_when_to_stop() {
 
 /// What a host with names of the fleet is told: image, machines, whether it restarts none, and the version that it brings.
 fn told(world: &World, host: &str) -> (String, usize, bool, Option<u32>) {
-    let wanted = wanted(world.driver.fleet.view(), "x", &name(host)).unwrap();
+    let wanted = wanted(world.driver.fleet.view(), "x", &name(host), &format!("id of {host}")).unwrap();
     let desk = &wanted.catalogs[&name("desk")];
     let machines = desk.machines.as_ref().unwrap().len();
     assert_eq!((desk.spec.count as usize, desk.spec.naming.as_deref()), (machines, Some("desk-###")));

@@ -117,7 +117,7 @@ impl Node {
         let instance = format!("{number}");
         let alive = AliveRecord {
             instance: instance.clone(),
-            boot_id: "b".into(),
+            boot_id: self.boot.to_string(),
             address: "h:1".into(),
             certificate: "00".into(),
             version: "1".into(),

@@ -267,7 +267,7 @@ impl Host {
         }
         self.seen_shares = up_to;
         let wanted = match &self.view {
-            Some(view) => wanted(view, "x", &self.name),
+            Some(view) => wanted(view, "x", &self.name, self.name.as_str()),
             None => Some(self.own(store)),
         };
         if let Some(wanted) = wanted {

@@ -5,19 +5,13 @@
 use super::extract::Path;
 use super::{ApiState, ProblemResponse};
 use crate::error::HostError;
-use crate::fleet::door::{FleetDoor, HostClientError};
+use crate::fleet::door::{FleetDoor, HostClientError, Presence, REACH};
 use axum::Json;
 use axum::extract::State;
 use spillway_api::{ErrorCode, FleetReach, FleetSelf, Name};
 use std::sync::Arc;
-use std::time::Duration;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-/// Longest time until another host has answered.
-pub(super) const REACH: Duration = Duration::from_secs(2);
-/// Path of what a host says of itself.
-pub(super) const SELF: &str = "/v1/fleet/self";
 
 pub fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::new().routes(routes!(get_fleet_self)).routes(routes!(get_fleet_reach))
@@ -42,22 +36,22 @@ pub(super) fn host_error(error: &HostClientError) -> HostError {
 #[utoipa::path(get, path = "/self", responses((status = 200, body = FleetSelf), ProblemResponse))]
 async fn get_fleet_self(State(app): State<ApiState>) -> Result<Json<FleetSelf>, HostError> {
     let fleet = fleet(&app)?;
-    let epoch = fleet.members.get(&fleet.host).map(|member| member.epoch);
+    let epoch = fleet.members.get(&fleet.host).map(|member| member.epoch).filter(|epoch| *epoch != 0);
     Ok(Json(FleetSelf { host: fleet.host.clone(), epoch, instance: fleet.instance.clone() }))
 }
 
-/// Returns whether this host reaches another one of its fleet: whether the daemon there answers within 2 s.
+/// Returns whether this host reaches another one of its fleet: whether the daemon there answers within 2 s, or refuses this host.
 #[utoipa::path(get, path = "/reach/{host}", params(("host" = Name, Path)), responses((status = 200, body = FleetReach), ProblemResponse))]
 async fn get_fleet_reach(
     State(app): State<ApiState>,
     Path(host): Path<Name>,
 ) -> Result<Json<FleetReach>, HostError> {
     let fleet = fleet(&app)?;
-    let why = match fleet.client.get::<FleetSelf>(&host, SELF, REACH).await {
-        Ok(found) if found.host == host => None,
-        Ok(found) => Some(format!("it calls itself {}", found.host)),
-        Err(error @ HostClientError::Unknown { .. }) => return Err(host_error(&error)),
-        Err(error) => Some(error.to_string()),
+    let (reaches, why) = match fleet.client.look(&host, REACH).await.map_err(|error| host_error(&error))? {
+        Presence::Answers => (true, None),
+        // Its daemon runs, and so do its machines.
+        Presence::Refuses(why) => (true, Some(why)),
+        Presence::Silent(why) => (false, Some(why)),
     };
-    Ok(Json(FleetReach { host, reaches: why.is_none(), why }))
+    Ok(Json(FleetReach { host, reaches, why }))
 }

@@ -6,13 +6,15 @@
 mod body;
 mod tunnel;
 
-use super::fleet::{REACH, SELF, fleet, host_error};
+use super::fleet::{fleet, host_error};
 use super::websocket::is_same_origin;
 use super::{ApiState, ProblemResponse};
 use crate::access::Peer;
 use crate::access::caller::{Caller, Role};
 use crate::error::HostError;
-use crate::fleet::door::{CALLER_HEADER, FleetDoor, HostBody, HostClientError, Member, caller_value};
+use crate::fleet::door::{
+    CALLER_HEADER, FleetDoor, HostBody, HostClientError, Member, REACH, SELF, caller_value,
+};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};

@@ -11,7 +11,7 @@ use crate::error::HostError;
 use crate::streaming::{Streaming, url_of_member};
 use crate::work::blocking;
 use spillway_api::{ErrorCode, EventKind, Name, Residency};
-use spillway_fleet::agent::{ImageSource, wanted};
+use spillway_fleet::agent::ImageSource;
 use spillway_fleet::boot::{self, BootRecord};
 use spillway_fleet::copies::CopyHolders;
 use spillway_fleet::keys::ImageDigest;
@@ -81,8 +81,8 @@ fn members(door: &FleetDoor) -> Vec<PeerMember> {
 }
 
 fn wanted_images(service: &FleetService, view: &FleetView, holders: &CopyHolders) -> Option<WantedImages> {
-    let shares = wanted(view, &service.fleet_id()?, service.host_name())?;
-    let copies = holders.wanted(view, service.host_name(), now());
+    let shares = service.wanted(view)?;
+    let copies = holders.wanted(view, &service.door().host, now());
     let of_shares = shares.catalogs.values().filter_map(|catalog| catalog.source.as_ref());
     let here: BTreeSet<ImageDigest> =
         of_shares.chain(copies.values()).filter_map(|source| ImageDigest::of(&source.image.digest)).collect();
@@ -111,7 +111,7 @@ async fn carry_out(
         Ok(Ok(done)) => done,
         Ok(Err(e)) => {
             let text = format!("images of the fleet: {}", e.message);
-            if told.insert((service.host_name().clone(), 0), text.clone()).as_ref() != Some(&text) {
+            if told.insert((service.door().host.clone(), 0), text.clone()).as_ref() != Some(&text) {
                 service.events().raise(EventKind::Failed, "host", text);
             }
             return Vec::new();

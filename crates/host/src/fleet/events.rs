@@ -37,28 +37,44 @@ pub fn follow(service: FleetService, request: FleetEventRequest) -> impl Stream<
     })
 }
 
-/// Begins to follow each host once.
+/// The hosts that are followed, and where others were left.
+struct FollowedHosts {
+    now: BTreeSet<Name>,
+    after: BTreeMap<Name, EventId>,
+}
+
+impl FollowedHosts {
+    /// Takes the hosts that there are. Returns those that nobody follows, and the last events that were read of them.
+    fn begin(&mut self, known: impl Iterator<Item = Name>) -> Vec<(Name, Option<EventId>)> {
+        let new: Vec<Name> = known.filter(|host| self.now.insert(host.clone())).collect();
+        new.into_iter().map(|host| (host.clone(), self.after.get(&host).copied())).collect()
+    }
+
+    /// Takes that a host is not followed any more, because it was removed.
+    fn end(&mut self, host: Name, last: Option<EventId>) {
+        self.now.remove(&host);
+        self.after.extend(last.map(|last| (host, last)));
+    }
+}
+
+/// Follows each host once at a time. One that is removed and comes back is followed again, from where it was left.
 async fn watch(service: FleetService, request: FleetEventRequest, events: mpsc::Sender<FleetEvent>) {
     let mut view = service.subscribe();
-    let mut followed: BTreeSet<Name> = BTreeSet::new();
+    let mut followed = FollowedHosts { now: BTreeSet::new(), after: request.after };
     let mut hosts = JoinSet::new();
     loop {
-        let known: Vec<Name> = view.borrow_and_update().hosts.keys().cloned().collect();
-        for host in known {
-            if followed.insert(host.clone()) {
-                let after = request.after.get(&host).copied();
-                let follower = HostFollower {
-                    service: service.clone(),
-                    host,
-                    after,
-                    limit: request.limit,
-                    events: events.clone(),
-                };
-                hosts.spawn(follower.run());
-            }
+        let new = followed.begin(view.borrow_and_update().hosts.keys().cloned());
+        for (host, after) in new {
+            let (service, events) = (service.clone(), events.clone());
+            hosts.spawn(HostFollower { service, host, after, limit: request.limit, events }.run());
         }
         tokio::select! {
             changed = view.changed() => if changed.is_err() { return },
+            Some(ended) = hosts.join_next() => {
+                if let Ok((host, last)) = ended {
+                    followed.end(host, last);
+                }
+            }
             () = events.closed() => return,
         }
     }
@@ -74,7 +90,13 @@ struct HostFollower {
 }
 
 impl HostFollower {
-    async fn run(mut self) {
+    /// Follows the host until it is removed, or nobody reads the events. Returns the last event that was read.
+    async fn run(mut self) -> (Name, Option<EventId>) {
+        self.read_on().await;
+        (self.host, self.after)
+    }
+
+    async fn read_on(&mut self) {
         let mut is_told = false;
         loop {
             let before = self.after;
@@ -156,4 +178,22 @@ pub async fn newest(service: &FleetService, limit: usize) -> Vec<FleetEvent> {
     }
     let skipped = events.len().saturating_sub(limit);
     events.into_values().skip(skipped).chain(unreachable).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_comes_back_is_followed_again_from_where_it_was_left() {
+        let name = |text: &str| text.parse::<Name>().unwrap();
+        let id = |number| EventId { history: 1, number };
+        let mut hosts = FollowedHosts { now: BTreeSet::new(), after: BTreeMap::from([(name("a"), id(5))]) };
+        let known = || [name("a"), name("b")].into_iter();
+        assert_eq!(hosts.begin(known()), [(name("a"), Some(id(5))), (name("b"), None)]);
+        assert_eq!(hosts.begin(known()), []);
+        hosts.end(name("a"), Some(id(9)));
+        assert_eq!(hosts.begin([name("b")].into_iter()), [], "it was removed");
+        assert_eq!(hosts.begin(known()), [(name("a"), Some(id(9)))]);
+    }
 }

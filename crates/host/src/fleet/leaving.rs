@@ -1,6 +1,9 @@
-//! Ends the membership of a host in its fleet while its daemon does not run. Decides nothing.
+//! What is done to the membership of a host in its fleet while its daemon does not run: its end, and the acceptance of records that were
+//! restored from a backup. Decides nothing.
+//!
+//! Invariant: the records change only while no daemon uses them, and no VMM of a name of the fleet runs.
 
-use super::record::{LeftFleet, leave};
+use super::record::{FleetMembership, LeftFleet, RestoredRecords, leave};
 use crate::failure::Failure;
 use crate::guard;
 use crate::machines::vmm_process;
@@ -9,6 +12,7 @@ use crate::store::{Objects, SqliteStore};
 use anyhow::{Context, Result, bail};
 use spillway_api::{Catalog, Machine};
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,16 +21,7 @@ use std::sync::Arc;
 /// # Errors
 /// There are no records in the folder, a daemon uses it, or a machine with a name of the fleet runs.
 pub fn leave_fleet(state: &Path) -> Result<Option<LeftFleet>> {
-    let state = std::path::absolute(state).context("--state")?;
-    let database = state.join(DATABASE);
-    if !database.exists() {
-        bail!(Failure::usage(format!("{}: there are no records of a spillwayd in it", state.display())));
-    }
-    let Some(_lock) = try_lock(&state)? else {
-        bail!(Failure::refused(format!("{}: a spillwayd uses this folder: stop it first", state.display())));
-    };
-    let objects = Objects::new(Arc::new(SqliteStore::open(&database)?));
-    let running = running_names(&objects, &machine_folder(&state))?;
+    let (objects, _lock, running) = open(state)?;
     if !running.is_empty() {
         bail!(Failure::refused(format!(
             "machines with names of the fleet run on this host, and nobody would end them: {}. Drain the host while its spillwayd runs \
@@ -35,6 +30,39 @@ pub fn leave_fleet(state: &Path) -> Result<Option<LeftFleet>> {
         )));
     }
     Ok(leave(&objects)?)
+}
+
+/// Accepts records of the fleet that are older than those that the host has acted on. `None`: the host has found none.
+///
+/// # Errors
+/// There are no records in the folder, a daemon uses it, or a machine with a name of the fleet runs: by the older records another host may
+/// start it, too.
+pub fn accept_restored_fleet(state: &Path) -> Result<Option<RestoredRecords>> {
+    let (objects, _lock, running) = open(state)?;
+    if !running.is_empty() {
+        bail!(Failure::refused(format!(
+            "machines with names of the fleet run on this host, and by the restored records other hosts may start them, too: {}. Shut them down \
+             in the guests, or end their QEMU processes, first",
+            running.join(", ")
+        )));
+    }
+    Ok(FleetMembership::accept(&objects)?)
+}
+
+/// Opens the records of a host whose daemon does not run, and returns the lock of their folder, and the machines with names of the fleet that
+/// run.
+fn open(state: &Path) -> Result<(Objects, File, Vec<String>)> {
+    let state = std::path::absolute(state).context("--state")?;
+    let database = state.join(DATABASE);
+    if !database.exists() {
+        bail!(Failure::usage(format!("{}: there are no records of a spillwayd in it", state.display())));
+    }
+    let Some(lock) = try_lock(&state)? else {
+        bail!(Failure::refused(format!("{}: a spillwayd uses this folder: stop it first", state.display())));
+    };
+    let objects = Objects::new(Arc::new(SqliteStore::open(&database)?));
+    let running = running_names(&objects, &machine_folder(&state))?;
+    Ok((objects, lock, running))
 }
 
 /// Machines with names of a fleet whose VMMs run, or may run.
@@ -62,7 +90,6 @@ fn running_names(objects: &Objects, folder: &Path) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::FleetMembership;
     use super::*;
     use crate::machines::VMM_PROCESS;
     use crate::processes;
@@ -85,7 +112,10 @@ mod tests {
         let vmm = processes::start(&folder, VMM_PROCESS, sleep).unwrap();
         let refused = leave_fleet(dir.path()).unwrap_err();
         assert!(refused.to_string().contains("nobody would end them: desk-001."), "{refused}");
+        let refused = accept_restored_fleet(dir.path()).unwrap_err();
+        assert!(refused.to_string().contains("may start them, too: desk-001."), "{refused}");
         vmm.end(Duration::ZERO).unwrap();
+        assert_eq!(accept_restored_fleet(dir.path()).unwrap(), None);
         assert_eq!(leave_fleet(dir.path()).unwrap().unwrap().fleet, fleet);
     }
 }

@@ -63,7 +63,7 @@ impl NameKeeper {
             let held = *lease.borrow_and_update();
             let (orders, belief, leaving) = {
                 let view = view.borrow_and_update();
-                let belief = self.belief(&view, held, service.joined().as_deref());
+                let belief = self.belief(&view, held, service.takes_part(&view));
                 let orders = names.step(&view, belief, &self.gate.running(), now());
                 (orders, belief, names.leaving(&view))
             };
@@ -92,13 +92,12 @@ impl NameKeeper {
     }
 
     /// The epoch that goes with the present lease.
-    fn belief(&self, view: &FleetView, lease: Option<LeaseState>, joined: Option<&str>) -> Option<Belief> {
+    fn belief(&self, view: &FleetView, lease: Option<LeaseState>, takes_part: bool) -> Option<Belief> {
         let (lease, alive) = (lease?, view.alive.get(&self.host)?);
         let is_own = alive.value.instance == self.instance && alive.value.lease == lease.id;
-        let is_joined = view.meta.as_ref().is_some_and(|meta| joined == Some(&meta.value.fleet_id));
         // etcd may grant more time than was asked for, and end the lease earlier: the placer waits for what was asked for.
         let until = lease.valid_until.min(lease.renewed.after_ms(VALID_MS));
-        (is_own && is_joined && now() < until).then_some(Belief { epoch: alive.created, until })
+        (is_own && takes_part && now() < until).then_some(Belief { epoch: alive.created, until })
     }
 
     /// Carries out what was decided.

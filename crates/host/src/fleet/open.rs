@@ -95,7 +95,7 @@ impl OpenFleet {
             peers: peers.map(|peers| peers.told),
             lease: 0,
         };
-        let own = OwnHost { name: host, host_id: record.host_id, zone, labels, alive };
+        let own = OwnHost { name: host, host_id: record.host_id.clone(), zone, labels, alive };
         let reconciler = ShareReconciler {
             fleet: etcd.address.fleet.clone(),
             catalogs: parts.catalogs,
@@ -110,7 +110,7 @@ impl OpenFleet {
         };
         // The key of this host keeps its epoch, whatever lease it has.
         let EtcdAccess { address, tls, user } = etcd.clone();
-        let store = FleetStore::open(FleetStoreSettings { address, tls, user, lease: None });
+        let store = FleetStore::open(FleetStoreSettings { address, tls, user });
         let named = NameKeeper {
             host: own.name.clone(),
             instance: own.alive.instance.clone(),
@@ -129,7 +129,8 @@ impl OpenFleet {
             objects: parts.objects,
             reconciler,
             streaming: parts.streaming,
-            membership: HostMembership::new(own, record.fleet_id),
+            membership: HostMembership::new(own, record.fleet_id.clone()),
+            record,
         });
         tokio::spawn(named.keep(service.clone()));
         Ok(service)

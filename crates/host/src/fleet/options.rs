@@ -55,14 +55,16 @@ pub struct FleetOptions {
     /// Take part in the fleet NAME, whose records are in this etcd, 3.4 or later
     #[arg(long, value_name = "etcd://HOST[:PORT],.../NAME")]
     fleet: Option<EtcdAddress>,
-    /// Take part in the fleet of this token, which 'spillway fleet join-token' has printed on another host into this file
+    /// Instead of --fleet: take part in the fleet of this token, which 'spillway fleet join-token' has printed on another host into this
+    /// file. It has the address of etcd, and the certificate, key and password of that host for etcd
     #[arg(long, value_name = "FILE", conflicts_with = "fleet")]
     fleet_token: Option<PathBuf>,
-    /// With --fleet: files for TLS with etcd (PEM): ca=FILE,cert=FILE,key=FILE; 'system': the authorities that the host trusts
-    #[arg(long, value_name = "FILES", requires = "fleet")]
+    /// With a fleet: files for TLS with etcd (PEM): ca=FILE,cert=FILE,key=FILE; 'system': the authorities that the host trusts. With
+    /// --fleet-token they count instead of those in the token
+    #[arg(long, value_name = "FILES")]
     fleet_tls: Option<EtcdTls>,
-    /// With --fleet: user of etcd, user=NAME,password=FILE
-    #[arg(long, value_name = "USER", requires = "fleet")]
+    /// With a fleet: user of etcd, user=NAME,password=FILE. With --fleet-token it counts instead of the one in the token
+    #[arg(long, value_name = "USER")]
     fleet_user: Option<EtcdUser>,
     /// With a fleet: address to listen on for the daemons of other hosts, which know each other by certificates that they make themselves
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:9445")]
@@ -102,9 +104,13 @@ impl FleetOptions {
     pub fn settings(self, state: &Path, upload_bytes_per_second: u64) -> Result<Option<FleetHostSettings>> {
         let etcd = match (self.fleet, self.fleet_token) {
             (Some(address), _) => EtcdAccess { address, tls: self.fleet_tls, user: self.fleet_user },
-            (None, Some(file)) => token::take(&file, state).context("--fleet-token")?,
+            (None, Some(file)) => {
+                token::take(&file, state, (self.fleet_tls, self.fleet_user)).context("--fleet-token")?
+            }
             (None, None) => {
                 let given = [
+                    ("--fleet-tls", self.fleet_tls.is_some()),
+                    ("--fleet-user", self.fleet_user.is_some()),
                     ("--fleet-peer-listen", self.fleet_peer_listen.is_some()),
                     ("--fleet-address", self.fleet_address.is_some()),
                     ("--host-name", self.host_name.is_some()),
@@ -126,7 +132,7 @@ impl FleetOptions {
             Some(told) => told,
             None => told(self.fleet_listen, &etcd.address).context("--fleet-address")?,
         };
-        check_told(&told).context("--fleet-address")?;
+        check_told(&told, &etcd.address).context("--fleet-address")?;
         let listen = match self.fleet_peer_listen {
             Some(PeerListen::Nowhere) => None,
             Some(PeerListen::At(listen)) => Some(listen),
@@ -157,23 +163,39 @@ fn own_name() -> Result<Name> {
         .with_context(|| format!("the name of this host is '{name}': give it another one for the fleet"))
 }
 
-/// The address of the listener, or the one from which this host reaches etcd if it listens on all.
+/// The address of the listener, or the one from which this host reaches etcd if it listens on all. A member on this host may be reached from a
+/// loopback address, which is none for other hosts: then another member says more.
 fn told(listen: SocketAddr, etcd: &EtcdAddress) -> Result<String> {
     if !listen.ip().is_unspecified() {
         return Ok(listen.to_string());
     }
-    let member = etcd.members.first().context("etcd has no member")?;
+    let (mut loopback, mut failure) = (None, None);
+    for member in &etcd.members {
+        match own_address(member) {
+            Ok(address) if address.is_loopback() => loopback = loopback.or(Some(address)),
+            Ok(address) => return Ok(SocketAddr::new(address, listen.port()).to_string()),
+            Err(error) => failure = Some(error),
+        }
+    }
+    match (loopback, failure) {
+        (Some(address), None) => Ok(SocketAddr::new(address, listen.port()).to_string()),
+        (_, Some(error)) => Err(error),
+        (None, None) => bail!("etcd has no member"),
+    }
+}
+
+/// The address of this host from which it reaches a member of etcd.
+fn own_address(member: &str) -> Result<IpAddr> {
     // Nothing is sent: the kernel says by which of its addresses it would.
     let find = |any: IpAddr| -> std::io::Result<IpAddr> {
         let socket = UdpSocket::bind((any, 0))?;
-        socket.connect(member.as_str())?;
+        socket.connect(member)?;
         Ok(socket.local_addr()?.ip())
     };
     let address = find(Ipv4Addr::UNSPECIFIED.into()).or_else(|_| find(Ipv6Addr::UNSPECIFIED.into()));
-    let address = address.with_context(|| {
+    address.with_context(|| {
         format!("the address from which this host reaches {member} cannot be found out: give the one that other hosts reach it at")
-    })?;
-    Ok(SocketAddr::new(address, listen.port()).to_string())
+    })
 }
 
 fn next_port(listen: SocketAddr) -> Result<SocketAddr> {
@@ -192,12 +214,17 @@ fn told_with(told: &str, listen: SocketAddr) -> String {
     }
 }
 
-fn check_told(told: &str) -> Result<()> {
-    let port = told.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
-    match port.and_then(|port| port.parse::<u16>().ok()) {
-        Some(port) if port != 0 => Ok(()),
-        _ => bail!("'{told}' is not HOST:PORT"),
+fn check_told(told: &str, etcd: &EtcdAddress) -> Result<()> {
+    let parts = told.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    let parts = parts.and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
+    let Some((host, _)) = parts.filter(|(_, port)| *port != 0) else { bail!("'{told}' is not HOST:PORT") };
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    let is_loopback = host == "localhost" || address.is_ok_and(|address| address.is_loopback());
+    let is_local = |member: &String| own_address(member).is_ok_and(|address| address.is_loopback());
+    if is_loopback && !etcd.members.iter().all(is_local) {
+        bail!("'{told}' is an address of each host itself: give the one that other hosts reach this one at");
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -246,6 +273,18 @@ mod tests {
         {
             assert!(parse(&alone).is_err(), "{alone:?}");
         }
+        // Nothing of TEST-NET-1 is on this host. Where there is no way to it, its address cannot be found out.
+        let both = ["--fleet", "etcd://127.0.0.1,192.0.2.1/site", "--host-name", "a"];
+        for more in [&[][..], &["--fleet-address", "127.0.0.1:1"], &["--fleet-address", "localhost:1"]] {
+            match parse(&[&both[..], more].concat()) {
+                Ok(settings) => assert!(more.is_empty() && !settings.unwrap().told.starts_with("127.")),
+                Err(why) => assert!(why.contains("that other hosts reach"), "{why}"),
+            }
+        }
+        let listen = ["--fleet-listen", "127.0.0.1:7"];
+        assert!(
+            parse(&[&both[..], &listen].concat()).unwrap_err().contains("an address of each host itself")
+        );
         for wrong in [["--fleet-address", "a"], ["--fleet-address", "a:0"], ["--label", "a"]] {
             assert!(parse(&[&fleet[..], &wrong].concat()).is_err(), "{wrong:?}");
         }

@@ -3,16 +3,17 @@
 //! Owns the requests that are under way. Invariant: the placer hears of the end of each transaction and question that it has asked for,
 //! or of the time that they may take.
 
-use super::door::FleetDoor;
-use super::etcd::{FleetStore, now};
+use super::etcd::{FleetStore, now, random_below};
 use super::service::FleetService;
 use jiff::Timestamp;
-use spillway_api::{EventKind, FleetReach, FleetSelf, HostState, Name, PlacerHostReport, PlacerReport};
+use spillway_api::{EventKind, HostState, Name, PlacerHostReport, PlacerReport};
+use spillway_fleet::Moment;
 use spillway_fleet::election::{Identity, candidacy};
 use spillway_fleet::liveness::{Ask, Reach, Standing, StoreHealth};
 use spillway_fleet::placement::{Unplaced, Why};
 use spillway_fleet::placer::{Placer, PlacerAction, PlacerEvent, PlacerStatus};
 use spillway_fleet::transaction::{Outcome, Transaction};
+use spillway_fleet::view::FleetView;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +21,8 @@ use tokio::sync::{Semaphore, mpsc};
 
 /// Interval of steps without news.
 const TICK: Duration = Duration::from_millis(500);
-/// Time in which another host must say whether it reaches a third one, which may take it 2 s.
-const ANSWER: Duration = Duration::from_secs(4);
-/// Time in which a host must answer that this one asks itself.
-const REACH: Duration = Duration::from_secs(2);
+/// Longest pause before this daemon tries to become the placer, in milliseconds: all of them see at the same time that there is none.
+const MOST_PAUSE_MS: u64 = 1_000;
 /// Transactions that are under way at the same time.
 const MOST_AT_ONCE: usize = 16;
 /// Answers that wait for the placer.
@@ -41,16 +40,21 @@ pub(super) async fn place(service: FleetService, own: Identity) {
     let at_once = Arc::new(Semaphore::new(MOST_AT_ONCE));
     let (mut view, lease, health) = (service.subscribe(), service.store().lease(), service.store().health());
     let mut placer = Placer::new(own.clone());
+    let mut turn = Turn::default();
     loop {
         placer.note_time_of_day(Timestamp::now());
         let holds = lease.borrow().is_some_and(|lease| lease.is_valid(now()));
         let health = StoreHealth { trouble: health.borrow().trouble };
         let (candidacy, actions, status) = {
             let view = view.borrow_and_update();
-            let actions = placer.step(&view, &health, now());
-            (candidacy(&view, &own, holds), actions, placer.status(&view))
+            let nothing = FleetView::default();
+            // A placer of records that were restored from a backup would write them to all hosts.
+            let view = if service.holds_still() { &nothing } else { &*view };
+            let actions = placer.step(view, &health, now());
+            (candidacy(view, &own, holds), actions, placer.status(view))
         };
         service.keep_knowledge(status.map(|status| knowledge(&status)).unwrap_or_default());
+        let (candidacy, pause) = turn.take(candidacy);
         if let Some(transaction) = candidacy {
             // The records tell who has won.
             let _ = service.store().commit(&transaction).await;
@@ -63,8 +67,14 @@ pub(super) async fn place(service: FleetService, own: Identity) {
                 }
                 PlacerAction::Ask(Ask { about, of }) => {
                     for by in of {
-                        let door = Arc::clone(service.door());
-                        tokio::spawn(ask(door, about.clone(), by, sender.clone()));
+                        let (door, about, sender) =
+                            (Arc::clone(service.door()), about.clone(), sender.clone());
+                        tokio::spawn(async move {
+                            // A question that has failed is no answer: who asks may be cut off itself.
+                            if let Some(reaches) = door.ask_about(&about, &by).await {
+                                let _ = sender.send(News::Answered { about, by, reaches }).await;
+                            }
+                        });
                     }
                 }
                 PlacerAction::Event(event) => tell(&service, &event),
@@ -78,8 +88,29 @@ pub(super) async fn place(service: FleetService, own: Identity) {
                     take(&mut placer, more);
                 }
             }
-            () = tokio::time::sleep(TICK) => {}
+            () = tokio::time::sleep(pause) => {}
         }
+    }
+}
+
+/// When this daemon tries to become the placer: some time after it has seen that there is none, if there is none then.
+#[derive(Default)]
+struct Turn(Option<Moment>);
+
+impl Turn {
+    /// Returns what is to be sent now, and the time until the next look.
+    fn take(&mut self, candidacy: Option<Transaction>) -> (Option<Transaction>, Duration) {
+        let Some(transaction) = candidacy else {
+            self.0 = None;
+            return (None, TICK);
+        };
+        let at = *self.0.get_or_insert_with(|| now().after_ms(random_below(MOST_PAUSE_MS)));
+        let left_ms = at.since_ms(now());
+        if left_ms > 0 {
+            return (None, TICK.min(Duration::from_millis(left_ms)));
+        }
+        self.0 = None;
+        (Some(transaction), TICK)
     }
 }
 
@@ -101,18 +132,6 @@ async fn commit(
     // Whatever the error: the records tell, and the placer decides anew.
     let outcome = store.commit(&transaction).await.ok();
     let _ = news.send(News::Ended(number, outcome)).await;
-}
-
-async fn ask(door: Arc<FleetDoor>, about: Name, by: Name, news: mpsc::Sender<News>) {
-    let reaches = match by == door.host {
-        true => door.client.get::<FleetSelf>(&about, "/v1/fleet/self", REACH).await.is_ok(),
-        false => {
-            let path = format!("/v1/fleet/reach/{about}");
-            let answer = door.client.get::<FleetReach>(&by, &path, ANSWER).await;
-            answer.is_ok_and(|answer| answer.reaches)
-        }
-    };
-    let _ = news.send(News::Answered { about, by, reaches }).await;
 }
 
 fn tell(service: &FleetService, event: &PlacerEvent) {
@@ -150,4 +169,25 @@ fn knowledge(status: &PlacerStatus) -> PlacerReport {
 fn reasons(unplaced: &Unplaced) -> BTreeMap<Name, String> {
     let Why::Hosts { hosts, .. } = &unplaced.why;
     hosts.iter().map(|(host, obstacle)| (host.clone(), obstacle.to_string())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_daemon_tries_after_a_pause_and_only_while_there_is_no_placer() {
+        let mut turn = Turn(Some(now().after_ms(60_000)));
+        let candidacy = || Some(Transaction::default());
+        assert_eq!(turn.take(candidacy()), (None, TICK), "others may be faster");
+        assert_eq!(turn.take(None), (None, TICK));
+        assert_eq!(turn.0, None, "another one was");
+        assert_eq!(Turn(Some(now())).take(candidacy()).0, candidacy());
+        let begun = now();
+        while turn.take(candidacy()).0.is_none() {
+            assert!(now().since_ms(begun) < 10 * MOST_PAUSE_MS, "its turn comes");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(turn.0, None, "the next attempt has a pause of its own");
+    }
 }

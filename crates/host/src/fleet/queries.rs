@@ -1,6 +1,7 @@
 //! What a daemon answers about its fleet: from the records that it has seen, and from what the placer says. Decides nothing.
 //!
-//! Invariant: an answer takes little longer than [`PLACER`], whatever other hosts do.
+//! Invariants: an answer from the records takes little longer than [`PLACER`], whatever other hosts do; one for which all hosts are asked takes
+//! up to [`ANSWER`] for each [`AT_A_TIME`] of them. What hosts have answered takes at most [`MOST_BYTES`] at a time, as it was sent.
 
 use super::details;
 use super::etcd_details::{away, etcd_status};
@@ -8,10 +9,13 @@ use super::service::{FleetService, locked};
 use super::token;
 use crate::error::HostError;
 use crate::work::blocking;
+use axum::body::Bytes;
 use futures_util::{StreamExt, stream};
 use serde::de::DeserializeOwned;
 use spillway_api::{ErrorCode, FleetCatalog, FleetDetails, FleetHost, Membership, Name, PlacerReport};
 use spillway_fleet::membership::Standing;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Time in which a host must answer.
@@ -20,6 +24,8 @@ const ANSWER: Duration = Duration::from_secs(3);
 const PLACER: Duration = Duration::from_secs(1);
 /// Hosts that are asked at a time.
 const AT_A_TIME: usize = 64;
+/// Most bytes of the answers of all hosts to one question.
+const MOST_BYTES: usize = 64 << 20;
 
 impl FleetService {
     /// What the host that places knows; nothing if it does not answer, or if there is none.
@@ -126,17 +132,25 @@ impl FleetService {
         }
     }
 
-    /// Asks hosts for the same, some at a time, each for 3 s at most.
+    /// Asks hosts for the same, some at a time, each for 3 s at most. What is too much for all of them together is left out.
     pub async fn ask_all<T: DeserializeOwned + Send + 'static>(
         &self,
         hosts: &[Name],
         path: &str,
     ) -> Vec<(Name, Result<T, String>)> {
+        let taken = Arc::new(AtomicUsize::new(0));
         let ask = |host: &Name| {
             let (client, host, path) = (self.0.door.client.clone(), host.clone(), path.to_owned());
+            let taken = Arc::clone(&taken);
             async move {
-                let answer = client.get::<T>(&host, &path, ANSWER).await;
-                (host, answer.map_err(|e| e.to_string()))
+                let answer = client.get_bytes(&host, &path, ANSWER).await.map_err(|e| e.to_string());
+                let read = |bytes: Bytes| {
+                    if taken.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len() > MOST_BYTES {
+                        return Err(format!("the hosts answer more than {} MiB together", MOST_BYTES >> 20));
+                    }
+                    serde_json::from_slice(&bytes).map_err(|e| format!("its answer is not understood: {e}"))
+                };
+                (host, answer.and_then(read))
             }
         };
         stream::iter(hosts.iter().map(ask).collect::<Vec<_>>()).buffer_unordered(AT_A_TIME).collect().await

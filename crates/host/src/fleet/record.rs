@@ -7,6 +7,7 @@ use crate::machines::desired_state::boot_id;
 use crate::store::{Objects, RecordKind, StoredRecord};
 use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, ErrorCode, Name};
+use std::fmt;
 use utoipa::ToSchema;
 
 const KEY: &str = "membership";
@@ -28,6 +29,33 @@ pub struct FleetMembership {
     /// Boot of the host in which it was last known that no other host runs machines with these records.
     #[serde(default)]
     pub boot: Option<String>,
+    /// Highest revision of the records that the host has acted on.
+    #[serde(default)]
+    pub highest_revision: i64,
+    /// Set once etcd has had older records than the host has acted on: the host does nothing for the fleet until somebody has accepted them
+    /// with 'spillwayd accept-restored-fleet'.
+    #[serde(default)]
+    pub restored: Option<RestoredRecords>,
+}
+
+/// Records of etcd that are older than those that a host has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RestoredRecords {
+    /// Revision of the records that etcd had then.
+    pub found_revision: i64,
+    /// Highest revision that the host had seen.
+    pub seen_revision: i64,
+}
+
+impl fmt::Display for RestoredRecords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "etcd has older records than this host has seen (revision {}, and it had {}): it was restored from a backup. When the catalogs of the \
+             fleet are as they should be, stop spillwayd, run 'spillwayd accept-restored-fleet', and start it",
+            self.found_revision, self.seen_revision
+        )
+    }
 }
 
 impl StoredRecord for FleetMembership {
@@ -72,6 +100,8 @@ impl FleetMembership {
                 fleet_id: None,
                 highest_epoch: 0,
                 boot: Some(boot_id()),
+                highest_revision: 0,
+                restored: None,
             };
             changes.put(KEY, &made);
             Ok(made)
@@ -83,7 +113,9 @@ impl FleetMembership {
         objects.change(|changes| {
             if let Some(found) = changes.get::<FleetMembership>(KEY)?.map(|found| found.value) {
                 let highest_epoch = found.highest_epoch.max(epoch);
-                changes.put(KEY, &FleetMembership { highest_epoch, ..found });
+                // An epoch is a revision.
+                let highest_revision = found.highest_revision.max(epoch);
+                changes.put(KEY, &FleetMembership { highest_epoch, highest_revision, ..found });
             }
             Ok(())
         })
@@ -102,6 +134,45 @@ impl FleetMembership {
     /// Whether the records of the host are of another boot: it has booted since, or they were copied.
     pub fn is_of_other_boot(&self) -> bool {
         self.boot.as_deref() != Some(&boot_id())
+    }
+
+    /// Records that the host is about to act on records of this revision.
+    pub fn act_on(objects: &Objects, revision: i64) -> Result<(), HostError> {
+        objects.change(|changes| {
+            let found = changes.get::<FleetMembership>(KEY)?.map(|found| found.value);
+            if let Some(found) = found.filter(|found| found.highest_revision < revision) {
+                changes.put(KEY, &FleetMembership { highest_revision: revision, ..found });
+            }
+            Ok(())
+        })
+    }
+
+    /// Records that etcd has older records than the host has seen.
+    pub fn hold(objects: &Objects, restored: RestoredRecords) -> Result<(), HostError> {
+        objects.change(|changes| {
+            let found = changes.get::<FleetMembership>(KEY)?.map(|found| found.value);
+            if let Some(found) = found.filter(|found| found.restored.is_none()) {
+                changes.put(KEY, &FleetMembership { restored: Some(restored), ..found });
+            }
+            Ok(())
+        })
+    }
+
+    /// Accepts what was found: the host begins with these records as if it had seen no others. `None`: there is nothing to accept.
+    ///
+    /// # Errors
+    /// The records of the host cannot be read or written.
+    pub fn accept(objects: &Objects) -> Result<Option<RestoredRecords>, HostError> {
+        objects.change(|changes| {
+            let found = changes.get::<FleetMembership>(KEY)?.map(|found| found.value);
+            let Some((restored, found)) = found.and_then(|found| Some((found.restored?, found))) else {
+                return Ok(None);
+            };
+            // Epochs are counted by etcd, and begin with its revision, too.
+            let accepted = FleetMembership { highest_epoch: 0, highest_revision: 0, restored: None, ..found };
+            changes.put(KEY, &accepted);
+            Ok(Some(restored))
+        })
     }
 
     /// Records that the host has joined the fleet with this identity.
@@ -162,15 +233,30 @@ mod tests {
     use spillway_api::FleetOwner;
 
     #[test]
+    fn older_records_hold_the_host_until_they_are_accepted() {
+        let host = TestHost::new(NO_LIMITS);
+        let open =
+            || FleetMembership::open(&host.objects, &"site".parse().unwrap(), &"a".parse().unwrap()).unwrap();
+        open();
+        FleetMembership::act_on(&host.objects, 9).unwrap();
+        FleetMembership::act_on(&host.objects, 7).unwrap();
+        FleetMembership::enter(&host.objects, 8).unwrap();
+        assert_eq!((open().highest_epoch, open().highest_revision), (8, 9));
+        assert_eq!(FleetMembership::accept(&host.objects).unwrap(), None);
+        let restored = RestoredRecords { found_revision: 5, seen_revision: 9 };
+        FleetMembership::hold(&host.objects, restored).unwrap();
+        FleetMembership::hold(&host.objects, RestoredRecords { found_revision: 6, ..restored }).unwrap();
+        assert_eq!(open().restored, Some(restored), "the first one tells more");
+        assert_eq!(FleetMembership::accept(&host.objects).unwrap(), Some(restored));
+        let accepted = open();
+        assert_eq!((accepted.highest_epoch, accepted.highest_revision, accepted.restored), (0, 0, None));
+    }
+
+    #[test]
     fn a_host_keeps_its_identity_and_leaves_a_fleet_without_its_catalogs() {
         let host = TestHost::new(NO_LIMITS);
         let name = |text: &str| text.parse::<Name>().unwrap();
         let first = FleetMembership::open(&host.objects, &name("site"), &name("a")).unwrap();
-        assert!(!first.is_of_other_boot(), "nobody has a copy of it");
-        let copied = FleetMembership { boot: Some("another".into()), ..first.clone() };
-        host.put("membership", &copied);
-        assert!(FleetMembership::open(&host.objects, &name("site"), &name("a")).unwrap().is_of_other_boot());
-        FleetMembership::settle(&host.objects).unwrap();
         assert_eq!(first.fleet_id, None);
         FleetMembership::join(&host.objects, "f").unwrap();
         let again = FleetMembership::open(&host.objects, &name("site"), &name("a")).unwrap();

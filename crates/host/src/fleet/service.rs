@@ -7,12 +7,12 @@
 use super::claims::{ClaimParts, FleetClaims, OwnEpoch};
 use super::copies::look_after_images;
 use super::details;
-use super::door::{FleetDoor, Member};
+use super::door::FleetDoor;
 use super::etcd::{FleetStore, FleetStoreError, now};
 use super::etcd_details::away;
-use super::image_details::reported;
 use super::placing::place;
 use super::record::FleetMembership;
+use super::restored::SeenRecords;
 use super::shares::{ShareReconciler, UnfinishedShares};
 use super::token::EtcdAccess;
 use crate::error::HostError;
@@ -23,16 +23,12 @@ use crate::store::Objects;
 use crate::streaming::Streaming;
 use crate::work::blocking;
 use spillway_api::{ErrorCode, EventKind, FleetCatalog, Name, PlacerReport};
-use spillway_fleet::Moment;
-use spillway_fleet::agent::wanted;
+use spillway_fleet::agent::{WantedShares, wanted};
 use spillway_fleet::changes::ChangeError;
 use spillway_fleet::election::Identity;
-use spillway_fleet::keys::Key;
-use spillway_fleet::membership::{HostMembership, KnownLease, Standing};
-use spillway_fleet::records::StatusRecord;
-use spillway_fleet::transaction::{Comparison, Outcome, Revision, Transaction, Write};
-use spillway_fleet::view::{FleetView, Update, Versioned};
-use std::collections::BTreeMap;
+use spillway_fleet::membership::{HostMembership, KnownLease, Standing, takes_part};
+use spillway_fleet::transaction::{Outcome, Revision, Transaction, Write};
+use spillway_fleet::view::{FleetView, Versioned};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -41,10 +37,6 @@ use tokio::sync::watch;
 const TICK: Duration = Duration::from_secs(1);
 /// Interval of looks at shares that are carried out: what somebody has changed on the host is brought back.
 const REST: Duration = Duration::from_secs(30);
-/// Interval of looks at what the machines do.
-const LOOK: Duration = Duration::from_secs(2);
-/// Least time between two reports, in milliseconds.
-const REPORT_MS: u64 = 10_000;
 /// How often a change is decided anew after a conflict.
 const TRIES: u32 = 5;
 /// Longest wait until a change is in the view.
@@ -69,6 +61,10 @@ pub(super) struct Inner {
     pub(super) knowledge: Mutex<PlacerReport>,
     /// Identity of the fleet that the host has joined.
     pub(super) fleet_id: Mutex<Option<String>>,
+    /// Identity of the host.
+    pub(super) host_id: String,
+    /// What the host has seen of the records.
+    pub(super) seen: Arc<SeenRecords>,
 }
 
 /// What a service is made of.
@@ -89,17 +85,22 @@ pub struct FleetParts {
     pub streaming: Streaming,
     /// Membership of the host.
     pub membership: HostMembership,
+    /// The same as it is recorded.
+    pub record: FleetMembership,
 }
 
 impl FleetService {
     /// Begins to take part in the fleet.
     pub fn begin(parts: FleetParts) -> FleetService {
-        let FleetParts { etcd, store, door, events, objects, reconciler, streaming, membership } = parts;
+        let FleetParts { etcd, store, door, events, objects, reconciler, streaming, membership, record } =
+            parts;
         let own = membership.own();
         let identity = Identity { host: own.name.clone(), instance: own.alive.instance.clone() };
         let inner = Inner {
             name: reconciler.fleet.clone(),
             host: own.name.clone(),
+            host_id: own.host_id.clone(),
+            seen: Arc::new(SeenRecords::new(objects.clone(), &record)),
             etcd,
             store,
             door,
@@ -137,10 +138,26 @@ impl FleetService {
         &self.0.store
     }
 
-    /// Identity of the fleet that the host has joined, unless it may not take part.
-    pub(super) fn joined(&self) -> Option<String> {
-        let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
-        locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
+    /// Whether the host may act on these records: it has joined their fleet, is a member by them, and nothing keeps it from taking part.
+    pub(super) fn takes_part(&self, view: &FleetView) -> bool {
+        self.acting_fleet().is_some_and(|id| takes_part(view, &id, &self.0.host, &self.0.host_id))
+    }
+
+    /// What these records want of the host; `None` if they say nothing, or the host may not act on them.
+    pub(super) fn wanted(&self, view: &FleetView) -> Option<WantedShares> {
+        wanted(view, &self.acting_fleet()?, &self.0.host, &self.0.host_id)
+    }
+
+    /// Whether the host holds still, because etcd has older records than it has acted on.
+    pub(super) fn holds_still(&self) -> bool {
+        self.0.seen.restored().is_some()
+    }
+
+    /// Identity of the fleet that the host has joined, if it is known that the host may take part: this daemon was a member of it, and may be one
+    /// again. Before that, another host may run with this identity.
+    fn acting_fleet(&self) -> Option<String> {
+        let may_act = matches!(*self.0.standing.borrow(), Standing::Member { .. } | Standing::Isolated);
+        locked(&self.0.fleet_id).clone().filter(|_| may_act && !self.holds_still())
     }
 
     /// Connections to other hosts.
@@ -158,22 +175,12 @@ impl FleetService {
         &self.0.reconciler
     }
 
-    /// Name of this host.
-    pub(super) fn host_name(&self) -> &Name {
-        &self.0.host
-    }
-
-    /// Identity of the fleet that the host has joined, unless it may not take part.
-    pub(super) fn fleet_id(&self) -> Option<String> {
-        let is_refused = matches!(*self.0.standing.borrow(), Standing::Refused(_));
-        locked(&self.0.fleet_id).clone().filter(|_| !is_refused)
-    }
-
     /// Returns the epoch of this host as long as its lease is certainly valid.
     pub fn own_epoch(&self) -> OwnEpoch {
         let (standing, lease) = (self.0.standing.subscribe(), self.0.store.lease());
+        let seen = Arc::clone(&self.0.seen);
         Arc::new(move || match *standing.borrow() {
-            Standing::Member { epoch } => {
+            Standing::Member { epoch } if seen.restored().is_none() => {
                 let is_valid = lease.borrow().is_some_and(|lease| lease.is_valid(now()));
                 is_valid.then_some(epoch)
             }
@@ -282,39 +289,16 @@ impl FleetService {
         let _ = tokio::time::timeout(SEEN, view.wait_for(|view| view.revision >= revision)).await;
     }
 
-    /// Takes the records as they come.
-    async fn follow(self) {
-        let mut updates = self.0.store.follow();
-        while let Some(update) = updates.recv().await {
-            let is_alive =
-                |(key, _): &(String, Option<_>)| key.starts_with("alive/") || key.starts_with("hosts/");
-            let has_members = match &update {
-                Update::Whole(..) => true,
-                Update::Changes(_, changes) => changes.iter().any(is_alive),
-            };
-            self.0.view.send_modify(|view| view.apply(update));
-            if !has_members {
-                continue;
-            }
-            let view = self.view();
-            // One whose lease has ended may still answer. Only who is removed is no member any more.
-            let earlier =
-                view.hosts.keys().filter_map(|name| Some((name.clone(), self.0.door.members.get(name)?)));
-            let mut members: BTreeMap<Name, Member> = earlier.collect();
-            // A record that cannot be read is no member.
-            members.extend(view.alive.iter().filter_map(|(name, alive)| {
-                Some((name.clone(), Member::of(&alive.value, alive.created).ok()?))
-            }));
-            self.0.door.members.replace(members);
-        }
-    }
-
     /// Writes what this host has to write to be a member.
     async fn take_part(self, mut membership: HostMembership) {
         let (mut view, mut lease) = (self.0.view.subscribe(), self.0.store.lease());
         loop {
             let known =
                 lease.borrow_and_update().map(|lease| KnownLease { id: lease.id, until: lease.valid_until });
+            self.0.seen.record_hold().await;
+            if let Some(restored) = self.0.seen.restored() {
+                membership.hold(restored.to_string());
+            }
             let (standing, transaction) = membership.step(&view.borrow_and_update(), known, now());
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
@@ -336,13 +320,15 @@ impl FleetService {
     /// Keeps the standing, and tells of it if it is another one.
     async fn settle(&self, standing: Standing, fleet_id: Option<&str>) {
         let before = self.0.standing.send_replace(standing.clone());
+        if matches!(standing, Standing::Member { .. }) {
+            self.keep_fleet_id(fleet_id, before != standing).await;
+        }
         if before == standing {
             return;
         }
         let fleet = &self.0.name;
         let text = match &standing {
             Standing::Member { epoch } => {
-                self.keep_fleet_id(fleet_id).await;
                 Some(format!("this host is a member of the fleet {fleet} (epoch {epoch})"))
             }
             Standing::Isolated => Some(format!(
@@ -360,8 +346,8 @@ impl FleetService {
         }
     }
 
-    /// Records which fleet the host has joined, once.
-    async fn keep_fleet_id(&self, fleet_id: Option<&str>) {
+    /// Records which fleet the host has joined, once. What fails is tried again with the next step; `tells` of it.
+    async fn keep_fleet_id(&self, fleet_id: Option<&str>, tells: bool) {
         let Some(fleet_id) = fleet_id.map(str::to_owned) else { return };
         if locked(&self.0.fleet_id).as_ref() == Some(&fleet_id) {
             return;
@@ -369,8 +355,10 @@ impl FleetService {
         let (objects, kept) = (self.0.objects.clone(), fleet_id.clone());
         match blocking(move || FleetMembership::join(&objects, &kept)).await {
             Ok(Ok(())) => *locked(&self.0.fleet_id) = Some(fleet_id),
-            Ok(Err(e)) => self.0.events.raise(EventKind::Failed, "host", format!("the fleet: {}", e.message)),
-            Err(_) => {}
+            Ok(Err(e)) if tells => {
+                self.0.events.raise(EventKind::Failed, "host", format!("the fleet: {}", e.message));
+            }
+            Ok(Err(_)) | Err(_) => {}
         }
     }
 
@@ -378,33 +366,30 @@ impl FleetService {
     async fn carry_out(self) {
         let mut view = self.0.view.subscribe();
         let mut standing = self.0.standing.subscribe();
-        let mut before = None;
+        // What was carried out last, and what was recorded before it was.
+        let (mut before, mut recorded) = (None, None);
         loop {
-            let is_refused = matches!(*standing.borrow_and_update(), Standing::Refused(_));
-            let fleet_id = locked(&self.0.fleet_id).clone();
-            let shares = {
+            standing.borrow_and_update();
+            let (shares, revision) = {
                 let view = view.borrow_and_update();
-                fleet_id.filter(|_| !is_refused).and_then(|id| wanted(&view, &id, &self.0.host))
+                (self.wanted(&view), view.revision)
             };
             let is_done = before == shares && locked(&self.0.unfinished).is_empty();
             if let Some(shares) = shares.filter(|_| !is_done) {
-                let (reconciler, asked) = (self.0.reconciler.clone(), shares.clone());
-                match blocking(move || reconciler.reconcile(&asked)).await {
-                    Ok(Ok(unfinished)) => {
+                let is_new = recorded.as_ref() != Some(&shares);
+                before = match self.reconcile(&shares, is_new.then_some(revision)).await {
+                    Ok(unfinished) => {
+                        recorded = Some(shares.clone());
                         self.tell_refusals(&unfinished);
                         *locked(&self.0.unfinished) = unfinished;
-                        before = Some(shares);
+                        Some(shares)
                     }
-                    Ok(Err(e)) => {
-                        before = None;
-                        self.0.events.raise(
-                            EventKind::Failed,
-                            "host",
-                            format!("shares of the fleet: {}", e.message),
-                        );
+                    Err(e) => {
+                        let text = format!("shares of the fleet: {}", e.message);
+                        self.0.events.raise(EventKind::Failed, "host", text);
+                        None
                     }
-                    Err(_) => before = None,
-                }
+                };
             }
             let is_left = before.is_none() || !locked(&self.0.unfinished).is_empty();
             tokio::select! {
@@ -413,6 +398,20 @@ impl FleetService {
                 () = tokio::time::sleep(if is_left { TICK } else { REST }) => before = None,
             }
         }
+    }
+
+    /// Carries out shares. If they are others than before, the revision of their records is recorded first.
+    async fn reconcile(
+        &self,
+        shares: &WantedShares,
+        revision: Option<Revision>,
+    ) -> Result<UnfinishedShares, HostError> {
+        if let Some(revision) = revision {
+            self.0.seen.act_on(revision).await?;
+        }
+        let (reconciler, shares) = (self.0.reconciler.clone(), shares.clone());
+        let broken = |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon ({e})"));
+        blocking(move || reconciler.reconcile(&shares)).await.map_err(broken)?
     }
 
     /// Raises an event for each new reason why a share is not carried out.
@@ -424,46 +423,6 @@ impl FleetService {
             let text = format!("this host does not carry out its share of the fleet's catalog: {why}");
             self.0.events.raise(EventKind::Failed, &format!("catalog/{catalog}"), text);
         }
-    }
-
-    /// Reports what the host has, when it has changed.
-    async fn report(self) {
-        let mut last: Option<Moment> = None;
-        loop {
-            tokio::time::sleep(LOOK).await;
-            let epoch = match *self.0.standing.borrow() {
-                Standing::Member { epoch } => epoch,
-                _ => continue,
-            };
-            if last.is_some_and(|last| now().since_ms(last) < REPORT_MS) {
-                continue;
-            }
-            let (reconciler, unfinished) = (self.0.reconciler.clone(), locked(&self.0.unfinished).clone());
-            let images = reported(&self.view());
-            let status = blocking(move || {
-                reconciler.status(&unfinished).and_then(|status| reconciler.with_images(status, &images))
-            });
-            let Ok(Ok(status)) = status.await else { continue };
-            let is_known =
-                |view: &FleetView| view.statuses.get(&self.0.host).is_some_and(|is| is.value == status);
-            if is_known(&self.view()) {
-                continue;
-            }
-            last = Some(now());
-            // The next round repeats what fails.
-            if self.0.store.commit(&report(&self.0.host, epoch, &status)).await.is_err() {
-                last = None;
-            }
-        }
-    }
-}
-
-/// Writes the report of a host, as long as it is a member with this epoch.
-fn report(host: &Name, epoch: Revision, status: &StatusRecord) -> Transaction {
-    let value = serde_json::to_vec(status).expect("a record is plain data");
-    Transaction {
-        comparisons: vec![Comparison::Created(Key::Alive(host.clone()), epoch)],
-        writes: vec![Write::Put(Key::Status(host.clone()), value)],
     }
 }
 

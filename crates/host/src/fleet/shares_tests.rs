@@ -33,7 +33,12 @@ impl World {
             cut: ReportCut::default(),
         };
         let meta = json!({ "format": 1, "fleet_id": "f", "created": "2026-01-01T00:00:00Z", "placer": true });
-        World { host, reconciler, records: BTreeMap::from([("meta".into(), meta)]) }
+        let host_record = json!({ "host_id": "h", "zone": "z" });
+        World {
+            host,
+            reconciler,
+            records: BTreeMap::from([("meta".into(), meta), ("hosts/a".into(), host_record)]),
+        }
     }
 
     fn catalog(&mut self, catalog: &str, generation: u64, settings: Value) {
@@ -60,10 +65,10 @@ impl World {
 
     fn reconcile(&self) -> UnfinishedShares {
         let view = self.view();
-        let left = self.reconciler.reconcile(&wanted(&view, "f", &name("a")).unwrap()).unwrap();
+        let left = self.reconciler.reconcile(&wanted(&view, "f", &name("a"), "h").unwrap()).unwrap();
         // Once more changes nothing.
         let before = self.catalogs();
-        assert_eq!(self.reconciler.reconcile(&wanted(&view, "f", &name("a")).unwrap()).unwrap(), left);
+        assert_eq!(self.reconciler.reconcile(&wanted(&view, "f", &name("a"), "h").unwrap()).unwrap(), left);
         assert_eq!(self.catalogs(), before);
         left
     }
@@ -138,7 +143,7 @@ fn what_the_records_do_not_say_stays() {
     assert!(left.refused[&name("desk")].contains("share/a/desk cannot be read"), "{left:?}");
     assert_eq!(world.desk(), (3, 1, Some(1)));
     world.records.remove("meta");
-    assert!(wanted(&world.view(), "f", &name("a")).is_none());
+    assert!(wanted(&world.view(), "f", &name("a"), "h").is_none());
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! Tokens by which hosts join a fleet: the address of etcd and what it wants of its clients, in one line. Owns their form.
 //!
-//! Invariant: a token is a secret. Its files are written for the user of the daemon alone.
+//! Invariants: a token is a secret. Its files are written for the user of the daemon alone, and a file that is there is only replaced by that
+//! of another token: somebody may have renewed a certificate.
 
 use super::etcd::{EtcdAddress, EtcdTls, EtcdUser};
 use anyhow::{Context, Result, bail};
 use base64ct::{Base64UrlUnpadded, Encoding};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -13,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 /// What a token begins with: the version of its form.
 const PREFIX: &str = "spillway-fleet-1.";
+/// File with the digest of the token whose files are in the folder.
+const DIGEST: &str = "token-digest";
 /// Longest file in a token, and longest token.
 const MOST_BYTES: u64 = 64 << 10;
 
@@ -72,11 +76,11 @@ pub fn make(access: &EtcdAccess) -> Result<String> {
     Ok(format!("{PREFIX}{}", Base64UrlUnpadded::encode_string(&json)))
 }
 
-/// Takes a token from a file. What etcd wants is written below the state folder.
+/// Takes a token from a file. What etcd wants is written below the state folder, except for what was `given` in other ways, which counts.
 ///
 /// # Errors
 /// There is no token in the file, or the folder cannot be written to.
-pub fn take(file: &Path, state: &Path) -> Result<EtcdAccess> {
+pub fn take(file: &Path, state: &Path, given: (Option<EtcdTls>, Option<EtcdUser>)) -> Result<EtcdAccess> {
     let text = read(file)?;
     let Some(encoded) = text.trim().strip_prefix(PREFIX) else {
         bail!("{}: there is no token in it, as 'spillway fleet join-token' prints it", file.display());
@@ -86,7 +90,12 @@ pub fn take(file: &Path, state: &Path) -> Result<EtcdAccess> {
     let content: Content = serde_json::from_slice(&json).with_context(damaged)?;
     let address = content.address.parse().with_context(damaged)?;
     let folder = state.join("fleet");
-    let write = |name: &str, text: &str| write(&folder, name, text);
+    let digest: String = Sha256::digest(&json).iter().map(|byte| format!("{byte:02x}")).collect();
+    let is_known = read(&folder.join(DIGEST)).is_ok_and(|known| known == digest);
+    let write = |name: &str, text: &str| match folder.join(name) {
+        path if is_known && path.exists() => Ok(path),
+        _ => write(&folder, name, text),
+    };
     let tls = |tls: TlsContent| -> Result<EtcdTls> {
         let authorities = tls.authorities.as_deref().map(|text| write("etcd-ca.pem", text)).transpose()?;
         let identity = match tls.identity {
@@ -97,10 +106,24 @@ pub fn take(file: &Path, state: &Path) -> Result<EtcdAccess> {
         };
         Ok(EtcdTls { authorities, identity })
     };
-    let user = content.user.map(|(name, password)| {
-        Ok::<_, anyhow::Error>(EtcdUser { name, password: write("etcd-password", &password)? })
-    });
-    Ok(EtcdAccess { address, tls: content.tls.map(tls).transpose()?, user: user.transpose()? })
+    let user = |(name, password): (String, String)| -> Result<EtcdUser> {
+        Ok(EtcdUser { name, password: write("etcd-password", &password)? })
+    };
+    let (given_tls, given_user) = given;
+    let access = EtcdAccess {
+        address,
+        tls: match given_tls {
+            Some(given) => Some(given),
+            None => content.tls.map(tls).transpose()?,
+        },
+        user: match given_user {
+            Some(given) => Some(given),
+            None => content.user.map(user).transpose()?,
+        },
+    };
+    // After the files: one that is missing is written again with the next start.
+    write(DIGEST, &digest)?;
+    Ok(access)
 }
 
 fn read(file: &Path) -> Result<String> {
@@ -152,7 +175,8 @@ mod tests {
         let access = EtcdAccess { address: address.clone(), tls: Some(tls), user: Some(user) };
         let token = path("token", &format!("{}\n", make(&access).unwrap()));
         let state = dir.path().join("state");
-        let taken = take(&token, &state).unwrap();
+        let none = || (None, None);
+        let taken = take(&token, &state, none()).unwrap();
         assert_eq!(taken.address, address);
         let tls = taken.tls.unwrap();
         let (certificate, key) = tls.identity.unwrap();
@@ -163,11 +187,28 @@ mod tests {
         );
         assert!(files.iter().all(|file| file.starts_with(&state)));
         assert!(files.iter().all(|file| fs::metadata(file).unwrap().permissions().mode() & 0o777 == 0o600));
-        // Once more, as with each start.
-        assert!(take(&token, &state).is_ok());
+        // Once more, as with each start: what was renewed stays, and what is missing comes again.
+        fs::write(&files[1], "RENEWED").unwrap();
+        fs::remove_file(&files[2]).unwrap();
+        take(&token, &state, none()).unwrap();
+        let read = |file: &PathBuf| fs::read_to_string(file).unwrap();
+        assert_eq!((read(&files[1]), read(&files[2])), ("RENEWED".into(), "KEY".into()));
+        // Another token.
+        path("cert", "LATER");
+        let token = path("token", &make(&access).unwrap());
+        take(&token, &state, none()).unwrap();
+        assert_eq!(read(&files[1]), "LATER");
         let plain = EtcdAccess { address: address.clone(), tls: None, user: None };
         let token = path("token", &make(&plain).unwrap());
-        assert_eq!(take(&token, &state).unwrap(), plain);
+        assert_eq!(take(&token, &state, none()).unwrap(), plain);
+        // What was given in other ways counts, and of the token nothing is written.
+        let token = path("token", &make(&access).unwrap());
+        let given = EtcdTls { authorities: Some("/ca".into()), identity: None };
+        let user = EtcdUser { name: "v".into(), password: "/p".into() };
+        let other = dir.path().join("other");
+        let taken = take(&token, &other, (Some(given.clone()), Some(user.clone()))).unwrap();
+        assert_eq!(taken, EtcdAccess { address: address.clone(), tls: Some(given), user: Some(user) });
+        assert!(!other.join("fleet/etcd-key.pem").exists());
     }
 
     #[test]
@@ -181,11 +222,11 @@ mod tests {
             ("spillway-fleet-1.e30", "is damaged"),
         ] {
             fs::write(&file, text).unwrap();
-            let error = format!("{:#}", take(&file, dir.path()).unwrap_err());
+            let error = format!("{:#}", take(&file, dir.path(), (None, None)).unwrap_err());
             assert!(error.contains(why), "{text}: {error}");
         }
         fs::write(&file, vec![b'a'; 70_000]).unwrap();
-        assert!(take(&file, dir.path()).is_err());
-        assert!(take(&dir.path().join("none"), dir.path()).is_err());
+        assert!(take(&file, dir.path(), (None, None)).is_err());
+        assert!(take(&dir.path().join("none"), dir.path(), (None, None)).is_err());
     }
 }

@@ -2,7 +2,8 @@
 //! away are said.
 
 use crate::scene::{
-    PREFIX, Scene, Told, apply, apply_at_last, cluster, put, settings, until, with_both, writing,
+    PREFIX, Scene, Told, apply, apply_at_last, cluster, put, refusal, settings, until, version, with_both,
+    writing,
 };
 use spillway_host::fleet::etcd::{EtcdAlarm, EtcdReach, FleetStore, FleetStoreError, MemberFailure, now};
 use spillway_testkit::etcd::{EtcdOptions, EtcdProgram, ProxyMode};
@@ -102,14 +103,14 @@ async fn etcd_may_come_later(program: EtcdProgram) {
     let store = FleetStore::open(scene.settings());
     assert!(opened.elapsed() < Duration::from_millis(100));
     let told = Told::by(store.follow());
-    let error = store.check().await.unwrap_err();
+    let error = refusal(&store).await;
     let address = scene.proxies[0].address().to_string();
     assert!(!error.is_permanent() && error.to_string().contains(&address), "{error}");
     // One that refuses connections, and one that accepts them alone.
     let refuses = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let others = FleetStore::open(settings(&format!("{refuses},{}", silent.local_addr().unwrap())));
-    let error = others.check().await.unwrap_err();
+    let error = refusal(&others).await;
     let FleetStoreError::NoMember(members) = &error else { panic!("{error}") };
     let why: Vec<&MemberFailure> = members.iter().map(|(_, why)| why).collect();
     assert!(matches!(why[..], [MemberFailure::Unreachable(_), MemberFailure::Silent(_)]), "{error}");
@@ -117,9 +118,9 @@ async fn etcd_may_come_later(program: EtcdProgram) {
     scene.cluster.restart(0).unwrap();
     scene.cluster.wait_ready(0).unwrap();
     until("the list", SOON, || told.lock().unwrap().wholes > 0).await;
-    let observation = store.check().await.unwrap();
-    let version = if program == EtcdProgram::Debian34 { "3.4." } else { "3.6." };
-    assert!(observation.version.starts_with(version), "{observation:?}");
+    let found = version(&store).await;
+    let expected = if program == EtcdProgram::Debian34 { "3.4." } else { "3.6." };
+    assert!(found.starts_with(expected), "{found}");
     apply_at_last(&store, vec![put("a", "later")]).await;
 }
 

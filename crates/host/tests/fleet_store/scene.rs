@@ -4,7 +4,7 @@ use spillway_api::Name;
 use spillway_fleet::keys::Key;
 use spillway_fleet::transaction::{Outcome, Transaction, Write};
 use spillway_fleet::view::Update;
-use spillway_host::fleet::etcd::{EtcdReach, FleetStore, FleetStoreSettings};
+use spillway_host::fleet::etcd::{EtcdReach, FleetStore, FleetStoreError, FleetStoreSettings};
 use spillway_testkit::etcd::{EtcdCluster, EtcdOptions, EtcdProgram, EtcdProxy, EtcdRecord};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -76,7 +76,20 @@ impl Scene {
 /// Settings of a store of these members, without TLS.
 pub fn settings(members: &str) -> FleetStoreSettings {
     let address = format!("etcd://{members}/site").parse().unwrap();
-    FleetStoreSettings { address, tls: None, user: None, lease: None }
+    FleetStoreSettings { address, tls: None, user: None }
+}
+
+/// Why a store does nothing.
+pub async fn refusal(store: &FleetStore) -> FleetStoreError {
+    store.commit(&writing(vec![put("a", "x")])).await.unwrap_err()
+}
+
+/// Version of the member that a store has reached.
+pub async fn version(store: &FleetStore) -> String {
+    let mut health = store.health();
+    let reached = health.wait_for(|health| matches!(health.reach, EtcdReach::Reached { .. }));
+    let reached = tokio::time::timeout(Duration::from_secs(10), reached).await.unwrap().unwrap();
+    reached.last.as_ref().unwrap().version.clone()
 }
 
 pub fn name(text: &str) -> Name {

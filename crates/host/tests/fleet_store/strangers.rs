@@ -1,6 +1,8 @@
 //! Wrong certificates, users without rights, and servers that are not the etcd that is needed: each is said, with what to do.
 
-use crate::scene::{PREFIX, Told, apply_at_last, cluster, put, settings, until, with_both, writing};
+use crate::scene::{
+    PREFIX, Told, apply_at_last, cluster, put, refusal, settings, until, version, with_both, writing,
+};
 use futures_util::stream::{self, Stream, StreamExt};
 use http_body_util::StreamBody;
 use hyper::body::{Bytes, Frame, Incoming};
@@ -21,13 +23,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
-with_both!(certificates_must_be_right a_user_needs_rights);
+with_both!(certificates_must_be_right a_user_needs_rights a_password_may_be_changed);
 
 const SOON: Duration = Duration::from_secs(10);
 
 /// Why the only member cannot be used.
-async fn refusal(settings: FleetStoreSettings) -> (MemberFailure, FleetStoreError) {
-    let error = FleetStore::open(settings).check().await.unwrap_err();
+async fn member_refusal(settings: FleetStoreSettings) -> (MemberFailure, FleetStoreError) {
+    let error = refusal(&FleetStore::open(settings)).await;
     let FleetStoreError::NoMember(members) = &error else { panic!("{error:?}") };
     let [(_, why)] = &members[..] else { panic!("{error:?}") };
     (why.clone(), error)
@@ -47,10 +49,12 @@ async fn certificates_must_be_right(program: EtcdProgram) {
     let dir = tempfile::tempdir().unwrap();
     let other = Authority::new(dir.path()).unwrap();
     let (why, error) =
-        refusal(with(Some(EtcdTls { authorities: Some(other.certificate()), identity: identity() }))).await;
+        member_refusal(with(Some(EtcdTls { authorities: Some(other.certificate()), identity: identity() })))
+            .await;
     assert!(matches!(why, MemberFailure::UntrustedCertificate(_)) && error.is_permanent(), "{error}");
     assert!(error.to_string().contains("--fleet-tls"), "{error}");
-    let (why, error) = refusal(with(Some(EtcdTls { authorities: file("ca.crt"), identity: None }))).await;
+    let (why, error) =
+        member_refusal(with(Some(EtcdTls { authorities: file("ca.crt"), identity: None }))).await;
     // It says why, or closes the connection before that has been read.
     let is_refused = |why| matches!(why, MemberFailure::CertificateRefused(_) | MemberFailure::Closed(_));
     assert!(is_refused(why) && error.to_string().contains("--fleet-tls ca=FILE,cert=FILE"), "{error:?}");
@@ -58,14 +62,15 @@ async fn certificates_must_be_right(program: EtcdProgram) {
     let foreign = (dir.path().join("crt"), dir.path().join("key"));
     other.sign("DNS:host", &foreign.0, &foreign.1).unwrap();
     let (why, error) =
-        refusal(with(Some(EtcdTls { authorities: file("ca.crt"), identity: Some(foreign) }))).await;
+        member_refusal(with(Some(EtcdTls { authorities: file("ca.crt"), identity: Some(foreign) }))).await;
     assert!(is_refused(why), "{error:?}");
     // A key that is none of the certificate.
     let mixed = file("client.crt").zip(Some(dir.path().join("key")));
-    let (why, error) = refusal(with(Some(EtcdTls { authorities: file("ca.crt"), identity: mixed }))).await;
+    let (why, error) =
+        member_refusal(with(Some(EtcdTls { authorities: file("ca.crt"), identity: mixed }))).await;
     assert!(matches!(why, MemberFailure::File(..)) && error.is_permanent(), "{error:?}");
     // Without TLS, etcd closes the connection.
-    let (why, error) = refusal(with(None)).await;
+    let (why, error) = member_refusal(with(None)).await;
     assert!(matches!(why, MemberFailure::Closed(_)), "{error:?}");
 }
 
@@ -75,7 +80,7 @@ async fn etcd_without_tls_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let authorities = Some(Authority::new(dir.path()).unwrap().certificate());
     let tls = Some(EtcdTls { authorities, identity: None });
-    let (why, error) = refusal(FleetStoreSettings { tls, ..settings(&cluster.addresses()) }).await;
+    let (why, error) = member_refusal(FleetStoreSettings { tls, ..settings(&cluster.addresses()) }).await;
     assert!(matches!(why, MemberFailure::NoTls | MemberFailure::Closed(_)), "{error:?}");
     assert!(error.to_string().contains("TLS"), "{error}");
 }
@@ -110,7 +115,7 @@ async fn a_user_needs_rights(program: EtcdProgram) {
     until("the update", SOON, || told.lock().unwrap().revision >= revision).await;
     assert!(store.lease().wait_for(Option::is_some).await.is_ok());
 
-    let error = FleetStore::open(user("host", "wrong")).check().await.unwrap_err();
+    let error = refusal(&FleetStore::open(user("host", "wrong"))).await;
     assert!(matches!(error, FleetStoreError::Denied(..)) && error.is_permanent(), "{error:?}");
     let nobody = FleetStore::open(user("nobody", "word"));
     let denied = nobody.commit(&writing(vec![put("a", "x")])).await.unwrap_err();
@@ -127,6 +132,41 @@ async fn a_user_needs_rights(program: EtcdProgram) {
     tokio::time::timeout(SOON, is_said).await.unwrap().unwrap();
     let as_root = ["--user=root:secret", "get", PREFIX, "--prefix", "--keys-only"];
     assert_eq!(cluster.ctl(&as_root).unwrap().trim(), "/spillway/site/status/a");
+}
+
+/// Somebody changes the password in etcd and in the file, while the daemon runs.
+async fn a_password_may_be_changed(program: EtcdProgram) {
+    let Some(cluster) = cluster(1, program, &EtcdOptions::default()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let password = dir.path().join("password");
+    std::fs::write(&password, "before\n").unwrap();
+    for command in [
+        "user add root:secret",
+        "user grant-role root root",
+        "user add host:before",
+        "role add fleet",
+        "role grant-permission fleet readwrite --prefix=true /spillway/site/",
+        "user grant-role host fleet",
+        "auth enable",
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        cluster.ctl(&words).unwrap();
+    }
+    let user = Some(EtcdUser { name: "host".into(), password: password.clone() });
+    let store = FleetStore::open(FleetStoreSettings { user, ..settings(&cluster.addresses()) });
+    let told = Told::by(store.follow());
+    let revision = apply_at_last(&store, vec![put("a", "before")]).await;
+    until("the update", SOON, || told.lock().unwrap().revision >= revision).await;
+    let as_root = |words: &[&str]| cluster.ctl(&[&["--user=root:secret"], words].concat()).unwrap();
+    // etcdctl takes the password from a terminal, or from its input.
+    as_root(&["user", "delete", "host"]);
+    as_root(&["user", "add", "host:after"]);
+    as_root(&["user", "grant-role", "host", "fleet"]);
+    let error = refusal(&store).await;
+    assert!(matches!(error, FleetStoreError::Denied(..) | FleetStoreError::Refused(..)), "{error:?}");
+    std::fs::write(&password, "after\n").unwrap();
+    let revision = apply_at_last(&store, vec![put("a", "after")]).await;
+    until("the update", SOON, || told.lock().unwrap().revision >= revision).await;
 }
 
 /// What a server answers to a method: messages, after which the stream stays open if it is a watch. None: it has no such method.
@@ -195,13 +235,10 @@ fn status(header: &[u8], version: &str, leader: u8) -> Vec<u8> {
 
 #[tokio::test]
 async fn what_is_not_the_etcd_that_is_needed_is_refused() {
-    let check = async |status: Vec<u8>| {
-        let store = FleetStore::open(settings(&status_server(status).await));
-        store.check().await
-    };
-    assert_eq!(check(status(&HEADER, "3.4.0", 1)).await.unwrap().version, "3.4.0");
-    let failure = async |status: Vec<u8>| match check(status).await {
-        Err(FleetStoreError::NoMember(members)) => members[0].1.clone(),
+    let open = async |status: Vec<u8>| FleetStore::open(settings(&status_server(status).await));
+    assert_eq!(version(&open(status(&HEADER, "3.4.0", 1)).await).await, "3.4.0");
+    let failure = async |status: Vec<u8>| match refusal(&open(status).await).await {
+        FleetStoreError::NoMember(members) => members[0].1.clone(),
         other => panic!("{other:?}"),
     };
     // kine says that it is this etcd, and fills in no header.

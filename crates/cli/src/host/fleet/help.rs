@@ -45,14 +45,16 @@ Examples:
   spillway fleet hosts --json | jq -r '.items[] | select(.state != \"alive\").name'";
 
 pub const JOIN_TOKEN: &str = "\
-The token is a secret: whoever has it can join, and then decides with all others what hosts do. Only the role admin gets
-one.
+The token has the address of etcd, and what this host shows to etcd: its certificate with the private key, the user and
+the password. It is a secret: whoever has it can change what all hosts of the fleet do. Only the role admin gets one. To
+give the other host a certificate of its own, start its spillwayd with --fleet-tls, too: that counts instead of what the
+token has.
 
 Example:
   On a host of the fleet, and then on the new one, as root:
     spillway fleet join-token > fleet.token
     install -m 0600 fleet.token /etc/spillway/fleet.token
-  and start its spillwayd with --fleet-token /etc/spillway/fleet.token, and the same --fleet and --fleet-tls.";
+  and start its spillwayd with --fleet-token /etc/spillway/fleet.token instead of --fleet and --fleet-tls.";
 
 pub const PLACER: &str = "\
 The placer is one of the daemons, which all elect. It writes to etcd how many machines each host is to have, and replaces

@@ -139,8 +139,8 @@ fn join_token(daemon: &Daemon, client: &Client) -> Result<(), Failure> {
     let token: JoinToken = client.post(&format!("{FLEET}/join-tokens"), &Empty {})?;
     daemon.show(&token, |token| format!("{}\n", token.token))?;
     if !daemon.json {
-        let text = "whoever has this text can join the fleet: keep it in a file that only root can read, for --fleet-token of \
-                    the other host's spillwayd";
+        let text = "this text has all that this host shows to etcd, private key and password included: keep it in a file that only root can \
+                    read, for --fleet-token of the other host's spillwayd";
         output::complain("note", text);
     }
     Ok(())

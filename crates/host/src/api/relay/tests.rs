@@ -6,7 +6,7 @@ use crate::access::tls::{Remote, RemoteListener};
 use crate::access::tokens::Tokens;
 use crate::api::{ApiState, router};
 use crate::daemon::{self, DaemonSettings};
-use crate::fleet::door::{FleetListener, Identity};
+use crate::fleet::door::{FleetListener, Identity, Presence};
 use crate::guest_users::UserChoice;
 use crate::serving::{accept, accept_fleet, accept_remote};
 use axum::routing::get;
@@ -348,7 +348,7 @@ async fn hosts_say_whom_they_reach() {
     // A host that does not see the other one in etcd lets it in no more.
     b.members(&[("host-b", b.member(12))]);
     let reach: Value = a.local("GET", "/v1/fleet/reach/host-b", "", "").await.json();
-    assert_eq!(reach["reaches"], false);
+    assert_eq!(reach["reaches"], true, "its machines run");
     let refused = a.local("GET", SESSION, "", "").await;
     assert_eq!(refused.status, 503, "not 401: the user is known {refused:?}");
 }
@@ -533,6 +533,36 @@ async fn a_host_that_stops_meanwhile_is_not_waited_for() {
         assert_eq!(answer.status, 503, "{answer:?}");
         assert!(answer.detail().starts_with("host-b ("), "{answer:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_an_answer_says_that_a_host_is_not_reached() {
+    let (a, b) = pair().await;
+    let door = a.door.as_ref().unwrap();
+    let ask = async |about: &str, by: &str| door.ask_about(&name(about), &name(by)).await;
+    assert_eq!(ask("host-b", "host-a").await, Some(true));
+    assert_eq!(ask("host-a", "host-b").await, Some(true));
+    // Neither has heard of it, and one of them is the one that asks.
+    assert_eq!(ask("host-c", "host-a").await, None);
+    assert_eq!(ask("host-c", "host-b").await, None);
+    // Nobody listens there any more.
+    let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let gone = Member { address, ..a.member(3) };
+    for host in [&a, &b] {
+        let both = [("host-a", a.member(11)), ("host-b", b.member(12)), ("host-c", gone.clone())];
+        host.members(&both);
+    }
+    assert_eq!(ask("host-c", "host-a").await, Some(false));
+    assert_eq!(ask("host-c", "host-b").await, Some(false));
+    // Who is asked does not answer.
+    assert_eq!(ask("host-b", "host-c").await, None);
+    // One that has never let this host in runs all the same.
+    let (a, b) = pair().await;
+    b.members(&[("host-b", b.member(12))]);
+    let door = a.door.as_ref().unwrap();
+    let presence = door.client.look(&name("host-b"), PATIENCE).await.unwrap();
+    assert!(matches!(presence, Presence::Refuses(_)), "{presence:?}");
+    assert_eq!(door.ask_about(&name("host-b"), &name("host-a")).await, Some(true));
 }
 
 /// What a client leaves alone ends at the other host, too: it decides what that means.

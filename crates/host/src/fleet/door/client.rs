@@ -14,7 +14,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use spillway_api::Name;
+use spillway_api::{FleetSelf, Name};
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
@@ -36,6 +36,11 @@ const MOST_ANSWER_BYTES: usize = 1 << 20;
 const BUFFER_BYTES: usize = 64 << 10;
 /// Name in handshakes, which neither side looks at.
 const NO_NAME: &str = "spillwayd";
+/// Path of what a host says of itself.
+pub const SELF: &str = "/v1/fleet/self";
+/// What the daemon of a host does that has proved to be the one that is meant, and does not let this host in.
+const REFUSES: &str =
+    "it does not take the certificate of this host for one of the fleet: it may not see etcd";
 
 /// Why a host has not answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +65,17 @@ pub enum HostClientError {
         /// Whether the request had been sent.
         is_sent: bool,
     },
+}
+
+/// What comes of the question whether the daemon of a host is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It answers.
+    Answers,
+    /// It runs, and refuses this host, for this reason.
+    Refuses(String),
+    /// It does not answer, for this reason.
+    Silent(String),
 }
 
 /// Client of the daemons of other hosts. A clone is the same.
@@ -139,6 +155,23 @@ impl HostClient {
         path: &str,
         patience: Duration,
     ) -> Result<T, HostClientError> {
+        let body = self.get_bytes(host, path, patience).await?;
+        serde_json::from_slice(&body).or_else(|e| {
+            let why = format!("its answer is not understood: {e}");
+            Err(unreachable_host(host, &self.member(host)?, why, false))
+        })
+    }
+
+    /// The same, as it is sent.
+    ///
+    /// # Errors
+    /// As with [`HostClient::get`].
+    pub async fn get_bytes(
+        &self,
+        host: &Name,
+        path: &str,
+        patience: Duration,
+    ) -> Result<Bytes, HostClientError> {
         let member = self.member(host)?;
         let failed = |why: String| unreachable_host(host, &member, why, false);
         let request = Request::get(path).body(Body::empty()).map_err(|e| failed(e.to_string()))?;
@@ -146,7 +179,33 @@ impl HostClient {
         if !status.is_success() {
             return Err(failed(format!("it answers {status}")));
         }
-        serde_json::from_slice(&body).map_err(|e| failed(format!("its answer is not understood: {e}")))
+        Ok(body)
+    }
+
+    /// Asks whether the daemon of a host is there, and waits so long.
+    ///
+    /// # Errors
+    /// The host is unknown: nobody was asked.
+    pub async fn look(&self, host: &Name, patience: Duration) -> Result<Presence, HostClientError> {
+        let member = self.member(host)?;
+        let request = Request::get(SELF).body(Body::empty());
+        let request = request.map_err(|e| unreachable_host(host, &member, e.to_string(), false))?;
+        let (status, body) = match self.whole(host, request, patience).await {
+            Ok(answer) => answer,
+            Err(error @ HostClientError::Unknown { .. }) => return Err(error),
+            Err(HostClientError::Unreachable { why, .. }) if why == REFUSES => {
+                return Ok(Presence::Refuses(why));
+            }
+            Err(error) => return Ok(Presence::Silent(error.to_string())),
+        };
+        // Whatever it answers, it is there, unless it takes itself for another host.
+        if !status.is_success() {
+            return Ok(Presence::Refuses(format!("it answers {status}")));
+        }
+        Ok(match serde_json::from_slice::<FleetSelf>(&body) {
+            Ok(found) if found.host != *host => Presence::Silent(format!("it calls itself {}", found.host)),
+            _ => Presence::Answers,
+        })
     }
 
     /// Sends a request, and waits so long for the whole answer, of at most 1 MiB.
@@ -263,7 +322,7 @@ fn broken(error: &(dyn Error + 'static)) -> String {
                 | AlertDescription::BadCertificate
                 | AlertDescription::CertificateRequired,
             )) => {
-                return "it does not take the certificate of this host for one of the fleet: it may not see etcd".into();
+                return REFUSES.into();
             }
             _ => {}
         }

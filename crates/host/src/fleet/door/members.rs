@@ -5,7 +5,8 @@
 
 use super::identity::CertificateDigest;
 use spillway_api::{Name, nearest};
-use spillway_fleet::records::AliveRecord;
+use spillway_fleet::records::{AliveRecord, DoorRecord};
+use spillway_fleet::view::FleetView;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -19,7 +20,7 @@ pub struct Member {
     pub address: String,
     /// Digest of the certificate that it shows.
     pub certificate: CertificateDigest,
-    /// Revision of etcd that created its record `alive/HOST`.
+    /// Revision of etcd that created its record `alive/HOST`; 0 if this daemon has never seen that.
     pub epoch: i64,
     /// Address at which it sends chunks of streamed images, `HOST:PORT`; none: it sends none.
     pub peers: Option<String>,
@@ -47,6 +48,13 @@ impl Member {
         let peers = record.peers.clone().filter(|address| is_address(address));
         Ok(Member { address, certificate, epoch, peers })
     }
+
+    /// Reads where a host was last, of which there is no record `alive/HOST`.
+    fn last(record: &DoorRecord) -> Option<Member> {
+        let certificate = record.certificate.parse().ok()?;
+        let address = record.address.clone();
+        is_address(&address).then_some(Member { address, certificate, epoch: 0, peers: None })
+    }
 }
 
 /// All hosts of the fleet. A clone is the same list.
@@ -72,6 +80,34 @@ impl Members {
         }
         let table = MemberTable { by_name: members, by_certificate };
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = table;
+    }
+
+    /// Replaces the list by that of these records. Only hosts that have a record `hosts/HOST` are members. One whose lease has ended may still
+    /// answer, and is asked about by others: it is a member for as long as it is not removed.
+    pub fn follow(&self, view: &FleetView) {
+        let mut members = BTreeMap::new();
+        for (name, record) in &view.hosts {
+            let alive = view.alive.get(name);
+            // A record that cannot be read is no member.
+            let member = alive.and_then(|alive| Member::of(&alive.value, alive.created).ok());
+            let last = || record.value.door.as_ref().and_then(Member::last);
+            let earlier = || self.get(name);
+            let is_there = |last: &Member, earlier: &Member| {
+                (&last.address, last.certificate) == (&earlier.address, earlier.certificate)
+            };
+            let member = member.or_else(|| match (last(), earlier()) {
+                (Some(last), Some(earlier)) if is_there(&last, &earlier) => Some(earlier),
+                (Some(last), _) => Some(last),
+                (None, earlier) => earlier,
+            });
+            members.extend(member.map(|member| (name.clone(), member)));
+        }
+        // What a later version has written says nothing.
+        for key in view.unreadable.keys() {
+            let name = key.strip_prefix("hosts/").and_then(|name| name.parse::<Name>().ok());
+            members.extend(name.and_then(|name| Some((name.clone(), self.get(&name)?))));
+        }
+        self.replace(members);
     }
 
     /// Returns the host of this name.
@@ -101,7 +137,9 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
     use spillway_api::Hypervisor;
+    use spillway_fleet::view::{Entry, Update};
 
     fn name(text: &str) -> Name {
         text.parse().unwrap()
@@ -136,6 +174,36 @@ mod tests {
             let record = AliveRecord { peers: Some(peers.into()), ..record("host-a:1", &digest) };
             assert_eq!(Member::of(&record, 7).unwrap().peers.is_some(), taken, "{peers:?}");
         }
+    }
+
+    #[test]
+    fn hosts_of_the_list_are_members_also_when_their_leases_have_ended() {
+        let (digest, later) = ("1a".repeat(32), "2b".repeat(32));
+        let host = |certificate: &str| json!({ "host_id": "h", "zone": "z", "door": { "address": "a:1", "certificate": certificate } });
+        let alive = |certificate: &str| serde_json::to_value(record("a:1", certificate)).unwrap();
+        let follow = |members: &Members, records: &[(&str, Value)]| {
+            let entry =
+                |value: &Value| Entry { value: value.to_string().into_bytes(), created: 5, modified: 5 };
+            let entries = records.iter().map(|(key, value)| ((*key).to_owned(), entry(value)));
+            let mut view = FleetView::default();
+            view.apply(Update::Whole(5, entries.collect()));
+            members.follow(&view);
+            members.get(&name("a")).map(|member| (member.epoch, member.certificate.to_string()))
+        };
+        let members = Members::default();
+        assert_eq!(follow(&members, &[("alive/a", alive(&digest))]), None, "it was removed, or never joined");
+        assert_eq!(
+            follow(&members, &[("hosts/a", host(&digest))]),
+            Some((0, digest.clone())),
+            "a daemon that was started since"
+        );
+        let both = [("hosts/a", host(&digest)), ("alive/a", alive(&digest))];
+        assert_eq!(follow(&members, &both), Some((5, digest.clone())));
+        assert_eq!(follow(&members, &both[..1]), Some((5, digest.clone())), "its lease has ended");
+        assert_eq!(follow(&members, &[("hosts/a", json!([]))]), Some((5, digest)), "nothing is known");
+        assert_eq!(follow(&members, &[("hosts/a", host(&later))]), Some((0, later)));
+        assert_eq!(follow(&members, &[("hosts/a", host("1"))]).map(|(epoch, _)| epoch), Some(0));
+        assert_eq!(follow(&members, &[]), None);
     }
 
     #[test]

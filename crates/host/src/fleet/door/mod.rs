@@ -12,7 +12,7 @@ mod pool;
 mod verify;
 
 pub use caller::{CALLER_HEADER, MemberPeer, caller_value};
-pub use client::{HostClient, HostClientError};
+pub use client::{HostClient, HostClientError, Presence, SELF};
 pub use identity::{CertificateDigest, Identity};
 pub use listener::{FleetListener, PendingMember};
 pub use members::{Member, Members};
@@ -20,17 +20,13 @@ pub use pool::HostBody;
 #[cfg(test)]
 pub(crate) use verify::client_config as test_client_config;
 
-use spillway_api::Name;
-use std::net::SocketAddr;
+use spillway_api::{FleetReach, Name};
+use std::time::Duration;
 
-/// Settings of the listener for other hosts.
-#[derive(Clone, Debug)]
-pub struct FleetDoorSettings {
-    /// Name of this host in the fleet.
-    pub host: Name,
-    /// Address to listen on.
-    pub listen: SocketAddr,
-}
+/// Time in which another host must answer that this one asks itself.
+pub const REACH: Duration = Duration::from_secs(2);
+/// Time in which another host must say whether it reaches a third one, which may take it [`REACH`].
+const ANSWER: Duration = Duration::from_secs(4);
 
 /// What the API's routes need of the fleet.
 pub struct FleetDoor {
@@ -50,6 +46,17 @@ impl FleetDoor {
         let members = Members::default();
         let client = HostClient::new(identity, members.clone());
         FleetDoor { host, instance: uuid::Uuid::new_v4().to_string(), members, client }
+    }
+
+    /// Asks a host, which may be this one, whether it reaches a third one. None: it has not said so or so, because it was not asked, has not
+    /// answered, or does not know that host itself.
+    pub async fn ask_about(&self, about: &Name, by: &Name) -> Option<bool> {
+        if *by == self.host {
+            let presence = self.client.look(about, REACH).await.ok()?;
+            return Some(!matches!(presence, Presence::Silent(_)));
+        }
+        let path = format!("/v1/fleet/reach/{about}");
+        self.client.get::<FleetReach>(by, &path, ANSWER).await.ok().map(|answer| answer.reaches)
     }
 }
 

@@ -10,6 +10,7 @@ use axum::http::Request;
 use axum::routing::get;
 use http_body_util::BodyExt;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -69,6 +69,16 @@ impl MemberFailure {
         !matches!(self, MemberFailure::Denied(_) | MemberFailure::Answer(3 | 5 | 6 | 8 | 9 | 11, _))
     }
 
+    /// Whether another connection may do better, for which the files with certificates and passwords are read again, or a token is asked for.
+    pub fn is_of_credentials(&self) -> bool {
+        match self {
+            MemberFailure::Denied(_) => true,
+            // INVALID_ARGUMENT: users or roles have changed since the token was given.
+            MemberFailure::Answer(3, why) => why.contains("revision of auth store is old"),
+            _ => false,
+        }
+    }
+
     /// Whether it stays so until somebody changes something.
     pub fn is_permanent(&self) -> bool {
         use MemberFailure::{CertificateRefused, Denied, File, Kine, NoTls, TooOld, UntrustedCertificate};

@@ -7,6 +7,7 @@
 use super::error::MemberFailure;
 use super::link::Link;
 use super::member::Member;
+use super::random_below;
 use super::request::{REQUEST_TIME, ask};
 use etcd_client::{GetOptions, KeyValue, WatchOptions, WatchResponse};
 use spillway_fleet::transaction::Revision;
@@ -24,9 +25,14 @@ const MOST_BYTES: usize = 512 << 20;
 const QUIET: Duration = Duration::from_millis(750);
 /// Time that it has to answer then.
 const PATIENCE: Duration = Duration::from_millis(750);
-/// The longest pause between two lists.
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-
+/// Longest pause before the first list after a failed one. Each further pause is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// Longest pause between two lists.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Least records of a page that a slow member is asked for.
+const LEAST_PAGE: i64 = 50;
+/// Time for which a watch lasts if nothing is wrong with the member.
+const SHORT: Duration = Duration::from_millis(250);
 /// The pause after what other members would refuse as well.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
@@ -46,34 +52,66 @@ impl From<MemberFailure> for End {
     }
 }
 
+/// How often and how much it asks for, by what has come of it.
+struct Pace {
+    /// Lists in a row that have failed.
+    failed_lists: u32,
+    /// Watches in a row that have ended at once.
+    short_watches: u32,
+    /// Records of a page.
+    page: i64,
+}
+
+impl Pace {
+    fn new() -> Pace {
+        Pace { failed_lists: 0, short_watches: 0, page: PAGE }
+    }
+
+    /// Takes that a list has come.
+    fn listed(&mut self) {
+        (self.failed_lists, self.page) = (0, PAGE);
+    }
+
+    /// Returns the longest pause after a list that has failed. All hosts may have lost the same member, and lists are what etcd is slowest
+    /// with.
+    fn after_list(&mut self, failure: &MemberFailure) -> Duration {
+        if matches!(failure, MemberFailure::Silent(_)) {
+            self.page = (self.page / 2).max(LEAST_PAGE);
+        }
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failed_lists.min(16)).min(LONGEST_PAUSE);
+        self.failed_lists = self.failed_lists.saturating_add(1);
+        pause
+    }
+
+    /// Returns the longest pause after a watch: none, unless it has ended at once.
+    fn after_watch(&mut self, lasted: Duration) -> Duration {
+        if lasted > SHORT {
+            self.short_watches = 0;
+            return Duration::ZERO;
+        }
+        self.short_watches = self.short_watches.saturating_add(1);
+        Duration::from_millis(10).saturating_mul(1 << self.short_watches.min(16)).min(FIRST_PAUSE)
+    }
+}
+
 /// Sends updates for as long as they are wanted.
 pub async fn follow(link: Arc<Link>, updates: mpsc::Sender<Update>) {
     let prefix = link.prefix();
-    let mut pause = Duration::ZERO;
+    let mut pace = Pace::new();
     while !updates.is_closed() {
-        let begun = Instant::now();
-        let mut is_refused = false;
-        match link.member().await {
+        let pause = match link.member().await {
             Err(error) => {
-                is_refused = error.is_permanent();
+                let is_refused = error.is_permanent();
                 link.health.note_follow(Some(error.to_string()));
+                if is_refused { REFUSED_PAUSE } else { FIRST_PAUSE }
             }
-            Ok(member) => match follow_member(&link, &member, &prefix, &updates).await {
-                End::NotWanted => return,
-                End::Interrupted => {}
-                End::Failed(failure) => {
-                    link.health.note_follow(Some(format!("{} {failure}", member.address)));
-                    link.leave(&member, &failure);
-                    is_refused = !failure.is_of_the_member();
-                }
+            Ok(member) => match follow_member(&link, &member, &prefix, &updates, &mut pace).await {
+                Some(pause) => pause,
+                None => return,
             },
-        }
-        // At once, unless that has failed just before, or other members would refuse it as well.
-        pause = match begun.elapsed() > LONGEST_PAUSE {
-            _ if is_refused => REFUSED_PAUSE,
-            true => Duration::ZERO,
-            false => (pause * 2).clamp(Duration::from_millis(20), LONGEST_PAUSE),
         };
+        // Others have failed at the same moment.
+        let pause = pause / 2 + Duration::from_millis(random_below(pause.as_millis() as u64 / 2 + 1));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = updates.closed() => return,
@@ -81,33 +119,52 @@ pub async fn follow(link: Arc<Link>, updates: mpsc::Sender<Update>) {
     }
 }
 
-/// Lists and watches with one member until something ends that.
+/// Lists and watches with one member until something ends that. Returns the longest pause until it is done again. `None`: nobody wants
+/// updates any more.
 async fn follow_member(
     link: &Link,
     member: &Arc<Member>,
     prefix: &str,
     updates: &mpsc::Sender<Update>,
-) -> End {
-    let (revision, entries) = match list(member, prefix).await {
-        Ok(listed) => listed,
-        Err(MemberFailure::Answer(11, why)) if is_compacted(&why) => return End::Interrupted,
-        Err(failure) => return End::Failed(failure),
+    pace: &mut Pace,
+) -> Option<Duration> {
+    let failed = |failure: &MemberFailure, pause: Duration| {
+        link.health.note_follow(Some(format!("{} {failure}", member.address)));
+        link.leave(member, failure);
+        Some(if failure.is_of_the_member() { pause } else { REFUSED_PAUSE })
     };
-    if updates.send(Update::Whole(revision, entries)).await.is_err() {
-        return End::NotWanted;
-    }
+    let (revision, entries) = match list(member, prefix, pace.page).await {
+        Ok(listed) => listed,
+        Err(failure) => {
+            let pause = pace.after_list(&failure);
+            return match &failure {
+                MemberFailure::Answer(11, why) if is_compacted(why) => Some(pause),
+                _ => failed(&failure, pause),
+            };
+        }
+    };
+    pace.listed();
+    updates.send(Update::Whole(revision, entries)).await.ok()?;
     link.health.note_follow(None);
-    match watch(member, prefix, revision, updates).await {
-        Err(end) => end,
-        Ok(never) => match never {},
+    let begun = Instant::now();
+    let Err(end) = watch(member, prefix, revision, updates).await;
+    let pause = pace.after_watch(begun.elapsed());
+    match end {
+        End::NotWanted => None,
+        End::Interrupted => Some(pause),
+        End::Failed(failure) => failed(&failure, pause),
     }
 }
 
-/// Lists all records, with the revision at which they were so.
-pub async fn list(member: &Member, prefix: &str) -> Result<(Revision, Vec<(String, Entry)>), MemberFailure> {
+/// Lists all records, so many at a time, with the revision at which they were so.
+async fn list(
+    member: &Member,
+    prefix: &str,
+    mut page: i64,
+) -> Result<(Revision, Vec<(String, Entry)>), MemberFailure> {
     let end = end_of(prefix);
     let mut records = member.records();
-    let (mut next, mut at, mut page) = (prefix.as_bytes().to_vec(), 0, PAGE);
+    let (mut next, mut at) = (prefix.as_bytes().to_vec(), 0);
     let (mut entries, mut bytes) = (Vec::new(), 0);
     loop {
         let options = GetOptions::new().with_range(end.clone()).with_limit(page).with_revision(at);
@@ -245,6 +302,21 @@ fn end_of(prefix: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pauses_after_failed_lists_grow_and_end_with_one_that_comes() {
+        let mut pace = Pace::new();
+        let silent = MemberFailure::Silent(REQUEST_TIME);
+        let pauses: Vec<_> = (0..7).map(|_| pace.after_list(&silent).as_millis()).collect();
+        assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 8_000, 10_000]);
+        assert_eq!(pace.page, LEAST_PAGE);
+        pace.listed();
+        assert_eq!((pace.after_list(&MemberFailure::NoLeader), pace.page), (FIRST_PAUSE, PAGE));
+        // A watch that has lasted is followed by a list at once.
+        assert_eq!(pace.after_watch(Duration::from_secs(1)), Duration::ZERO);
+        let pauses: Vec<_> = (0..6).map(|_| pace.after_watch(Duration::ZERO).as_millis()).collect();
+        assert_eq!(pauses, [20, 40, 80, 160, 250, 250]);
+    }
 
     #[test]
     fn the_end_of_a_prefix_is_after_all_its_keys() {

@@ -58,9 +58,9 @@ struct RenewalStream {
     answers: LeaseKeepAliveStream,
 }
 
-/// Keeps the lease for as long as the store is open. Begins with the one that is given, if etcd still has it.
-pub async fn keep_lease(link: Arc<Link>, earlier: Option<i64>, state: watch::Sender<Option<LeaseState>>) {
-    let mut keeper = Keeper { link, id: earlier, stream: None, seconds: LEASE_SECONDS, state };
+/// Keeps a lease for as long as the store is open.
+pub async fn keep_lease(link: Arc<Link>, state: watch::Sender<Option<LeaseState>>) {
+    let mut keeper = Keeper { link, id: None, stream: None, seconds: LEASE_SECONDS, state };
     loop {
         let pause = keeper.step().await;
         tokio::time::sleep(pause).await;

@@ -5,9 +5,9 @@
 use super::error::{FleetStoreError, MemberFailure};
 use super::health::{Health, Observation};
 use super::member::Member;
+use super::random_below;
 use super::store::FleetStoreSettings;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -15,6 +15,10 @@ use tokio::time::Instant;
 
 /// How long a member may take to connect before the next one is tried beside it.
 const HEAD_START: Duration = Duration::from_millis(250);
+
+/// Least time between two connections that are made because the member has refused the user: etcd takes long to compare a password, and
+/// nobody may have changed it.
+const CREDENTIALS_PAUSE: Duration = Duration::from_secs(3);
 
 /// Time between the end of a round that failed and the next one.
 const DISTANCE: Duration = Duration::from_millis(200);
@@ -29,8 +33,8 @@ pub struct Link {
 
 struct LinkState {
     member: Option<Arc<Member>>,
-    /// Member that is tried first.
-    next: usize,
+    /// Member that was asked last, which is tried after the others.
+    last: Option<usize>,
     /// When the last round has failed, and why.
     failed: Option<(Instant, FleetStoreError)>,
 }
@@ -38,9 +42,7 @@ struct LinkState {
 impl Link {
     /// Connects to nobody yet.
     pub fn new(settings: Arc<FleetStoreSettings>) -> Link {
-        // Hosts begin with different members, so that none of these has them all.
-        let next = RandomState::new().hash_one(0) as usize % settings.address.members.len();
-        let state = Mutex::new(LinkState { member: None, next, failed: None });
+        let state = Mutex::new(LinkState { member: None, last: None, failed: None });
         Link { settings, state, health: Health::new() }
     }
 
@@ -66,9 +68,9 @@ impl Link {
             return Err(error.clone());
         }
         if let Some(member) = state.member.take() {
-            state.next = (member.index + 1) % self.settings.address.members.len();
+            state.last = Some(member.index);
         }
-        match self.connect(state.next).await {
+        match self.connect(state.last).await {
             Ok((member, observation)) => {
                 let member = Arc::new(member);
                 self.health.observe(&member.address, observation);
@@ -83,14 +85,13 @@ impl Link {
         }
     }
 
-    /// Tries all members, from one on, each with a head start. The first that can be used counts.
-    async fn connect(&self, first: usize) -> Result<(Member, Observation), FleetStoreError> {
+    /// Tries all members, the last one after the others, each with a head start. The first that can be used counts.
+    async fn connect(&self, last: Option<usize>) -> Result<(Member, Observation), FleetStoreError> {
         let members = &self.settings.address.members;
-        let mut tries: FuturesUnordered<_> = (0..members.len())
-            .map(|place| {
-                let index = (first + place) % members.len();
-                async move { (index, self.try_one(index, place).await) }
-            })
+        let mut tries: FuturesUnordered<_> = order(members.len(), last, random_below)
+            .into_iter()
+            .enumerate()
+            .map(|(place, index)| async move { (index, self.try_one(index, place).await) })
             .collect();
         let mut failures = vec![None; members.len()];
         while let Some((index, tried)) = tries.next().await {
@@ -124,9 +125,11 @@ impl Link {
         }
     }
 
-    /// Leaves a member for the next one, if the failure is its own. All that is in progress there ends.
+    /// Leaves a member for the next one, if the failure is its own, or one of the credentials that this connection was made with. All that is
+    /// in progress there ends.
     pub fn leave(&self, member: &Member, failure: &MemberFailure) {
-        if !failure.is_of_the_member() || !member.leave() {
+        let is_refused = failure.is_of_credentials() && member.age() >= CREDENTIALS_PAUSE;
+        if !(failure.is_of_the_member() || is_refused) || !member.leave() {
             return;
         }
         if matches!(
@@ -135,5 +138,36 @@ impl Link {
         ) {
             self.health.note_trouble();
         }
+    }
+}
+
+/// The members in the order in which they are tried: at random, so that hosts that leave a member together do not all come to the next one,
+/// and the last one after the others.
+fn order(members: usize, last: Option<usize>, random_below: impl Fn(u64) -> u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..members).filter(|index| Some(*index) != last).collect();
+    for place in (1..order.len()).rev() {
+        let other = random_below(place as u64 + 1);
+        order.swap(place, usize::try_from(other).unwrap_or(0));
+    }
+    order.extend(last);
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn hosts_leave_a_member_for_different_ones() {
+        let firsts: BTreeSet<usize> = (0..200).map(|_| order(5, Some(2), random_below)[0]).collect();
+        assert_eq!(firsts, BTreeSet::from([0, 1, 3, 4]));
+        for last in [None, Some(0), Some(4)] {
+            let mut order = order(5, last, random_below);
+            assert!(last.is_none_or(|last| order[4] == last), "{order:?}");
+            order.sort_unstable();
+            assert_eq!(order, [0, 1, 2, 3, 4]);
+        }
+        assert_eq!((order(1, Some(0), random_below), order(1, None, random_below)), (vec![0], vec![0]));
     }
 }

@@ -12,6 +12,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Time for connecting to a member, with its first answer.
 pub const CONNECT_TIME: Duration = Duration::from_secs(1);
@@ -28,6 +29,8 @@ pub struct Member {
     client: Client,
     /// Set once the member has been left for another one.
     left: watch::Sender<bool>,
+    /// When it was connected.
+    connected: Instant,
 }
 
 impl Member {
@@ -47,7 +50,8 @@ impl Member {
         };
         let connected = tokio::time::timeout(CONNECT_TIME, connecting).await;
         let (client, observation) = connected.unwrap_or(Err(MemberFailure::Silent(CONNECT_TIME)))?;
-        Ok((Member { index, address, client, left: watch::Sender::new(false) }, observation))
+        let (left, connected) = (watch::Sender::new(false), Instant::now());
+        Ok((Member { index, address, client, left, connected }, observation))
     }
 
     /// For reading and writing records.
@@ -72,6 +76,11 @@ impl Member {
     pub async fn observe(&self) -> Result<Observation, MemberFailure> {
         let mut maintenance = self.client.maintenance_client();
         Observation::new(&ask(REQUEST_TIME, maintenance.status()).await?)
+    }
+
+    /// Time since it was connected.
+    pub fn age(&self) -> Duration {
+        self.connected.elapsed()
     }
 
     /// Marks it as left. True, if it was not before.

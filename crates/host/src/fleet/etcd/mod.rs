@@ -25,6 +25,12 @@ pub use tls::{EtcdTls, EtcdUser};
 
 use rustix::time::{ClockId, clock_gettime};
 use spillway_fleet::Moment;
+use std::hash::{BuildHasher, RandomState};
+
+/// A number below this one, so that hosts that see the same do not act at the same time.
+pub fn random_below(most: u64) -> u64 {
+    RandomState::new().hash_one(0) % most.max(1)
+}
 
 /// The moment now, on the clock that goes on during a suspension.
 pub fn now() -> Moment {

@@ -131,16 +131,6 @@ pub fn of_transaction(member: &str, failure: MemberFailure) -> FleetStoreError {
     }
 }
 
-/// The error of a request that changes nothing.
-pub fn of_reading(member: &str, failure: MemberFailure) -> FleetStoreError {
-    let member = member.to_owned();
-    match failure {
-        MemberFailure::Denied(_) => FleetStoreError::Denied(member, failure),
-        failure if failure.is_of_the_member() => FleetStoreError::NoMember(vec![(member, failure)]),
-        failure => FleetStoreError::Refused(member, failure),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,10 +5,9 @@
 
 use super::address::EtcdAddress;
 use super::error::FleetStoreError;
-use super::health::{EtcdHealth, Observation, keep_observing};
+use super::health::{EtcdHealth, keep_observing};
 use super::lease::{LeaseState, keep_lease};
 use super::link::Link;
-use super::request::of_reading;
 use super::tls::{EtcdTls, EtcdUser};
 use super::{follow, transaction};
 use spillway_fleet::transaction::{Outcome, Transaction};
@@ -29,8 +28,6 @@ pub struct FleetStoreSettings {
     pub tls: Option<EtcdTls>,
     /// User of etcd. None: etcd asks for none.
     pub user: Option<EtcdUser>,
-    /// The lease that this host had when its daemon ended. It goes on if etcd still has it.
-    pub lease: Option<i64>,
 }
 
 /// The records of a fleet in etcd. A clone is the same store.
@@ -51,25 +48,11 @@ impl FleetStore {
     /// requests.
     pub fn open(settings: FleetStoreSettings) -> FleetStore {
         let (state, lease) = watch::channel(None);
-        let earlier = settings.lease;
         let link = Arc::new(Link::new(Arc::new(settings)));
         let mut tasks = JoinSet::new();
-        tasks.spawn(keep_lease(Arc::clone(&link), earlier, state));
+        tasks.spawn(keep_lease(Arc::clone(&link), state));
         tasks.spawn(keep_observing(Arc::clone(&link)));
         FleetStore { shared: Arc::new(Shared { link, lease, _tasks: tasks }) }
-    }
-
-    /// Connects, if it is not connected, and says what the member is. For a start that is to refuse what can never work
-    /// ([`FleetStoreError::is_permanent`]).
-    ///
-    /// # Errors
-    /// No member can be used.
-    pub async fn check(&self) -> Result<Observation, FleetStoreError> {
-        let member = self.shared.link.member().await?;
-        member.observe().await.map_err(|failure| {
-            self.shared.link.leave(&member, &failure);
-            of_reading(&member.address, failure)
-        })
     }
 
     /// Carries out a transaction, if its comparisons hold. It is never repeated here.
@@ -79,21 +62,6 @@ impl FleetStore {
     pub async fn commit(&self, transaction: &Transaction) -> Result<Outcome, FleetStoreError> {
         let lease = self.shared.lease.borrow().map(|lease| lease.id);
         transaction::commit(&self.shared.link, transaction, lease).await
-    }
-
-    /// Reads all records at one revision.
-    ///
-    /// # Errors
-    /// No member answers in time, or refuses.
-    pub async fn read(&self) -> Result<Update, FleetStoreError> {
-        let member = self.shared.link.member().await?;
-        match follow::list(&member, &self.shared.link.prefix()).await {
-            Ok((revision, entries)) => Ok(Update::Whole(revision, entries)),
-            Err(failure) => {
-                self.shared.link.leave(&member, &failure);
-                Err(of_reading(&member.address, failure))
-            }
-        }
     }
 
     /// Follows the records: all of them first, and then what changes, until the receiver is dropped, also after the store is. All of them come

@@ -1,0 +1,137 @@
+//! Whether etcd has older records than this host has acted on: then it was restored from a backup, and would have shares of the past
+//! carried out. Owns what the host has seen, and the mark that it holds still; both are in its records.
+//!
+//! Invariant: what the host acts on is recorded before it does so. Once older records were found the host holds still until somebody has
+//! accepted them, however far the revision has come since.
+
+use super::record::{FleetMembership, RestoredRecords};
+use crate::error::HostError;
+use crate::store::Objects;
+use crate::work::blocking;
+use spillway_api::ErrorCode;
+use spillway_fleet::transaction::Revision;
+use spillway_fleet::view::FleetView;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What the host has seen of the records.
+pub(super) struct SeenRecords {
+    objects: Objects,
+    state: Mutex<SeenState>,
+}
+
+struct SeenState {
+    /// Highest revision that was acted on, as recorded.
+    highest: Revision,
+    /// Older records that were found.
+    restored: Option<RestoredRecords>,
+    /// Whether that is recorded.
+    is_recorded: bool,
+}
+
+impl SeenRecords {
+    /// What an earlier daemon has left.
+    pub fn new(objects: Objects, record: &FleetMembership) -> SeenRecords {
+        let FleetMembership { highest_revision: highest, restored, .. } = *record;
+        let state = SeenState { highest, restored, is_recorded: restored.is_some() };
+        SeenRecords { objects, state: Mutex::new(state) }
+    }
+
+    /// Looks at a list of all records, before anything acts on it. `joined` is the identity of the host's fleet, and `before` the revision of
+    /// the view until now.
+    pub fn look(&self, whole: &FleetView, joined: Option<&str>, before: Revision) {
+        let mut state = self.state();
+        let seen = state.highest.max(before);
+        // Records of another fleet, or none, are refused in any case, and say nothing about those of this one.
+        let is_own = whole.meta.as_ref().is_some_and(|meta| Some(&*meta.value.fleet_id) == joined);
+        if is_own && whole.revision < seen && state.restored.is_none() {
+            state.restored = Some(RestoredRecords { found_revision: whole.revision, seen_revision: seen });
+        }
+    }
+
+    /// Older records that were found, because of which the host holds still.
+    pub fn restored(&self) -> Option<RestoredRecords> {
+        self.state().restored
+    }
+
+    /// Records that the host holds still, if it does and that is not recorded yet. What fails is tried again with the next call.
+    pub async fn record_hold(&self) {
+        let restored = {
+            let state = self.state();
+            state.restored.filter(|_| !state.is_recorded)
+        };
+        let Some(restored) = restored else { return };
+        let objects = self.objects.clone();
+        if let Ok(Ok(())) = blocking(move || FleetMembership::hold(&objects, restored)).await {
+            self.state().is_recorded = true;
+        }
+    }
+
+    /// Records that the host is about to act on records of this revision.
+    ///
+    /// # Errors
+    /// It cannot be recorded, or the host holds still: it must not act.
+    pub async fn act_on(&self, revision: Revision) -> Result<(), HostError> {
+        if let Some(restored) = self.restored() {
+            return Err(HostError::new(ErrorCode::Conflict, restored.to_string()));
+        }
+        if revision > self.state().highest {
+            let objects = self.objects.clone();
+            let broken = |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon ({e})"));
+            blocking(move || FleetMembership::act_on(&objects, revision)).await.map_err(broken)??;
+            let mut state = self.state();
+            state.highest = state.highest.max(revision);
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, SeenState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::testing::TestHost;
+    use crate::resources::budget::NO_LIMITS;
+    use serde_json::json;
+    use spillway_fleet::view::{Entry, Update};
+
+    fn whole(revision: Revision, fleet_id: &str) -> FleetView {
+        let meta =
+            json!({ "format": 1, "fleet_id": fleet_id, "created": "2026-01-01T00:00:00Z", "placer": true });
+        let entry = Entry { value: meta.to_string().into_bytes(), created: 1, modified: 1 };
+        let mut view = FleetView::default();
+        view.apply(Update::Whole(revision, vec![("meta".into(), entry)]));
+        view
+    }
+
+    #[tokio::test]
+    async fn older_records_are_noticed_by_this_daemon_and_by_the_next_one() {
+        let host = TestHost::new(NO_LIMITS);
+        let open =
+            || FleetMembership::open(&host.objects, &"site".parse().unwrap(), &"a".parse().unwrap()).unwrap();
+        let seen = SeenRecords::new(host.objects.clone(), &open());
+        seen.look(&whole(3, "f"), Some("f"), 0);
+        seen.act_on(10).await.unwrap();
+        seen.act_on(8).await.unwrap();
+        assert_eq!(open().highest_revision, 10);
+        seen.look(&whole(10, "f"), Some("f"), 10);
+        seen.look(&whole(2, "another"), Some("f"), 10);
+        seen.look(&FleetView { revision: 1, ..FleetView::default() }, Some("f"), 10);
+        assert_eq!(seen.restored(), None, "what is no record of the fleet says nothing");
+        // The next daemon finds it, and the one after that does, too, when the revision has grown.
+        let next = SeenRecords::new(host.objects.clone(), &open());
+        next.look(&whole(9, "f"), Some("f"), 0);
+        let restored = RestoredRecords { found_revision: 9, seen_revision: 10 };
+        assert_eq!(next.restored(), Some(restored));
+        assert!(next.act_on(11).await.unwrap_err().message.contains("restored from a backup"));
+        next.record_hold().await;
+        let third = SeenRecords::new(host.objects.clone(), &open());
+        third.look(&whole(50, "f"), Some("f"), 0);
+        assert_eq!(third.restored(), Some(restored));
+        // One that follows the records has seen more than it has acted on.
+        seen.look(&whole(11, "f"), Some("f"), 12);
+        assert_eq!(seen.restored().map(|found| found.seen_revision), Some(12));
+    }
+}

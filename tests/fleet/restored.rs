@@ -1,0 +1,126 @@
+//! etcd is restored from a backup: a host that has acted on later records holds still until somebody has accepted the older ones.
+
+use serde_json::{Value, json};
+use spillway_testkit::daemon::Daemon;
+use spillway_testkit::disk;
+use spillway_testkit::etcd::{EtcdCluster, EtcdProgram};
+use spillway_testkit::process::wait_until;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+const PREFIX: &str = "/spillway/site/";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A host of the fleet, without machines, beside its etcd.
+struct Host<'a> {
+    folder: &'a Path,
+    options: Vec<String>,
+}
+
+impl Host<'_> {
+    fn start(&self) -> Daemon {
+        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        Daemon::start(&disk::program().unwrap(), self.folder, &options).unwrap()
+    }
+
+    fn accept(&self) -> Output {
+        let program = disk::program().unwrap().with_file_name("spillwayd");
+        let mut command = Command::new(program);
+        command.arg("accept-restored-fleet").arg("--state").arg(self.folder.join("state")).output().unwrap()
+    }
+}
+
+fn until(daemon: &Daemon, what: &str, holds: impl Fn(&Value) -> bool) {
+    let seen = || daemon.get("/v1/fleet").unwrap();
+    let found = wait_until(PATIENCE, || holds(&seen()).then_some(()));
+    assert!(found.is_some(), "not within {PATIENCE:?}: {what}: {:#}\n{}", seen(), daemon.tail());
+}
+
+fn is_member(fleet: &Value) -> bool {
+    fleet["membership"] == "member"
+}
+
+fn is_held(fleet: &Value) -> bool {
+    let reason = fleet["reason"].as_str().unwrap_or_default();
+    fleet["membership"] == "refused" && reason.contains("restored from a backup")
+}
+
+#[test]
+fn a_host_holds_still_when_etcd_was_restored_until_that_is_accepted() {
+    if let Err(why) = EtcdProgram::Debian34.path() {
+        spillway_testkit::skip(&format!("no etcd here: {why:#}"));
+        return;
+    }
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let mut etcd = EtcdCluster::start(1, EtcdProgram::Debian34).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let options = [
+        "--hypervisor=none".into(),
+        format!("--fleet=etcd://{}/site", etcd.addresses()),
+        format!("--fleet-listen=127.0.0.1:{port}"),
+        "--fleet-peer-listen=none".into(),
+        "--host-name=a".into(),
+    ];
+    let host = Host { folder: dir.path(), options: options.into() };
+    let daemon = host.start();
+    daemon.ask(&["fleet", "init"]).unwrap();
+    until(&daemon, "it is a member", is_member);
+    daemon.ask(&["fleet", "placer", "off"]).unwrap();
+    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    etcd.save(&first).unwrap();
+
+    // The host has no such image. What it reports shows that it has seen the share.
+    let catalog = json!({ "spec": { "image": "debian", "count": 1 }, "version": 1, "generation": 1, "history": [],
+        "created": "2026-01-01T00:00:00Z" });
+    etcd.put(&format!("{PREFIX}catalogs/desk"), &catalog.to_string()).unwrap();
+    let share = json!({ "count": 1, "version": 1, "generation": 1 });
+    etcd.put(&format!("{PREFIX}share/a/desk"), &share.to_string()).unwrap();
+    let has_reported = || {
+        let records = etcd.records(PREFIX).unwrap().1;
+        records.get("status/a").is_some_and(|status| status.value.contains("desk"))
+    };
+    assert!(wait_until(PATIENCE, || has_reported().then_some(())).is_some(), "{}", daemon.tail());
+    etcd.save(&second).unwrap();
+    drop(daemon);
+
+    // The next daemon finds what is older than the earlier one has acted on.
+    etcd.restore(&first).unwrap();
+    let daemon = host.start();
+    until(&daemon, "it holds still", is_held);
+    assert!(!host.accept().status.success(), "a daemon runs");
+    // The revision grows past what was seen.
+    for number in 0..60 {
+        etcd.put(&format!("{PREFIX}registries/r{number}"), "{}").unwrap();
+    }
+    let revision = etcd.records(PREFIX).unwrap().0;
+    until(&daemon, "it has seen them", |fleet| fleet["etcd"]["revision"].as_i64() >= Some(revision));
+    assert!(is_held(&daemon.get("/v1/fleet").unwrap()));
+    // The record that came with the backup goes with its lease, and no other one comes.
+    let is_gone = || !etcd.records(PREFIX).unwrap().1.contains_key("alive/a");
+    assert!(wait_until(PATIENCE, || is_gone().then_some(())).is_some(), "it does not take part");
+    assert!(is_held(&daemon.get("/v1/fleet").unwrap()));
+    drop(daemon);
+    let daemon = host.start();
+    until(&daemon, "the next one knows", is_held);
+    // What people want is changed while hosts hold still.
+    daemon.ask(&["fleet", "placer", "on"]).unwrap();
+    daemon.ask(&["fleet", "placer", "off"]).unwrap();
+    drop(daemon);
+    let accepted = host.accept();
+    assert!(accepted.status.success(), "{accepted:?}");
+    let daemon = host.start();
+    until(&daemon, "it takes part again", is_member);
+
+    // A daemon that runs finds it as well.
+    etcd.restore(&second).unwrap();
+    until(&daemon, "it holds still, too", is_held);
+    drop(daemon);
+    assert!(host.accept().status.success());
+    let daemon = host.start();
+    until(&daemon, "it takes part again", is_member);
+    drop(daemon);
+    let nothing = host.accept();
+    assert!(String::from_utf8(nothing.stdout).unwrap().contains("nothing to accept"));
+}
