@@ -206,6 +206,8 @@ fn a_name_follows_updates_drains_and_what_is_said_of_dead_hosts() {
     world.hosts[0].ask(&["fleet", "host", "uncordon", &drained]);
 
     let dead = world.hosts[second.host].name.clone();
+    // Any host may place. The next one knows only since it looks that the host is silent, and waits 35 s from then on.
+    let most = if world.hosts[0].fleet()["placer"] == dead.as_str() { 65 } else { 45 };
     let begun = Instant::now();
     world.hosts[second.host].lose_power();
     let path = format!("/v1/fleet/hosts/{dead}");
@@ -221,7 +223,7 @@ fn a_name_follows_updates_drains_and_what_is_said_of_dead_hosts() {
         said.as_secs_f64(),
         (begun.elapsed() - said).as_secs_f64()
     );
-    assert!(begun.elapsed() < Duration::from_secs(45), "nobody waits for a host that is dead");
+    assert!(begun.elapsed() < Duration::from_secs(most), "nobody waits for a host that is dead");
     assert_eq!(third.identity, first.identity);
     // It is back, and was not dead after all: it has no such machine any more.
     world.hosts[second.host].network.cut(false);
