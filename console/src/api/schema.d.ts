@@ -569,7 +569,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Returns whether this host reaches another one of its fleet: whether the daemon there answers within 2 s. */
+        /** Returns whether this host reaches another one of its fleet: whether the daemon there answers within 2 s, or refuses this host. */
         get: operations["getFleetReach"];
         put?: never;
         post?: never;
@@ -3220,9 +3220,9 @@ export interface components {
         FleetReach: {
             /** @description Name of the other host. */
             host: components["schemas"]["Name"];
-            /** @description Whether its daemon has answered within 2 s. */
+            /** @description Whether its daemon has answered within 2 s, or has refused this host. */
             reaches: boolean;
-            /** @description What has kept the daemon from an answer, for people. Absent if it has answered. */
+            /** @description What has kept the daemon from an answer, for people. Absent if it has answered the question. */
             why?: string | null;
         };
         /** @description A rollout of a version over the hosts of a catalog, in waves. */
