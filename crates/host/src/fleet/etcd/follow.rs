@@ -8,7 +8,7 @@ use super::error::MemberFailure;
 use super::link::Link;
 use super::member::Member;
 use super::random_below;
-use super::request::{REQUEST_TIME, ask};
+use super::request::ask;
 use etcd_client::{GetOptions, KeyValue, WatchOptions, WatchResponse};
 use spillway_fleet::transaction::Revision;
 use spillway_fleet::view::{Entry, Update};
@@ -19,6 +19,8 @@ use tokio::time::Instant;
 
 /// Records of a page.
 const PAGE: i64 = 1_000;
+/// Time in which a page, or the first word of a watch, must come. With the pause after it, another member has answered within 2 s.
+const PAGE_TIME: Duration = Duration::from_millis(1_500);
 /// Longest list that is taken, in bytes of keys and values.
 const MOST_BYTES: usize = 512 << 20;
 /// Time without a message after which a watch is asked whether it lives.
@@ -26,7 +28,7 @@ const QUIET: Duration = Duration::from_millis(750);
 /// Time that it has to answer then.
 const PATIENCE: Duration = Duration::from_millis(750);
 /// Longest pause before the first list after a failed one. Each further pause is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause between two lists.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Least records of a page that a slow member is asked for.
@@ -168,7 +170,7 @@ async fn list(
     let (mut entries, mut bytes) = (Vec::new(), 0);
     loop {
         let options = GetOptions::new().with_range(end.clone()).with_limit(page).with_revision(at);
-        let answer = match ask(REQUEST_TIME, records.get(next.clone(), Some(options))).await {
+        let answer = match ask(PAGE_TIME, records.get(next.clone(), Some(options))).await {
             Ok(answer) => answer,
             // OUT_OF_RANGE without the words of etcd: the page is longer than is taken.
             Err(MemberFailure::Answer(11, why)) if page > 1 && !is_compacted(&why) => {
@@ -220,7 +222,7 @@ async fn watch(
     let options = WatchOptions::new().with_range(end_of(prefix)).with_start_revision(listed + 1);
     let mut watching = member.watch();
     let opening = watching.watch(prefix, Some(options.with_progress_notify()));
-    let (mut requests, mut messages) = ask(REQUEST_TIME, opening).await?.split();
+    let (mut requests, mut messages) = ask(PAGE_TIME, opening).await?.split();
     let mut heard = Instant::now();
     let mut is_asked = false;
     let mut revision = listed;
@@ -306,7 +308,7 @@ mod tests {
     #[test]
     fn pauses_after_failed_lists_grow_and_end_with_one_that_comes() {
         let mut pace = Pace::new();
-        let silent = MemberFailure::Silent(REQUEST_TIME);
+        let silent = MemberFailure::Silent(PAGE_TIME);
         let pauses: Vec<_> = (0..7).map(|_| pace.after_list(&silent).as_millis()).collect();
         assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 8_000, 10_000]);
         assert_eq!(pace.page, LEAST_PAGE);
