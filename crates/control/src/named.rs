@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// How long a file may stay locked by a process that has ended, or by one that this process starts; and how often that is
 /// looked at.
-const LET_GO: Duration = Duration::from_secs(2);
+const LET_GO: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 const TMPFS: u64 = 0x0102_1994;

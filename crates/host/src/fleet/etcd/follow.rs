@@ -309,15 +309,15 @@ mod tests {
     fn pauses_after_failed_lists_grow_and_end_with_one_that_comes() {
         let mut pace = Pace::new();
         let silent = MemberFailure::Silent(PAGE_TIME);
-        let pauses: Vec<_> = (0..7).map(|_| pace.after_list(&silent).as_millis()).collect();
-        assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 8_000, 10_000]);
+        let pauses: Vec<_> = (0..8).map(|_| pace.after_list(&silent).as_millis()).collect();
+        assert_eq!(pauses, [100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000]);
         assert_eq!(pace.page, LEAST_PAGE);
         pace.listed();
         assert_eq!((pace.after_list(&MemberFailure::NoLeader), pace.page), (FIRST_PAUSE, PAGE));
         // A watch that has lasted is followed by a list at once.
         assert_eq!(pace.after_watch(Duration::from_secs(1)), Duration::ZERO);
         let pauses: Vec<_> = (0..6).map(|_| pace.after_watch(Duration::ZERO).as_millis()).collect();
-        assert_eq!(pauses, [20, 40, 80, 160, 250, 250]);
+        assert_eq!(pauses, [20, 40, 80, 100, 100, 100]);
     }
 
     #[test]
