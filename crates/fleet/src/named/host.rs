@@ -66,7 +66,7 @@ pub struct NamedOrders {
     pub deadline: Option<Moment>,
     /// Epoch that is to be recorded on the host before anything is started in it.
     pub record_epoch: Option<Revision>,
-    /// Whether the present boot of the host is to be recorded: no other one runs its machines any more.
+    /// Whether the host records its present boot now, because no earlier one can still run its machines.
     pub record_boot: bool,
     /// Whether the lease is valid, so that machines which are not in `machines` are ended.
     pub has_lease: bool,
@@ -75,7 +75,7 @@ pub struct NamedOrders {
 }
 
 impl NamedOrders {
-    /// What is to be done with the machine with this UUID, which was started with this setting.
+    /// The order for the machine with this UUID, which was started with this setting.
     pub fn order(&self, machine: &Name, uuid: Option<&str>, on_isolation: IsolationAction) -> NameOrder {
         match self.machines.get(machine).filter(|_| self.is_meant(machine, uuid)) {
             Some(order) => *order,
@@ -319,7 +319,7 @@ mod tests {
         BTreeMap::from([(name("desk-001"), of)])
     }
 
-    /// What is to be done with the machine `desk-001`.
+    /// The order for the machine `desk-001`.
     fn order(orders: &NamedOrders) -> NameOrder {
         orders.order(&name("desk-001"), Some("u"), IsolationAction::Stop)
     }

@@ -254,7 +254,7 @@ fn a_host_that_has_refused_the_catalog_gets_no_names() {
     assert_eq!((count(&driver, "a"), count(&driver, "b")), (0, 4));
 }
 
-/// A host of a catalog, and when it was last seen: 15 s before its lease was seen to end.
+/// Its last sign of life counts as 15 s before its lease was seen to end.
 #[test]
 fn a_host_that_is_said_to_be_dead_keeps_its_names_until_its_guard_has_ended_them() {
     let mut driver = named(&["a", "b", "c", "d"], 4, json!({}));

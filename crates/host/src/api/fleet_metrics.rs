@@ -27,7 +27,7 @@ const FLEET: [FleetColumn; 3] = [
 ];
 
 const CATALOGS: [CatalogColumn; 4] = [
-    ("machines_wanted", "Machines of a catalog that there are to be on all hosts.", |catalog| {
+    ("machines_wanted", "Machines that a catalog should have on all hosts together.", |catalog| {
         catalog.spec.catalog.count.into()
     }),
     ("machines_ready", "Machines of a catalog that hosts have reported as ready.", |catalog| {

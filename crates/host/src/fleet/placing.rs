@@ -98,7 +98,7 @@ pub(super) async fn place(service: FleetService, own: Identity) {
 struct Turn(Option<Moment>);
 
 impl Turn {
-    /// Returns what is to be sent now, and the time until the next look.
+    /// Returns the transaction to send now, and the time until the next look.
     fn take(&mut self, candidacy: Option<Transaction>) -> (Option<Transaction>, Duration) {
         let Some(transaction) = candidacy else {
             self.0 = None;

@@ -60,7 +60,7 @@ impl<'a> GuardLookout<'a> {
         }
         if let Some(read) = self.read {
             let (slot, kind) = self.place;
-            // What was read counts until it is to be read again.
+            // What was read counts until the next reading is due.
             self.page.look(slot, kind, self.killer.looked().min(read.after_ms(FOLDERS_MS)));
         }
         self.tell_kills(is_over);

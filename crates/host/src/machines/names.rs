@@ -152,7 +152,7 @@ impl NameGate {
         }
     }
 
-    /// What is to be done with the machine with this UUID.
+    /// The order for the machine with this UUID.
     pub fn order(&self, machine: &Name, uuid: &str, on_isolation: IsolationAction) -> NameOrder {
         let state = self.state();
         let told = state.orders.as_ref().and_then(|orders| orders.on_isolation.get(machine));

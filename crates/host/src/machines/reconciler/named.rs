@@ -70,7 +70,7 @@ pub(super) fn begin(
     machine.shared.names.begin(&machine.name, &run.uuid, on_isolation, machine.folder.path(), pid_file)
 }
 
-/// Whether the guest of this run must not run now: it is let go on, and shuts down by itself, only if this says no.
+/// Whether the guest of this run has to stay paused now. If not, it continues, and may shut down by itself.
 pub(super) fn must_pause(machine: &MachineReconciler, run: &RunRecord) -> bool {
     let Some(on_isolation) = machine.named else { return false };
     let order = machine.shared.names.order(&machine.name, &run.uuid, on_isolation);
