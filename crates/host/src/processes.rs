@@ -95,12 +95,7 @@ pub fn start_until(
         let message = format!("{name} in {} runs already", folder.display());
         return Err(HostError::new(ErrorCode::Conflict, message));
     }
-    let unstarted = |e| cannot("cannot be begun", e);
-    let path = record_path(folder, name);
-    let record = File::options().create(true).truncate(false).read(true).write(true).open(path);
-    let record = record.map_err(unstarted)?;
-    lock(&record, FlockOperation::NonBlockingLockExclusive).map_err(unstarted)?;
-    record.set_len(0).and_then(|()| record.write_all_at(&boot_id()?, 0)).map_err(unstarted)?;
+    let record = begin_record(folder, name).map_err(|e| cannot("cannot be begun", e))?;
     let log = File::options().create(true).append(true).open(log_path(folder, name));
     let log = log.and_then(|log| Ok((log.try_clone()?, log))).map_err(|e| cannot("has no log", e))?;
     command.current_dir(folder).stdin(Stdio::null()).stdout(log.0).stderr(log.1);
@@ -143,7 +138,14 @@ pub fn start_until(
     let spawned = command.spawn().and_then(|mut between| between.wait());
     // The lock is released with its last holder: this process, and the new one when it executes its program.
     drop(record);
-    page.map_or(Ok(()), |page| check_in_time(folder, name, &page))?;
+    let is_late = page.is_some_and(|page| page.is_over());
+    if is_late || spawned.is_err() {
+        reap(folder, name)?;
+    }
+    if is_late {
+        let message = format!("{name} in {}: the host has no lease of its fleet", folder.display());
+        return Err(HostError::new(ErrorCode::Unavailable, message));
+    }
     spawned.map_err(|e| cannot("cannot be executed", e))?;
     match look(folder, name)? {
         ObservedProcess::Alive(process) => Ok(process),
@@ -153,16 +155,24 @@ pub fn start_until(
     }
 }
 
-/// Ends a process that was started when the deadline was over.
-fn check_in_time(folder: &Path, name: &str, page: &GuardPage) -> Result<(), HostError> {
-    if !page.is_over() {
-        return Ok(());
+/// The record of a process that has no identity yet. It is locked.
+fn begin_record(folder: &Path, name: &str) -> io::Result<File> {
+    let path = record_path(folder, name);
+    let record = File::options().create(true).truncate(false).read(true).write(true).open(path)?;
+    lock(&record, FlockOperation::NonBlockingLockExclusive)?;
+    record.set_len(0)?;
+    record.write_all_at(&boot_id()?, 0)?;
+    Ok(record)
+}
+
+/// Ends a process whose start was refused, and waits for that: one that ends by itself has released its record before it has ended, and
+/// would be taken for one that runs.
+fn reap(folder: &Path, name: &str) -> Result<(), HostError> {
+    if let ObservedProcess::Alive(refused) = look(folder, name)? {
+        refused.kill();
+        refused.ends_within(DEATH);
     }
-    if let ObservedProcess::Alive(late) = look(folder, name)? {
-        late.kill();
-    }
-    let message = format!("{name} in {}: the host has no lease of its fleet", folder.display());
-    Err(HostError::new(ErrorCode::Unavailable, message))
+    Ok(())
 }
 
 /// Adopts a process that somebody else has started as the one of this name in a folder, if its command line contains this

@@ -20,6 +20,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -93,6 +94,13 @@ struct Failed {
     unsent: Option<Request<Body>>,
 }
 
+/// A connection that nothing was sent over. The other end refuses this host only after the handshake is complete on this side (TLS 1.3).
+pub(super) struct NewConnection {
+    sender: SendRequest<Body>,
+    /// What the connection ends with.
+    pub(super) end: JoinHandle<hyper::Result<()>>,
+}
+
 impl HostClient {
     /// A client that shows the certificate of this host.
     pub fn new(identity: &Identity, members: Members) -> HostClient {
@@ -134,9 +142,9 @@ impl HostClient {
                 }
                 is_sent = false;
             }
-            let sender = self.connect(&member).await?;
+            let connection = self.connect(&member).await?;
             is_sent = true;
-            self.over(host, &member, sender, request).await.map_err(|failed| failed.why)
+            self.over_new(host, &member, connection, request).await
         };
         let answered = timeout(patience, sending).await;
         let answered = answered
@@ -267,8 +275,27 @@ impl HostClient {
         }
     }
 
+    /// Sends a request over a connection that was opened for it.
+    pub(super) async fn over_new(
+        &self,
+        host: &Name,
+        member: &Member,
+        connection: NewConnection,
+        request: Request<Body>,
+    ) -> Result<Response<HostBody>, String> {
+        match self.over(host, member, connection.sender, request).await {
+            Ok(response) => Ok(response),
+            // It was over before: its sender knows that alone.
+            Err(Failed { why, unsent: Some(_) }) => match connection.end.await {
+                Ok(Err(reason)) => Err(broken(&reason)),
+                _ => Err(why),
+            },
+            Err(Failed { why, unsent: None }) => Err(why),
+        }
+    }
+
     /// Opens a connection.
-    async fn connect(&self, member: &Member) -> Result<SendRequest<Body>, String> {
+    pub(super) async fn connect(&self, member: &Member) -> Result<NewConnection, String> {
         let stream = match timeout(CONNECT, TcpStream::connect(&member.address)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(e)) => return Err(format!("cannot connect: {e}")),
@@ -279,8 +306,7 @@ impl HostClient {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(BUFFER_BYTES);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(|e| broken(&e))?;
-        tokio::spawn(connection.with_upgrades());
-        Ok(sender)
+        Ok(NewConnection { sender, end: tokio::spawn(connection.with_upgrades()) })
     }
 
     async fn greet(&self, member: &Member, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {

@@ -151,6 +151,33 @@ async fn strangers_end_in_the_handshake() {
     assert_eq!(world.answered.load(Ordering::Relaxed), 1, "only the member got to the routes");
 }
 
+/// Whatever has come first at either end: its request, or that it is refused.
+#[tokio::test]
+async fn who_is_refused_learns_that() {
+    let world = World::new().await;
+    let stranger = HostClient::new(&identity("host-a"), world.members.clone());
+    let (host, b) = (name("host-b"), world.members.get(&name("host-b")).unwrap());
+    let request = || Request::get("/").body(Body::empty()).unwrap();
+    let refused = stranger.whole(&host, request(), PATIENCE).await.unwrap_err().to_string();
+    assert!(refused.contains("does not take the certificate"), "{refused}");
+    let connection = stranger.connect(&b).await.unwrap();
+    let until = Instant::now() + PATIENCE;
+    while !connection.end.is_finished() {
+        assert!(Instant::now() < until, "it is not refused");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let why = stranger.over_new(&host, &b, connection, request()).await.err().unwrap();
+    assert!(refused.ends_with(&why), "{why}");
+    // What comes after the refusal does not reset the connection.
+    let pieces = futures_util::stream::unfold(0, async |n| {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        (n < 10).then(|| (Ok::<_, String>(vec![7; 1000]), n + 1))
+    });
+    let big = Request::post("/").body(Body::from_stream(pieces)).unwrap();
+    let why = stranger.over_new(&host, &b, stranger.connect(&b).await.unwrap(), big).await.err().unwrap();
+    assert!(refused.ends_with(&why), "{why}");
+}
+
 /// Whoever resumed a session would show no certificate.
 #[tokio::test]
 async fn a_session_cannot_be_resumed() {
