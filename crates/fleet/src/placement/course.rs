@@ -51,7 +51,9 @@ impl<'a> Course<'a> {
         if is_unreadable() || is_held() {
             return course;
         }
-        let (numbers, members): (Vec<usize>, Vec<Member<'_>>) = members(table, targets).unzip();
+        let to = VersionName::of_catalog(record);
+        let members = members(table, targets).filter(|(_, of)| !of.is_leaving || to.is_in(of.share, record));
+        let (numbers, members): (Vec<usize>, Vec<Member<'_>>) = members.unzip();
         let lost = targets.iter().filter(|target| matches!(target.role, Role::Lost | Role::Gone));
         let lost = lost.filter_map(|target| Some((table.hosts[target.cell.host].name, target.cell.share?)));
         let Steps { shares, record: next, waits, next_in_ms } = decide(&Scene {
@@ -60,6 +62,7 @@ impl<'a> Course<'a> {
             tracker: situation.trackers.get(name),
             members,
             lost: lost.collect(),
+            is_busy: targets.iter().any(|target| target.cell.is_busy),
             now: situation.now,
         });
         course.moving = shares.into_iter().map(|(n, batch)| (numbers[n], batch)).collect();
@@ -103,15 +106,19 @@ impl<'a> Course<'a> {
     }
 }
 
-/// Hosts that have machines of a catalog and keep them, with their numbers.
+/// Hosts that have machines of a catalog and keep them, or give them up, with their numbers.
 fn members<'a>(table: &Table<'a>, targets: &[Target<'a>]) -> impl Iterator<Item = (usize, Member<'a>)> {
-    let kept = targets.iter().filter(|target| target.role.counts() && target.to > 0);
-    kept.filter_map(|target| {
+    let is_member = |target: &&Target<'a>| match target.role {
+        Role::Kept | Role::Refused => target.to > 0,
+        Role::Leaving => target.cell.count > 0,
+        Role::Lost | Role::Gone => false,
+    };
+    targets.iter().filter(is_member).filter_map(|target| {
         let host = &table.hosts[target.cell.host];
         let member = Member {
             name: host.name,
             is_alive: host.standing == Standing::Alive,
-            is_busy: target.cell.is_busy,
+            is_leaving: target.role == Role::Leaving,
             share: target.cell.share?,
             count: target.to,
             status: target.cell.status,

@@ -14,12 +14,12 @@ use spillway_api::{DEADLINE_SECONDS_DEFAULT, FleetRolloutState, Name, RolloutStr
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// A host that has machines of the catalog, and keeps them.
+/// A host that has machines of the catalog.
 pub(crate) struct Member<'a> {
     pub(crate) name: &'a Name,
     pub(crate) is_alive: bool,
-    /// Whether its share is being written.
-    pub(crate) is_busy: bool,
+    /// Whether it gives its machines up, and has the version: it counts among the hosts of the waves until they are gone.
+    pub(crate) is_leaving: bool,
     pub(crate) share: &'a ShareRecord,
     /// Number of machines that it is to have from now on.
     pub(crate) count: u32,
@@ -35,6 +35,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) members: Vec<Member<'a>>,
     /// Hosts that count as lost, with their shares.
     pub(crate) lost: Vec<(&'a Name, &'a ShareRecord)>,
+    /// Whether a share is being written, be it of a host that is no member any more: it may be about to get the version.
+    pub(crate) is_busy: bool,
     pub(crate) now: Moment,
 }
 
@@ -163,8 +165,7 @@ impl Pace<'_> {
     /// Begins the waves. Hosts that have the version already, of a rollout that is resumed, first get batches that may be.
     fn begin_waves(&self) -> Steps {
         let steps = self.allot(0);
-        let is_busy = self.scene.members.iter().any(|member| member.is_busy);
-        if steps.shares.is_empty() && !is_busy {
+        if steps.shares.is_empty() && !self.scene.is_busy {
             return self.to_state(FleetRolloutState::Running);
         }
         self.waiting(Steps { waits: Some("shares are being written".into()), ..steps })
@@ -194,9 +195,8 @@ impl Pace<'_> {
         let is_undone =
             |member: &&Member<'_>| self.is_started(member) && !self.tracker.done.contains(member.name);
         let undone = members.iter().find(is_undone);
-        let is_busy = members.iter().any(|member| member.is_busy);
         let waves = &self.scene.catalog.spec.fleet.waves;
-        if is_busy {
+        if self.scene.is_busy {
             return self
                 .waiting(Steps { waits: Some("shares are being written".into()), ..Steps::default() });
         }
@@ -274,9 +274,9 @@ impl Pace<'_> {
     /// Gives the version to so many further hosts at most, and lets all that have it make as many machines unavailable as `min_ready`
     /// leaves.
     fn allot(&self, free: usize) -> Steps {
-        let members = &self.scene.members;
+        let members = || self.scene.members.iter().enumerate().filter(|(_, member)| !member.is_leaving);
         let min_ready = self.scene.catalog.spec.fleet.min_ready;
-        let alive = members.iter().filter(|member| member.is_alive);
+        let alive = members().map(|(_, member)| member).filter(|member| member.is_alive);
         // Those that are surplus now go first, and are ready no longer.
         let ready: u64 =
             alive.map(|of| u64::from(of.status.map_or(0, |status| status.ready.min(of.count)))).sum();
@@ -284,21 +284,21 @@ impl Pace<'_> {
         let mut spare = if min_ready == 0 { u64::MAX } else { ready.saturating_sub(min_ready.into()) };
         let mut steps = Steps::default();
         let runs = |member: &Member<'_>| self.is_started(member) && member.share.batch != Some(0);
-        for member in members.iter().filter(|member| !runs(member) && min_ready > 0) {
+        for (_, member) in members().filter(|(_, member)| !runs(member) && min_ready > 0) {
             // What it was told before it has perhaps done, and not reported.
             if let Some(left_ms) = self.tracker.unsettled_ms(member.name, self.scene.now) {
                 spare = spare.saturating_sub(self.exposed(member, u32::MAX));
                 steps.next_in_ms = Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
             }
         }
-        for (n, member) in members.iter().enumerate().filter(|(_, member)| runs(member)) {
+        for (n, member) in members().filter(|(_, member)| runs(member)) {
             let exposed = self.exposed(member, member.share.batch.unwrap_or(u32::MAX));
             if exposed > spare && !is_done(self.scene.catalog, self.record, member.share, member.status) {
                 steps.shares.insert(n, Some(0));
             }
             spare = spare.saturating_sub(exposed);
         }
-        for (n, member) in members.iter().enumerate() {
+        for (n, member) in members() {
             let is_settled =
                 self.tracker.unsettled_ms(member.name, self.scene.now).is_none() || min_ready == 0;
             if !self.is_started(member) || runs(member) || !is_settled {
@@ -310,20 +310,20 @@ impl Pace<'_> {
                 steps.shares.insert(n, batch);
             }
         }
-        let mut next: Vec<usize> = (0..members.len()).filter(|n| self.is_next(&members[*n])).collect();
+        let mut next: Vec<(usize, &Member<'_>)> = members().filter(|(_, of)| self.is_next(of)).collect();
         let to = self.to.to_string();
-        next.sort_by_key(|n| Reverse(score(&to, members[*n].name.as_str())));
-        for n in next.into_iter().take(free) {
-            let batch = self.batch_within(&members[n], spare);
+        next.sort_by_key(|(_, member)| Reverse(score(&to, member.name.as_str())));
+        for (n, member) in next.into_iter().take(free) {
+            let batch = self.batch_within(member, spare);
             // On the way back, what starts anyway takes the version at once, and the host says what is left to restart.
             if batch == Some(0) && !self.record.at_once {
                 steps.waits = Some(format!(
                     "{ready} machines are ready, and {min_ready} are to stay so (min_ready): host '{}' can restart none",
-                    members[n].name
+                    member.name
                 ));
                 continue;
             }
-            spare = spare.saturating_sub(self.exposed(&members[n], batch.unwrap_or(u32::MAX)));
+            spare = spare.saturating_sub(self.exposed(member, batch.unwrap_or(u32::MAX)));
             steps.shares.insert(n, batch);
         }
         steps

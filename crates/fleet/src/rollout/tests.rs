@@ -749,3 +749,58 @@ fn hosts_of_earlier_waves_stay_done_for_another_placer_and_after_a_pause() {
     busy(&mut world);
     assert_eq!(world.with(2).len(), 10, "{:?}", world.record());
 }
+
+/// Otherwise whoever drains the first host of a version that is bad gives it to the next.
+#[test]
+fn a_host_that_is_drained_counts_in_its_wave_until_its_machines_are_gone() {
+    for fails in [false, true] {
+        let (mut world, first) = World::begun(4, 5, json!({ "waves": ["1", "100%"] }));
+        // The others have no space for its machines, so that it keeps them.
+        for host in world.hosts().iter().filter(|host| **host != first) {
+            world.driver.fleet.budget(host, 5 * GIB);
+            world.well(host);
+        }
+        world.driver.fleet.set(&format!("hosts/{first}"), json!({ "is_draining": true }));
+        world.driver.settle();
+        assert_eq!((world.record().wave, world.with(2)), (0, vec![first.clone()]));
+        if fails {
+            world.change(&first, json!({ "image": "debian", "version": 2, "failed": 1 }));
+            world.driver.settle();
+            assert!(world.why().contains(&first), "{}", world.why());
+        } else {
+            world.well(&first);
+            world.driver.settle();
+            assert_eq!((world.record().wave, world.with(2).len()), (1, 4));
+        }
+    }
+}
+
+#[test]
+fn a_share_that_is_being_written_counts_even_if_its_host_is_drained_meanwhile() {
+    let mut world = World::new(4, 5, json!({ "waves": ["1", "100%"] }));
+    world.update(2);
+    for host in world.hosts() {
+        world.driver.fleet.budget(&host, 5 * GIB);
+        world.change(&host, json!({ "next": { "image": "debian", "version": 2, "is_here": true } }));
+    }
+    let host_of = |transaction: &Transaction| match crate::sample::key_of(&transaction.writes[0]) {
+        Key::Share(host, _) => Some(host.clone()),
+        _ => None,
+    };
+    let open = (0..10).find_map(|_| {
+        world.driver.step().into_iter().find_map(|(number, transaction)| {
+            if let Some(host) = host_of(&transaction) {
+                return Some((transaction, host));
+            }
+            let outcome = world.driver.fleet.commit(&transaction);
+            world.driver.placer.ended(number, Some(outcome));
+            None
+        })
+    });
+    let (transaction, first) = open.unwrap();
+    world.driver.fleet.set(&format!("hosts/{first}"), json!({ "is_draining": true }));
+    assert_eq!((world.driver.settle(), world.with(2).len()), (0, 0));
+    assert!(matches!(world.driver.fleet.commit(&transaction), Outcome::Applied(_)));
+    world.driver.after_s(10);
+    assert_eq!((world.record().wave, world.with(2)), (0, vec![first.to_string()]));
+}

@@ -28,6 +28,17 @@ struct Machine {
     state: State,
     /// Whether a rollout has made it unavailable, until it is ready again.
     is_rolled: bool,
+    /// Whether somebody has claimed it. It stays as it is until it is released, and starts anew then.
+    is_claimed: bool,
+    /// Whether it starts because it was released.
+    is_released: bool,
+}
+
+impl Machine {
+    fn starting(version: u32, at: u64) -> Machine {
+        let state = State::Starts(at);
+        Machine { version, state, is_rolled: false, is_claimed: false, is_released: false }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +63,7 @@ struct Machines {
     refuses_until: u64,
     /// A version that it brings, and when that is there.
     next: Option<(u32, u64)>,
+    claims: u64,
 }
 
 impl Machines {
@@ -63,15 +75,36 @@ impl Machines {
         self.all.iter().filter(|machine| matches!(machine.state, State::Failed(_))).count() as u32
     }
 
-    /// Adds or removes machines, as a host does: those go first that are not ready.
+    /// Adds or removes machines, as a host does: those go first that are not ready, and claimed ones stay.
     fn resize(&mut self, now: u64, random: &mut Rng) {
         while self.all.len() > self.wanted as usize {
-            let not_ready = self.all.iter().rposition(|machine| machine.state != State::Ready);
-            self.all.remove(not_ready.unwrap_or(self.all.len() - 1));
+            let free = |machine: &Machine| !machine.is_claimed;
+            let not_ready = self.all.iter().rposition(|of| free(of) && of.state != State::Ready);
+            let Some(next) = not_ready.or_else(|| self.all.iter().rposition(free)) else { return };
+            self.all.remove(next);
         }
-        let ready_at = now + 2_000 + random.below(8_000);
-        let new = Machine { version: self.version, state: State::Starts(ready_at), is_rolled: false };
+        let new = Machine::starting(self.version, now + 2_000 + random.below(8_000));
         self.all.resize(self.wanted as usize, new);
+    }
+
+    /// Somebody claims a machine, or releases one, now and then. The host decides that alone.
+    fn claim(&mut self, now: u64, random: &mut Rng) {
+        let goes_on = super::CLAIMS.with(std::cell::Cell::get);
+        if goes_on && random.chance(400) {
+            let free = |of: &&mut Machine| of.state == State::Ready && !of.is_claimed;
+            if let Some(machine) = self.all.iter_mut().find(free) {
+                machine.is_claimed = true;
+                self.claims += 1;
+            }
+        }
+        let is_over = |of: &&mut Machine| of.is_claimed && !(goes_on && !random.chance(2_000));
+        for machine in self.all.iter_mut().filter(is_over).collect::<Vec<_>>() {
+            let at = now + 2_000 + random.below(6_000);
+            *machine = Machine { is_released: true, ..Machine::starting(self.version, at) };
+        }
+        if self.all.len() > self.wanted as usize {
+            self.resize(now, random);
+        }
     }
 
     /// What happens to its machines, and the rollout of the host: a failed machine holds its place of the batch.
@@ -82,6 +115,7 @@ impl Machines {
                     let fails = super::is_bad(machine.version) && random.chance(2);
                     machine.state = if fails { State::Failed(now + 20_000) } else { State::Ready };
                     machine.is_rolled &= fails;
+                    machine.is_released &= fails;
                 }
                 State::Failed(at) if now >= at => {
                     (machine.version, machine.state) = (self.version, State::Starts(now + 3_000));
@@ -95,10 +129,11 @@ impl Machines {
         }
         let away = self.all.len() as u32 - self.ready() - self.failed().min(self.max_failed);
         let space = self.batch.saturating_sub(away) as usize;
-        let due = self.all.iter_mut().filter(|machine| machine.version != self.version);
+        let due =
+            self.all.iter_mut().filter(|machine| machine.version != self.version && !machine.is_claimed);
         for machine in due.filter(|machine| machine.state == State::Ready).take(space) {
-            let state = State::Starts(now + 2_000 + random.below(6_000));
-            *machine = Machine { version: self.version, state, is_rolled: true };
+            let at = now + 2_000 + random.below(6_000);
+            *machine = Machine { is_rolled: true, ..Machine::starting(self.version, at) };
         }
     }
 }
@@ -201,6 +236,7 @@ impl Host {
         let machines = self.machines.values_mut().flat_map(|machines| &mut machines.all);
         machines.for_each(|machine| {
             (machine.state, machine.is_rolled) = (State::Starts(self.down_until + 2_000), false);
+            machine.is_released = false;
         });
     }
 
@@ -217,7 +253,10 @@ impl Host {
         if reaches && now >= self.next_renewal {
             self.renew(store, now);
         }
-        self.machines.values_mut().for_each(|machines| machines.work(now, random));
+        for machines in self.machines.values_mut() {
+            machines.claim(now, random);
+            machines.work(now, random);
+        }
         let mut messages = Vec::new();
         if self.has_store(now) {
             // Watches are late now and then.
@@ -299,7 +338,13 @@ impl Host {
     }
 
     fn take(&mut self, wanted: &WantedShares, now: u64, random: &mut Rng) {
-        self.machines.retain(|catalog, _| wanted.catalogs.contains_key(catalog));
+        for (catalog, machines) in &mut self.machines {
+            if !wanted.catalogs.contains_key(catalog) {
+                machines.wanted = 0;
+                machines.resize(now, random);
+            }
+        }
+        self.machines.retain(|catalog, of| wanted.catalogs.contains_key(catalog) || !of.all.is_empty());
         for (catalog, share) in &wanted.catalogs {
             let machines = self.machines.entry(catalog.clone()).or_default();
             let count = share.spec.count;
@@ -328,6 +373,17 @@ impl Host {
         self.machines.get(catalog).map_or(0, Machines::ready)
     }
 
+    /// Machines of a catalog that are ready, or would be if they had not been released.
+    pub fn ready_or_released(&self, catalog: &Name) -> u32 {
+        let all = self.machines.get(catalog).map_or(&[][..], |machines| &machines.all);
+        all.iter().filter(|machine| machine.state == State::Ready || machine.is_released).count() as u32
+    }
+
+    /// How often a machine was claimed.
+    pub fn claims(&self) -> u64 {
+        self.machines.values().map(|machines| machines.claims).sum()
+    }
+
     /// What it has of a catalog, and what it has reported.
     pub fn describe(&self, catalog: &Name) -> String {
         let reported = self.reported.as_ref().and_then(|reported| reported.catalogs.get(catalog));
@@ -351,6 +407,11 @@ impl Host {
             let refused = (now < machines.refuses_until).then(|| "not now".to_owned());
             let is_new =
                 |machine: &&Machine| machine.version == machines.version && machine.state == State::Ready;
+            // Failed ones count as that.
+            let is_spared = |machine: &&Machine| {
+                let has_failed = matches!(machine.state, State::Failed(_));
+                machine.is_claimed && !is_new(machine) && !has_failed
+            };
             let next = machines.next.map(|(version, at)| NextVersion {
                 of: VersionName { image: name("debian"), version },
                 is_here: now >= at && !super::is_missing(version, &self.name),
@@ -370,6 +431,8 @@ impl Host {
                 ready: machines.ready(),
                 updated: machines.all.iter().filter(is_new).count() as u32,
                 failed: machines.failed(),
+                claimed: machines.all.iter().filter(|machine| machine.is_claimed).count() as u32,
+                spared: machines.all.iter().filter(is_spared).count() as u32,
                 refused_generation: if refused.is_some() { machines.generation } else { 0 },
                 refused,
                 next,

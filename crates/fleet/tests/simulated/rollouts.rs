@@ -9,7 +9,7 @@ use super::sample::name;
 use super::world::{Seen, World};
 use super::{BAD, MISSING, rng, run_seeds};
 use spillway_api::{FleetCatalogUpdate, FleetRolloutState, Name, RolloutAction};
-use spillway_fleet::changes::{ChangeError, roll_back_catalog, update_catalog};
+use spillway_fleet::changes::{ChangeError, replace_catalog, roll_back_catalog, update_catalog};
 use spillway_fleet::keys::Key;
 use spillway_fleet::records::{RolloutRecord, ShareRecord};
 use spillway_fleet::rollout::change_rollout;
@@ -74,22 +74,22 @@ impl World {
                         }
                         _ => continue,
                     }
-                    let with = after
-                        .shares
-                        .iter()
-                        .filter(|((_, of), version)| of == catalog && **version == rollout.to.version);
+                    let with = after.shares.iter();
+                    let with = with.filter(|((_, of), has)| of == catalog && **has == rollout.to.version);
+                    let with: Vec<&Name> = with.map(|((host, _), _)| host).collect();
                     let most = [1, (self.hosts.len() * 3).div_ceil(10), usize::MAX];
                     let most =
                         if rollout.at_once { usize::MAX } else { most[(rollout.wave as usize).min(2)] };
-                    let with = with.count();
-                    assert!(was.is_none() || with <= most, "{with} hosts in wave {}", rollout.wave);
+                    let why = || format!("{with:?} in wave {} of {rollout:?}: {transaction:?}", rollout.wave);
+                    assert!(was.is_none() || with.len() <= most, "{}", why());
                 }
                 _ => {}
             }
         }
     }
 
-    fn ask(
+    /// People ask for a change. Whether it was made.
+    pub(super) fn ask(
         &mut self,
         decide: impl Fn(&FleetView) -> Result<Option<Transaction>, ChangeError>,
     ) -> Result<bool, ChangeError> {
@@ -120,13 +120,24 @@ impl World {
         super::trace(self.now, &format!("people: rollback: {asked:?}"));
     }
 
+    fn scale(&mut self, count: u32) {
+        let desk = name("desk");
+        let asked = self.ask(|view| {
+            let mut spec = view.catalogs[&desk].value.spec.clone();
+            spec.catalog.count = count;
+            replace_catalog(view, &desk, &spec, None, jiff::Timestamp::UNIX_EPOCH)
+        });
+        super::trace(self.now, &format!("people: {count} machines: {asked:?}"));
+        assert_eq!(asked.map(|_| ()), Ok(()));
+    }
+
     fn state(&self) -> Option<FleetRolloutState> {
         Some(self.rollouts().rollouts.get(&name("desk"))?.state)
     }
 
-    /// Machines of the catalog that are ready.
+    /// Machines of the catalog that are ready, or would be if nobody had released them.
     fn ready(&self) -> u32 {
-        self.hosts.iter().map(|host| host.ready(&name("desk"))).sum()
+        self.hosts.iter().map(|host| host.ready_or_released(&name("desk"))).sum()
     }
 
     /// People do something now and then.
@@ -177,8 +188,9 @@ fn rollouts_leave_min_ready_machines_ready() {
         let hosts = 2 + random.below(10) as usize;
         let mut world = World::new(seed, hosts, hosts);
         super::REFUSES.with(|refuses| refuses.set(false));
+        super::CLAIMS.with(|claims| claims.set(true));
         BAD.with(|bad| bad.set(0));
-        let count = hosts as u32 * (2 + random.below(9) as u32);
+        let mut count = hosts as u32 * (2 + random.below(9) as u32);
         world.min_ready = count - 1 - random.below(u64::from(count / 2)) as u32;
         world.run_for(20_000, seen);
         world.catalog("desk", count, 45);
@@ -190,6 +202,11 @@ fn rollouts_leave_min_ready_machines_ready() {
                 world.meddle(&mut version);
                 if random.chance(3) {
                     world.replace_placer();
+                }
+                // Fewer would take ready machines, which are others than those that the rollout leaves.
+                if random.chance(4) && count < hosts as u32 * 30 {
+                    count += random.below(hosts as u64 * 2) as u32;
+                    world.scale(count);
                 }
                 next = world.now + 1_000 + random.below(90_000);
             }
@@ -218,6 +235,7 @@ fn rollouts_keep_to_their_waves_whatever_fails() {
         let hosts = 3 + random.below(12) as usize;
         let mut world = World::new(seed, hosts, hosts);
         super::REFUSES.with(|refuses| refuses.set(true));
+        super::CLAIMS.with(|claims| claims.set(true));
         BAD.with(|bad| bad.set(0));
         world.min_ready = random.below(hosts as u64 * 4) as u32;
         world.run_for(20_000, seen);
@@ -231,6 +249,9 @@ fn rollouts_keep_to_their_waves_whatever_fails() {
             }
             if random.chance(3) {
                 world.meddle(&mut version);
+            }
+            if random.chance(10) {
+                world.scale((hosts as u64 * 4 + random.below(hosts as u64 * 12)) as u32);
             }
             world.run_for(1_000 + random.below(30_000), seen);
         }

@@ -5,7 +5,8 @@ use super::rng::Rng;
 use super::sample::name;
 use super::store::Store;
 use serde_json::{Value, json};
-use spillway_api::Name;
+use spillway_api::{FleetHostAction, Name};
+use spillway_fleet::changes::change_host;
 use spillway_fleet::keys::Key;
 use spillway_fleet::transaction::{Comparison, Outcome, Revision, Transaction};
 use std::collections::BTreeMap;
@@ -24,6 +25,9 @@ pub struct Seen {
     pub replaced_while_reached: u64,
     pub leaders: u64,
     pub compactions: u64,
+    /// Claims of machines, and what people did to hosts: they drained them, or declared them dead.
+    pub claims: u64,
+    pub acts: u64,
     pub slowest_ms: u64,
     /// Hosts that got another version by a rollout; rollouts that have halted, and that were done.
     pub started: u64,
@@ -56,6 +60,7 @@ pub struct World {
     breaks_peers: bool,
     pub shares_written: u64,
     pub compactions: u64,
+    pub acts: u64,
     /// Machines of each catalog that rollouts leave ready.
     pub min_ready: u32,
 }
@@ -82,6 +87,7 @@ impl World {
             breaks_peers,
             shares_written: 0,
             compactions: 0,
+            acts: 0,
             min_ready: 0,
         }
     }
@@ -238,7 +244,7 @@ impl World {
         self.has_faults = true;
         let (n, now) = (self.random.below(self.hosts.len() as u64) as usize, self.now);
         let ms = 1_000 + self.random.below(if self.random.clone().chance(3) { 150_000 } else { 20_000 });
-        match self.random.below(13) {
+        match self.random.below(15) {
             0 | 1 => self.hosts[n].restart(now, ms),
             2 => self.hosts[n].paused_until = now + ms,
             3 | 4 => self.hosts[n].cut_until = now + ms,
@@ -262,9 +268,15 @@ impl World {
             10 => self.pause_placer_for(ms),
             // People change their minds about a host, and about how soon a catalog's machines are replaced.
             11 => {
-                let cordoned = self.random.chance(2);
-                self.cordon(n, cordoned);
+                let action = match self.random.chance(2) {
+                    true => FleetHostAction::Cordon,
+                    false => FleetHostAction::Uncordon,
+                };
+                self.act(n, action);
             }
+            13 => self.act(n, FleetHostAction::Drain),
+            // It is refused while a host has a lease: people see one that is off for longer.
+            14 if !self.hosts[n].runs(now) => self.act(n, FleetHostAction::DeclareDead),
             12 => {
                 let (count, lost_after_seconds) = (self.count("build"), 20 + self.random.below(40));
                 self.catalog("build", count as u32, lost_after_seconds as u32);
@@ -293,17 +305,20 @@ impl World {
         self.store.revoke(&Key::Placer);
     }
 
-    fn cordon(&mut self, host: usize, is_cordoned: bool) {
-        let mut record: Value = serde_json::from_str(&self.hosts[host].record()).unwrap();
-        record["is_cordoned"] = is_cordoned.into();
-        self.store.put(&format!("hosts/{}", self.hosts[host].name), &record.to_string());
+    /// Somebody does something to a host.
+    fn act(&mut self, host: usize, action: FleetHostAction) {
+        let of = self.hosts[host].name.clone();
+        let is_done = self.ask(|view| change_host(view, &of, action).map(Some)) == Ok(true);
+        let counts = matches!(action, FleetHostAction::Drain | FleetHostAction::DeclareDead);
+        self.acts += u64::from(is_done && counts);
     }
 
     pub fn end_faults(&mut self) {
         self.has_faults = false;
-        (0..self.hosts.len()).for_each(|n| self.cordon(n, false));
+        super::CLAIMS.with(|claims| claims.set(false));
         let now = self.now;
         self.store.leaderless_until = self.store.leaderless_until.min(now);
+        (0..self.hosts.len()).for_each(|n| self.act(n, FleetHostAction::Uncordon));
         for host in &mut self.hosts {
             let untils =
                 [&mut host.down_until, &mut host.paused_until, &mut host.cut_until, &mut host.alone_until];
