@@ -97,7 +97,7 @@ impl Machines {
                 self.claims += 1;
             }
         }
-        let is_over = |of: &&mut Machine| of.is_claimed && !(goes_on && !random.chance(2_000));
+        let is_over = |of: &&mut Machine| of.is_claimed && (!goes_on || random.chance(2_000));
         for machine in self.all.iter_mut().filter(is_over).collect::<Vec<_>>() {
             let at = now + 2_000 + random.below(6_000);
             *machine = Machine { is_released: true, ..Machine::starting(self.version, at) };
