@@ -36,6 +36,8 @@ struct Seen {
     braked: u64,
     unplaced: u64,
     quiet: u64,
+    /// How often refusals were over.
+    forgotten: u64,
 }
 
 struct World {
@@ -142,14 +144,14 @@ impl World {
                 self.fleet.catalog(&catalog, random.below(80) as u32, settings);
             }
             11 if random.chance(4) => self.fleet.delete(&format!("catalogs/{catalog}")),
-            12..=14 => self.report(&host, random),
+            12..=14 => self.report(&host, true, random),
             15 if random.chance(4) => self.health.trouble = Some(self.now),
             _ => {}
         }
     }
 
     /// A host reports what it has of each of its shares.
-    fn report(&mut self, host: &str, random: &mut Rng) {
+    fn report(&mut self, host: &str, may_refuse: bool, random: &mut Rng) {
         if !self.fleet.entries.contains_key(&format!("status/{host}")) {
             return;
         }
@@ -159,7 +161,7 @@ impl World {
                 continue;
             };
             let share = share.value;
-            let refuses = random.chance(12);
+            let refuses = may_refuse && random.chance(12);
             let count = if refuses { random.below(u64::from(share.count) + 1) as u32 } else { share.count };
             let ready = random.below(u64::from(count) + 1);
             let (claimed, generation) = (random.below(u64::from(count) + 1), share.generation);
@@ -307,9 +309,21 @@ impl World {
         }
     }
 
-    /// Everything ends, and nothing happens meanwhile: what must hold then.
-    fn check_at_rest(&mut self, random: &mut Rng, seen: &mut Seen) {
-        self.unanswered.clear();
+    /// So much time passes that no refusal counts any more, and hosts do what their shares say.
+    fn forget_refusals(&mut self, random: &mut Rng, seen: &mut Seen) {
+        // Nothing is under way for so long.
+        self.rest(random, seen);
+        self.now = self.now.after_ms(1_300_000);
+        for _ in 0..5 {
+            (0..HOSTS).for_each(|n| self.report(&format!("h{n}"), false, random));
+            self.rest(random, seen);
+        }
+        self.has_refused = false;
+        seen.forgotten += 1;
+    }
+
+    /// Everything that is under way ends, and what follows from that.
+    fn rest(&mut self, random: &mut Rng, seen: &mut Seen) {
         for _ in 0..200 {
             self.shown = self.fleet.view().clone();
             self.step(random, seen);
@@ -322,6 +336,15 @@ impl World {
             }
         }
         assert!(self.open.is_empty(), "the placer does not come to rest");
+    }
+
+    /// Everything ends, and nothing happens meanwhile: what must hold then.
+    fn check_at_rest(&mut self, random: &mut Rng, seen: &mut Seen) {
+        self.unanswered.clear();
+        if self.has_refused && random.chance(2) {
+            self.forget_refusals(random, seen);
+        }
+        self.rest(random, seen);
         if self.placer.status(&self.shown).unwrap().transactions > 0 {
             // A lost answer: it is decided later.
             return;
@@ -436,8 +459,8 @@ fn random_fleets_keep_to_the_rules() {
     println!("{fleets} fleets: {seen:?}");
     // Few fleets, as after a failure, need not have everything.
     if fleets >= 500 {
-        let Seen { applied, conflicts, lost_answers, replaced, braked, unplaced, quiet } = seen;
-        let all = [applied, conflicts, lost_answers, replaced, braked, unplaced, quiet];
+        let Seen { applied, conflicts, lost_answers, replaced, braked, unplaced, quiet, forgotten } = seen;
+        let all = [applied, conflicts, lost_answers, replaced, braked, unplaced, quiet, forgotten];
         assert!(all.into_iter().all(|count| count > fleets / 20), "{seen:?}");
     }
 }
