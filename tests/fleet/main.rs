@@ -5,6 +5,9 @@ mod browser;
 mod failure;
 mod named;
 mod network;
+mod partitions;
 mod restored;
+#[path = "../../crates/fleet/tests/common/rng.rs"]
+mod rng;
 mod rollouts;
 mod world;

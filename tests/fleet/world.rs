@@ -87,6 +87,11 @@ impl World {
         Some(world)
     }
 
+    /// Folder of all hosts, each below its name.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
     fn add_host(&mut self, number: usize) {
         let name = format!("h{number}");
         let folder = self.dir.path().join(&name);

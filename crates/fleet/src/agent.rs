@@ -128,7 +128,8 @@ pub fn share_of(view: &FleetView, host: &Name, name: &Name) -> Option<ShareRecor
         Some(share) => ShareRecord { count, ..share.clone() },
         None => {
             let VersionName { image, version } = version_of_new(view, name, catalog);
-            ShareRecord { count, version, generation: catalog.generation, image: Some(image), batch: None }
+            let generation = catalog.generation;
+            ShareRecord { count, version, generation, image: Some(image), batch: None, wave: 0 }
         }
     })
 }
@@ -161,8 +162,10 @@ fn want(
         generation: share.generation,
         strategy: within(catalog.strategy, share.batch),
         max_failed: reached.map_or(0, RolloutRecord::most_failed),
-        // The rollout of a version that another one has replaced does not go on, whatever it was that has stopped it.
+        // The rollout of a version that another one has replaced does not go on, whatever it was that has stopped it, and what cannot
+        // be read may have stopped it.
         is_held: rollout.is_some_and(|rollout| rollout.is_held() || reached.is_none())
+            || view.unreadable.contains_key(&Key::Rollout(name.clone()).to_string())
             || share.batch == Some(0),
         source: source(view, &share.version_name(catalog)),
         spec,

@@ -11,8 +11,8 @@ use crate::view::{FleetView, Versioned};
 use jiff::Timestamp;
 use serde::Serialize;
 use spillway_api::{
-    ErrorCode, FleetCatalogSpec, FleetCatalogUpdate, FleetHostAction, HistoryEntry, IdentityKind, ImageRef,
-    Name, VmmKind, fleet_differences,
+    ErrorCode, FleetCatalogSpec, FleetCatalogUpdate, FleetHostAction, FleetRolloutState, HistoryEntry,
+    IdentityKind, ImageRef, Name, VmmKind, fleet_differences,
 };
 use std::num::NonZeroU32;
 
@@ -172,12 +172,14 @@ fn check(view: &FleetView, name: &Name, spec: &FleetCatalogSpec) -> Result<(), C
     Ok(())
 }
 
-/// Another catalog whose machines have the same names of the fleet.
+/// Another catalog whose machines may have the same names of the fleet.
 fn same_names<'a>(view: &'a FleetView, name: &Name, naming: &str) -> Option<&'a Name> {
     let others = view.catalogs.iter().filter(|(other, _)| *other != name);
     let same = others.filter(|(other, record)| {
         let spec = &record.value.spec;
-        spec.fleet.identity == IdentityKind::Named && spec.catalog.naming(other) == naming
+        let theirs = NamePattern::parse(&spec.catalog.naming(other));
+        let both = theirs.zip(NamePattern::parse(naming));
+        spec.fleet.identity == IdentityKind::Named && both.is_some_and(|(theirs, own)| theirs.overlaps(&own))
     });
     same.map(|(other, _)| other).next()
 }
@@ -309,7 +311,7 @@ pub fn roll_back_catalog(
             return refuse(ErrorCode::Conflict, format!("catalog {name} has {is} already"));
         }
         // The same request may come twice.
-        (None, Some(rollout)) if rollout.at_once => {
+        (None, Some(rollout)) if rollout.at_once && rollout.state == FleetRolloutState::Running => {
             return refuse(ErrorCode::Conflict, format!("catalog {name} is on its way back to {is} already"));
         }
         (None, Some(rollout)) if rollout.from != is => Some(rollout.from.clone()),

@@ -13,7 +13,7 @@ use crate::view::FleetView;
 use ask::Inquiry;
 pub use ask::{ANSWER_MS, Ask, VALID_MS};
 use spillway_api::Name;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Time of a host's lease.
@@ -48,7 +48,10 @@ pub enum Standing {
     /// It was announced, and has never had a lease or machines.
     NeverSeen,
     /// Somebody has removed its record.
-    Removed,
+    Removed {
+        /// Time since its last sign of life, at least.
+        for_ms: u64,
+    },
     /// A record of it cannot be read, so that nothing is known.
     Unreadable,
 }
@@ -146,7 +149,9 @@ impl Liveness {
         let mut before = std::mem::take(&mut self.tracks);
         let holders = view.shares.keys().chain(view.places.keys());
         let without_record = holders.filter(|host| !view.hosts.contains_key(*host));
-        for host in view.hosts.keys().chain(without_record) {
+        // One of them may have shares and names.
+        let all: BTreeSet<&Name> = view.hosts.keys().chain(without_record).collect();
+        for host in all {
             let track = before.remove(host);
             self.tracks.insert(host.clone(), seen(view, host, track, now));
         }
@@ -166,20 +171,20 @@ impl Liveness {
     /// What is known of a host.
     pub fn standing(&self, host: &Name, now: Moment) -> Standing {
         let Some(track) = self.tracks.get(host) else { return Standing::Unreadable };
+        let for_ms = match &track.sign {
+            // Its lease began before it was declared dead, or ends soon.
+            Sign::Alive | Sign::Unreadable => 0,
+            Sign::Silent { since, .. } => now.since_ms(*since),
+            // It has nothing.
+            Sign::NeverSeen => u64::MAX,
+        };
         match &track.sign {
             Sign::Unreadable => Standing::Unreadable,
-            _ if track.is_removed => Standing::Removed,
-            Sign::Silent { since, .. } if track.is_dead => {
-                Standing::DeclaredDead { for_ms: now.since_ms(*since) }
-            }
-            // It has nothing, or a lease that began before it was declared dead.
-            Sign::Alive if track.is_dead => Standing::DeclaredDead { for_ms: 0 },
-            Sign::NeverSeen if track.is_dead => Standing::DeclaredDead { for_ms: u64::MAX },
+            _ if track.is_removed => Standing::Removed { for_ms },
+            _ if track.is_dead => Standing::DeclaredDead { for_ms },
             Sign::Alive => Standing::Alive,
             Sign::NeverSeen => Standing::NeverSeen,
-            Sign::Silent { since, inquiry } => {
-                Standing::Silent { for_ms: now.since_ms(*since), reach: inquiry.reach() }
-            }
+            Sign::Silent { inquiry, .. } => Standing::Silent { for_ms, reach: inquiry.reach() },
         }
     }
 

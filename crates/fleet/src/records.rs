@@ -237,6 +237,9 @@ pub struct ShareRecord {
     /// Most machines that may be unavailable at the same time because they get the version; none: as the strategy of the catalog says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u32>,
+    /// Wave of the rollout in which the host got the version.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub wave: u32,
 }
 
 /// A version of an image.

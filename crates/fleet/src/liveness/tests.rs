@@ -173,7 +173,7 @@ fn a_host_that_answers_another_is_not_lost_and_is_asked_about_ever_less() {
     }
     let times: Vec<u64> = rounds.iter().map(|(at, _)| at / 1000).collect();
     assert_eq!(times, [25, 40, 65, 110, 195, 360]);
-    let askers: std::collections::BTreeSet<_> = rounds.iter().flat_map(|(_, of)| of).collect();
+    let askers: BTreeSet<_> = rounds.iter().flat_map(|(_, of)| of).collect();
     assert!(askers.len() > 2, "others are asked in other rounds");
     seen.fleet.begin_lease("h1");
     seen.after(0);
@@ -185,7 +185,7 @@ fn a_host_that_answers_another_is_not_lost_and_is_asked_about_ever_less() {
 fn a_placer_that_nobody_answers_knows_nothing() {
     let mut seen = Seen::of(8).at_stake("h1");
     seen.fleet.end_lease("h1");
-    let mut asked = std::collections::BTreeSet::new();
+    let mut asked = BTreeSet::new();
     for _ in 0..100 {
         seen.after(1_000).into_iter().for_each(|ask| asked.extend(ask.of));
         // What comes from others than those that were asked is no answer.
@@ -253,5 +253,9 @@ fn what_cannot_be_read_is_neither_alive_nor_silent() {
     seen.fleet.share("h1", "desk", 1);
     seen.fleet.delete("hosts/h1");
     seen.after(0);
-    assert_eq!(seen.standing("h1"), Standing::Removed);
+    assert_eq!(seen.standing("h1"), Standing::Removed { for_ms: 0 }, "its lease lasts");
+    seen.fleet.end_lease("h1");
+    seen.after(0);
+    seen.after(2_000);
+    assert_eq!(seen.standing("h1"), Standing::Removed { for_ms: 17_000 });
 }

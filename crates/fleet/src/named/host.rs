@@ -279,23 +279,19 @@ impl HostNames {
         belief: Option<Belief>,
         gone: &BTreeMap<Name, Revision>,
         now: Moment,
-    ) -> Vec<Transaction> {
-        if current(view, belief, now).is_none_or(|belief| belief.epoch != self.highest) {
-            return Vec::new();
-        }
+    ) -> Option<Transaction> {
+        current(view, belief, now).filter(|belief| belief.epoch == self.highest)?;
         let places = view.places.get(&self.host).into_iter().flatten();
-        let gone = places
-            .filter(|((_, machine), place)| {
-                place.value.is_leaving && gone.get(machine) == Some(&place.modified)
-            })
-            .map(|((catalog, machine), place)| {
-                let key = Key::Place(self.host.clone(), catalog.clone(), machine.clone());
-                Transaction {
-                    comparisons: vec![Comparison::Modified(key.clone(), place.modified)],
-                    writes: vec![Write::Delete(key)],
-                }
-            });
-        gone.take(MOST_RELEASES).collect()
+        let gone = places.filter(|((_, machine), place)| {
+            place.value.is_leaving && gone.get(machine) == Some(&place.modified)
+        });
+        let mut release = Transaction::default();
+        for ((catalog, machine), place) in gone.take(MOST_RELEASES) {
+            let key = Key::Place(self.host.clone(), catalog.clone(), machine.clone());
+            release.comparisons.push(Comparison::Modified(key.clone(), place.modified));
+            release.writes.push(Write::Delete(key));
+        }
+        (!release.writes.is_empty()).then_some(release)
     }
 }
 
@@ -364,7 +360,7 @@ mod tests {
             self.names.leaving(self.fleet.view())
         }
 
-        fn confirm(&self, belief: Option<Belief>, gone: &BTreeMap<Name, Revision>) -> Vec<Transaction> {
+        fn confirm(&self, belief: Option<Belief>, gone: &BTreeMap<Name, Revision>) -> Option<Transaction> {
             self.names.confirm(self.fleet.view(), belief, gone, NOW)
         }
     }
@@ -443,19 +439,19 @@ mod tests {
         let belief = Some(Belief { epoch: case.epoch, until: UNTIL });
         let placed = case.fleet.view().place(&name("a"), &name("desk"), &name("desk-001")).unwrap().modified;
         let own = BTreeMap::from([(name("desk-001"), placed)]);
-        assert_eq!((case.gone(), case.confirm(belief, &own)), (BTreeMap::new(), vec![]), "it is to run here");
+        assert_eq!((case.gone(), case.confirm(belief, &own)), (BTreeMap::new(), None), "it is to run here");
         // It was looked for before it was to be given up.
         let before = case.gone();
         case.place(case.epoch, json!({"is_leaving": true}));
         assert_eq!(case.step(belief, true, NOW).machines[&name("desk-001")], NameOrder::GoOn);
-        assert_eq!(case.confirm(belief, &before), [], "nobody has looked for it");
+        assert_eq!(case.confirm(belief, &before), None, "nobody has looked for it");
         let gone = case.gone();
-        let release = case.confirm(belief, &gone).remove(0);
-        assert_eq!(case.confirm(None, &gone), [], "without a lease nothing is confirmed");
+        let release = case.confirm(belief, &gone).unwrap();
+        assert_eq!(case.confirm(None, &gone), None, "without a lease nothing is confirmed");
         case.place(case.epoch, json!({"is_leaving": false}));
         assert_eq!(case.fleet.commit(&release), crate::transaction::Outcome::Conflict);
         case.place(case.epoch, json!({"is_leaving": true}));
-        assert_eq!(case.confirm(belief, &gone), [], "it may have run in between");
+        assert_eq!(case.confirm(belief, &gone), None, "it may have run in between");
     }
 
     #[test]

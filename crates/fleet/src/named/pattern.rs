@@ -29,6 +29,31 @@ impl NamePattern {
         (number > 0 && text.len() == *digits).then(|| format!("{before}{text}{after}").parse().ok())?
     }
 
+    /// Whether a name is one of this pattern.
+    pub fn is_of(&self, name: &Name) -> bool {
+        let rest = name.as_str().strip_prefix(self.before.as_str());
+        let number = rest.and_then(|rest| rest.strip_suffix(self.after.as_str()));
+        number.is_some_and(|number| {
+            number.len() == self.digits && number.bytes().all(|byte| byte.is_ascii_digit())
+        })
+    }
+
+    /// Whether a name may be one of both patterns.
+    pub fn overlaps(&self, other: &NamePattern) -> bool {
+        // In each place a character, or any digit.
+        let places = |of: &NamePattern| -> Vec<Option<u8>> {
+            let digits = std::iter::repeat_n(None, of.digits);
+            of.before.bytes().map(Some).chain(digits).chain(of.after.bytes().map(Some)).collect()
+        };
+        let (own, other) = (places(self), places(other));
+        own.len() == other.len()
+            && own.into_iter().zip(other).all(|two| match two {
+                (Some(one), Some(other)) => one == other,
+                (Some(byte), None) | (None, Some(byte)) => byte.is_ascii_digit(),
+                (None, None) => true,
+            })
+    }
+
     /// The highest number that it has a name for.
     pub fn most(&self) -> u32 {
         10u32.pow(self.digits.min(9) as u32) - 1
@@ -38,6 +63,26 @@ impl NamePattern {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patterns_overlap_if_a_name_is_of_both() {
+        for (one, other, overlap) in [
+            ("pc-###", "pc-###", true),
+            ("pc-###", "pc-1##", true),
+            ("pc-0##", "pc-1##", false),
+            ("pc-###", "pc-##", false),
+            ("pc-###", "pcs###", false),
+            ("#-pc", "1-##", false),
+            ("a#1", "a2#", true),
+        ] {
+            let [one, other] = [one, other].map(|pattern| NamePattern::parse(pattern).unwrap());
+            assert_eq!((one.overlaps(&other), other.overlaps(&one)), (overlap, overlap), "{one:?} {other:?}");
+        }
+        let pattern = NamePattern::parse("pc-##x").unwrap();
+        for (name, is_of) in [("pc-07x", true), ("pc-7x", false), ("pc-07", false), ("pc-a7x", false)] {
+            assert_eq!(pattern.is_of(&name.parse().unwrap()), is_of, "{name}");
+        }
+    }
 
     #[test]
     fn a_number_has_one_name() {

@@ -122,7 +122,7 @@ fn lost_after_ms(catalog: &Catalog<'_>) -> u64 {
 fn role_of(situation: &Situation<'_>, catalog: &Catalog<'_>, host: &Host<'_>, refuses: bool) -> Role {
     if is_replaceable(catalog.record) {
         match host.standing {
-            Standing::Removed | Standing::DeclaredDead { .. } => return Role::Gone,
+            Standing::Removed { .. } | Standing::DeclaredDead { .. } => return Role::Gone,
             Standing::Silent { for_ms, reach: Reach::Unreachable }
                 if situation.brake.is_none() && for_ms >= lost_after_ms(catalog) =>
             {
@@ -333,7 +333,7 @@ pub(super) fn change(
     let Target { cell, to, .. } = target;
     let is_stale = *to > 0 && (!cell.is_current || course.moves(cell.host));
     let is_due = *to != cell.count || is_stale;
-    if !is_due || cell.is_busy {
+    if !is_due || cell.is_busy || !course.knows(cell) {
         return None;
     }
     let cause = if *to == cell.count { Cause::Updated } else { cause(target) };

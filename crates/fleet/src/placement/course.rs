@@ -20,6 +20,10 @@ pub(super) struct Course<'a> {
     record: &'a CatalogRecord,
     /// Version of new machines on hosts that had none.
     fresh: VersionName,
+    /// Wave of the rollout.
+    wave: u32,
+    /// Whether nothing can be known of the rollout: hosts that have no machines get none.
+    is_unknown: bool,
     /// Hosts that get, or keep, the version of the catalog with such a batch.
     moving: BTreeMap<usize, Option<u32>>,
 }
@@ -43,18 +47,22 @@ impl<'a> Course<'a> {
     ) -> Course<'a> {
         let (name, record) = (table.catalogs[number].name, table.catalogs[number].record);
         let fresh = version_of_new(situation.view, name, record);
-        let mut course = Course { name, record, fresh, moving: BTreeMap::new() };
         let rollout = current(situation.view, name, record);
-        let is_unreadable =
-            || situation.view.unreadable.contains_key(&Key::Rollout(name.clone()).to_string());
-        let is_held = || situation.rolling.contains(name) || situation.held.contains(name);
-        if is_unreadable() || is_held() {
+        let is_unknown = situation.view.unreadable.contains_key(&Key::Rollout(name.clone()).to_string());
+        let wave = rollout.map_or(0, |rollout| rollout.value.wave);
+        let mut course = Course { name, record, fresh, wave, is_unknown, moving: BTreeMap::new() };
+        if is_unknown || situation.rolling.contains(name) || situation.held.contains(name) {
             return course;
         }
         let to = VersionName::of_catalog(record);
-        let members = members(table, targets).filter(|(_, of)| !of.is_leaving || to.is_in(of.share, record));
+        let is_at_once = rollout.is_some_and(|rollout| rollout.value.at_once);
+        let counts = |of: &Member<'_>| {
+            let refuses = of.status.is_some_and(|status| status.refused.is_some());
+            !of.is_leaving || (to.is_in(of.share, record) && of.is_alive && !refuses && !is_at_once)
+        };
+        let members = members(table, targets).filter(|(_, member)| counts(member));
         let (numbers, members): (Vec<usize>, Vec<Member<'_>>) = members.unzip();
-        let lost = targets.iter().filter(|target| matches!(target.role, Role::Lost | Role::Gone));
+        let lost = targets.iter().filter(|target| is_lost(table, target));
         let lost = lost.filter_map(|target| Some((table.hosts[target.cell.host].name, target.cell.share?)));
         let Steps { shares, record: next, waits, next_in_ms } = decide(&Scene {
             catalog: record,
@@ -86,6 +94,11 @@ impl<'a> Course<'a> {
         situation.rolling.contains(self.name) || plan.rollouts.iter().any(|step| step.catalog == *self.name)
     }
 
+    /// Whether the version of a host's machines can be told.
+    pub(super) fn knows(&self, cell: &Cell<'_>) -> bool {
+        !self.is_unknown || cell.share.is_some()
+    }
+
     /// Whether the rollout changes the share of a host.
     pub(super) fn moves(&self, host: usize) -> bool {
         self.moving.contains_key(&host)
@@ -94,22 +107,31 @@ impl<'a> Course<'a> {
     /// The share of a host, with such a count.
     pub(super) fn share(&self, cell: &Cell<'_>, count: u32) -> ShareRecord {
         let generation = self.record.generation;
-        let of = |version: VersionName, batch| {
+        let of = |version: VersionName, batch, wave| {
             let VersionName { image, version } = version;
-            ShareRecord { count, version, generation, image: Some(image), batch }
+            ShareRecord { count, version, generation, image: Some(image), batch, wave }
         };
+        let to = VersionName::of_catalog(self.record);
         match (self.moving.get(&cell.host), cell.share) {
-            (Some(batch), _) => of(VersionName::of_catalog(self.record), *batch),
-            (None, Some(share)) => of(share.version_name(self.record), share.batch),
-            (None, None) => of(self.fresh.clone(), None),
+            (Some(batch), Some(share)) if to.is_in(share, self.record) => of(to, *batch, share.wave),
+            (Some(batch), _) => of(to, *batch, self.wave),
+            (None, Some(share)) => of(share.version_name(self.record), share.batch, share.wave),
+            (None, None) => of(self.fresh.clone(), None, 0),
         }
     }
+}
+
+/// Whether nothing more is to be expected of a host. Machines that keep data stay where they are.
+fn is_lost(table: &Table<'_>, target: &Target<'_>) -> bool {
+    let standing = table.hosts[target.cell.host].standing;
+    matches!(target.role, Role::Lost | Role::Gone)
+        || matches!(standing, Standing::DeclaredDead { .. } | Standing::Removed { .. })
 }
 
 /// Hosts that have machines of a catalog and keep them, or give them up, with their numbers.
 fn members<'a>(table: &Table<'a>, targets: &[Target<'a>]) -> impl Iterator<Item = (usize, Member<'a>)> {
     let is_member = |target: &&Target<'a>| match target.role {
-        Role::Kept | Role::Refused => target.to > 0,
+        Role::Kept | Role::Refused => target.to > 0 && !is_lost(table, target),
         Role::Leaving => target.cell.count > 0,
         Role::Lost | Role::Gone => false,
     };

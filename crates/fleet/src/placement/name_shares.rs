@@ -21,17 +21,27 @@ pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize
     if situation.view.unreadable.keys().any(is_of) {
         return;
     }
-    let mut counts: BTreeMap<&Name, u32> = BTreeMap::new();
-    let named = situation.view.named.get(name).into_iter().flat_map(|names| names.values());
-    for host in named.filter(|of| of.value.state == NameState::Placed).filter_map(|of| of.value.host.as_ref())
-    {
-        *counts.entry(host).or_default() += 1;
+    // Names that hosts have, and those that they are to give up.
+    let mut counts: BTreeMap<&Name, [u32; 2]> = BTreeMap::new();
+    for named in situation.view.named.get(name).into_iter().flat_map(|names| names.values()) {
+        let is_leaving = match named.value.state {
+            NameState::Placed => false,
+            NameState::Leaving => true,
+            NameState::Free => continue,
+        };
+        if let Some(host) = &named.value.host {
+            counts.entry(host).or_default()[usize::from(is_leaving)] += 1;
+        }
     }
     let targets = cells.iter().map(|cell| {
         let host = &table.hosts[cell.host];
-        let to = counts.get(host.name).copied().unwrap_or(0);
-        let is_lost = to == 0 && host.standing != Standing::Alive;
-        Target { cell: *cell, role: if is_lost { Role::Lost } else { Role::Kept }, to }
+        let (role, to) = match counts.get(host.name).copied().unwrap_or_default() {
+            [0, 0] if host.standing != Standing::Alive => (Role::Lost, 0),
+            // Until they are gone, it has the share's version.
+            [0, leaving] => (Role::Leaving, leaving.min(cell.count)),
+            [placed, _] => (Role::Kept, placed),
+        };
+        Target { cell: *cell, role, to }
     });
     let targets: Vec<Target<'_>> = targets.collect();
     let course = Course::of(situation, table, number, &targets, plan);

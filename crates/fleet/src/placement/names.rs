@@ -17,7 +17,7 @@ use serde::Serialize;
 use spillway_api::{IdentityKind, IsolationAction, Name, RolloutStrategy};
 use std::collections::BTreeMap;
 
-/// Time since the last sign of life of a host that was declared dead after which its guard has ended the machines, in milliseconds: whoever
+/// Time since the last sign of life of a host that was declared dead, or removed, after which its guard has ended the machines, in milliseconds: whoever
 /// says that a host is off may be wrong.
 const ENDED_MS: u64 = VALID_MS + ISOLATION_MS + 3_000;
 /// Time for which a host that has refused a catalog gets no names of it, in milliseconds: until it reports otherwise.
@@ -133,10 +133,10 @@ fn place_catalog(
             let Some(machine) = pattern.name(number) else { continue };
             let is_unreadable = !view.unreadable.is_empty()
                 && view.unreadable.contains_key(&Key::Named(catalog.clone(), machine.clone()).to_string());
-            // Another catalog has a machine of this name, if both were made at the same time.
-            let is_taken =
-                || view.named.iter().any(|(of, names)| of != catalog && names.contains_key(&machine));
-            if !names.contains_key(&machine) && !is_unreadable && !is_taken() {
+            if !names.contains_key(&machine)
+                && !is_unreadable
+                && !is_taken(situation, catalog, &machine, plan)
+            {
                 missing.push((machine, number, None, Vec::new()));
             }
         }
@@ -145,7 +145,7 @@ fn place_catalog(
     if wanted == 0 {
         return;
     }
-    let (gains, why) = gains(view, table, number, wanted);
+    let (gains, why) = gains(situation, table, number, wanted);
     let spare = gains.len().saturating_sub(missing.len() + leaving);
     let unplaced = missing.len().saturating_sub(gains.len());
     if let (Some(why), true) = (why, unplaced > 0) {
@@ -172,6 +172,22 @@ fn place_catalog(
     }
 }
 
+/// Whether another catalog has a machine of this name, or is about to: two catalogs with such names may have been made at the same time.
+fn is_taken(situation: &Situation<'_>, catalog: &Name, machine: &Name, plan: &Plan) -> bool {
+    let view = situation.view;
+    let gives = |other: &Name| {
+        let pattern = view.catalogs.get(other).and_then(|other_record| {
+            let spec = &other_record.value.spec;
+            let is_named = spec.fleet.identity == IdentityKind::Named;
+            NamePattern::parse(&spec.catalog.naming(other)).filter(|_| is_named)
+        });
+        pattern.is_some_and(|pattern| pattern.is_of(machine))
+    };
+    view.named.iter().any(|(of, names)| of != catalog && names.contains_key(machine))
+        || plan.names.iter().any(|change| change.catalog != *catalog && change.machine == *machine)
+        || situation.held.iter().any(|other| other != catalog && gives(other))
+}
+
 /// Another 'on_isolation' ends machines, as many at the same time as another version would.
 fn leave_in_batches(
     view: &FleetView,
@@ -189,26 +205,27 @@ fn leave_in_batches(
 
 /// Hosts that so many machines of a catalog go to, one for each, and why not more.
 fn gains(
-    view: &FleetView,
+    situation: &Situation<'_>,
     table: &mut Table<'_>,
     number: usize,
     machines: usize,
 ) -> (Vec<Name>, Option<super::Why>) {
     let catalog = &table.catalogs[number];
-    let refused: BTreeMap<Name, u64> = (table.hosts.iter())
-        .filter(|host| {
-            let report = host.status.and_then(|status| status.catalogs.get(catalog.name));
-            report.is_some_and(|report| report.refuses(catalog.record.generation))
-        })
-        .map(|host| (host.name.clone(), REFUSED_MS))
-        .collect();
+    let lately = (situation.refused.iter()).filter(|((_, of), _)| of == catalog.name);
+    let mut refused: BTreeMap<Name, u64> = lately.map(|((host, _), ms)| (host.clone(), *ms)).collect();
+    for host in &table.hosts {
+        let report = host.status.and_then(|status| status.catalogs.get(catalog.name));
+        if report.is_some_and(|report| report.refuses(catalog.record.generation)) {
+            refused.entry(host.name.clone()).or_insert(REFUSED_MS);
+        }
+    }
     let refused: BTreeMap<&Name, u64> = refused.iter().map(|(host, wait_ms)| (host, *wait_ms)).collect();
     let targets = catalog.cells.iter().map(|cell| {
         let cell = Cell { is_busy: false, count: cell.names, ..*cell };
         Target { cell, role: Role::Kept, to: cell.names }
     });
     let mut targets: Vec<Target<'_>> = targets.collect();
-    let unplaced = place_missing(table, number, (&refused, view), &mut targets, machines as u64);
+    let unplaced = place_missing(table, number, (&refused, situation.view), &mut targets, machines as u64);
     let why = (unplaced > 0).then(|| explain(table, number, &refused, &targets));
     let mut hosts = Vec::new();
     for target in &targets {
@@ -257,6 +274,10 @@ fn fate(
     let may_have = view.hosts.get(host).is_some_and(|host| {
         !host.value.is_draining && Obstacle::of_settings(&host.value, &record.spec.fleet).is_none()
     });
+    // With a machine there it may be another one that the host has refused.
+    let report = view.statuses.get(host).and_then(|status| status.value.catalogs.get(catalog));
+    let has_refused = report.is_some_and(|report| report.refuses(record.generation) && report.count == 0);
+    let may_have = may_have && !has_refused;
     match (name.state, may_have) {
         (NameState::Leaving, true) => Fate::Remains,
         (NameState::Leaving, false) => Fate::IsLeaving,
@@ -273,14 +294,13 @@ fn fate_of_absent(situation: &Situation<'_>, catalog: &Name, name: &NamedRecord,
     let is_dead = recorded.is_some_and(|host| host.value.dead_epoch.is_some_and(|dead| dead >= name.epoch));
     let has_ended = name.on_isolation == IsolationAction::Keep
         || match (situation.standing)(host) {
-            Standing::DeclaredDead { for_ms } => for_ms >= ENDED_MS,
-            // It was removed before anybody could see when it was alive last.
+            Standing::DeclaredDead { for_ms } | Standing::Removed { for_ms } => for_ms >= ENDED_MS,
             _ => true,
         };
-    if is_dead && !has_ended {
-        return Fate::Stays;
-    }
     if is_dead || recorded.is_none() {
+        if !has_ended {
+            return Fate::Stays;
+        }
         let modified = recorded.map_or(0, |host| host.modified);
         return Fate::Free(vec![absent, Comparison::Modified(Key::Host(host.clone()), modified)]);
     }
@@ -312,7 +332,9 @@ fn note_stake(situation: &Situation<'_>, catalog: &Name, named: &Named<'_>, plan
     }
     let for_ms = match (situation.standing)(host) {
         Standing::Silent { for_ms, .. } => for_ms,
-        Standing::DeclaredDead { for_ms } => return wake_in(ENDED_MS.saturating_sub(for_ms), plan),
+        Standing::DeclaredDead { for_ms } | Standing::Removed { for_ms } => {
+            return wake_in(ENDED_MS.saturating_sub(for_ms), plan);
+        }
         _ => return,
     };
     let lost_after_ms = lost_after_ms(situation.view, catalog);

@@ -307,3 +307,75 @@ fn two_catalogs_that_were_made_at_the_same_time_share_no_name() {
     let names = |catalog: &str| driver.fleet.view().named[&name(catalog)].keys().cloned().collect::<Vec<_>>();
     assert_eq!((names("desk").len(), names("other")), (3, vec![name("pc-04"), name("pc-05")]));
 }
+
+/// Neither does the order in which they were made count, nor that their patterns are others.
+#[test]
+fn catalogs_whose_patterns_overlap_share_no_name_in_one_plan() {
+    let mut driver = Driver::new();
+    let settings = |naming: &str| json!({"identity": "named", "on_isolation": "stop", "naming": naming});
+    driver.fleet.catalog("desk", 120, settings("pc-###"));
+    driver.fleet.catalog("other", 5, settings("pc-1##"));
+    driver.settle();
+    driver.fleet.host("a", "z");
+    driver.fleet.host("b", "z");
+    driver.fleet.host("c", "z");
+    driver.settle();
+    let view = driver.fleet.view();
+    let (desk, other) = (&view.named[&name("desk")], view.named.get(&name("other")));
+    let twice = other.into_iter().flat_map(|names| names.keys()).find(|name| desk.contains_key(*name));
+    assert_eq!((desk.len(), twice), (120, None));
+    // Nor while a transaction is under way.
+    let mut driver = Driver::new();
+    driver.fleet.host("a", "z");
+    driver.fleet.catalog("desk", 3, settings("pc-##"));
+    let open = driver.step();
+    driver.fleet.catalog("other", 3, settings("pc-##"));
+    driver.settle();
+    open.iter().for_each(|(_, transaction)| _ = driver.fleet.commit(transaction));
+    driver.settle();
+    let names = |of: &str| driver.fleet.view().named.get(&name(of)).map_or(0, BTreeMap::len);
+    assert_eq!((names("desk"), names("other")), (3, 0));
+}
+
+/// The same holds if its record is gone: whoever has declared it dead removes it next.
+#[test]
+fn a_host_that_was_removed_keeps_its_names_until_its_guard_has_ended_them() {
+    for by_another in [false, true] {
+        let mut driver = named(&["a", "b", "c", "d"], 4, json!({}));
+        driver.fleet.end_lease("a");
+        driver.settle();
+        driver.fleet.delete("hosts/a");
+        if by_another {
+            driver.fleet.placer("p");
+        }
+        // Who has not seen it alive does not know for how long it has been silent.
+        let kept_s = if by_another { 34 } else { 19 };
+        assert_eq!((driver.after_s(kept_s), count(&driver, "a")), (0, 1));
+        driver.after_s(3);
+        assert_eq!(count(&driver, "a"), 0, "by another: {by_another}");
+    }
+}
+
+#[test]
+fn names_leave_a_host_that_refuses_the_catalog_and_has_no_machine_of_it() {
+    let mut driver = named(&["a", "b"], 4, json!({}));
+    let refused = |count: u32| json!({"generation": 0, "count": count, "refused": "no bridge br0", "refused_generation": 1});
+    driver.fleet.report("a", "desk", refused(1));
+    driver.settle();
+    assert_eq!(count(&driver, "a"), 2, "one runs, and nobody knows which");
+    driver.fleet.report("a", "desk", refused(0));
+    driver.settle();
+    assert_eq!(count(&driver, "a!"), 2);
+    confirm(&mut driver, "a");
+    assert_eq!(count(&driver, "b"), 4);
+    // If the other refuses, too, they go back and forth more and more seldom.
+    let mut writes = 0;
+    for _ in 0..3600 {
+        for host in ["a", "b"] {
+            driver.fleet.report(host, "desk", refused(0));
+            confirm(&mut driver, host);
+        }
+        writes += driver.after_s(1);
+    }
+    assert!(writes < 400, "{writes} writes in an hour");
+}

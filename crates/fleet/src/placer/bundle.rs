@@ -141,7 +141,9 @@ pub(super) fn rollout_bundle(
     wall: Timestamp,
 ) -> Bundle {
     let key = Key::Rollout(step.catalog.clone());
-    let since = if step.modified == 0 { wall } else { step.record.since };
+    let before = view.rollouts.get(&step.catalog).map(|rollout| rollout.value.generation);
+    let is_new = before != Some(step.record.generation);
+    let since = if is_new { wall } else { step.record.since };
     let record = RolloutRecord { since, changed: wall, ..step.record.clone() };
     let catalog = view.catalogs.get(&step.catalog).map_or(0, |catalog| catalog.modified);
     let mut comparisons = in_office(view, term);

@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Member<'a> {
     pub(crate) name: &'a Name,
     pub(crate) is_alive: bool,
-    /// Whether it gives its machines up, and has the version: it counts among the hosts of the waves until they are gone.
+    /// Whether it gives its machines up, and has the version: it counts among the hosts of the waves until they are gone. Nobody counts on
+    /// its machines, so that it may restart them as it likes.
     pub(crate) is_leaving: bool,
     pub(crate) share: &'a ShareRecord,
     /// Number of machines that it is to have from now on.
@@ -105,7 +106,12 @@ fn reopen(scene: &Scene<'_>, record: &RolloutRecord) -> Steps {
         return Steps::default();
     }
     Steps {
-        record: Some(RolloutRecord { state: FleetRolloutState::Running, ..record.clone() }),
+        // Whoever has the version is done: it was given in an earlier wave.
+        record: Some(RolloutRecord {
+            state: FleetRolloutState::Running,
+            wave: record.wave.saturating_add(1),
+            ..record.clone()
+        }),
         ..Steps::default()
     }
 }
@@ -274,7 +280,8 @@ impl Pace<'_> {
     /// Gives the version to so many further hosts at most, and lets all that have it make as many machines unavailable as `min_ready`
     /// leaves.
     fn allot(&self, free: usize) -> Steps {
-        let members = || self.scene.members.iter().enumerate().filter(|(_, member)| !member.is_leaving);
+        let all = || self.scene.members.iter().enumerate();
+        let members = || all().filter(|(_, member)| !member.is_leaving);
         let min_ready = self.scene.catalog.spec.fleet.min_ready;
         let alive = members().map(|(_, member)| member).filter(|member| member.is_alive);
         // Those that are surplus now go first, and are ready no longer.
@@ -283,6 +290,8 @@ impl Pace<'_> {
         // Without a limit there is nothing to count.
         let mut spare = if min_ready == 0 { u64::MAX } else { ready.saturating_sub(min_ready.into()) };
         let mut steps = Steps::default();
+        let held = all().filter(|(_, member)| member.is_leaving && member.share.batch.is_some());
+        steps.shares.extend(held.map(|(n, _)| (n, None)));
         let runs = |member: &Member<'_>| self.is_started(member) && member.share.batch != Some(0);
         for (_, member) in members().filter(|(_, member)| !runs(member) && min_ready > 0) {
             // What it was told before it has perhaps done, and not reported.

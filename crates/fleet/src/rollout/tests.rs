@@ -804,3 +804,178 @@ fn a_share_that_is_being_written_counts_even_if_its_host_is_drained_meanwhile() 
     world.driver.after_s(10);
     assert_eq!((world.record().wave, world.with(2)), (0, vec![first.to_string()]));
 }
+
+/// Names that it gives up run there until they are gone.
+#[test]
+fn a_host_whose_names_leave_counts_in_its_wave_until_they_are_gone() {
+    let settings = json!({ "identity": "named", "on_isolation": "stop", "waves": ["1", "100%"] });
+    let (mut world, first) = World::begun(4, 2, settings);
+    world.driver.fleet.set(&format!("hosts/{first}"), json!({ "is_draining": true }));
+    world.driver.settle();
+    assert_eq!(world.driver.fleet.count(&first, "desk"), 2);
+    assert_eq!((world.record().wave, world.with(2)), (0, vec![first.clone()]));
+    let mut failed = World { driver: world.driver };
+    failed.change(&first, json!({ "image": "debian", "version": 2, "failed": 1 }));
+    failed.driver.settle();
+    assert!(failed.why().contains(&first), "{}", failed.why());
+    let places = failed.driver.fleet.view().places[&name(&first)].clone();
+    for ((catalog, machine), _) in places {
+        failed.driver.fleet.delete(&format!("place/{first}/{catalog}/{machine}"));
+    }
+    failed.driver.settle();
+    assert_eq!(failed.driver.fleet.count(&first, "desk"), 0, "its share goes with them");
+}
+
+/// A host that cannot be emptied is waited for only as long as it can be brought to the version.
+#[test]
+fn a_drained_host_that_refuses_is_silent_or_is_rolled_back_is_not_waited_for() {
+    for what in ["refuses", "silent"] {
+        let (mut world, first) = World::begun(4, 5, json!({ "waves": ["1", "100%"] }));
+        for host in world.hosts() {
+            world.driver.fleet.budget(&host, 5 * GIB);
+        }
+        world.driver.reaches = Some(true);
+        world.driver.fleet.set(&format!("hosts/{first}"), json!({ "is_draining": true }));
+        match what {
+            "refuses" => world.change(&first, json!({ "refused": "no space" })),
+            _ => world.driver.fleet.end_lease(&first),
+        }
+        for _ in 0..4 {
+            world.driver.settle();
+            world.hosts().iter().filter(|host| **host != first).for_each(|host| world.well(host));
+        }
+        world.driver.settle();
+        assert_eq!((world.state(), world.with(2).len()), (FleetRolloutState::Done, 4), "{what}");
+    }
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    world.hosts().iter().for_each(|host| world.driver.fleet.budget(host, 5 * GIB));
+    world.roll_back();
+    world.driver.fleet.set(&format!("hosts/{first}"), json!({ "is_draining": true }));
+    world.change(&first, json!({ "version": 1, "updated": 3, "failed": 2 }));
+    world.driver.settle();
+    assert_eq!(
+        world.state(),
+        FleetRolloutState::Done,
+        "its machines fail with the version that all others have"
+    );
+}
+
+/// `min_ready` does not count on its machines.
+#[test]
+fn a_host_that_may_restart_nothing_may_once_it_is_drained() {
+    let (mut world, first) = World::begun(4, 5, json!({ "min_ready": 17, "waves": ["1", "100%"] }));
+    let others: Vec<_> = world.hosts().into_iter().filter(|host| *host != first).collect();
+    world.hosts().iter().for_each(|host| world.driver.fleet.budget(host, 5 * GIB));
+    // Machines of another host are not ready.
+    world.change(&others[0], json!({ "ready": 1 }));
+    world.driver.settle();
+    assert_eq!(world.batch(&first), Some(0));
+    world.driver.fleet.set(&format!("hosts/{first}"), json!({ "is_draining": true }));
+    world.driver.settle();
+    assert_eq!((world.batch(&first), world.with(2)), (None, vec![first]));
+}
+
+/// Hosts get the version in another order than that of their names and scores if one of them is silent.
+#[test]
+fn another_placer_waits_for_the_host_that_got_the_version_last() {
+    let waves = json!({ "waves": ["1", "2", "100%"] });
+    let (_, best) = World::begun(5, 2, waves.clone());
+    let mut world = World::new(5, 2, waves);
+    world.driver.reaches = Some(true);
+    world.driver.fleet.end_lease(&best);
+    world.update(2);
+    world.bring();
+    let second = world.with(2)[0].clone();
+    assert_ne!(second, best);
+    world.driver.fleet.begin_lease(&best);
+    world.well(&second);
+    world.driver.settle();
+    assert!(world.with(2).len() == 2 && world.with(2).contains(&best), "{:?}", world.with(2));
+    world.driver.fleet.placer("p");
+    world.driver.after_s(5);
+    assert_eq!((world.record().wave, world.with(2).len()), (1, 2), "nobody has seen its machines ready");
+    world.well(&best);
+    world.driver.settle();
+    assert_eq!(world.with(2).len(), 5);
+}
+
+#[test]
+fn a_host_that_is_back_after_the_rollout_does_not_make_others_new() {
+    let mut world = World::new(4, 5, json!({ "waves": ["1", "100%"] }));
+    world.hosts().iter().for_each(|host| world.driver.fleet.budget(host, 5 * GIB));
+    world.driver.fleet.set("hosts/h0", json!({ "is_draining": true }));
+    world.driver.settle();
+    world.update(2);
+    world.bring();
+    for _ in 0..4 {
+        world.all_well();
+    }
+    assert_eq!(world.state(), FleetRolloutState::Done);
+    // Its machines are never all ready at the same time, and then it is lost.
+    let other = world.with(2)[0].clone();
+    world.change(&other, json!({ "ready": 3, "updated": 3 }));
+    world.driver.fleet.set("hosts/h0", json!({ "is_draining": false }));
+    world.driver.settle();
+    world.driver.fleet.end_lease(&other);
+    world.driver.after_s(60);
+    assert_eq!(world.state(), FleetRolloutState::Running, "{:?}", world.record());
+}
+
+#[test]
+fn what_cannot_be_read_of_a_rollout_may_have_stopped_it() {
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    let is_held = |world: &World, host: &str| {
+        let wanted = wanted(world.driver.fleet.view(), "x", &name(host), &format!("id of {host}")).unwrap();
+        wanted.catalogs[&name("desk")].is_held
+    };
+    assert!(!is_held(&world, &first), "it goes on");
+    world.driver.fleet.put("rollouts/desk", "{");
+    world.driver.fleet.host("new", "y");
+    world.driver.fleet.set("catalogs/desk", json!({ "generation": 3 }));
+    world.driver.settle();
+    assert!(world.hosts().iter().all(|host| is_held(&world, host)), "it may have been paused");
+    let more = world.driver.fleet.json("catalogs/desk")["spec"].clone();
+    let mut spec = more;
+    spec["count"] = 25.into();
+    world.driver.fleet.set("catalogs/desk", json!({ "spec": spec }));
+    world.driver.settle();
+    assert_eq!(world.driver.fleet.count("new", "desk"), 0, "nobody knows with which version");
+}
+
+/// Machines that keep data stay on their host, and nobody waits for one that is dead.
+#[test]
+fn a_dead_host_of_machines_that_keep_data_halts_once_and_is_not_waited_for() {
+    let settings = json!({ "type": "dedicated", "ram_bytes": null, "memory_bytes": GIB });
+    let (mut world, first) = World::begun(4, 2, settings);
+    world.driver.fleet.end_lease(&first);
+    let revision = world.driver.fleet.revision();
+    world.driver.fleet.set(&format!("hosts/{first}"), json!({ "dead_epoch": revision }));
+    world.driver.settle();
+    assert!(world.why().contains("was lost"), "{}", world.why());
+    let mut world = World::new(4, 2, json!({ "type": "dedicated", "ram_bytes": null, "memory_bytes": GIB }));
+    world.driver.fleet.end_lease("h0");
+    let revision = world.driver.fleet.revision();
+    world.driver.fleet.set("hosts/h0", json!({ "dead_epoch": revision }));
+    world.driver.settle();
+    world.update(2);
+    world.bring();
+    for _ in 0..5 {
+        let alive: Vec<_> = world.hosts().into_iter().filter(|host| host != "h0").collect();
+        alive.iter().for_each(|host| world.well(host));
+        world.driver.settle();
+    }
+    assert_eq!((world.state(), world.with(2).len()), (FleetRolloutState::Done, 3));
+}
+
+#[test]
+fn a_rollback_that_was_stopped_can_be_asked_for_again() {
+    let (mut world, _) = World::begun(4, 5, json!({}));
+    world.roll_back();
+    let again = || roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now());
+    assert!(again().unwrap_err().message.contains("on its way back"));
+    let mut world = World { driver: world.driver };
+    world.ask(RolloutAction::Abort).unwrap();
+    let again = roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now());
+    println!("{again:?}");
+    assert!(!again.is_err_and(|e| e.message.contains("on its way back")));
+}

@@ -5,10 +5,8 @@
 use super::{current, is_done};
 use crate::Moment;
 use crate::records::{CatalogRecord, RolloutRecord, ShareRecord, StatusRecord};
-use crate::rendezvous::score;
 use crate::view::FleetView;
 use spillway_api::{FleetRolloutState, Name};
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Rollouts that a placer follows, by catalog.
@@ -127,22 +125,16 @@ impl Tracker {
 }
 
 /// Hosts of the waves before the present one: a wave begins when all of them are done, and whoever is done stays so, even if nobody has
-/// seen it who decides now. Hosts get the version in the order of their scores.
+/// seen it who decides now.
 fn done_before(
     view: &FleetView,
     name: &Name,
     catalog: &CatalogRecord,
     record: &RolloutRecord,
 ) -> BTreeSet<Name> {
-    let Some(wave) = record.wave.checked_sub(1).filter(|_| !record.at_once) else { return BTreeSet::new() };
     let shares = view.shares.iter().filter_map(|(host, shares)| Some((host, &shares.get(name)?.value)));
-    let hosts = shares.clone().filter(|(_, share)| share.count > 0).count();
-    let started = shares.filter(|(_, share)| record.to.is_in(share, catalog)).map(|(host, _)| host);
-    let mut started: Vec<&Name> = started.collect();
-    let to = record.to.to_string();
-    started.sort_by_key(|host| Reverse(score(&to, host.as_str())));
-    let before = RolloutRecord { wave, ..record.clone() }.most_hosts(&catalog.spec.fleet.waves, hosts);
-    started.into_iter().take(before).cloned().collect()
+    let is_before = |share: &ShareRecord| record.to.is_in(share, catalog) && share.wave < record.wave;
+    shares.filter(|(_, share)| is_before(share) && !record.at_once).map(|(host, _)| host.clone()).collect()
 }
 
 /// Takes what hosts have reported about rollouts.

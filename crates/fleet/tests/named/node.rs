@@ -47,7 +47,7 @@ pub struct Daemon {
     pub releases: bool,
     pub tries: bool,
     /// What it had decided when it was stopped.
-    pub decided: Option<(NamedOrders, Vec<Transaction>)>,
+    pub decided: Option<(NamedOrders, Option<Transaction>)>,
 }
 
 pub struct Node {
@@ -175,7 +175,7 @@ impl Node {
         &mut self,
         now: u64,
         removed: Removed,
-    ) -> (NamedOrders, Vec<Transaction>, Option<Transaction>) {
+    ) -> (NamedOrders, Option<Transaction>, Option<Transaction>) {
         let clock = self.clock(now);
         let running = self.vmms.iter();
         let running: BTreeMap<Name, RunningName> = running

@@ -172,7 +172,7 @@ impl World {
         let clock = self.nodes[number].clock(now);
         let decided = self.nodes[number].daemon.as_mut().and_then(|daemon| daemon.decided.take());
         if let Some((orders, releases)) = decided {
-            self.carry_out(number, &orders, &releases);
+            self.carry_out(number, &orders, releases.as_ref());
         }
         self.renew(number, clock);
         self.nodes[number].follow(&self.store, now);
@@ -192,7 +192,7 @@ impl World {
             node.daemon.as_mut().unwrap().decided = Some((orders, releases));
             return;
         }
-        self.carry_out(number, &orders, &releases);
+        self.carry_out(number, &orders, releases.as_ref());
         self.place(number, clock);
     }
 
@@ -220,7 +220,7 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, number: usize, orders: &NamedOrders, releases: &[Transaction]) {
+    fn carry_out(&mut self, number: usize, orders: &NamedOrders, releases: Option<&Transaction>) {
         let ends_in = self.rng.below(DEATH_MS);
         let starts = self.nodes[number].carry_out(orders, self.now, ends_in);
         let (boot, process) = (self.nodes[number].boot, self.processes);
@@ -235,11 +235,11 @@ impl World {
         }
         let Some(daemon) = &mut self.nodes[number].daemon else { return };
         let process = daemon.number;
-        if let Some(release) = releases.first().filter(|_| !std::mem::replace(&mut daemon.releases, true)) {
+        if let Some(release) = releases.filter(|_| !std::mem::replace(&mut daemon.releases, true)) {
             self.seen.released += 1;
             self.commit(number, process, Kind::Release, release.clone());
         }
-        if releases.is_empty()
+        if releases.is_none()
             && let Some(daemon) = &mut self.nodes[number].daemon
         {
             daemon.releases = false;

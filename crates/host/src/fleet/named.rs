@@ -5,7 +5,7 @@
 //! daemon that stands still moves it to a moment that follows from its last renewal, whenever it goes on. Nothing is confirmed that was not
 //! looked for.
 
-use super::etcd::{FleetStore, LeaseState, now};
+use super::etcd::{LeaseState, now};
 use super::record::FleetMembership;
 use super::service::{FleetService, locked};
 use crate::events::Events;
@@ -17,12 +17,13 @@ use crate::work::blocking;
 use spillway_api::{EventKind, Machine, Name};
 use spillway_fleet::Moment;
 use spillway_fleet::named::{Belief, HostNames, NamedOrders, VALID_MS};
-use spillway_fleet::transaction::{Revision, Transaction};
+use spillway_fleet::transaction::Revision;
 use spillway_fleet::view::FleetView;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::task::JoinHandle;
 
 /// Interval of decisions without news.
 const TICK: Duration = Duration::from_millis(250);
@@ -59,6 +60,7 @@ impl NameKeeper {
         let names = HostNames::new(self.host.clone(), self.highest_epoch, deadline);
         let mut names = if self.is_other_boot { names.of_other_boot() } else { names };
         let mut told = None;
+        let mut looking: Option<JoinHandle<BTreeMap<Name, Revision>>> = None;
         loop {
             let held = *lease.borrow_and_update();
             let (orders, belief, leaving) = {
@@ -69,16 +71,28 @@ impl NameKeeper {
             };
             self.tell(orders.refusal.clone(), &mut told);
             self.take(&mut names, orders, belief).await;
-            if !leaving.is_empty() && belief.is_some() {
-                // The records may be later ones by then.
-                let gone = self.gone(leaving).await;
-                let releases = names.confirm(&view.borrow(), belief, &gone, now());
-                release(service.store(), releases).await;
+            if looking.is_none() && !leaving.is_empty() && belief.is_some() {
+                looking = Some(tokio::spawn(self.gone(leaving)));
             }
+            let looked = async {
+                match &mut looking {
+                    Some(looking) => looking.await,
+                    None => std::future::pending().await,
+                }
+            };
+            // A disk that does not answer keeps no order waiting.
             tokio::select! {
                 _ = view.changed() => {}
                 _ = lease.changed() => {}
                 () = tokio::time::sleep(TICK) => {}
+                gone = looked => {
+                    looking = None;
+                    // The records may be later ones by now, and what was not written is decided again.
+                    let release = names.confirm(&view.borrow(), belief, &gone.unwrap_or_default(), now());
+                    if let Some(release) = release {
+                        let _ = service.store().commit(&release).await;
+                    }
+                }
             }
         }
     }
@@ -124,15 +138,19 @@ impl NameKeeper {
     }
 
     /// Of these machines, those of which nothing is left on the host.
-    async fn gone(&self, leaving: BTreeMap<Name, Revision>) -> BTreeMap<Name, Revision> {
-        let (objects, folder) = (self.objects.clone(), self.gate.folder().to_owned());
-        let running = self.gate.running();
-        blocking(move || {
-            let leaving = leaving.into_iter().filter(|(name, _)| !running.contains_key(name));
-            look_for(&objects, &folder, leaving.collect())
-        })
-        .await
-        .unwrap_or_default()
+    fn gone(
+        &self,
+        leaving: BTreeMap<Name, Revision>,
+    ) -> impl Future<Output = BTreeMap<Name, Revision>> + use<> {
+        let (objects, gate) = (self.objects.clone(), Arc::clone(&self.gate));
+        async move {
+            let looked = blocking(move || {
+                let running = gate.running();
+                let leaving = leaving.into_iter().filter(|(name, _)| !running.contains_key(name));
+                look_for(&objects, gate.folder(), leaving.collect())
+            });
+            looked.await.unwrap_or_default()
+        }
     }
 }
 
@@ -170,15 +188,6 @@ fn tend_guard(gate: &NameGate, keeper: &mut GuardKeeper) -> Vec<String> {
     let page = restored.and_then(|_| gate.page());
     let page = page.as_ref().map(|page| &**page).map_err(Clone::clone);
     said.into_iter().chain(keeper.tend(page)).collect()
-}
-
-async fn release(store: &FleetStore, releases: Vec<Transaction>) {
-    for transaction in releases {
-        // The records tell. What was not written is decided again.
-        if store.commit(&transaction).await.is_err() {
-            return;
-        }
-    }
 }
 
 #[cfg(test)]

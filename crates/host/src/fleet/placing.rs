@@ -149,7 +149,7 @@ fn knowledge(status: &PlacerStatus) -> PlacerReport {
         Standing::Alive => HostState::Alive,
         Standing::Silent { reach: Reach::Answers, .. } => HostState::Isolated,
         Standing::Silent { .. } | Standing::Unreadable => HostState::Silent,
-        Standing::DeclaredDead { .. } | Standing::Removed => HostState::Lost,
+        Standing::DeclaredDead { .. } | Standing::Removed { .. } => HostState::Lost,
         Standing::NeverSeen => HostState::Absent,
     };
     let hosts = status.hosts.iter().map(|host| {

@@ -163,11 +163,13 @@ impl ShareReconciler {
 
     /// Makes the machines of a catalog those that the fleet has placed here, and changes settings and version.
     fn change_named(&self, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
-        self.place(&is.name, wanted.machines.as_deref())?;
+        let placed = self.place(&is.name, wanted.machines.as_deref());
         if wanted.spec.count == 0 {
-            return self.give_up(is, &[]);
+            return placed.and_then(|()| self.give_up(is, &[]));
         }
-        self.change(&self.catalogs.get(&is.name)?, wanted)
+        // A claimed machine that is to leave keeps the others from nothing.
+        let changed = self.change(&self.catalogs.get(&is.name)?, wanted);
+        placed.and(changed)
     }
 
     /// Makes the machines of a catalog these, if it has machines with names of the fleet.
@@ -194,6 +196,15 @@ impl ShareReconciler {
     fn change(&self, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
         let (name, generation) = (&is.name, wanted.generation);
         let by = ChangedBy::Fleet { generation };
+        let terms = CatalogChangeTerms { by, ..CatalogChangeTerms::default() };
+        // Whatever else cannot be done, its rollout goes on no further.
+        let is = match &is.rollout {
+            Some(rollout) if wanted.is_held && !rollout.paused => {
+                self.hold(is, wanted, terms)?;
+                &self.catalogs.get(name)?
+            }
+            _ => is,
+        };
         let mut count = is.spec.count;
         if wanted.machines.is_none() && wanted.spec.count < count {
             count = self.machines.shrink(name, wanted.spec.count, generation)?;
@@ -206,7 +217,6 @@ impl ShareReconciler {
             warm: wanted.spec.warm.min(count),
             ..wanted.spec.clone()
         };
-        let terms = CatalogChangeTerms { by, ..CatalogChangeTerms::default() };
         let has_image = settings.image.name == wanted.spec.image.name;
         let is_carried_out = is.fleet.as_ref().is_some_and(|owner| owner.generation == generation);
         if has_image && (!is_carried_out || !differences(name, &is.spec, &settings).is_empty()) {

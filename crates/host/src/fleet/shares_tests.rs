@@ -371,3 +371,33 @@ fn a_version_is_brought_before_it_is_rolled_out_and_held_when_the_rollout_halts(
     world.reconcile();
     assert!(local(&world).1, "not one may be restarted");
 }
+
+#[test]
+fn a_claimed_machine_that_is_to_leave_keeps_no_rollout_from_being_halted() {
+    let mut world = World::new();
+    world.host.version(2, 1 << 20);
+    let settings = json!({ "identity": "named", "on_isolation": "stop" });
+    world.catalog("desk", 1, settings.clone());
+    world.share("desk", 2, 1, 1);
+    place(&mut world, "desk-001", 1, false);
+    place(&mut world, "desk-002", 2, false);
+    world.reconcile();
+    world.catalog("desk", 2, settings);
+    world.records.get_mut("catalogs/desk").unwrap()["version"] = 2.into();
+    world.share("desk", 2, 2, 2);
+    let version = |version: u32| json!({ "image": "debian", "version": version });
+    let mut rollout = json!({ "from": version(1), "to": version(2), "generation": 2, "state": "running",
+        "deadline_seconds": 600, "since": "2026-01-01T00:00:00Z", "changed": "2026-01-01T00:00:00Z" });
+    world.records.insert("rollouts/desk".into(), rollout.clone());
+    world.reconcile();
+    let is_paused = |world: &World| world.host.catalogs.get(&name("desk")).unwrap().rollout.unwrap().paused;
+    assert!(!is_paused(&world));
+    claim(&world, "desk-001", true);
+    place(&mut world, "desk-001", 1, true);
+    world.share("desk", 1, 2, 2);
+    rollout["state"] = "halted".into();
+    world.records.insert("rollouts/desk".into(), rollout);
+    let left = world.reconcile();
+    assert!(left.waiting[&name("desk")].contains("desk-001 is claimed"), "{left:?}");
+    assert!(is_paused(&world));
+}
