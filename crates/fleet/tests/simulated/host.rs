@@ -379,6 +379,22 @@ impl Host {
         all.iter().filter(|machine| machine.state == State::Ready || machine.is_released).count() as u32
     }
 
+    /// Version that new machines of a catalog get; 0: it has none of the catalog.
+    pub fn version(&self, catalog: &Name) -> u32 {
+        self.machines.get(catalog).map_or(0, |machines| machines.version)
+    }
+
+    /// Whether all machines of a catalog are ready with this version, except those that are claimed or have failed.
+    pub fn is_done(&self, catalog: &Name, version: u32) -> bool {
+        let Some(machines) = self.machines.get(catalog).filter(|of| of.version == version) else {
+            return false;
+        };
+        machines.all.iter().all(|machine| {
+            let has_failed = matches!(machine.state, State::Failed(_));
+            machine.is_claimed || has_failed || (machine.version == version && machine.state == State::Ready)
+        })
+    }
+
     /// How often a machine was claimed.
     pub fn claims(&self) -> u64 {
         self.machines.values().map(|machines| machines.claims).sum()

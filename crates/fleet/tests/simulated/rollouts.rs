@@ -8,6 +8,7 @@
 use super::sample::name;
 use super::world::{Seen, World};
 use super::{BAD, MISSING, rng, run_seeds};
+use serde_json::Value;
 use spillway_api::{FleetCatalogUpdate, FleetRolloutState, Name, RolloutAction};
 use spillway_fleet::changes::{ChangeError, replace_catalog, roll_back_catalog, update_catalog};
 use spillway_fleet::keys::Key;
@@ -15,7 +16,7 @@ use spillway_fleet::records::{RolloutRecord, ShareRecord};
 use spillway_fleet::rollout::change_rollout;
 use spillway_fleet::transaction::{Outcome, Transaction, Write};
 use spillway_fleet::view::{FleetView, Update};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What the records say of versions: rollouts, and versions of shares by host and catalog.
 pub struct Versions {
@@ -51,6 +52,9 @@ impl World {
                     let now = &after.rollouts[catalog];
                     if let Some(was) = before.rollouts.get(catalog) {
                         assert!(!matches!(was.state, Halted | Paused | Aborted), "a placer goes on: {was:?}");
+                        if (was.state, now.state) == (Running, Running) && now.wave > was.wave {
+                            self.check_wave(catalog, &after, seen);
+                        }
                         assert_eq!(
                             (&was.to, was.generation, was.resumes),
                             (&now.to, now.generation, now.resumes)
@@ -84,6 +88,29 @@ impl World {
                     assert!(was.is_none() || with.len() <= most, "{}", why());
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// Another wave begins when all machines of the hosts before have been seen ready, unless somebody drains such a host.
+    fn check_wave(&self, catalog: &Name, versions: &Versions, seen: &mut Seen) {
+        let Some(done) = self.done.as_ref().filter(|_| *catalog == name("desk")) else { return };
+        let to = versions.rollouts[catalog].to.version;
+        for ((host, _), _) in versions.shares.iter().filter(|((_, of), has)| of == catalog && **has == to) {
+            let record = serde_json::from_slice::<Value>(&self.store.entries[&format!("hosts/{host}")].value);
+            let is_left = record.is_ok_and(|record| record["is_draining"] == true);
+            assert!(is_left || done.contains(&(host.clone(), to)), "{host} was not done when a wave began");
+            seen.waited += u64::from(!is_left);
+        }
+    }
+
+    pub(super) fn note_done(&mut self) {
+        let (desk, hosts) = (name("desk"), &self.hosts);
+        let Some(done) = &mut self.done else { return };
+        for host in hosts {
+            let version = host.version(&desk);
+            if version > 0 && !done.contains(&(host.name.clone(), version)) && host.is_done(&desk, version) {
+                done.insert((host.name.clone(), version));
             }
         }
     }
@@ -176,8 +203,11 @@ impl World {
 
 /// What must have happened, so that the runs show something.
 fn check_seen((runs, seen): (u64, Seen)) {
-    let Seen { started, halted, done, .. } = seen;
-    assert!(runs < 20 || [started, halted, done].into_iter().all(|count| count > runs / 2), "{seen:?}");
+    let Seen { started, halted, done, waited, .. } = seen;
+    assert!(
+        runs < 20 || [started, halted, done, waited].into_iter().all(|count| count > runs / 2),
+        "{seen:?}"
+    );
 }
 
 /// Hosts are well, and placers come and go: then `min_ready` machines are ready at any time.
@@ -189,6 +219,7 @@ fn rollouts_leave_min_ready_machines_ready() {
         let mut world = World::new(seed, hosts, hosts);
         super::REFUSES.with(|refuses| refuses.set(false));
         super::CLAIMS.with(|claims| claims.set(true));
+        world.done = Some(BTreeSet::new());
         BAD.with(|bad| bad.set(0));
         let mut count = hosts as u32 * (2 + random.below(9) as u32);
         world.min_ready = count - 1 - random.below(u64::from(count / 2)) as u32;
@@ -236,6 +267,7 @@ fn rollouts_keep_to_their_waves_whatever_fails() {
         let mut world = World::new(seed, hosts, hosts);
         super::REFUSES.with(|refuses| refuses.set(true));
         super::CLAIMS.with(|claims| claims.set(true));
+        world.done = Some(BTreeSet::new());
         BAD.with(|bad| bad.set(0));
         world.min_ready = random.below(hosts as u64 * 4) as u32;
         world.run_for(20_000, seen);

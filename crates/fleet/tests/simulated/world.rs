@@ -9,7 +9,7 @@ use spillway_api::{FleetHostAction, Name};
 use spillway_fleet::changes::change_host;
 use spillway_fleet::keys::Key;
 use spillway_fleet::transaction::{Comparison, Outcome, Revision, Transaction};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const TICK_MS: u64 = 250;
 
@@ -33,6 +33,8 @@ pub struct Seen {
     pub started: u64,
     pub halted: u64,
     pub done: u64,
+    /// Hosts that were looked at when another wave began.
+    pub waited: u64,
 }
 
 enum Event {
@@ -63,6 +65,8 @@ pub struct World {
     pub acts: u64,
     /// Machines of each catalog that rollouts leave ready.
     pub min_ready: u32,
+    /// Hosts on which all machines of `desk` were ready with a version once; none: nobody looks.
+    pub done: Option<BTreeSet<(Name, u32)>>,
 }
 
 impl World {
@@ -89,6 +93,7 @@ impl World {
             compactions: 0,
             acts: 0,
             min_ready: 0,
+            done: None,
         }
     }
 
@@ -137,6 +142,7 @@ impl World {
             let messages = self.hosts[n].tick(&mut self.store, self.now, &mut self.random);
             messages.into_iter().for_each(|message| self.send(n, message));
         }
+        self.note_done();
     }
 
     fn later(&mut self, event: Event) {
