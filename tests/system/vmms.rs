@@ -25,14 +25,18 @@ pub fn qemu(world: &World, disk: &Disk, memory: &str, more: &str) -> Server {
 }
 
 /// QEMU's monitor.
-pub struct Monitor(BufReader<UnixStream>);
+pub struct Monitor {
+    stream: BufReader<UnixStream>,
+    /// Messages that nobody has asked for yet: an event may come before the answer to a command.
+    unheard: Vec<Value>,
+}
 
 impl Monitor {
     pub fn connect(qemu: &mut Server, socket: &Path) -> Monitor {
         qemu.wait_for(socket, PATIENCE).unwrap();
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut monitor = Monitor(BufReader::new(stream));
+        let mut monitor = Monitor { stream: BufReader::new(stream), unheard: Vec::new() };
         monitor.hear("QMP");
         monitor.tell(r#""qmp_capabilities""#);
         monitor
@@ -40,25 +44,31 @@ impl Monitor {
 
     /// The next message that has this key.
     pub fn hear(&mut self, key: &str) -> Value {
+        if let Some(at) = self.unheard.iter().position(|message| !message[key].is_null()) {
+            return self.unheard.remove(at);
+        }
         loop {
             let mut line = String::new();
-            self.0.read_line(&mut line).expect("QEMU says nothing");
+            self.stream.read_line(&mut line).expect("QEMU says nothing");
             let message: Value = serde_json::from_str(&line).unwrap();
             assert!(message["error"].is_null(), "{message}");
             if !message[key].is_null() {
-                return message[key].clone();
+                return message;
             }
+            self.unheard.push(message);
         }
     }
 
     pub fn tell(&mut self, command: &str) {
-        writeln!(self.0.get_mut(), "{{\"execute\":{command}}}").unwrap();
+        writeln!(self.stream.get_mut(), "{{\"execute\":{command}}}").unwrap();
         self.hear("return");
     }
 
-    /// The device has gone.
-    fn hear_deleted(&mut self) {
-        while self.hear("event") != "DEVICE_DELETED" {}
+    /// The device has gone. What it consists of says so, too.
+    fn hear_deleted(&mut self, device: &str) {
+        let is_it =
+            |message: &Value| message["event"] == "DEVICE_DELETED" && message["data"]["device"] == device;
+        while !is_it(&self.hear("event")) {}
     }
 }
 
@@ -109,7 +119,7 @@ fn a_disk_is_unplugged_and_plugged_in_again_on_its_connection() {
         // No system runs that would let it go: the next reset takes it.
         monitor.tell(&format!(r#""device_del","arguments":{{"id":"{name}"}}"#));
         monitor.tell(r#""system_reset""#);
-        monitor.hear_deleted();
+        monitor.hear_deleted(&name);
         let before = reads();
         name = format!("with-{queues}");
         monitor.tell(&format!(

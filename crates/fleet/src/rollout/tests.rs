@@ -912,7 +912,9 @@ fn a_host_that_is_back_after_the_rollout_does_not_make_others_new() {
     }
     assert_eq!(world.state(), FleetRolloutState::Done);
     // Its machines are never all ready at the same time, and then it is lost.
-    let other = world.with(2)[0].clone();
+    let wave =
+        |host: &String| world.driver.fleet.view().share(&name(host), &name("desk")).unwrap().value.wave;
+    let other = world.with(2).into_iter().find(|host| wave(host) == 1).unwrap();
     world.change(&other, json!({ "ready": 3, "updated": 3 }));
     world.driver.fleet.set("hosts/h0", json!({ "is_draining": false }));
     world.driver.settle();
