@@ -242,7 +242,8 @@ Exit codes:
   77  the token has not the role 'operate'
   130 interrupted (Ctrl-C)
 
-Of two claims on one host, the later one has the larger 'fence' (host_epoch, then revision; see --json).
+Of two claims on one host, the later one has the larger 'fence' (host_epoch, then revision; see --json), unless records were restored from
+a backup in between.
 
 Examples:
   claim=$(spillway fleet claim runner --ttl 1h --wait)
