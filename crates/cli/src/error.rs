@@ -24,7 +24,8 @@ Exit codes:
   75  refused for now: a client is connected, the memory is not free, the object is in use
   77  permission denied; an unknown token, or a role that is not sufficient; a certificate that is not
       trusted
-  130 'machine claim --wait' or 'fleet claim --wait' was interrupted, and its claim was undone
+  130 'machine claim --wait' or 'fleet claim' was interrupted, and its claim was undone; with --key it
+      may stay, and the error says so
   'run' passes on the exit code of QEMU, and 'machine exec' that of the program: see its --help.";
 
 /// Why the program fails.

@@ -1,6 +1,6 @@
-//! `spillway machine claim`, `renew` and `release`. Owns what happens to a claim whose command fails.
+//! `spillway machine claim`, `renew` and `release`. Owns what happens to a claim whose command fails, also one of a fleet.
 //!
-//! Invariant: a claim that could not be reported is released.
+//! Invariant: a claim that could not be reported is released, or the error says how. One that another run may use is not released.
 
 use super::Daemon;
 use super::machine::{failed, wait};
@@ -9,7 +9,7 @@ use crate::error::{Exit, Failure};
 use crate::output;
 use clap::Args;
 use spillway_api::client::{Client, ClientError, query};
-use spillway_api::{ClaimRenewal, MachineDetails, Name, NewClaim, parse_ttl};
+use spillway_api::{ClaimRenewal, ErrorCode, MachineDetails, Name, NewClaim, parse_ttl};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,8 @@ pub struct Claim {
     /// A label of the claim; may be given more than once
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(Name, String)>,
-    /// Idempotency key: repeating the claim with it within a day returns the same machine
+    /// Idempotency key: repeating the claim with it within a day returns the same machine. A claim with a key is not undone: another run
+    /// may use it
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
     /// Take a machine that is not ready yet if none is, start one if necessary, and wait until it is ready
@@ -74,18 +75,36 @@ impl Claim {
         let waited = self.wait(client, &mut machine);
         drop(waiting);
         let told = waited.and_then(|()| tell(daemon, &machine));
-        if told.is_err() {
-            // The user does not get the machine. It may have another claim by now.
-            let _ = release(client, &machine.machine.name, claim.as_deref());
+        told.map_err(|failure| self.give_up(daemon, &machine, claim.as_deref(), failure))
+    }
+
+    /// Releases a claim that the user does not get, unless another run may use it. Adds to the failure what has become of it.
+    fn give_up(
+        &self,
+        daemon: &Daemon,
+        machine: &MachineDetails,
+        claim: Option<&str>,
+        failure: Failure,
+    ) -> Failure {
+        let name = &machine.machine.name;
+        let id = claim.map(|id| format!(" --claim {id}")).unwrap_or_default();
+        let how = format!("release it with 'spillway machine release {name}{id}'");
+        match &self.key {
+            None => undo(daemon.client(), name, claim, name.as_str(), &how, failure),
+            Some(_) if claim_of(machine) != claim => failure,
+            Some(key) => {
+                let stays = format!("another run may use it with the key {key}: to end it, {how}");
+                Failure::new(failure.exit, format!("{failure}; the claim of {name} stays, because {stays}"))
+            }
         }
-        told
     }
 
     /// Says once on standard error what is waited for, unless the result is dropped soon.
     fn announce(&self) -> Sender<()> {
         let (waiting, ended) = mpsc::channel();
+        let end = if self.key.is_none() { "undoes the claim" } else { "ends the wait, and the claim stays" };
         let text = format!(
-            "no machine of {} is ready: waiting for one, at most {} s (--timeout); Ctrl-C undoes the claim",
+            "no machine of {} is ready: waiting for one, at most {} s (--timeout); Ctrl-C {end}",
             self.catalog, self.timeout
         );
         std::thread::spawn(move || {
@@ -107,14 +126,12 @@ impl Claim {
         client.interruptible().map_err(cannot)?;
         let waits = query([("wait", self.timeout.min(HELD).to_string())]);
         match client.post_once(&format!("{path}{waits}"), key, &asked) {
-            // When the connection ends the daemon releases the claim, unless it has a key, with which it may be requested
-            // again.
+            // When the connection ends the daemon releases the claim, unless it has a key.
             Err(interrupted @ ClientError::Interrupted { .. }) => {
-                if let Some(machine) = key.and_then(|key| client.post_once(&path, Some(key), &asked).ok()) {
-                    let machine: MachineDetails = machine;
-                    let _ = release(client, &machine.machine.name, claim_of(&machine));
-                }
-                Err(interrupted.into())
+                let failure = Failure::from(interrupted);
+                let Some(key) = key else { return Err(failure) };
+                let stays = "if it has claimed a machine, the claim stays, and the same command returns it";
+                Err(Failure::new(failure.exit, format!("{failure} for the request {key}; {stays}")))
             }
             answer => Ok(answer?),
         }
@@ -125,16 +142,13 @@ impl Claim {
             return Ok(());
         }
         let claim = claim_of(machine).map(str::to_owned);
-        wait(client, machine, Instant::now() + Duration::from_secs(self.timeout)).map_err(|late| {
-            let undone =
-                format!("after {} s (--timeout); its claim is undone, and it is reset", self.timeout);
-            Failure::new(late.exit, format!("{} {undone}", late.message))
-        })?;
+        let until = Instant::now() + Duration::from_secs(self.timeout);
+        wait(client, machine, until).map_err(|failure| late(failure, self.timeout))?;
         failed(machine)?;
         let name = &machine.machine.name;
         let why = match () {
             () if claim_of(machine) != claim.as_deref() => "its claim has ended while it was waited for",
-            () if !machine.status.ready => "it was stopped while it was waited for; its claim is undone",
+            () if !machine.status.ready => "it was stopped while it was waited for",
             () => return Ok(()),
         };
         Err(Failure::new(Exit::Refused, format!("{name}: {why}")))
@@ -149,14 +163,45 @@ fn tell(daemon: &Daemon, machine: &MachineDetails) -> Result<(), Failure> {
     })?;
     match is_read {
         true => Ok(()),
-        false => {
-            let name = &machine.machine.name;
-            Err(Failure::new(
-                Exit::Create,
-                format!(
-                    "the name of the claimed machine cannot be written to standard output: {name} is released again"
-                ),
-            ))
+        false => Err(unread()),
+    }
+}
+
+/// Nobody reads the standard output.
+pub fn unread() -> Failure {
+    Failure::new(Exit::Create, "the name of the claimed machine cannot be written to standard output")
+}
+
+/// Adds the longest wait to the failure of one that has taken so long.
+pub fn late(failure: Failure, timeout: u64) -> Failure {
+    match failure.exit {
+        Exit::Refused => Failure::new(failure.exit, format!("{failure} after {timeout} s (--timeout)")),
+        _ => failure,
+    }
+}
+
+/// Releases the claim of a machine that the user does not get, and adds to the failure what has become of it. `place` is what the user calls
+/// the machine, and `how` how the user can end the claim. The client must not be interruptible: this is what a signal causes.
+pub fn undo(
+    client: Result<Client, Failure>,
+    name: &Name,
+    claim: Option<&str>,
+    place: &str,
+    how: &str,
+    failure: Failure,
+) -> Failure {
+    let released = client.map_err(|e| e.message).and_then(|client| match release(&client, name, claim) {
+        Ok(_) => Ok(format!("the claim of {place} is undone, and the machine is reset")),
+        Err(ClientError::Refused(refusal)) if refusal.code == ErrorCode::Conflict => {
+            Ok(format!("nothing is released: {}", refusal.detail))
+        }
+        Err(error) => Err(error.to_string()),
+    });
+    match released {
+        Ok(end) => Failure::new(failure.exit, format!("{failure}; {end}")),
+        Err(why) => {
+            let lasts = format!("the claim of {place} may last, because it could not be undone ({why})");
+            Failure::new(Exit::Unavailable, format!("{failure}; {lasts}: {how}"))
         }
     }
 }
@@ -176,9 +221,9 @@ impl Renew {
 }
 
 /// Releases this claim, or the current one.
-pub fn release(client: &Client, name: &Name, claim: Option<&str>) -> Result<MachineDetails, Failure> {
+pub fn release(client: &Client, name: &Name, claim: Option<&str>) -> Result<MachineDetails, ClientError> {
     let which = claim.map(|id| query([("claim", id.to_owned())])).unwrap_or_default();
-    Ok(client.delete(&format!("/v1/machines/{name}/claim{which}"))?)
+    client.delete(&format!("/v1/machines/{name}/claim{which}"))
 }
 
 /// Returns the id of a machine's claim.

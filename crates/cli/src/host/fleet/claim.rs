@@ -1,12 +1,12 @@
 //! `spillway fleet claim`, `renew` and `release`. Owns the repeats of a claim whose answer was lost.
 //!
-//! Invariant: a claim that could not be reported is released. Only a request with an id that was made here, and that was not sent before,
-//! is sent as a first one.
+//! Invariant: a claim that could not be reported is released, unless another run may use it; the error says how to end one that lasts. Only
+//! a request with an id that was made here, and that was not sent before, is sent as a first one.
 
 use super::FLEET;
 use crate::error::{Exit, Failure};
 use crate::host::Daemon;
-use crate::host::claim::{claim_of, release};
+use crate::host::claim::{claim_of, late, release, undo, unread};
 use crate::host::machine::{failed, wait};
 use crate::host::words::label;
 use crate::output;
@@ -43,7 +43,7 @@ pub struct FleetClaimOptions {
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(Name, String)>,
     /// Id of the request, 1 to 128 visible ASCII characters. If a request with it has claimed a machine, that one is returned; a new claim
-    /// needs a new id [default: a random one]
+    /// needs a new id [default: a random one]. A claim that an earlier request has made is not undone
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
     /// If no machine is ready, take one that is off or starts, start it, and return before it is ready
@@ -136,20 +136,16 @@ impl FleetClaimOptions {
             None => random_id()?,
         };
         let until = Instant::now() + if self.wait { Duration::from_secs(self.timeout) } else { REPEATS };
+        // Before anything is claimed: what fails here leaves nothing.
+        interruptible(client)?;
+        let mut there = daemon.client()?;
+        interruptible(&mut there)?;
         let waiting = self.announce(&key);
         let mut claim = self.ask(daemon, client, &key, until)?;
-        let mut there = daemon.client()?.through_to(claim.host.clone());
-        if self.wait {
-            interruptible(&mut there)?;
-        }
-        let waited = self.wait(&there, &mut claim, until);
+        let waited = self.wait(&there.through_to(claim.host.clone()), &mut claim, until);
         drop(waiting);
         let told = waited.and_then(|()| tell(daemon, &claim));
-        if told.is_err() {
-            // The user does not get the machine. It may have another claim by now.
-            let _ = release(&there, &claim.machine.machine.name, Some(&claim.claim));
-        }
-        told
+        told.map_err(|failure| self.give_up(daemon, &claim, failure))
     }
 
     /// Says once on standard error what is waited for, unless the result is dropped soon.
@@ -157,7 +153,7 @@ impl FleetClaimOptions {
         let (waiting, ended) = mpsc::channel();
         let text = match self.wait {
             true => format!(
-                "no machine of {} is ready: waiting for one, at most {} s (--timeout); Ctrl-C undoes the claim",
+                "no machine of {} is ready: waiting for one, at most {} s (--timeout)",
                 self.catalog, self.timeout
             ),
             false => format!(
@@ -165,9 +161,11 @@ impl FleetClaimOptions {
                 REPEATS.as_secs()
             ),
         };
+        let unless =
+            self.key.as_ref().map_or("", |_| ", unless an earlier request with this key has made it");
         std::thread::spawn(move || {
             if ended.recv_timeout(SOON) == Err(RecvTimeoutError::Timeout) {
-                output::complain("notice", &text);
+                output::complain("notice", &format!("{text}; Ctrl-C undoes the claim{unless}"));
             }
         });
         waiting
@@ -176,35 +174,37 @@ impl FleetClaimOptions {
     fn ask(
         &self,
         daemon: &Daemon,
-        client: &mut Client,
+        client: &Client,
         key: &str,
         until: Instant,
     ) -> Result<FleetClaim, Failure> {
         let labels = self.labels.iter().cloned().collect();
         let any = self.any || self.wait;
         let asked = NewClaim { ttl_seconds: self.ttl, any, owner: self.owner.clone(), labels };
-        if self.wait {
-            interruptible(client)?;
-        }
-        let mut first = self.is_first();
+        let (mut first, mut may_have_claimed) = (self.is_first(), false);
         loop {
-            let held = if self.wait { self.timeout.min(HELD) } else { 0 };
-            let error = match client.post_once(&self.path(first, held), Some(key), &asked) {
+            let error = match client.post_once(&self.path(first, self.held()), Some(key), &asked) {
                 Ok(claim) => return Ok(claim),
                 Err(interrupted @ ClientError::Interrupted { .. }) => {
-                    self.undo(daemon, key, &asked)?;
-                    return Err(interrupted.into());
+                    return Err(self.interrupted(daemon, key, &asked, interrupted.into()));
                 }
                 Err(error) => error,
             };
+            may_have_claimed = may_claim(&error).unwrap_or(may_have_claimed);
             match next(&error, self.wait, !first) {
-                Next::Fail => return Err(error.into()),
-                _ if Instant::now() + PAUSE >= until => return Err(error.into()),
+                Next::Fail => return Err(refused(error, may_have_claimed, key)),
+                _ if Instant::now() + PAUSE >= until => return Err(refused(error, may_have_claimed, key)),
                 Next::Repeat => first = false,
                 Next::Again => {}
             }
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// Seconds that the daemon holds the answer back until the machine is ready. With a key of the user the first answer comes at once: it says
+    /// whether another run uses the claim, which must be known when a signal comes.
+    fn held(&self) -> u64 {
+        if self.wait && self.key.is_none() { self.timeout.min(HELD) } else { 0 }
     }
 
     /// Whether the request was certainly not sent before: nobody else knows an id that was made here.
@@ -219,50 +219,55 @@ impl FleetClaimOptions {
         format!("{FLEET}/catalogs/{}/claims{queried}", self.catalog)
     }
 
-    /// Releases what an interrupted request has claimed.
-    ///
-    /// # Errors
-    /// It is not known whether it has claimed a machine.
-    fn undo(&self, daemon: &Daemon, key: &str, asked: &NewClaim) -> Result<(), Failure> {
-        let undone = daemon.client()?.post_once::<_, FleetClaim>(&self.path(false, 0), Some(key), asked);
-        let undone = match undone {
-            Ok(claim) => {
-                let there = daemon.client()?.through_to(claim.host);
-                let released = release(&there, &claim.machine.machine.name, Some(&claim.claim));
-                released.map(drop).map_err(|e| e.message)
-            }
-            Err(error) if is_certain(&error) => Ok(()),
-            Err(error) => Err(error.to_string()),
+    /// Releases what an interrupted request has claimed, unless another run may use it. The failure says what has become of it.
+    fn interrupted(&self, daemon: &Daemon, key: &str, asked: &NewClaim, failure: Failure) -> Failure {
+        let found = match daemon.client() {
+            Ok(client) => match client.post_once(&self.path(false, 0), Some(key), asked) {
+                Ok(claim) => return self.give_up(daemon, &claim, failure),
+                Err(error) if is_certain(&error) => {
+                    return Failure::new(failure.exit, format!("{failure}; nothing is claimed"));
+                }
+                Err(error) => error.to_string(),
+            },
+            Err(error) => error.message,
         };
-        undone.map_err(|error| {
-            let message = format!(
-                "interrupted, and it is not known whether the request {key} has claimed a machine ({error}): claim it again with \
-                 'spillway fleet claim --key {key}', and release it"
-            );
-            Failure::new(Exit::Unavailable, message)
-        })
+        let unknown = format!("it is not known whether the request {key} has claimed a machine ({found})");
+        let how = format!("to end its claim, run the same command with --key {key}, and release the machine");
+        Failure::new(Exit::Unavailable, format!("{failure}; {unknown}: {how}"))
+    }
+
+    /// Releases a claim that the user does not get, unless an earlier request with the key of the user has made it. Adds to the failure what has become of it.
+    fn give_up(&self, daemon: &Daemon, claim: &FleetClaim, failure: Failure) -> Failure {
+        let (place, name, id) = (place(claim).to_string(), &claim.machine.machine.name, &claim.claim);
+        let how = format!("release it with 'spillway fleet release {place} --claim {id}'");
+        match &self.key {
+            Some(_) if claim.is_repeated && claim_of(&claim.machine) != Some(id) => failure,
+            Some(key) if claim.is_repeated => {
+                let stays = format!(
+                    "an earlier request with the key {key} has made it, and another run may use it: to end it, {how}"
+                );
+                Failure::new(failure.exit, format!("{failure}; the claim of {place} stays, because {stays}"))
+            }
+            _ => {
+                let how = format!("{how}, or run the same command with --key {} to get it", claim.request);
+                let client = daemon.client().map(|client| client.through_to(claim.host.clone()));
+                undo(client, name, Some(id), &place, &how, failure)
+            }
+        }
     }
 
     fn wait(&self, there: &Client, claim: &mut FleetClaim, until: Instant) -> Result<(), Failure> {
         if !self.wait {
             return Ok(());
         }
-        wait(there, &mut claim.machine, until).map_err(|late| {
-            let when = match late.exit {
-                Exit::Refused => format!(" after {} s (--timeout)", self.timeout),
-                _ => String::new(),
-            };
-            Failure::new(late.exit, format!("{}{when}; its claim is undone, and it is reset", late.message))
-        })?;
+        wait(there, &mut claim.machine, until).map_err(|failure| late(failure, self.timeout))?;
         claim.address.clone_from(&claim.machine.status.address);
         failed(&claim.machine)?;
         let why = match () {
             () if claim_of(&claim.machine) != Some(&claim.claim) => {
                 "its claim has ended while it was waited for"
             }
-            () if !claim.machine.status.ready => {
-                "it was stopped while it was waited for; its claim is undone"
-            }
+            () if !claim.machine.status.ready => "it was stopped while it was waited for",
             () => return Ok(()),
         };
         Err(Failure::new(Exit::Refused, format!("{}: {why}", place(claim))))
@@ -281,6 +286,31 @@ fn is_certain(error: &ClientError) -> bool {
         refusal.code,
         ErrorCode::Exhausted | ErrorCode::Conflict | ErrorCode::NotFound | ErrorCode::Invalid
     )
+}
+
+/// Whether a machine may be claimed after a request with this error. `None`: as before it, because it was not carried out.
+fn may_claim(error: &ClientError) -> Option<bool> {
+    match error {
+        error if is_certain(error) => Some(false),
+        ClientError::Broken { .. } => Some(true),
+        ClientError::Refused(refusal) => {
+            let is_open =
+                matches!(refusal.code, ErrorCode::Unavailable | ErrorCode::Internal | ErrorCode::Damaged);
+            is_open.then_some(true)
+        }
+        _ => None,
+    }
+}
+
+/// The request has failed. If it may have claimed a machine, the failure names its id: nobody can find the claim without it.
+fn refused(error: ClientError, may_have_claimed: bool, key: &str) -> Failure {
+    let failure = Failure::from(error);
+    if !may_have_claimed || failure.message.contains(&format!("--key {key}")) {
+        return failure;
+    }
+    let again =
+        format!("if the request {key} has claimed a machine, the same command with --key {key} returns it");
+    Failure::new(failure.exit, format!("{failure}; {again}"))
 }
 
 fn place(claim: &FleetClaim) -> FleetMachine {
@@ -302,13 +332,7 @@ fn tell(daemon: &Daemon, claim: &FleetClaim) -> Result<(), Failure> {
     })?;
     match is_read {
         true => Ok(()),
-        false => Err(Failure::new(
-            Exit::Create,
-            format!(
-                "the name of the claimed machine cannot be written to standard output: {} is released again",
-                place(claim)
-            ),
-        )),
+        false => Err(unread()),
     }
 }
 

@@ -230,16 +230,20 @@ with --wait for --timeout: it gets the same machine, whichever host is asked. In
 --key: the daemon then asks all hosts whether they have a claim of it, before one is made. A host that is silent lets such a request
 fail until the daemon gives it up (45 s after its lease has ended).
 
+If the command fails or is interrupted, it undoes its claim. A claim that an earlier request with the --key has made stays, because another
+run of the job may use it: the error names it, and says how to release it.
+
 Exit codes:
   66  the fleet has no such catalog
   69  the fleet cannot be asked, or no host that may have a machine answers. If the error says that it is not known whether the request
-      has claimed a machine: claim with the --key that it names
+      has claimed a machine, or that a claim may last: claim with the --key that it names
   73  no host has a free machine; with --wait: none was free until --timeout was over
-  75  with --wait: the machine was not ready until --timeout was over, and the claim is undone; with --key: its claim has ended
+  75  with --wait: the machine was not ready until --timeout was over; with --key: its claim has ended
   77  the token has not the role 'operate'
-  130 with --wait: interrupted (Ctrl-C), and the claim is undone
+  130 interrupted (Ctrl-C)
 
-Of two claims on one host, the later one has the larger 'fence' (host_epoch, then revision; see --json).
+Of two claims on one host, the later one has the larger 'fence' (host_epoch, then revision; see --json), unless records were restored from
+a backup in between.
 
 Examples:
   claim=$(spillway fleet claim runner --ttl 1h --wait)
