@@ -13,6 +13,7 @@ use super::etcd_details::away;
 use super::placing::place;
 use super::record::FleetMembership;
 use super::restored::SeenRecords;
+use super::share_pace::SharePace;
 use super::shares::{ShareReconciler, UnfinishedShares};
 use super::token::EtcdAccess;
 use crate::error::HostError;
@@ -30,13 +31,11 @@ use spillway_fleet::membership::{HostMembership, KnownLease, Standing, takes_par
 use spillway_fleet::transaction::{Outcome, Revision, Transaction, Write};
 use spillway_fleet::view::{FleetView, Versioned};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Interval of the membership, and of shares that wait for something.
+/// Interval of the membership, and of looks at what is wanted.
 const TICK: Duration = Duration::from_secs(1);
-/// Interval of looks at shares that are carried out: what somebody has changed on the host is brought back.
-const REST: Duration = Duration::from_secs(30);
 /// How often a change is decided anew after a conflict.
 const TRIES: u32 = 5;
 /// Longest wait until a change is in the view.
@@ -319,7 +318,9 @@ impl FleetService {
 
     /// Keeps the standing, and tells of it if it is another one.
     async fn settle(&self, standing: Standing, fleet_id: Option<&str>) {
-        let before = self.0.standing.send_replace(standing.clone());
+        let before = self.0.standing.borrow().clone();
+        // Each step comes here, and who waits for another standing is not to be woken for the same one.
+        self.0.standing.send_if_modified(|is| std::mem::replace(is, standing.clone()) != standing);
         if matches!(standing, Standing::Member { .. }) {
             self.keep_fleet_id(fleet_id, before != standing).await;
         }
@@ -366,36 +367,37 @@ impl FleetService {
     async fn carry_out(self) {
         let mut view = self.0.view.subscribe();
         let mut standing = self.0.standing.subscribe();
-        // What was carried out last, and what was recorded before it was.
-        let (mut before, mut recorded) = (None, None);
+        let mut pace = SharePace::default();
+        // Before which shares their revision was recorded.
+        let mut recorded = None;
         loop {
             standing.borrow_and_update();
             let (shares, revision) = {
                 let view = view.borrow_and_update();
                 (self.wanted(&view), view.revision)
             };
-            let is_done = before == shares && locked(&self.0.unfinished).is_empty();
-            if let Some(shares) = shares.filter(|_| !is_done) {
+            if let Some(shares) = shares.filter(|shares| pace.is_due(shares, Instant::now())) {
                 let is_new = recorded.as_ref() != Some(&shares);
-                before = match self.reconcile(&shares, is_new.then_some(revision)).await {
+                let is_left = match self.reconcile(&shares, is_new.then_some(revision)).await {
                     Ok(unfinished) => {
                         recorded = Some(shares.clone());
                         self.tell_refusals(&unfinished);
+                        let is_left = !unfinished.is_empty();
                         *locked(&self.0.unfinished) = unfinished;
-                        Some(shares)
+                        is_left
                     }
                     Err(e) => {
                         let text = format!("shares of the fleet: {}", e.message);
                         self.0.events.raise(EventKind::Failed, "host", text);
-                        None
+                        true
                     }
                 };
+                pace.note(shares, is_left, Instant::now());
             }
-            let is_left = before.is_none() || !locked(&self.0.unfinished).is_empty();
             tokio::select! {
                 _ = view.changed() => {}
                 _ = standing.changed() => {}
-                () = tokio::time::sleep(if is_left { TICK } else { REST }) => before = None,
+                () = tokio::time::sleep(TICK) => {}
             }
         }
     }
