@@ -140,7 +140,11 @@ pub fn start_until(
     drop(record);
     let is_late = page.is_some_and(|page| page.is_over());
     if is_late || spawned.is_err() {
-        reap(folder, name)?;
+        let reaped = reap(folder, name);
+        // Why it was not started says more.
+        if spawned.is_ok() {
+            reaped?;
+        }
     }
     if is_late {
         let message = format!("{name} in {}: the host has no lease of its fleet", folder.display());
@@ -480,6 +484,23 @@ mod tests {
         std::fs::write(log_path(dir.path(), "y"), format!("{}\nthe end \n\n", "x".repeat(5000))).unwrap();
         assert_eq!(last_words(dir.path(), "y"), "the end");
         assert!(matches!(look(dir.path(), "y").unwrap(), ObservedProcess::Ended));
+    }
+
+    #[test]
+    fn one_that_cannot_begin_says_why_though_its_record_cannot_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = record_path(dir.path(), "x");
+        let mut command = sleep("1000");
+        // SAFETY: it makes system calls; short paths are not allocated.
+        unsafe {
+            command.pre_exec(move || {
+                std::fs::remove_file(&record)?;
+                std::fs::create_dir(&record)?;
+                Err(io::Error::from_raw_os_error(libc::EPERM))
+            });
+        }
+        let refused = start(dir.path(), "x", command).unwrap_err();
+        assert!(refused.message.contains("sleep cannot be executed"), "{refused}");
     }
 
     #[test]
