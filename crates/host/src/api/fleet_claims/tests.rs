@@ -12,6 +12,8 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use serde_json::{Value, json};
 use spillway_api::{FleetOwner, List, MachineDetails, Operation};
+use spillway_fleet::Moment;
+use spillway_fleet::claim::{Candidate, TakenMachines, candidates};
 use spillway_fleet::view::{Entry, FleetView, Update};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::fs::PermissionsExt;
@@ -222,9 +224,7 @@ impl Fleet {
     fn id_for(&self, hosts: &[&str]) -> String {
         let view = self.0[0].view.borrow().clone();
         let first = |id: &String| {
-            let order =
-                spillway_fleet::claim::candidates(&view, &name("desk"), id, true, &Default::default());
-            order.iter().zip(hosts).all(|(candidate, host)| candidate.host.as_str() == *host)
+            order_of(&view, id).iter().zip(hosts).all(|(candidate, host)| candidate.host.as_str() == *host)
         };
         (0..10_000).map(|number| format!("r{number}")).find(first).unwrap()
     }
@@ -302,7 +302,12 @@ async fn a_lost_answer_is_found_and_a_lost_question_is_asked_again() {
 
 fn first_of(fleet: &Fleet, id: &str) -> String {
     let view = fleet.0[0].view.borrow().clone();
-    spillway_fleet::claim::candidates(&view, &name("desk"), id, true, &Default::default())[0].host.to_string()
+    order_of(&view, id)[0].host.to_string()
+}
+
+/// Hosts in the order in which a request with this id goes to them.
+fn order_of(view: &FleetView, id: &str) -> Vec<Candidate> {
+    candidates(view, &name("desk"), id, true, &TakenMachines::default(), Moment(0))
 }
 
 /// Without the numbers of attempts, the late one claims a second machine.
