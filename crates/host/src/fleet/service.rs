@@ -4,7 +4,7 @@
 //! Owns the tasks for that and the view of the records. Invariant: without etcd nothing on the host changes: shares that were read before are
 //! carried out as they were.
 
-use super::claims::{ClaimParts, FleetClaims, OwnEpoch};
+use super::claims::{ClaimParts, FleetClaims, MOST_UNDONE, OwnEpoch};
 use super::copies::look_after_images;
 use super::details;
 use super::door::FleetDoor;
@@ -32,7 +32,7 @@ use spillway_fleet::transaction::{Outcome, Revision, Transaction, Write};
 use spillway_fleet::view::{FleetView, Versioned};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// Interval of the membership, and of looks at what is wanted.
 const TICK: Duration = Duration::from_secs(1);
@@ -198,6 +198,7 @@ impl FleetService {
             epoch: self.own_epoch(),
             taken: Mutex::default(),
             departures: Mutex::default(),
+            undone: Semaphore::new(MOST_UNDONE),
         })
     }
 
