@@ -211,7 +211,8 @@ impl FleetService {
     /// to change.
     ///
     /// # Errors
-    /// The change is refused, etcd does not answer, or others change the same again and again.
+    /// The change is refused, etcd does not answer, or others change the same again and again. `unavailable`: it may have been made, and the
+    /// message says what is known.
     pub async fn change(
         &self,
         decide: impl Fn(&FleetView) -> Result<Option<Transaction>, ChangeError>,
@@ -224,11 +225,9 @@ impl FleetService {
             };
             let Some(transaction) = decided else { return Ok(()) };
             match self.0.store.commit(&transaction).await.map_err(store_error)? {
-                Outcome::Applied(revision) => {
-                    self.wait_for(revision).await;
-                    return Ok(());
-                }
-                Outcome::Conflict => self.wait_for(seen + 1).await,
+                Outcome::Applied(revision) => return self.wait_for(revision).await,
+                // Without news it conflicts again.
+                Outcome::Conflict => drop(self.wait_for(seen + 1).await),
             }
         }
         let message = "others change the same record of the fleet at this time: try again";
@@ -283,10 +282,9 @@ impl FleetService {
         ))
     }
 
-    /// Waits until the view has this revision; not longer than [`SEEN`].
-    async fn wait_for(&self, revision: Revision) {
-        let mut view = self.0.view.subscribe();
-        let _ = tokio::time::timeout(SEEN, view.wait_for(|view| view.revision >= revision)).await;
+    /// Waits until the view has the revision of a change that was made; not longer than [`SEEN`].
+    async fn wait_for(&self, revision: Revision) -> Result<(), HostError> {
+        see(&self.0.view, revision, SEEN).await
     }
 
     /// Writes what this host has to write to be a member.
@@ -303,7 +301,8 @@ impl FleetService {
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
                 match self.0.store.commit(&transaction).await {
-                    Ok(Outcome::Applied(revision)) => self.wait_for(revision).await,
+                    // Without it, the next step writes the same again.
+                    Ok(Outcome::Applied(revision)) => drop(self.wait_for(revision).await),
                     // The records tell; or the next step says what is wrong.
                     Ok(Outcome::Conflict) | Err(_) => tokio::time::sleep(TICK).await,
                 }
@@ -429,6 +428,25 @@ impl FleetService {
     }
 }
 
+/// Waits until a view has the revision of a change that was made, for this time at most.
+///
+/// # Errors
+/// It does not have it yet: what it says of the change is not true.
+async fn see(
+    view: &watch::Sender<FleetView>,
+    revision: Revision,
+    at_most: Duration,
+) -> Result<(), HostError> {
+    let mut view = view.subscribe();
+    let seen = tokio::time::timeout(at_most, view.wait_for(|view| view.revision >= revision)).await;
+    seen.map(drop).map_err(|_| {
+        let message = format!(
+            "the change was made (revision {revision} of etcd), and this host has not seen it yet: do not repeat it, and look at the records later"
+        );
+        HostError::new(ErrorCode::Unavailable, message)
+    })
+}
+
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -446,4 +464,27 @@ fn store_error(e: FleetStoreError) -> HostError {
         _ => ErrorCode::Internal,
     };
     HostError::new(code, e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_fleet::view::Update;
+
+    /// Without the error, a new catalog that the view does not have yet would be one that there is not.
+    #[tokio::test]
+    async fn a_change_that_is_not_seen_is_not_answered_from_the_records_before_it() {
+        let view = watch::Sender::new(FleetView::default());
+        view.send_modify(|view| view.apply(Update::Whole(6, Vec::new())));
+        let unseen = see(&view, 7, Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(unseen.code, ErrorCode::Unavailable);
+        assert!(unseen.message.contains("was made (revision 7 of etcd)"), "{unseen}");
+        see(&view, 6, Duration::from_millis(50)).await.unwrap();
+        let waits = see(&view, 7, Duration::from_secs(20));
+        let comes = async {
+            tokio::task::yield_now().await;
+            view.send_modify(|view| view.apply(Update::Changes(7, Vec::new())));
+        };
+        tokio::join!(waits, comes).0.unwrap();
+    }
 }
