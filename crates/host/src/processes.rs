@@ -140,11 +140,7 @@ pub fn start_until(
     drop(record);
     let is_late = page.is_some_and(|page| page.is_over());
     if is_late || spawned.is_err() {
-        let reaped = reap(folder, name);
-        // Why it was not started says more.
-        if spawned.is_ok() {
-            reaped?;
-        }
+        reap(folder, name, spawned.is_err())?;
     }
     if is_late {
         let message = format!("{name} in {}: the host has no lease of its fleet", folder.display());
@@ -170,13 +166,17 @@ fn begin_record(folder: &Path, name: &str) -> io::Result<File> {
 }
 
 /// Ends a process whose start was refused, and waits for that: one that ends by itself has released its record before it has ended, and
-/// would be taken for one that runs.
-fn reap(folder: &Path, name: &str) -> Result<(), HostError> {
-    if let ObservedProcess::Alive(refused) = look(folder, name)? {
-        refused.kill();
-        refused.ends_within(DEATH);
+/// would be taken for one that runs. `has_failed`: the start itself has failed, which says more than that the record cannot be read.
+fn reap(folder: &Path, name: &str, has_failed: bool) -> Result<(), HostError> {
+    match look(folder, name) {
+        Ok(ObservedProcess::Alive(refused)) => {
+            refused.kill();
+            refused.ends_within(DEATH);
+            Ok(())
+        }
+        Err(e) if !has_failed => Err(e),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Adopts a process that somebody else has started as the one of this name in a folder, if its command line contains this
