@@ -38,6 +38,28 @@ fn machines_of_a_lost_host_are_made_elsewhere_and_given_up_when_it_returns() {
     assert_eq!(world.shares("desk").iter().map(|(_, count)| count).sum::<u64>(), 8);
 }
 
+/// The share of the host has been carried out by then as far as it could be. Nothing but the release of the claim changes.
+#[test]
+fn a_claimed_machine_leaves_a_drained_host_after_its_release() {
+    let Some(world) = World::new(2) else { return };
+    world.import("tiny", "v1");
+    world.create("desk", &world.spec("tiny:1", 2, json!({})));
+    world.until("both machines are ready", |world| world.ready_count("desk") == 2);
+    let of = |world: &World| world.host("h1").object("/v1/machines")["items"].as_array().unwrap().clone();
+    let claim = world.host("h1").send("POST", "/v1/catalogs/desk/claims", "{}");
+    world.hosts[0].ask(&["fleet", "host", "drain", "h1"]);
+    let reason = |world: &World| {
+        let shares = world.hosts[0].object("/v1/fleet/hosts/h1")["shares"].to_string();
+        shares.contains("1 machine is to leave this host and cannot yet")
+    };
+    world.until("the host says what it waits for", reason);
+    world.until("it is placed elsewhere", |world| world.ready("desk")[0].1 == 2);
+    assert_eq!(of(&world).len(), 1, "it is claimed");
+    let name = claim["name"].as_str().unwrap().to_owned();
+    world.host("h1").send("DELETE", &format!("/v1/machines/{name}/claim"), "");
+    world.until_within(Duration::from_secs(20), "it leaves", |world| of(world).is_empty());
+}
+
 /// F2: etcd stands still, its leader stops, it is away and comes back. Nothing is restarted, and nothing is made elsewhere.
 #[test]
 fn without_etcd_everything_on_the_hosts_goes_on() {

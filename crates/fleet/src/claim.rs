@@ -1,7 +1,8 @@
 //! Claims of machines of a fleet: which host is asked next, and which host counts as lost for a claim.
 //!
 //! Owns what a daemon has taken of hosts since their last reports, and since when it has seen no lease of them. Never asks anybody: a host
-//! decides about its machines itself. Invariant: the order depends on the records, on the request and on what was taken, and on nothing else.
+//! decides about its machines itself. Invariant: the order depends on the records, on the request, on what was taken and when, and on nothing
+//! else.
 
 use crate::Moment;
 use crate::records::CatalogStatus;
@@ -15,6 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const MOST_UNLIKELY: usize = 8;
 /// Number of hosts and catalogs of which it is kept what was taken.
 const MOST_TAKEN: usize = 16_384;
+/// How long it counts what was taken, in milliseconds. A report that shows it has come by then. One that would say what the last one says is
+/// not written: what was taken has been released, or there is a machine again.
+const TAKEN_MS: u64 = 15_000;
 
 /// A host that may have a machine for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +38,7 @@ pub fn candidates(
     request: &str,
     any: bool,
     taken: &TakenMachines,
+    now: Moment,
 ) -> Vec<Candidate> {
     let none = CatalogStatus::default();
     let of = |host: &Name| {
@@ -47,7 +52,7 @@ pub fn candidates(
         .filter(|host| takes_claims(view, host))
         .filter_map(|host| {
             let (is, reported) = of(host)?;
-            Some((host, is, taken.since(host, catalog, reported)))
+            Some((host, is, taken.since(host, catalog, reported, now)))
         })
         .collect();
     hosts.sort_by_cached_key(|(host, ..)| Reverse(weight(request, host)));
@@ -103,34 +108,60 @@ fn weight(request: &str, host: &Name) -> u64 {
 
 /// What a daemon has taken of hosts since their last reports.
 #[derive(Clone, Debug, Default)]
-pub struct TakenMachines(BTreeMap<(Name, Name), (Revision, u32)>);
+pub struct TakenMachines(BTreeMap<(Name, Name), Taken>);
+
+/// What was taken of a host of a catalog.
+#[derive(Clone, Debug, Default)]
+struct Taken {
+    /// Revision of the report since which it was taken.
+    reported: Revision,
+    /// When the host has given machines.
+    claims: Vec<Moment>,
+    /// When the host has said last that it has none, whatever it has reported.
+    refused: Option<Moment>,
+}
 
 impl TakenMachines {
     /// Notes that a host has given a machine of a catalog.
-    pub fn note_claim(&mut self, view: &FleetView, host: &Name, catalog: &Name) {
-        let reported = view.statuses.get(host).map_or(0, |status| status.modified);
-        let before = self.since(host, catalog, reported);
-        self.set(host, catalog, reported, before.saturating_add(1));
+    pub fn note_claim(&mut self, view: &FleetView, host: &Name, catalog: &Name, now: Moment) {
+        let taken = self.since_report(view, host, catalog);
+        taken.claims.retain(|at| counts(*at, now));
+        taken.claims.push(now);
     }
 
     /// Notes that a host has none, whatever it has reported.
-    pub fn note_refusal(&mut self, view: &FleetView, host: &Name, catalog: &Name) {
-        let reported = view.statuses.get(host).map_or(0, |status| status.modified);
-        self.set(host, catalog, reported, u32::MAX);
+    pub fn note_refusal(&mut self, view: &FleetView, host: &Name, catalog: &Name, now: Moment) {
+        self.since_report(view, host, catalog).refused = Some(now);
     }
 
-    fn set(&mut self, host: &Name, catalog: &Name, reported: Revision, count: u32) {
+    /// What was taken since the last report of a host.
+    fn since_report(&mut self, view: &FleetView, host: &Name, catalog: &Name) -> &mut Taken {
+        let reported = view.statuses.get(host).map_or(0, |status| status.modified);
         if self.0.len() >= MOST_TAKEN {
             self.0.clear();
         }
-        self.0.insert((host.clone(), catalog.clone()), (reported, count));
+        let taken = self.0.entry((host.clone(), catalog.clone())).or_default();
+        if taken.reported != reported {
+            *taken = Taken { reported, ..Taken::default() };
+        }
+        taken
     }
 
     /// Number of machines taken since the report of this revision.
-    fn since(&self, host: &Name, catalog: &Name, reported: Revision) -> u32 {
-        let taken = self.0.get(&(host.clone(), catalog.clone()));
-        taken.filter(|(of, _)| *of == reported).map_or(0, |(_, count)| *count)
+    fn since(&self, host: &Name, catalog: &Name, reported: Revision, now: Moment) -> u32 {
+        let taken = self.0.get(&(host.clone(), catalog.clone())).filter(|taken| taken.reported == reported);
+        let Some(taken) = taken else { return 0 };
+        if taken.refused.is_some_and(|at| counts(at, now)) {
+            return u32::MAX;
+        }
+        let claims = taken.claims.iter().filter(|at| counts(**at, now)).count();
+        u32::try_from(claims).unwrap_or(u32::MAX)
     }
+}
+
+/// Whether it still counts what was taken at this moment.
+fn counts(at: Moment, now: Moment) -> bool {
+    now.since_ms(at) < TAKEN_MS
 }
 
 /// Since when this daemon has seen no lease of hosts.
@@ -197,7 +228,17 @@ mod tests {
     }
 
     fn order(view: &FleetView, request: &str, any: bool, taken: &TakenMachines) -> Vec<(String, bool)> {
-        let order = candidates(view, &name("desk"), request, any, taken);
+        order_at(view, request, any, taken, Moment(0))
+    }
+
+    fn order_at(
+        view: &FleetView,
+        request: &str,
+        any: bool,
+        taken: &TakenMachines,
+        now: Moment,
+    ) -> Vec<(String, bool)> {
+        let order = candidates(view, &name("desk"), request, any, taken, now);
         order.into_iter().map(|of| (of.host.to_string(), of.ready_only)).collect()
     }
 
@@ -264,9 +305,9 @@ mod tests {
             let all = order(view, "r", true, taken);
             all.into_iter().filter(|(_, ready)| *ready).map(|(host, _)| host).collect::<BTreeSet<_>>()
         };
-        taken.note_claim(&view, &a, &desk);
+        taken.note_claim(&view, &a, &desk, Moment(0));
         assert_eq!(likely(&view, &taken).len(), 2);
-        taken.note_claim(&view, &a, &desk);
+        taken.note_claim(&view, &a, &desk, Moment(0));
         assert_eq!(likely(&view, &taken), BTreeSet::from(["b".into()]));
         let later = |view: &mut FleetView, revision| {
             let value = serde_json::to_vec(&view.statuses[&a].value).unwrap();
@@ -275,10 +316,31 @@ mod tests {
         };
         later(&mut view, 20);
         assert_eq!(likely(&view, &taken).len(), 2);
-        taken.note_refusal(&view, &a, &desk);
+        taken.note_refusal(&view, &a, &desk, Moment(0));
         assert_eq!(likely(&view, &taken), BTreeSet::from(["b".into()]));
         later(&mut view, 21);
         assert_eq!(likely(&view, &taken).len(), 2);
+    }
+
+    /// A host whose report would say the same as the last one writes none.
+    #[test]
+    fn what_was_taken_counts_for_a_time_though_no_report_comes() {
+        let (a, desk) = (name("a"), name("desk"));
+        let view = view(&[("a", 3, [2, 2, 0]), ("b", 3, [2, 1, 0])]);
+        let is_likely = |taken: &TakenMachines, now: u64| {
+            let all = order_at(&view, "r", true, taken, Moment(now));
+            all.contains(&("a".to_owned(), true))
+        };
+        let mut taken = TakenMachines::default();
+        taken.note_claim(&view, &a, &desk, Moment(0));
+        taken.note_claim(&view, &a, &desk, Moment(9_000));
+        assert!(!is_likely(&taken, 14_999) && is_likely(&taken, 15_000));
+        // Each machine counts for its own time, however many are taken and released.
+        taken.note_claim(&view, &a, &desk, Moment(16_000));
+        assert!(!is_likely(&taken, 23_999) && is_likely(&taken, 24_000));
+        taken.note_refusal(&view, &a, &desk, Moment(25_000));
+        assert!(!is_likely(&taken, 39_999) && is_likely(&taken, 40_000));
+        assert!(taken.0.values().all(|taken| taken.claims.len() <= 2), "{taken:?}");
     }
 
     #[test]

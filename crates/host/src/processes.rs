@@ -140,7 +140,7 @@ pub fn start_until(
     drop(record);
     let is_late = page.is_some_and(|page| page.is_over());
     if is_late || spawned.is_err() {
-        reap(folder, name)?;
+        reap(folder, name, spawned.is_err())?;
     }
     if is_late {
         let message = format!("{name} in {}: the host has no lease of its fleet", folder.display());
@@ -166,13 +166,17 @@ fn begin_record(folder: &Path, name: &str) -> io::Result<File> {
 }
 
 /// Ends a process whose start was refused, and waits for that: one that ends by itself has released its record before it has ended, and
-/// would be taken for one that runs.
-fn reap(folder: &Path, name: &str) -> Result<(), HostError> {
-    if let ObservedProcess::Alive(refused) = look(folder, name)? {
-        refused.kill();
-        refused.ends_within(DEATH);
+/// would be taken for one that runs. `has_failed`: the start itself has failed, which says more than that the record cannot be read.
+fn reap(folder: &Path, name: &str, has_failed: bool) -> Result<(), HostError> {
+    match look(folder, name) {
+        Ok(ObservedProcess::Alive(refused)) => {
+            refused.kill();
+            refused.ends_within(DEATH);
+            Ok(())
+        }
+        Err(e) if !has_failed => Err(e),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Adopts a process that somebody else has started as the one of this name in a folder, if its command line contains this
@@ -480,6 +484,23 @@ mod tests {
         std::fs::write(log_path(dir.path(), "y"), format!("{}\nthe end \n\n", "x".repeat(5000))).unwrap();
         assert_eq!(last_words(dir.path(), "y"), "the end");
         assert!(matches!(look(dir.path(), "y").unwrap(), ObservedProcess::Ended));
+    }
+
+    #[test]
+    fn one_that_cannot_begin_says_why_though_its_record_cannot_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = record_path(dir.path(), "x");
+        let mut command = sleep("1000");
+        // SAFETY: it makes system calls; short paths are not allocated.
+        unsafe {
+            command.pre_exec(move || {
+                std::fs::remove_file(&record)?;
+                std::fs::create_dir(&record)?;
+                Err(io::Error::from_raw_os_error(libc::EPERM))
+            });
+        }
+        let refused = start(dir.path(), "x", command).unwrap_err();
+        assert!(refused.message.contains("sleep cannot be executed"), "{refused}");
     }
 
     #[test]

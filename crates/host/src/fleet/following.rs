@@ -28,10 +28,13 @@ impl FleetService {
             Update::Whole(..) => {
                 let mut whole = FleetView::default();
                 whole.apply(update);
-                self.0.seen.look(&whole, joined.as_deref(), self.view().revision);
+                self.0.seen.look(&whole, joined.as_deref());
                 self.0.view.send_replace(whole);
             }
-            Update::Changes(..) => self.0.view.send_modify(|view| view.apply(update)),
+            Update::Changes(..) => self.0.view.send_modify(|view| {
+                view.apply(update);
+                self.0.seen.follow(view, joined.as_deref());
+            }),
         }
         let view = self.view();
         if has_members && is_of_fleet(&view, joined.as_deref()) {

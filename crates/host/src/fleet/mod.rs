@@ -25,6 +25,7 @@ mod report_writer;
 mod restored;
 mod rollout_details;
 mod service;
+mod share_pace;
 mod shares;
 mod token;
 

@@ -22,6 +22,8 @@ pub(super) struct SeenRecords {
 struct SeenState {
     /// Highest revision that was acted on, as recorded.
     highest: Revision,
+    /// Highest revision at which this daemon has seen records of the host's fleet.
+    seen: Revision,
     /// Older records that were found.
     restored: Option<RestoredRecords>,
     /// Whether that is recorded.
@@ -32,19 +34,26 @@ impl SeenRecords {
     /// What an earlier daemon has left.
     pub fn new(objects: Objects, record: &FleetMembership) -> SeenRecords {
         let FleetMembership { highest_revision: highest, restored, .. } = *record;
-        let state = SeenState { highest, restored, is_recorded: restored.is_some() };
+        let state = SeenState { highest, seen: highest, restored, is_recorded: restored.is_some() };
         SeenRecords { objects, state: Mutex::new(state) }
     }
 
-    /// Looks at a list of all records, before anything acts on it. `joined` is the identity of the host's fleet, and `before` the revision of
-    /// the view until now.
-    pub fn look(&self, whole: &FleetView, joined: Option<&str>, before: Revision) {
+    /// Looks at a list of all records, before anything acts on it. `joined` is the identity of the host's fleet.
+    pub fn look(&self, whole: &FleetView, joined: Option<&str>) {
         let mut state = self.state();
-        let seen = state.highest.max(before);
-        // Records of another fleet, or none, are refused in any case, and say nothing about those of this one.
-        let is_own = whole.meta.as_ref().is_some_and(|meta| Some(&*meta.value.fleet_id) == joined);
-        if is_own && whole.revision < seen && state.restored.is_none() {
+        let seen = state.highest.max(state.seen);
+        if is_own(whole, joined) && whole.revision < seen && state.restored.is_none() {
             state.restored = Some(RestoredRecords { found_revision: whole.revision, seen_revision: seen });
+        }
+        drop(state);
+        self.follow(whole, joined);
+    }
+
+    /// Notes how far the records have come.
+    pub fn follow(&self, view: &FleetView, joined: Option<&str>) {
+        if is_own(view, joined) {
+            let mut state = self.state();
+            state.seen = state.seen.max(view.revision);
         }
     }
 
@@ -89,6 +98,12 @@ impl SeenRecords {
     }
 }
 
+/// Whether records are of the host's fleet. Those of another one, or none, are refused in any case. They say nothing about this one, and
+/// their revisions may be those of another etcd.
+fn is_own(view: &FleetView, joined: Option<&str>) -> bool {
+    view.meta.as_ref().is_some_and(|meta| Some(&*meta.value.fleet_id) == joined)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,26 +127,32 @@ mod tests {
         let open =
             || FleetMembership::open(&host.objects, &"site".parse().unwrap(), &"a".parse().unwrap()).unwrap();
         let seen = SeenRecords::new(host.objects.clone(), &open());
-        seen.look(&whole(3, "f"), Some("f"), 0);
+        seen.look(&whole(3, "f"), Some("f"));
         seen.act_on(10).await.unwrap();
         seen.act_on(8).await.unwrap();
         assert_eq!(open().highest_revision, 10);
-        seen.look(&whole(10, "f"), Some("f"), 10);
-        seen.look(&whole(2, "another"), Some("f"), 10);
-        seen.look(&FleetView { revision: 1, ..FleetView::default() }, Some("f"), 10);
+        seen.look(&whole(10, "f"), Some("f"));
+        seen.look(&whole(2, "another"), Some("f"));
+        seen.look(&FleetView { revision: 1, ..FleetView::default() }, Some("f"));
+        // Another etcd, which has gone further, and then this one again.
+        seen.look(&whole(500, "another"), Some("f"));
+        seen.follow(&whole(501, "another"), Some("f"));
+        seen.look(&FleetView { revision: 600, ..FleetView::default() }, Some("f"));
+        seen.look(&whole(11, "f"), Some("f"));
         assert_eq!(seen.restored(), None, "what is no record of the fleet says nothing");
         // The next daemon finds it, and the one after that does, too, when the revision has grown.
         let next = SeenRecords::new(host.objects.clone(), &open());
-        next.look(&whole(9, "f"), Some("f"), 0);
+        next.look(&whole(9, "f"), Some("f"));
         let restored = RestoredRecords { found_revision: 9, seen_revision: 10 };
         assert_eq!(next.restored(), Some(restored));
         assert!(next.act_on(11).await.unwrap_err().message.contains("restored from a backup"));
         next.record_hold().await;
         let third = SeenRecords::new(host.objects.clone(), &open());
-        third.look(&whole(50, "f"), Some("f"), 0);
+        third.look(&whole(50, "f"), Some("f"));
         assert_eq!(third.restored(), Some(restored));
         // One that follows the records has seen more than it has acted on.
-        seen.look(&whole(11, "f"), Some("f"), 12);
-        assert_eq!(seen.restored().map(|found| found.seen_revision), Some(12));
+        seen.follow(&whole(13, "f"), Some("f"));
+        seen.look(&whole(12, "f"), Some("f"));
+        assert_eq!(seen.restored().map(|found| found.seen_revision), Some(13));
     }
 }

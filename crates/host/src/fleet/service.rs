@@ -4,7 +4,7 @@
 //! Owns the tasks for that and the view of the records. Invariant: without etcd nothing on the host changes: shares that were read before are
 //! carried out as they were.
 
-use super::claims::{ClaimParts, FleetClaims, OwnEpoch};
+use super::claims::{ClaimParts, FleetClaims, MOST_UNDONE, OwnEpoch};
 use super::copies::look_after_images;
 use super::details;
 use super::door::FleetDoor;
@@ -13,6 +13,7 @@ use super::etcd_details::away;
 use super::placing::place;
 use super::record::FleetMembership;
 use super::restored::SeenRecords;
+use super::share_pace::SharePace;
 use super::shares::{ShareReconciler, UnfinishedShares};
 use super::token::EtcdAccess;
 use crate::error::HostError;
@@ -30,13 +31,11 @@ use spillway_fleet::membership::{HostMembership, KnownLease, Standing, takes_par
 use spillway_fleet::transaction::{Outcome, Revision, Transaction, Write};
 use spillway_fleet::view::{FleetView, Versioned};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-use tokio::sync::watch;
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, watch};
 
-/// Interval of the membership, and of shares that wait for something.
+/// Interval of the membership, and of looks at what is wanted.
 const TICK: Duration = Duration::from_secs(1);
-/// Interval of looks at shares that are carried out: what somebody has changed on the host is brought back.
-const REST: Duration = Duration::from_secs(30);
 /// How often a change is decided anew after a conflict.
 const TRIES: u32 = 5;
 /// Longest wait until a change is in the view.
@@ -199,6 +198,7 @@ impl FleetService {
             epoch: self.own_epoch(),
             taken: Mutex::default(),
             departures: Mutex::default(),
+            undone: Semaphore::new(MOST_UNDONE),
         })
     }
 
@@ -211,7 +211,8 @@ impl FleetService {
     /// to change.
     ///
     /// # Errors
-    /// The change is refused, etcd does not answer, or others change the same again and again.
+    /// The change is refused, etcd does not answer, or others change the same again and again. `unavailable`: it may have been made, and the
+    /// message says what is known.
     pub async fn change(
         &self,
         decide: impl Fn(&FleetView) -> Result<Option<Transaction>, ChangeError>,
@@ -224,11 +225,9 @@ impl FleetService {
             };
             let Some(transaction) = decided else { return Ok(()) };
             match self.0.store.commit(&transaction).await.map_err(store_error)? {
-                Outcome::Applied(revision) => {
-                    self.wait_for(revision).await;
-                    return Ok(());
-                }
-                Outcome::Conflict => self.wait_for(seen + 1).await,
+                Outcome::Applied(revision) => return self.wait_for(revision).await,
+                // Without news it conflicts again.
+                Outcome::Conflict => drop(self.wait_for(seen + 1).await),
             }
         }
         let message = "others change the same record of the fleet at this time: try again";
@@ -283,10 +282,9 @@ impl FleetService {
         ))
     }
 
-    /// Waits until the view has this revision; not longer than [`SEEN`].
-    async fn wait_for(&self, revision: Revision) {
-        let mut view = self.0.view.subscribe();
-        let _ = tokio::time::timeout(SEEN, view.wait_for(|view| view.revision >= revision)).await;
+    /// Waits until the view has the revision of a change that was made; not longer than [`SEEN`].
+    async fn wait_for(&self, revision: Revision) -> Result<(), HostError> {
+        see(&self.0.view, revision, SEEN).await
     }
 
     /// Writes what this host has to write to be a member.
@@ -303,7 +301,8 @@ impl FleetService {
             self.settle(standing, membership.fleet_id()).await;
             if let Some(transaction) = transaction {
                 match self.0.store.commit(&transaction).await {
-                    Ok(Outcome::Applied(revision)) => self.wait_for(revision).await,
+                    // Without it, the next step writes the same again.
+                    Ok(Outcome::Applied(revision)) => drop(self.wait_for(revision).await),
                     // The records tell; or the next step says what is wrong.
                     Ok(Outcome::Conflict) | Err(_) => tokio::time::sleep(TICK).await,
                 }
@@ -319,7 +318,9 @@ impl FleetService {
 
     /// Keeps the standing, and tells of it if it is another one.
     async fn settle(&self, standing: Standing, fleet_id: Option<&str>) {
-        let before = self.0.standing.send_replace(standing.clone());
+        let before = self.0.standing.borrow().clone();
+        // Each step comes here, and who waits for another standing is not to be woken for the same one.
+        self.0.standing.send_if_modified(|is| std::mem::replace(is, standing.clone()) != standing);
         if matches!(standing, Standing::Member { .. }) {
             self.keep_fleet_id(fleet_id, before != standing).await;
         }
@@ -366,36 +367,37 @@ impl FleetService {
     async fn carry_out(self) {
         let mut view = self.0.view.subscribe();
         let mut standing = self.0.standing.subscribe();
-        // What was carried out last, and what was recorded before it was.
-        let (mut before, mut recorded) = (None, None);
+        let mut pace = SharePace::default();
+        // Before which shares their revision was recorded.
+        let mut recorded = None;
         loop {
             standing.borrow_and_update();
             let (shares, revision) = {
                 let view = view.borrow_and_update();
                 (self.wanted(&view), view.revision)
             };
-            let is_done = before == shares && locked(&self.0.unfinished).is_empty();
-            if let Some(shares) = shares.filter(|_| !is_done) {
+            if let Some(shares) = shares.filter(|shares| pace.is_due(shares, Instant::now())) {
                 let is_new = recorded.as_ref() != Some(&shares);
-                before = match self.reconcile(&shares, is_new.then_some(revision)).await {
+                let is_left = match self.reconcile(&shares, is_new.then_some(revision)).await {
                     Ok(unfinished) => {
                         recorded = Some(shares.clone());
                         self.tell_refusals(&unfinished);
+                        let is_left = !unfinished.is_empty();
                         *locked(&self.0.unfinished) = unfinished;
-                        Some(shares)
+                        is_left
                     }
                     Err(e) => {
                         let text = format!("shares of the fleet: {}", e.message);
                         self.0.events.raise(EventKind::Failed, "host", text);
-                        None
+                        true
                     }
                 };
+                pace.note(shares, is_left, Instant::now());
             }
-            let is_left = before.is_none() || !locked(&self.0.unfinished).is_empty();
             tokio::select! {
                 _ = view.changed() => {}
                 _ = standing.changed() => {}
-                () = tokio::time::sleep(if is_left { TICK } else { REST }) => before = None,
+                () = tokio::time::sleep(TICK) => {}
             }
         }
     }
@@ -426,6 +428,25 @@ impl FleetService {
     }
 }
 
+/// Waits until a view has the revision of a change that was made, for this time at most.
+///
+/// # Errors
+/// It does not have it yet: what it says of the change is not true.
+async fn see(
+    view: &watch::Sender<FleetView>,
+    revision: Revision,
+    at_most: Duration,
+) -> Result<(), HostError> {
+    let mut view = view.subscribe();
+    let seen = tokio::time::timeout(at_most, view.wait_for(|view| view.revision >= revision)).await;
+    seen.map(drop).map_err(|_| {
+        let message = format!(
+            "the change was made (revision {revision} of etcd), and this host has not seen it yet: do not repeat it, and look at the records later"
+        );
+        HostError::new(ErrorCode::Unavailable, message)
+    })
+}
+
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -443,4 +464,27 @@ fn store_error(e: FleetStoreError) -> HostError {
         _ => ErrorCode::Internal,
     };
     HostError::new(code, e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_fleet::view::Update;
+
+    /// Without the error, a new catalog that the view does not have yet would be one that there is not.
+    #[tokio::test]
+    async fn a_change_that_is_not_seen_is_not_answered_from_the_records_before_it() {
+        let view = watch::Sender::new(FleetView::default());
+        view.send_modify(|view| view.apply(Update::Whole(6, Vec::new())));
+        let unseen = see(&view, 7, Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(unseen.code, ErrorCode::Unavailable);
+        assert!(unseen.message.contains("was made (revision 7 of etcd)"), "{unseen}");
+        see(&view, 6, Duration::from_millis(50)).await.unwrap();
+        let waits = see(&view, 7, Duration::from_secs(20));
+        let comes = async {
+            tokio::task::yield_now().await;
+            view.send_modify(|view| view.apply(Update::Changes(7, Vec::new())));
+        };
+        tokio::join!(waits, comes).0.unwrap();
+    }
 }

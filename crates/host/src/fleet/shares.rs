@@ -97,6 +97,18 @@ fn is_named(catalog: &Catalog) -> bool {
     catalog.fleet.as_ref().is_some_and(|owner| owner.named.is_some())
 }
 
+/// So many machines are to be given up, and cannot be yet.
+fn still_claimed(machines: u32) -> HostError {
+    let message = match machines {
+        1 => "1 machine is to leave this host and cannot yet: it is claimed, or its disk is being copied"
+            .into(),
+        _ => format!(
+            "{machines} machines are to leave this host and cannot yet: they are claimed, or their disks are being copied"
+        ),
+    };
+    HostError::new(ErrorCode::Conflict, message)
+}
+
 impl ShareReconciler {
     /// Brings the catalogs of the fleet on this host to what is wanted. Returns the shares that could not carried out.
     ///
@@ -119,8 +131,8 @@ impl ShareReconciler {
                     self.replace(catalog, wanted, leaving(name))
                 }
                 Some(catalog) if wanted.machines.is_some() => self.change_named(catalog, wanted),
-                Some(catalog) if wanted.spec.count == 0 => self.give_up(catalog, &[]),
-                Some(catalog) => self.change(catalog, wanted),
+                Some(catalog) if wanted.spec.count == 0 => self.give_up_all(catalog, &[]),
+                Some(catalog) => self.change(catalog, wanted).and_then(|()| self.check_count(name, wanted)),
             };
             left.note(name, done);
             if left.refused.contains_key(name) {
@@ -132,7 +144,7 @@ impl ShareReconciler {
             self.is_of_fleet(catalog) && !is_known && !wanted.unknown.contains_key(&catalog.name)
         };
         for catalog in there.values().filter(is_left) {
-            left.note(&catalog.name, self.give_up(catalog, leaving(&catalog.name)));
+            left.note(&catalog.name, self.give_up_all(catalog, leaving(&catalog.name)));
         }
         for (name, WantedVersion { of, source, residency }) in &wanted.versions {
             let brought = self.bring(of, source.as_ref(), *residency);
@@ -165,7 +177,7 @@ impl ShareReconciler {
     fn change_named(&self, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
         let placed = self.place(&is.name, wanted.machines.as_deref());
         if wanted.spec.count == 0 {
-            return placed.and_then(|()| self.give_up(is, &[]));
+            return placed.and_then(|()| self.give_up_all(is, &[]));
         }
         // A claimed machine that is to leave keeps the others from nothing.
         let changed = self.change(&self.catalogs.get(&is.name)?, wanted);
@@ -265,8 +277,7 @@ impl ShareReconciler {
         wanted: &WantedCatalog,
         leaving: &[PlacedMachine],
     ) -> Result<(), HostError> {
-        self.give_up(is, leaving)?;
-        let left = self.catalogs.machines(Some(&is.name))?.len();
+        let left = self.give_up(is, leaving)?;
         if left > 0 {
             let message = format!(
                 "an earlier catalog '{}' of the fleet, whose machines had {} of the fleet, has {left} machines here, which somebody has claimed",
@@ -278,18 +289,34 @@ impl ShareReconciler {
         if wanted.spec.count == 0 { Ok(()) } else { self.create(&is.name, wanted) }
     }
 
+    /// Refuses while a catalog has more machines than it is to have: a claimed one is given up when it is released.
+    fn check_count(&self, name: &Name, wanted: &WantedCatalog) -> Result<(), HostError> {
+        match self.catalogs.get(name)?.spec.count.saturating_sub(wanted.spec.count) {
+            0 => Ok(()),
+            left => Err(still_claimed(left)),
+        }
+    }
+
+    /// Gives up a catalog as [`ShareReconciler::give_up`] does. Refuses while machines of it are left.
+    fn give_up_all(&self, catalog: &Catalog, leaving: &[PlacedMachine]) -> Result<(), HostError> {
+        match self.give_up(catalog, leaving)? {
+            0 => Ok(()),
+            left => Err(still_claimed(left)),
+        }
+    }
+
     /// Gives up the machines of a catalog, and the catalog when none is left. `leaving`: those that the fleet has placed here by their names, and
-    /// takes back.
-    fn give_up(&self, catalog: &Catalog, leaving: &[PlacedMachine]) -> Result<(), HostError> {
+    /// takes back. Returns how many machines are left.
+    fn give_up(&self, catalog: &Catalog, leaving: &[PlacedMachine]) -> Result<u32, HostError> {
         let generation = catalog.fleet.as_ref().map_or(0, |owner| owner.generation);
         let by = ChangedBy::Fleet { generation };
         self.place(&catalog.name, is_named(catalog).then_some(leaving))?;
-        match self.machines.shrink(&catalog.name, 0, generation)? {
-            0 => self
-                .catalogs
-                .delete(&catalog.name, CatalogChangeTerms { by, ..CatalogChangeTerms::default() }),
-            _ => Ok(()),
+        let left = self.machines.shrink(&catalog.name, 0, generation)?;
+        if left == 0 {
+            self.catalogs
+                .delete(&catalog.name, CatalogChangeTerms { by, ..CatalogChangeTerms::default() })?;
         }
+        Ok(left)
     }
 
     /// Refuses until the host has the version of a catalog's image. Begins to bring it from the fleet's registry.

@@ -186,6 +186,45 @@ fn a_refusal_says_which_share_it_is_about() {
     assert_eq!((generation, count), (5, 4));
 }
 
+/// A host that only looked at other shares again would keep it.
+#[test]
+fn a_claimed_machine_is_waited_for_until_it_is_released() {
+    let mut world = World::new();
+    world.catalog("desk", 1, json!({}));
+    world.share("desk", 3, 1, 1);
+    world.reconcile();
+    let own = machines(&world);
+    own.iter().take(2).for_each(|machine| claim(&world, machine, true));
+    let waits = |world: &World, left: &str| {
+        let unfinished = world.reconcile();
+        assert!(unfinished.refused.is_empty(), "it is no refusal: {unfinished:?}");
+        assert!(unfinished.waiting[&name("desk")].contains(left), "{unfinished:?}");
+        let status = world.reconciler.status(&unfinished).unwrap();
+        assert!(!status.catalogs[&name("desk")].refuses(1), "the host is not passed over");
+    };
+    // The share falls, goes, and its catalog, too.
+    world.share("desk", 1, 1, 1);
+    waits(&world, "1 machine is to leave");
+    world.share("desk", 0, 1, 1);
+    waits(&world, "2 machines are to leave");
+    world.records.remove("share/a/desk");
+    world.records.remove("catalogs/desk");
+    waits(&world, "2 machines are to leave");
+    assert_eq!(machines(&world), own[..2]);
+    own.iter().take(2).for_each(|machine| claim(&world, machine, false));
+    assert_eq!(world.reconcile(), UnfinishedShares::default());
+    assert_eq!(machines(&world), Vec::<String>::new());
+    // A share that rises again waits for nothing.
+    world.catalog("desk", 1, json!({}));
+    world.share("desk", 2, 1, 1);
+    world.reconcile();
+    machines(&world).iter().for_each(|machine| claim(&world, machine, true));
+    world.share("desk", 1, 1, 1);
+    waits(&world, "1 machine is to leave");
+    world.share("desk", 2, 1, 1);
+    assert_eq!(world.reconcile(), UnfinishedShares::default());
+}
+
 /// A machine of the catalog with a name of the fleet.
 fn place(world: &mut World, machine: &str, number: u32, is_leaving: bool) {
     let place = json!({ "epoch": 7, "number": number, "on_isolation": "stop", "is_leaving": is_leaving,

@@ -7,7 +7,7 @@ use spillway_host::fleet::etcd::{FleetStore, FleetStoreError};
 use spillway_testkit::etcd::EtcdProgram;
 use std::time::{Duration, Instant};
 
-with_both!(a_transaction_compares all_pages_are_read changes_of_a_revision_stay_together a_write_is_seen_soon);
+with_both!(a_transaction_compares all_pages_are_read changes_of_a_revision_stay_together a_write_is_seen_soon a_watch_goes_on_while_nothing_changes);
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -38,6 +38,26 @@ async fn a_transaction_compares(program: EtcdProgram) {
     // More than etcd takes.
     let large = writing(vec![put("a", &"x".repeat(2 << 20))]);
     assert!(matches!(store.commit(&large).await, Err(FleetStoreError::TooLarge(..))));
+}
+
+/// Otherwise all hosts of a fleet at rest list all records every 1.5 s, and each takes its member for one that is silent.
+async fn a_watch_goes_on_while_nothing_changes(program: EtcdProgram) {
+    let Some(scene) = Scene::new(1, program) else { return };
+    let store = FleetStore::open(scene.settings());
+    let (first, second) = (put("a", "first"), put("a", "second"));
+    let listed = apply(&store, vec![first]).await;
+    let told = Told::by(store.follow());
+    until("the list", SOON, || told.lock().unwrap().wholes == 1).await;
+    // Twice the time in which a watch that is silent is asked, and has to answer.
+    let rest = tokio::time::Instant::now() + Duration::from_secs(3);
+    while tokio::time::Instant::now() < rest {
+        assert_eq!(store.health().borrow().follow_failure, None);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let revision = apply(&store, vec![second]).await;
+    until("the update", SOON, || told.lock().unwrap().revision >= revision).await;
+    let told = told.lock().unwrap();
+    assert_eq!((told.wholes, told.moments.len(), &told.wrong[..]), (1, 1, &[][..]), "{listed} comes once");
 }
 
 async fn all_pages_are_read(program: EtcdProgram) {

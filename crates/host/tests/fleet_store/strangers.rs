@@ -20,10 +20,10 @@ use spillway_testkit::etcd::{EtcdOptions, EtcdProgram};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 
-with_both!(certificates_must_be_right a_user_needs_rights a_password_may_be_changed);
+with_both!(certificates_must_be_right a_user_needs_rights a_password_may_be_changed a_permission_may_be_missing);
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -166,6 +166,41 @@ async fn a_password_may_be_changed(program: EtcdProgram) {
     assert!(matches!(error, FleetStoreError::Denied(..) | FleetStoreError::Refused(..)), "{error:?}");
     std::fs::write(&password, "after\n").unwrap();
     let revision = apply_at_last(&store, vec![put("a", "after")]).await;
+    until("the update", SOON, || told.lock().unwrap().revision >= revision).await;
+}
+
+/// Otherwise each host logs in and lists all records every 3 s, until somebody has granted it.
+async fn a_permission_may_be_missing(program: EtcdProgram) {
+    let Some(cluster) = cluster(1, program, &EtcdOptions::default()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let password = dir.path().join("password");
+    std::fs::write(&password, "word").unwrap();
+    for command in [
+        "user add root:secret",
+        "user grant-role root root",
+        "user add host:word",
+        "role add fleet",
+        "role grant-permission fleet read --prefix=true /spillway/site/",
+        "user grant-role host fleet",
+        "auth enable",
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        cluster.ctl(&words).unwrap();
+    }
+    let user = Some(EtcdUser { name: "host".into(), password });
+    let store = FleetStore::open(FleetStoreSettings { user, ..settings(&cluster.addresses()) });
+    let told = Told::by(store.follow());
+    until("the list", SOON, || told.lock().unwrap().wholes == 1).await;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(5) {
+        let error = refusal(&store).await;
+        assert!(matches!(error, FleetStoreError::Denied(..)), "{error:?}");
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    assert_eq!(told.lock().unwrap().wholes, 1, "the connection is the same");
+    let grant = ["role", "grant-permission", "fleet", "readwrite", "--prefix=true", PREFIX];
+    cluster.ctl(&[&["--user=root:secret"], &grant[..]].concat()).unwrap();
+    let revision = apply_at_last(&store, vec![put("a", "granted")]).await;
     until("the update", SOON, || told.lock().unwrap().revision >= revision).await;
 }
 

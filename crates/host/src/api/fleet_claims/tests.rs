@@ -12,13 +12,15 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use serde_json::{Value, json};
 use spillway_api::{FleetOwner, List, MachineDetails, Operation};
+use spillway_fleet::Moment;
+use spillway_fleet::claim::{Candidate, TakenMachines, candidates};
 use spillway_fleet::view::{Entry, FleetView, Update};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicI64;
 use std::time::SystemTime;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
 
 /// What happens to a question of another host.
@@ -73,6 +75,7 @@ impl Host {
             epoch: Arc::new(move || Some(own.load(Ordering::SeqCst)).filter(|epoch| *epoch > 0)),
             taken: Mutex::default(),
             departures: Mutex::default(),
+            undone: tokio::sync::Semaphore::new(crate::fleet::claims::MOST_UNDONE),
         });
         let parts = Arc::into_inner(app).unwrap();
         let app: ApiState = Arc::new(ApiParts { fleet_claims: Some(claims), ..parts });
@@ -139,6 +142,20 @@ impl Host {
     async fn claim(&self, id: &str, first: bool) -> Answer {
         let path = format!("/v1/fleet/catalogs/desk/claims{}", if first { "?first=true" } else { "" });
         self.send("POST", &path, &format!("idempotency-key: {id}\r\n"), r#"{"any": true}"#).await
+    }
+
+    /// Claims any machine without a key. The answer does not come soon: the machine's start goes on for longer. Without a program it would fail
+    /// at once, and the client would be told of that.
+    async fn claim_slowly(&self, fleet: &Fleet) -> UnixStream {
+        for host in &fleet.0 {
+            let program = host.dir.path().join("spillway-worker");
+            std::fs::write(&program, "#!/bin/sh\nexec sleep 5\n").unwrap();
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let mut stream = UnixStream::connect(self.dir.path().join("sock")).await.unwrap();
+        let request = "POST /v1/fleet/catalogs/desk/claims?wait=30 HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{\"any\": true}";
+        tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await.unwrap();
+        stream
     }
 
     /// Machines of the host that are claimed.
@@ -218,13 +235,21 @@ impl Fleet {
         all
     }
 
+    /// Waits until so many machines are claimed.
+    async fn until_claimed(&self, count: usize) {
+        let held = async {
+            while self.claimed().await.len() != count {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), held).await.expect("claims are made and undone");
+    }
+
     /// An id whose request goes to this host first, and then to the next ones.
     fn id_for(&self, hosts: &[&str]) -> String {
         let view = self.0[0].view.borrow().clone();
         let first = |id: &String| {
-            let order =
-                spillway_fleet::claim::candidates(&view, &name("desk"), id, true, &Default::default());
-            order.iter().zip(hosts).all(|(candidate, host)| candidate.host.as_str() == *host)
+            order_of(&view, id).iter().zip(hosts).all(|(candidate, host)| candidate.host.as_str() == *host)
         };
         (0..10_000).map(|number| format!("r{number}")).find(first).unwrap()
     }
@@ -302,7 +327,12 @@ async fn a_lost_answer_is_found_and_a_lost_question_is_asked_again() {
 
 fn first_of(fleet: &Fleet, id: &str) -> String {
     let view = fleet.0[0].view.borrow().clone();
-    spillway_fleet::claim::candidates(&view, &name("desk"), id, true, &Default::default())[0].host.to_string()
+    order_of(&view, id)[0].host.to_string()
+}
+
+/// Hosts in the order in which a request with this id goes to them.
+fn order_of(view: &FleetView, id: &str) -> Vec<Candidate> {
+    candidates(view, &name("desk"), id, true, &TakenMachines::default(), Moment(0))
 }
 
 /// Without the numbers of attempts, the late one claims a second machine.
@@ -487,29 +517,40 @@ async fn who_may_not_claim_is_refused_and_a_claim_of_nobody_is_undone() {
     }
     let (status, _) = a.door.client.whole(&b.name, question, Duration::from_secs(10)).await.unwrap();
     assert_eq!(status.as_u16(), 403);
-    // The client goes away before it is told of the machine, whose start goes on for longer. Without a program it would fail at once, and the
-    // client would be told of that.
-    for host in [a, b] {
-        let program = host.dir.path().join("spillway-worker");
-        std::fs::write(&program, "#!/bin/sh\nexec sleep 5\n").unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    let mut stream = UnixStream::connect(a.dir.path().join("sock")).await.unwrap();
-    let request =
-        format!("POST {path}?wait=30 HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{{\"any\": true}}");
-    tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await.unwrap();
-    let until = |count: usize| {
-        let fleet = &fleet;
-        async move {
-            let held = async {
-                while fleet.claimed().await.len() != count {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            };
-            tokio::time::timeout(Duration::from_secs(20), held).await.expect("claims are made and undone");
+    // The client goes away before it is told of the machine.
+    let stream = a.claim_slowly(&fleet).await;
+    fleet.until_claimed(1).await;
+    drop(stream);
+    fleet.until_claimed(0).await;
+}
+
+/// Otherwise a host that is away for a moment keeps a claim that nobody knows of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_nobody_is_undone_when_its_host_answers_again() {
+    let fleet = Fleet::new(&[0, 1]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let stream = a.claim_slowly(&fleet).await;
+    fleet.until_claimed(1).await;
+    // It hangs up.
+    let (listener, asked) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), Arc::<AtomicI64>::default());
+    let away = listener.local_addr().unwrap().to_string();
+    let count = Arc::clone(&asked);
+    let hangs_up = tokio::spawn(async move {
+        while listener.accept().await.is_ok() {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let here = std::mem::replace(&mut *b.address.lock().unwrap(), away);
+    fleet.show(&BTreeSet::new(), 9);
+    drop(stream);
+    let again = async {
+        while asked.load(Ordering::SeqCst) < 2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    until(1).await;
-    drop(stream);
-    until(0).await;
+    tokio::time::timeout(Duration::from_secs(20), again).await.expect("it is asked again");
+    *b.address.lock().unwrap() = here;
+    fleet.show(&BTreeSet::new(), 10);
+    fleet.until_claimed(0).await;
+    hangs_up.abort();
 }

@@ -129,7 +129,7 @@ impl ClaimAttempt {
             return Err(HostError::not_found("catalog of the fleet", catalog.as_str(), names));
         }
         let taken = locked(&self.claims.0.taken);
-        Ok(candidates(&view, catalog, &self.request.id, self.request.claim.any, &taken))
+        Ok(candidates(&view, catalog, &self.request.id, self.request.claim.any, &taken, now()))
     }
 
     /// Asks a host once for a machine.
@@ -150,7 +150,8 @@ impl ClaimAttempt {
         match decision {
             HostClaimDecision::Claimed(claim) => {
                 if !claim.is_repeated {
-                    locked(&parts.taken).note_claim(&parts.view.borrow(), host, &self.request.catalog);
+                    let (view, catalog) = (parts.view.borrow(), &self.request.catalog);
+                    locked(&parts.taken).note_claim(&view, host, catalog, now());
                 }
                 Ok(Tried::Claimed(Box::new(self.describe(host, *claim))))
             }
@@ -162,7 +163,8 @@ impl ClaimAttempt {
                 Ok(Tried::No)
             }
             HostClaimDecision::Refused { code, message } => {
-                locked(&parts.taken).note_refusal(&parts.view.borrow(), host, &self.request.catalog);
+                let catalog = &self.request.catalog;
+                locked(&parts.taken).note_refusal(&parts.view.borrow(), host, catalog, now());
                 self.reasons.push(format!("{host}: {message}"));
                 self.refused = Some(code);
                 Ok(Tried::No)

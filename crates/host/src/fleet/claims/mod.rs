@@ -6,13 +6,16 @@
 mod ask;
 mod attempt;
 mod repeat;
+mod undo;
 
-use super::door::{CALLER_HEADER, FleetDoor, HostClientError, caller_value};
+pub use undo::MOST_UNDONE;
+
+use super::door::{CALLER_HEADER, FleetDoor, caller_value};
 use super::etcd::now;
 use crate::access::caller::{Caller, Proof};
 use crate::error::HostError;
 use crate::idempotency::Idempotency;
-use crate::machines::{ClaimSelector, FleetRequest, FleetRequestTerms, Machines};
+use crate::machines::{FleetRequest, FleetRequestTerms, Machines};
 use crate::work::blocking;
 use attempt::{ClaimAttempt, FirstEnd};
 use axum::body::Body;
@@ -22,7 +25,7 @@ use spillway_fleet::claim::{Departures, TakenMachines};
 use spillway_fleet::view::FleetView;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// Longest time until a request is answered, without the wait for a machine that starts.
 pub const LONGEST: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 20 });
@@ -56,6 +59,8 @@ pub struct ClaimParts {
     pub taken: Mutex<TakenMachines>,
     /// Since when hosts have had no lease.
     pub departures: Mutex<Departures>,
+    /// For claims that are undone at hosts that do not answer.
+    pub undone: Semaphore,
 }
 
 /// A user of the fleet who asks for a machine.
@@ -176,8 +181,12 @@ impl FleetClaims {
             self.0.machines.reader.wait(name, at_most).await.ok().map(|(_, machine)| machine)
         } else {
             let path = format!("/v1/machines/{name}?wait={}", at_most.as_secs());
-            let asked = self.send(user, &claim.host, Request::get(path), at_most + ANSWER).await;
-            asked.ok().and_then(|body| serde_json::from_slice::<MachineDetails>(&body).ok())
+            let asked = match user_request(user, Request::get(path)) {
+                Some(request) => self.0.door.client.whole(&claim.host, request, at_most + ANSWER).await.ok(),
+                None => None,
+            };
+            let body = asked.filter(|(status, _)| status.is_success()).map(|(_, body)| body);
+            body.and_then(|body| serde_json::from_slice::<MachineDetails>(&body).ok())
         };
         match found {
             // Without an answer the client sees that the machine is not settled, and asks again.
@@ -185,41 +194,11 @@ impl FleetClaims {
             Some(machine) => FleetClaim { address: machine.status.address.clone(), machine, ..claim },
         }
     }
+}
 
-    /// Releases a claim whose client could not be told of it.
-    pub async fn undo(&self, user: &FleetUser, claim: &FleetClaim) {
-        let (name, id) = (claim.machine.machine.name.clone(), claim.claim.clone());
-        if claim.host == self.0.door.host {
-            let machines = self.0.machines.clone();
-            let text = "it is released: the client that claimed it got no answer".to_owned();
-            let release = move || {
-                machines
-                    .claims
-                    .release(&name, ClaimSelector { id: Some(&id), expected: None }, text)
-                    .map(drop)
-            };
-            // An error means that the claim has ended already.
-            let _ = blocking(release).await;
-            return;
-        }
-        let path = format!("/v1/machines/{name}/claim?claim={id}");
-        let _ = self.send(user, &claim.host, Request::delete(path), ANSWER).await;
-    }
-
-    /// Sends a request without a body to another host, for a user. Returns the body of a success.
-    async fn send(
-        &self,
-        user: &FleetUser,
-        host: &Name,
-        request: axum::http::request::Builder,
-        patience: Duration,
-    ) -> Result<axum::body::Bytes, String> {
-        let header = user.header.clone().ok_or("the user has come through another host")?;
-        let request = request.header(CALLER_HEADER, header).body(Body::empty()).map_err(|e| e.to_string())?;
-        let sent = self.0.door.client.whole(host, request, patience).await;
-        let (status, body) = sent.map_err(|e: HostClientError| e.to_string())?;
-        status.is_success().then_some(body).ok_or_else(|| format!("it answers {status}"))
-    }
+/// Completes a request for a user to another host. None: the user has come through another host, or it is no request.
+fn user_request(user: &FleetUser, request: axum::http::request::Builder) -> Option<Request<Body>> {
+    request.header(CALLER_HEADER, user.header.clone()?).body(Body::empty()).ok()
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

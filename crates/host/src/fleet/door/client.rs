@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -94,6 +94,14 @@ struct Failed {
     unsent: Option<Request<Body>>,
 }
 
+/// Why a request over a connection that was opened for it has no answer.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    pub(super) why: String,
+    /// Whether the other end may have carried it out.
+    pub(super) is_sent: bool,
+}
+
 /// A connection that nothing was sent over. The other end refuses this host only after the handshake is complete on this side (TLS 1.3).
 pub(super) struct NewConnection {
     sender: SendRequest<Body>,
@@ -144,7 +152,10 @@ impl HostClient {
             }
             let connection = self.connect(&member).await?;
             is_sent = true;
-            self.over_new(host, &member, connection, request).await
+            self.over_new(host, &member, connection, request).await.map_err(|failed| {
+                is_sent = failed.is_sent;
+                failed.why
+            })
         };
         let answered = timeout(patience, sending).await;
         let answered = answered
@@ -228,19 +239,17 @@ impl HostClient {
     ) -> Result<(StatusCode, Bytes), HostClientError> {
         let member = self.member(host)?;
         let is_sent = !matches!(*request.method(), Method::GET | Method::HEAD);
-        let asked = async {
-            let response = self.send(host, request, patience).await?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), MOST_ANSWER_BYTES).collect().await;
-            let body =
-                body.map_err(|e| unreachable_host(host, &member, format!("its answer: {e}"), is_sent))?;
-            Ok((status, body.to_bytes()))
+        let until = Instant::now() + patience;
+        // It knows whether the request was sent when the time is over.
+        let response = self.send(host, request, patience).await?;
+        let status = response.status();
+        let body = timeout_at(until, Limited::new(response.into_body(), MOST_ANSWER_BYTES).collect()).await;
+        let why = match body {
+            Ok(Ok(body)) => return Ok((status, body.to_bytes())),
+            Ok(Err(e)) => format!("its answer: {e}"),
+            Err(_) => format!("its answer is not complete within {} s", patience.as_secs_f32()),
         };
-        let late = |_| {
-            let why = format!("its answer is not complete within {} s", patience.as_secs_f32());
-            Err(unreachable_host(host, &member, why, is_sent))
-        };
-        timeout(patience, asked).await.unwrap_or_else(late)
+        Err(unreachable_host(host, &member, why, is_sent))
     }
 
     fn member(&self, host: &Name) -> Result<Member, HostClientError> {
@@ -282,15 +291,19 @@ impl HostClient {
         member: &Member,
         connection: NewConnection,
         request: Request<Body>,
-    ) -> Result<Response<HostBody>, String> {
+    ) -> Result<Response<HostBody>, Unanswered> {
         match self.over(host, member, connection.sender, request).await {
             Ok(response) => Ok(response),
             // It was over before: its sender knows that alone.
-            Err(Failed { why, unsent: Some(_) }) => match connection.end.await {
-                Ok(Err(reason)) => Err(broken(&reason)),
-                _ => Err(why),
-            },
-            Err(Failed { why, unsent: None }) => Err(why),
+            Err(Failed { why, unsent: Some(_) }) => {
+                let why = match connection.end.await {
+                    Ok(Err(reason)) => broken(&reason),
+                    _ => why,
+                };
+                Err(Unanswered { why, is_sent: false })
+            }
+            // Who refuses this host reads no request of it.
+            Err(Failed { why, unsent: None }) => Err(Unanswered { is_sent: why != REFUSES, why }),
         }
     }
 

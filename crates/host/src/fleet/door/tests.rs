@@ -166,16 +166,49 @@ async fn who_is_refused_learns_that() {
         assert!(Instant::now() < until, "it is not refused");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let why = stranger.over_new(&host, &b, connection, request()).await.err().unwrap();
-    assert!(refused.ends_with(&why), "{why}");
+    let failed = stranger.over_new(&host, &b, connection, request()).await.err().unwrap();
+    assert!(refused.ends_with(&failed.why) && !failed.is_sent, "{failed:?}");
     // What comes after the refusal does not reset the connection.
     let pieces = futures_util::stream::unfold(0, async |n| {
         tokio::time::sleep(Duration::from_millis(20)).await;
         (n < 10).then(|| (Ok::<_, String>(vec![7; 1000]), n + 1))
     });
     let big = Request::post("/").body(Body::from_stream(pieces)).unwrap();
-    let why = stranger.over_new(&host, &b, stranger.connect(&b).await.unwrap(), big).await.err().unwrap();
-    assert!(refused.ends_with(&why), "{why}");
+    let failed = stranger.over_new(&host, &b, stranger.connect(&b).await.unwrap(), big).await.err().unwrap();
+    assert!(refused.ends_with(&failed.why) && !failed.is_sent, "{failed:?}");
+    assert_eq!(world.answered.load(Ordering::Relaxed), 0);
+}
+
+/// Otherwise a claim that one host has refused to hear is asked of no other one.
+#[tokio::test]
+async fn only_what_may_have_been_read_counts_as_sent() {
+    let world = World::new().await;
+    let host = name("host-b");
+    let sent = async |client: &HostClient, patience: Duration| {
+        let post = Request::post("/").body(Body::from("x")).unwrap();
+        let error = client.whole(&host, post, patience).await.unwrap_err();
+        let HostClientError::Unreachable { is_sent, .. } = error else { panic!("{error}") };
+        assert_eq!(error.to_string().contains("may have been carried out"), is_sent, "{error}");
+        is_sent
+    };
+    let stranger = HostClient::new(&identity("host-a"), world.members.clone());
+    assert!(!sent(&stranger, PATIENCE).await, "it is refused");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let b = member(&world.b, listener.local_addr().unwrap(), 1);
+    world.members.replace(list([("host-a", member(&world.a, NOWHERE.into(), 1)), ("host-b", b)]));
+    assert!(!sent(&world.client(), Duration::from_millis(300)).await, "there was no handshake yet");
+    // It reads the request, and says nothing.
+    let acceptor = TlsAcceptor::from(Arc::new(server_config(&world.b, world.members.clone())));
+    let read = tokio::spawn(async move {
+        loop {
+            let Ok(mut stream) = acceptor.accept(listener.accept().await.unwrap().0).await else { continue };
+            if stream.read(&mut [0; 4096]).await.is_ok_and(|bytes| bytes > 0) {
+                return;
+            }
+        }
+    });
+    assert!(sent(&world.client(), PATIENCE).await, "it was read, and not answered");
+    read.await.unwrap();
 }
 
 /// Whoever resumed a session would show no certificate.

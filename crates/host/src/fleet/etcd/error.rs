@@ -6,6 +6,12 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Least time between two connections that are made because the member does not take the credentials of this host: etcd takes long to compare
+/// a password, and nobody may have changed it.
+const CREDENTIALS_PAUSE: Duration = Duration::from_secs(3);
+/// The same because the user may not do what it asks for. Each new connection lists all records again.
+const PERMISSION_PAUSE: Duration = Duration::from_secs(300);
+
 /// Why a member of etcd does not do what it is asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemberFailure {
@@ -69,13 +75,18 @@ impl MemberFailure {
         !matches!(self, MemberFailure::Denied(_) | MemberFailure::Answer(3 | 5 | 6 | 8 | 9 | 11, _))
     }
 
-    /// Whether another connection may do better, for which the files with certificates and passwords are read again, or a token is asked for.
-    pub fn is_of_credentials(&self) -> bool {
+    /// Least age of a connection that another one may do better than. For the new one the files with certificates and passwords are read again,
+    /// and a token is asked for. None: another one does no better.
+    pub fn renews_after(&self) -> Option<Duration> {
         match self {
-            MemberFailure::Denied(_) => true,
+            // What a user may do changes without a new connection; only a certificate of another user needs one.
+            MemberFailure::Denied(why) if why.contains("permission denied") => Some(PERMISSION_PAUSE),
+            MemberFailure::Denied(_) => Some(CREDENTIALS_PAUSE),
             // INVALID_ARGUMENT: users or roles have changed since the token was given.
-            MemberFailure::Answer(3, why) => why.contains("revision of auth store is old"),
-            _ => false,
+            MemberFailure::Answer(3, why) if why.contains("revision of auth store is old") => {
+                Some(CREDENTIALS_PAUSE)
+            }
+            _ => None,
         }
     }
 
@@ -146,4 +157,19 @@ fn list(members: &[(String, MemberFailure)]) -> String {
         let _ = write!(text, "{}{member} {failure}", if text.is_empty() { "" } else { "; " });
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_connection_is_made_at_once_only_for_other_credentials() {
+        let denied = |why: &str| MemberFailure::Denied(why.into()).renews_after();
+        assert_eq!(denied("etcdserver: invalid auth token"), Some(CREDENTIALS_PAUSE));
+        assert_eq!(denied("etcdserver: permission denied"), Some(PERMISSION_PAUSE));
+        let old = MemberFailure::Answer(3, "etcdserver: revision of auth store is old".into());
+        assert_eq!(old.renews_after(), Some(CREDENTIALS_PAUSE));
+        assert_eq!(MemberFailure::Answer(3, "etcdserver: key is not provided".into()).renews_after(), None);
+    }
 }

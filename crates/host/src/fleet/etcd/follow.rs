@@ -219,7 +219,9 @@ async fn watch(
     listed: Revision,
     updates: &mpsc::Sender<Update>,
 ) -> Result<std::convert::Infallible, End> {
-    let options = WatchOptions::new().with_range(end_of(prefix)).with_start_revision(listed + 1);
+    // It begins with the revision of the list, whose records come once more: a watch from a later one is not answered when it is asked for its
+    // progress, as long as nothing changes.
+    let options = WatchOptions::new().with_range(end_of(prefix)).with_start_revision(listed);
     let mut watching = member.watch();
     let opening = watching.watch(prefix, Some(options.with_progress_notify()));
     let (mut requests, mut messages) = ask(PAGE_TIME, opening).await?.split();
@@ -234,7 +236,7 @@ async fn watch(
             message = messages.message() => {
                 let message = message.map_err(super::request::failure)?;
                 let message = message.ok_or(MemberFailure::Unreachable("it has ended the watch".into()))?;
-                if let Some(update) = read(&message, prefix, &mut revision)?
+                if let Some(update) = read(&message, prefix, listed, &mut revision)?
                     && updates.send(update).await.is_err()
                 {
                     return Err(End::NotWanted);
@@ -254,8 +256,13 @@ async fn watch(
     }
 }
 
-/// Reads a message of a watch. None: nothing has changed.
-fn read(message: &WatchResponse, prefix: &str, revision: &mut Revision) -> Result<Option<Update>, End> {
+/// Reads a message of a watch. None: nothing has changed since the list of this revision.
+fn read(
+    message: &WatchResponse,
+    prefix: &str,
+    listed: Revision,
+    revision: &mut Revision,
+) -> Result<Option<Update>, End> {
     if message.canceled() || message.compact_revision() != 0 {
         return Err(match message.cancel_reason() {
             why if why.contains("no leader") => MemberFailure::NoLeader.into(),
@@ -266,7 +273,8 @@ fn read(message: &WatchResponse, prefix: &str, revision: &mut Revision) -> Resul
         });
     }
     let mut changes = Vec::with_capacity(message.events().len());
-    for record in message.events().iter().filter_map(|event| event.kv()) {
+    let records = message.events().iter().filter_map(|event| event.kv());
+    for record in records.filter(|record| record.mod_revision() != listed) {
         if record.mod_revision() < *revision {
             return Err(MemberFailure::Answer(13, "a watch goes back".into()).into());
         }

@@ -16,10 +16,6 @@ use tokio::time::Instant;
 /// How long a member may take to connect before the next one is tried beside it.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Least time between two connections that are made because the member has refused the user: etcd takes long to compare a password, and
-/// nobody may have changed it.
-const CREDENTIALS_PAUSE: Duration = Duration::from_secs(3);
-
 /// Time between the end of a round that failed and the next one.
 const DISTANCE: Duration = Duration::from_millis(200);
 
@@ -128,7 +124,7 @@ impl Link {
     /// Leaves a member for the next one, if the failure is its own, or one of the credentials that this connection was made with. All that is
     /// in progress there ends.
     pub fn leave(&self, member: &Member, failure: &MemberFailure) {
-        let is_refused = failure.is_of_credentials() && member.age() >= CREDENTIALS_PAUSE;
+        let is_refused = failure.renews_after().is_some_and(|age| member.age() >= age);
         if !(failure.is_of_the_member() || is_refused) || !member.leave() {
             return;
         }
