@@ -2048,6 +2048,7 @@ export interface components {
         /**
          * @description Place of a claim in the order of the claims that the fleet makes on a host. Of two claims on one host, the later one has the larger
          *     fence: the larger `host_epoch`, and of equal ones the larger `revision`. Fences of different hosts cannot be compared.
+         *     After records of etcd or of the host were restored from a backup, fences may be smaller than before.
          */
         ClaimFence: {
             /**
