@@ -121,7 +121,7 @@ impl<'a> Course<'a> {
     }
 }
 
-/// Whether nothing more is to be expected of a host. Machines that keep data stay where they are.
+/// Whether a host is lost, dead or removed. Machines that keep data have the role of kept ones there.
 fn is_lost(table: &Table<'_>, target: &Target<'_>) -> bool {
     let standing = table.hosts[target.cell.host].standing;
     matches!(target.role, Role::Lost | Role::Gone)

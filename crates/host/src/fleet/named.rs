@@ -144,6 +144,8 @@ impl NameKeeper {
     ) -> impl Future<Output = BTreeMap<Name, Revision>> + use<> {
         let (objects, gate) = (self.objects.clone(), Arc::clone(&self.gate));
         async move {
+            // What is claimed leaves perhaps in hours.
+            tokio::time::sleep(TICK).await;
             let looked = blocking(move || {
                 let running = gate.running();
                 let leaving = leaving.into_iter().filter(|(name, _)| !running.contains_key(name));
