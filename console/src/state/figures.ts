@@ -14,6 +14,8 @@ const EVERY_MS = 2000;
 const FIRST_PAUSE_MS = 600;
 /** Large answers are asked for less often: this much time for each MB. */
 const MS_FOR_A_MB = 1500;
+/** The longest pause for an answer that took long: one that was late once does not make all that is shown stale. */
+const LATE_PAUSE_MS = 6000;
 
 /** When an answer comes so much later than it should, there are no rates between it and the last. */
 const BREAK_MS = 30_000;
@@ -138,7 +140,7 @@ function take(answer: Answer<Figures>, tookMs: number): void {
     const isFirst = moments.last === undefined;
     if (moments.add(answer.body)) tick.value++;
     const mb = answer.body.machines.length / 1000;
-    pauseMs = Math.max(isFirst ? FIRST_PAUSE_MS : EVERY_MS, mb * MS_FOR_A_MB, tookMs * 4);
+    pauseMs = Math.max(isFirst ? FIRST_PAUSE_MS : EVERY_MS, mb * MS_FOR_A_MB, Math.min(tookMs * 4, LATE_PAUSE_MS));
   }
   void seed();
 }

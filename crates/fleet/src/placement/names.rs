@@ -276,7 +276,11 @@ fn fate(
     });
     // With a machine there it may be another one that the host has refused.
     let report = view.statuses.get(host).and_then(|status| status.value.catalogs.get(catalog));
-    let has_refused = report.is_some_and(|report| report.refuses(record.generation) && report.count == 0);
+    let reports = report.is_some_and(|report| report.refuses(record.generation) && report.count == 0);
+    // A name that leaves for that goes on leaving, also if the host reports something else before it has given the name up.
+    let left =
+        name.state == NameState::Leaving && situation.refused.contains_key(&(host.clone(), catalog.clone()));
+    let has_refused = reports || left;
     let may_have = may_have && !has_refused;
     match (name.state, may_have) {
         (NameState::Leaving, true) => Fate::Remains,

@@ -366,6 +366,10 @@ fn names_leave_a_host_that_refuses_the_catalog_and_has_no_machine_of_it() {
     driver.fleet.report("a", "desk", refused(0));
     driver.settle();
     assert_eq!(count(&driver, "a!"), 2);
+    // It has nothing to refuse any more, and says so before it gives the names up.
+    driver.fleet.report("a", "desk", json!({"generation": 1}));
+    driver.settle();
+    assert_eq!(count(&driver, "a!"), 2);
     confirm(&mut driver, "a");
     assert_eq!(count(&driver, "b"), 4);
     // If the other refuses, too, they go back and forth more and more seldom.
