@@ -52,7 +52,8 @@ pub fn not_with_file(option: Arg) -> Arg {
 /// What is wanted.
 #[derive(Debug, Args)]
 struct Settings {
-    /// The image: debian follows the published version, debian:2 does not
+    /// The image. debian:2 is this version. debian follows the published version; in a fleet it is the highest one now, which the
+    /// catalog then stays on
     #[arg(long, value_name = "IMAGE[:VERSION]", required_unless_present = "file")]
     image: Option<ImageRef>,
     /// Chunks of a streamed image that are brought before a disk needs them, at least [default: those that the version was

@@ -13,12 +13,12 @@ States of the host that answers:
   connecting  it has not read the records yet
   no-fleet    there is no fleet of this name: 'spillway fleet init' makes it
   joining     it is about to get a lease
-  isolated    it had a lease, and has no connection to etcd: its machines go on, except those with names of the fleet whose
-              catalog says on_isolation = pause or stop
+  isolated    it has no lease any more: its machines go on, except those with names of the fleet whose catalog says
+              on_isolation = pause or stop. Other hosts decide whether they are replaced
   refused     it may not take part: the line below says why
 
-'brake' says why hosts that are lost are not replaced. UNPLACED counts machines for which no host has space: 'spillway fleet
-catalog show' says what is missing where. Both come from the host that places, which is asked.
+'brake' says why silent hosts are not replaced. UNPLACED counts machines for which no host has space: 'spillway fleet
+catalog show' says what is missing where. Both come from the placer, which is asked.
 
 Exit code: 0 if the host is a member, 69 if it is not, others as in 'spillway --help'.
 
@@ -30,12 +30,12 @@ pub const HOSTS: &str = "\
 States of a host:
   alive     it renews its lease
   silent    its lease has ended; it is not lost yet
-  isolated  its lease has ended, but other hosts reach its daemon: it has lost etcd alone, and its machines are not replaced
+  isolated  its lease has ended, but another host reaches its daemon: it has lost etcd alone, and its machines are not replaced
   lost      its machines are replaced on other hosts
   absent    it was recorded, and has never had a lease
 A host that is cordoned or draining says so behind its state; 'report cut': it has more catalogs and images than fit into its
-report, and the fleet takes the missing catalogs for empty there. Which silent hosts are lost or isolated, and why one of them
-is not replaced, the host that places is asked; while it does not answer, they are shown as silent.
+report, and the fleet takes the missing catalogs for empty there. The placer knows which silent hosts are lost or isolated, and
+why one of them is not replaced. While it does not answer, all are shown as silent.
 
 MACHINES counts what the host has reported, of what it is to have; it reports at most every ten seconds. MEMORY is what
 machines of the fleet take there, of what they may take.
@@ -51,9 +51,11 @@ give the other host a certificate of its own, start its spillwayd with --fleet-t
 token has.
 
 Example:
-  On a host of the fleet, and then on the new one, as root:
-    spillway fleet join-token > fleet.token
-    install -m 0600 fleet.token /etc/spillway/fleet.token
+  On a host of the fleet, as root:
+    (umask 077; spillway fleet join-token > fleet.token)
+    scp fleet.token root@host-b: && rm fleet.token
+  On the new one:
+    install -D -m 0600 fleet.token /etc/spillway/fleet.token && rm fleet.token
   and start its spillwayd with --fleet-token /etc/spillway/fleet.token instead of --fleet and --fleet-tls.";
 
 pub const PLACER: &str = "\
@@ -77,8 +79,8 @@ Example:
   spillway fleet host cordon host-a && spillway fleet host uncordon host-a";
 
 pub const DRAIN: &str = "\
-Other hosts get machines first; the host gives up its own as those get ready, unclaimed ones before claimed ones. A claimed
-machine stays until it is released. Machines that keep data (dedicated ones, reset = never, data disks) stay: their data is
+Other hosts get machines first; the host gives up its own as those get ready, unclaimed ones before claimed ones. A machine with
+a name of the fleet is ended first, and then starts elsewhere. A claimed machine stays until it is released. Machines that keep data (dedicated ones, reset = never, data disks) stay: their data is
 on this host alone, and they are never replaced.
 
 'uncordon' ends a drain. With --wait, the exit code is 75 if machines are left when --timeout has passed; the drain goes on.

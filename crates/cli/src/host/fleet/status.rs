@@ -136,7 +136,7 @@ fn membership(fleet: &FleetDetails) -> String {
         Membership::NoFleet => "if it has another name, correct --fleet".into(),
         Membership::Joining => "it is about to get a lease".into(),
         Membership::Isolated => {
-            "it has no lease: its machines go on, and the fleet may replace them elsewhere".into()
+            "it has no lease: other hosts decide whether its machines are replaced".into()
         }
         Membership::Refused => "it takes no part: its machines go on".into(),
     };

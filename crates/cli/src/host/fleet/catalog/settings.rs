@@ -67,7 +67,7 @@ pub struct FleetOptions {
         help = bounds::MACHINES.help("Machines on all hosts together that stay ready during a rollout")
     )]
     min_ready: u32,
-    /// Hosts that have a new version after each wave of a rollout: numbers, or parts of all hosts [default: 1,10%,50%,100%]
+    /// Hosts that have a new version after each wave of a rollout: numbers, or parts of those that have machines of the catalog [default: 1,10%,50%,100%]
     #[arg(long, value_name = "WAVE,...", value_delimiter = ',')]
     waves: Vec<Wave>,
 }
