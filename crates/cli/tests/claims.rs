@@ -174,6 +174,18 @@ fn ends(ended: &Ended, code: i32, words: &[&str]) {
     }
 }
 
+/// Without its id, a release would end the claim of whoever has the machine by then.
+#[test]
+fn a_claim_that_has_ended_before_its_answer_releases_nothing() {
+    let daemon = StandIn::start(|_, _| {
+        let mut machine = machine();
+        machine["claim"] = Value::Null;
+        Reply::Json(200, machine)
+    });
+    ends(&daemon.run("machine claim runner --wait"), 75, &["runner-1: its claim has ended"]);
+    assert!(!daemon.has("DELETE"));
+}
+
 #[test]
 fn an_interrupted_claim_of_a_fleet_is_undone() {
     for (signal, arguments) in [

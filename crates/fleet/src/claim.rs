@@ -189,7 +189,9 @@ impl Departures {
         let silent = self.0.len();
         let counted = possible_holders(view).into_iter().filter(|host| !is_dead(view, host)).count();
         let is_braked = silent >= 2 && 3 * silent > counted;
-        let is_silent = self.0.get(host).is_some_and(|since| now.since_ms(*since) >= lost_after_ms);
+        // It may be back since the records were observed last.
+        let is_silent = !view.alive.contains_key(host)
+            && self.0.get(host).is_some_and(|since| now.since_ms(*since) >= lost_after_ms);
         is_dead(view, host) || is_silent && !is_braked
     }
 }

@@ -71,27 +71,25 @@ impl Claim {
     pub fn run(self, daemon: &Daemon, client: &mut Client) -> Result<(), Failure> {
         let waiting = self.wait.then(|| self.announce());
         let mut machine = self.ask(client)?;
-        let claim = claim_of(&machine).map(str::to_owned);
-        let waited = self.wait(client, &mut machine);
+        let Some(claim) = claim_of(&machine).map(str::to_owned) else {
+            return Err(Failure::new(
+                Exit::Refused,
+                format!("{}: its claim has ended", machine.machine.name),
+            ));
+        };
+        let waited = self.wait(client, &mut machine, &claim);
         drop(waiting);
         let told = waited.and_then(|()| tell(daemon, &machine));
-        told.map_err(|failure| self.give_up(daemon, &machine, claim.as_deref(), failure))
+        told.map_err(|failure| self.give_up(daemon, &machine, &claim, failure))
     }
 
     /// Releases a claim that the user does not get, unless another run may use it. Adds to the failure what has become of it.
-    fn give_up(
-        &self,
-        daemon: &Daemon,
-        machine: &MachineDetails,
-        claim: Option<&str>,
-        failure: Failure,
-    ) -> Failure {
+    fn give_up(&self, daemon: &Daemon, machine: &MachineDetails, claim: &str, failure: Failure) -> Failure {
         let name = &machine.machine.name;
-        let id = claim.map(|id| format!(" --claim {id}")).unwrap_or_default();
-        let how = format!("release it with 'spillway machine release {name}{id}'");
+        let how = format!("release it with 'spillway machine release {name} --claim {claim}'");
         match &self.key {
             None => undo(daemon.client(), name, claim, name.as_str(), &how, failure),
-            Some(_) if claim_of(machine) != claim => failure,
+            Some(_) if claim_of(machine) != Some(claim) => failure,
             Some(key) => {
                 let stays = format!("another run may use it with the key {key}: to end it, {how}");
                 Failure::new(failure.exit, format!("{failure}; the claim of {name} stays, because {stays}"))
@@ -137,17 +135,16 @@ impl Claim {
         }
     }
 
-    fn wait(&self, client: &Client, machine: &mut MachineDetails) -> Result<(), Failure> {
+    fn wait(&self, client: &Client, machine: &mut MachineDetails, claim: &str) -> Result<(), Failure> {
         if !self.wait {
             return Ok(());
         }
-        let claim = claim_of(machine).map(str::to_owned);
         let until = Instant::now() + Duration::from_secs(self.timeout);
         wait(client, machine, until).map_err(|failure| late(failure, self.timeout))?;
         failed(machine)?;
         let name = &machine.machine.name;
         let why = match () {
-            () if claim_of(machine) != claim.as_deref() => "its claim has ended while it was waited for",
+            () if claim_of(machine) != Some(claim) => "its claim has ended while it was waited for",
             () if !machine.status.ready => "it was stopped while it was waited for",
             () => return Ok(()),
         };
@@ -185,18 +182,19 @@ pub fn late(failure: Failure, timeout: u64) -> Failure {
 pub fn undo(
     client: Result<Client, Failure>,
     name: &Name,
-    claim: Option<&str>,
+    claim: &str,
     place: &str,
     how: &str,
     failure: Failure,
 ) -> Failure {
-    let released = client.map_err(|e| e.message).and_then(|client| match release(&client, name, claim) {
-        Ok(_) => Ok(format!("the claim of {place} is undone, and the machine is reset")),
-        Err(ClientError::Refused(refusal)) if refusal.code == ErrorCode::Conflict => {
-            Ok(format!("nothing is released: {}", refusal.detail))
-        }
-        Err(error) => Err(error.to_string()),
-    });
+    let released =
+        client.map_err(|e| e.message).and_then(|client| match release(&client, name, Some(claim)) {
+            Ok(_) => Ok(format!("the claim of {place} is undone, and the machine is reset")),
+            Err(ClientError::Refused(refusal)) if refusal.code == ErrorCode::Conflict => {
+                Ok(format!("nothing is released: {}", refusal.detail))
+            }
+            Err(error) => Err(error.to_string()),
+        });
     match released {
         Ok(end) => Failure::new(failure.exit, format!("{failure}; {end}")),
         Err(why) => {

@@ -10,6 +10,7 @@ use crate::access::caller::Caller;
 use crate::access::delay::delayed;
 use crate::access::note::RequestNote;
 use crate::error::HostError;
+use crate::fleet::claims::claim_ended;
 use crate::machines::{ClaimSelector, Claimant, Machines};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -33,7 +34,8 @@ pub fn machine_routes() -> OpenApiRouter<ApiState> {
 }
 
 /// Claims a machine of a catalog, a ready one if there is one. `exhausted`: there is none. If the connection is closed
-/// before the response the claim is released, unless the request has an `Idempotency-Key`.
+/// before the response the claim is released, unless the request has an `Idempotency-Key`. `conflict`: the claim has ended while the
+/// machine was waited for.
 #[utoipa::path(post, path = "/{name}/claims", params(("name" = Name, Path), IdempotencyKey, Wait), request_body = NewClaim, responses((status = 200, body = MachineDetails), ProblemResponse))]
 async fn claim_machine(
     State(app): State<ApiState>,
@@ -63,8 +65,15 @@ async fn claim_machine(
     let mut response = match held.is_zero() || machine.status.settled {
         true => Json(machine).into_response(),
         false => {
-            let name = machine.machine.name.clone();
-            delayed(Json(machine), async move { Ok(Json(reader.wait(&name, held).await?.1)) })
+            let (name, claim) =
+                (machine.machine.name.clone(), machine.claim.as_ref().map(|claim| claim.id.clone()));
+            delayed(Json(machine), async move {
+                let (_, waited) = reader.wait(&name, held).await?;
+                match waited.claim.as_ref().map(|claim| &claim.id) == claim.as_ref() {
+                    true => Ok(Json(waited)),
+                    false => Err(claim_ended(name.as_str())),
+                }
+            })
         }
     };
     if let Some(given_up) = given_up {

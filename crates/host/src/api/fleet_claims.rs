@@ -55,8 +55,8 @@ struct FleetClaimQuery {
 }
 
 /// Claims a machine of a catalog of the fleet, on one of its hosts: a ready one if there is one. `exhausted`: no host has one.
-/// `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it can be repeated. Without an
-/// `Idempotency-Key` the daemon makes the id, and releases the machine if the connection is closed before the response.
+/// `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it can be repeated. `conflict`: the
+/// claim has ended. Without an `Idempotency-Key` the daemon releases a machine of which it cannot tell the client.
 #[utoipa::path(post, path = "/catalogs/{name}/claims", params(("name" = Name, Path), IdempotencyKey, FleetClaimQuery), request_body = NewClaim, responses((status = 200, body = FleetClaim), ProblemResponse))]
 async fn claim_machine_of_fleet(
     State(app): State<ApiState>,
@@ -72,12 +72,14 @@ async fn claim_machine_of_fleet(
     let first = first || key.text().is_none();
     let id = key.text().map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
     let user = FleetUser::of(&caller);
-    let claimed = claims.claim(UserRequest { user: user.clone(), id, catalog, claim }, first).await?;
+    let is_kept = key.text().is_some();
+    let claimed =
+        claims.claim(UserRequest { user: user.clone(), id, is_kept, catalog, claim }, first).await?;
     note.machines([claimed.machine.machine.name.as_str()]);
     if claimed.is_repeated {
         note.repeated();
     }
-    let undo = key.text().is_none().then(|| UnansweredFleetClaim {
+    let undo = (!is_kept).then(|| UnansweredFleetClaim {
         claims: claims.clone(),
         user: user.clone(),
         claim: claimed.clone(),
@@ -87,10 +89,8 @@ async fn claim_machine_of_fleet(
         true => Json(claimed).into_response(),
         false => {
             let at_most = Duration::from_secs(wait.into());
-            delayed(
-                Json(claimed.clone()),
-                async move { Ok(Json(claims.wait(&user, claimed, at_most).await)) },
-            )
+            let later = claimed.clone();
+            delayed(Json(claimed), async move { Ok(Json(claims.wait(&user, later, at_most).await?)) })
         }
     };
     if let Some(undo) = undo {
@@ -137,7 +137,7 @@ struct HostClaimQuery {
     /// Whether only a machine that is ready is taken, whatever the body says.
     #[serde(default)]
     ready_only: bool,
-    /// When the question was sent, by its sender's clock: milliseconds since 1970. One that is too old may have been closed long ago.
+    /// When the request came to the host that asks, by its clock: milliseconds since 1970. One that is too old may have been closed long ago.
     #[param(minimum = 0, maximum = 9223372036854775807_u64)]
     sent_unix_ms: u64,
 }
@@ -161,7 +161,7 @@ fn request(
 ) -> Result<UserRequest, HostError> {
     let missing = || HostError::invalid("Idempotency-Key: give the id of the request");
     let id = key.text().ok_or_else(missing)?.to_owned();
-    Ok(UserRequest { user: FleetUser::of(caller), id, catalog, claim })
+    Ok(UserRequest { user: FleetUser::of(caller), id, is_kept: true, catalog, claim })
 }
 
 /// Asks this host for a machine of its own, for a request of its fleet. Other hosts of the fleet send this; users claim machines with

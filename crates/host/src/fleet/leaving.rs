@@ -29,7 +29,10 @@ pub fn leave_fleet(state: &Path) -> Result<Option<LeftFleet>> {
             running.join(", ")
         )));
     }
-    Ok(leave(&objects)?)
+    let left = leave(&objects)?;
+    // The guard ends with its page. That it goes on for nothing is no reason to say that the host has not left.
+    let _ = std::fs::remove_file(guard::page_path(&machine_folder(state)));
+    Ok(left)
 }
 
 /// Accepts records of the fleet that are older than those that the host has acted on. `None`: the host has found none.
@@ -116,6 +119,10 @@ mod tests {
         assert!(refused.to_string().contains("may start them, too: desk-001."), "{refused}");
         vmm.end(Duration::ZERO).unwrap();
         assert_eq!(accept_restored_fleet(dir.path()).unwrap(), None);
+        let page = guard::page_path(&machine_folder(dir.path()));
+        std::fs::create_dir_all(page.parent().unwrap()).unwrap();
+        std::fs::write(&page, "").unwrap();
         assert_eq!(leave_fleet(dir.path()).unwrap().unwrap().fleet, fleet);
+        assert!(!page.exists(), "the guard ends");
     }
 }

@@ -196,6 +196,13 @@ impl FleetService {
             idempotency,
             view: self.subscribe(),
             epoch: self.own_epoch(),
+            knows_all: {
+                let store = self.0.store.clone();
+                Arc::new(move |revision| {
+                    let store = store.clone();
+                    Box::pin(async move { store.knows_all_hosts(revision).await.map_err(store_error) })
+                })
+            },
             taken: Mutex::default(),
             departures: Mutex::default(),
             undone: Semaphore::new(MOST_UNDONE),
@@ -370,6 +377,7 @@ impl FleetService {
         let mut pace = SharePace::default();
         // Before which shares their revision was recorded.
         let mut recorded = None;
+        let mut failure = None;
         loop {
             standing.borrow_and_update();
             let (shares, revision) = {
@@ -380,7 +388,7 @@ impl FleetService {
                 let is_new = recorded.as_ref() != Some(&shares);
                 let is_left = match self.reconcile(&shares, is_new.then_some(revision)).await {
                     Ok(unfinished) => {
-                        recorded = Some(shares.clone());
+                        (recorded, failure) = (Some(shares.clone()), None);
                         self.tell_refusals(&unfinished);
                         let is_left = !unfinished.is_empty();
                         *locked(&self.0.unfinished) = unfinished;
@@ -388,7 +396,10 @@ impl FleetService {
                     }
                     Err(e) => {
                         let text = format!("shares of the fleet: {}", e.message);
-                        self.0.events.raise(EventKind::Failed, "host", text);
+                        if failure.as_ref() != Some(&text) {
+                            self.0.events.raise(EventKind::Failed, "host", text.clone());
+                        }
+                        failure = Some(text);
                         true
                     }
                 };

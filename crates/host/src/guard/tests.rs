@@ -116,7 +116,9 @@ fn a_process_of_another_start_time_is_left_alone() {
     let on_isolation = spillway_api::IsolationAction::Stop;
     let folder = world.machines().join("a");
     GuardMark { uuid: "u".into(), on_isolation, pid_file: None }.write(&folder).unwrap();
+    let other = world.machine("b", true);
     world.page.set_deadline(now());
+    assert!(other.ends_within(PATIENCE), "the guard has looked");
     assert!(!own.ends_within(INTERVAL * 10), "its number is somebody else's");
     own.kill();
 }

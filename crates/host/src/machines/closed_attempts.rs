@@ -13,14 +13,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-/// How long a closed attempt is kept. Longer than TCP goes on sending what was written to a connection (15 minutes).
-const KEPT: Duration = Duration::from_secs(20 * 60);
+/// How long a closed attempt is kept. A question that comes later is too old ([`MOST_AGE`]), or a repeat that has not closed this host.
+const KEPT: Duration = Duration::from_secs(6 * 60);
 /// Number of requests whose closed attempts are kept.
 const MOST: usize = 65_536;
 /// Old ones are removed after so many closings.
 const TIDY_EACH: usize = 256;
-/// Longest age of a question for a first attempt, by the clocks of both hosts. [`KEPT`] is longer, so that a question of which this host has
-/// forgotten that it was closed is too old.
+/// Longest age of a first request, by the clocks of both hosts. [`KEPT`] is longer, so that a request of which this host has forgotten that
+/// it was closed is too old.
 const MOST_AGE: Duration = Duration::from_secs(5 * 60);
 
 /// Numbers of first attempts are lower, and those of repeats are not.
@@ -146,7 +146,7 @@ impl ClosedAttemptLog {
         Ok((least > attempt).then_some(least))
     }
 
-    /// Whether an attempt may make a claim, in the transaction that makes it. `sent`: when the question was sent, by its sender's clock.
+    /// Whether an attempt may make a claim, in the transaction that makes it. `sent`: when the request came, by its sender's clock.
     pub(super) fn look(
         &self,
         changes: &mut Changes,
@@ -237,7 +237,7 @@ mod tests {
         close(&log, "b", repeat).unwrap();
         assert_eq!(log.objects.list::<ClosedAttempts>().unwrap().len(), 1);
         let sent = |seconds: u64| SystemTime::now() - Duration::from_secs(seconds);
-        assert_eq!(look(&log, "a", 0, sent(20 * 60)), AttemptState::Stale);
+        assert_eq!(look(&log, "a", 0, sent(KEPT.as_secs())), AttemptState::Stale);
         assert_eq!(look(&log, "a", repeat, sent(0)), AttemptState::Stale);
         assert_eq!(look(&log, "a", 0, sent(0)), AttemptState::Open);
         let ahead = SystemTime::now() + Duration::from_secs(20 * 60);

@@ -32,7 +32,7 @@ pub struct FleetRequest {
 pub struct FleetRequestTerms {
     /// Number of the attempt of this request. Those of repeats are not below [`super::closed_attempts::FIRST_REPEAT`].
     pub attempt: u64,
-    /// When the daemon that asks has sent the question, by its clock.
+    /// When the request came to the daemon that asks, by its clock.
     pub sent: SystemTime,
     /// Whether only a machine that is ready is taken, whatever the request says.
     pub ready_only: bool,

@@ -251,7 +251,7 @@ impl FleetClaimOptions {
             _ => {
                 let how = format!("{how}, or run the same command with --key {} to get it", claim.request);
                 let client = daemon.client().map(|client| client.through_to(claim.host.clone()));
-                undo(client, name, Some(id), &place, &how, failure)
+                undo(client, name, id, &place, &how, failure)
             }
         }
     }

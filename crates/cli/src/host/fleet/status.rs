@@ -138,7 +138,9 @@ fn membership(fleet: &FleetDetails) -> String {
         Membership::Isolated => {
             "it has no lease: other hosts decide whether its machines are replaced".into()
         }
-        Membership::Refused => "it takes no part: its machines go on".into(),
+        Membership::Refused => {
+            "it takes no part: its machines go on, except named ones with on_isolation pause or stop".into()
+        }
     };
     let reason = fleet.reason.as_ref().map_or(String::new(), |reason| format!("\n        {reason}"));
     format!("{}: {means}{reason}", word(&fleet.membership))

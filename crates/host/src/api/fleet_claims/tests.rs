@@ -18,7 +18,7 @@ use spillway_fleet::view::{Entry, FleetView, Update};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::SystemTime;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
@@ -45,7 +45,11 @@ struct Host {
     /// 0: it has no valid lease.
     epoch: Arc<AtomicI64>,
     view: watch::Sender<FleetView>,
+    /// Whether it has seen all that etcd has.
+    knows_all: Arc<AtomicBool>,
     faults: Arc<Mutex<VecDeque<Fault>>>,
+    /// Questions of other hosts that it has got.
+    asked: Arc<Mutex<Vec<String>>>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
@@ -65,7 +69,8 @@ impl Host {
         let settings = DaemonSettings { program: dir.path().join("spillway-worker"), ..settings(dir.path()) };
         let app = daemon::app_of(&settings, Some(Arc::clone(&door))).unwrap();
         let (epoch, view) = (Arc::new(AtomicI64::new(7)), watch::Sender::new(FleetView::default()));
-        let own = Arc::clone(&epoch);
+        let (own, knows_all) = (Arc::clone(&epoch), Arc::new(AtomicBool::new(true)));
+        let knows = Arc::clone(&knows_all);
         let claims = FleetClaims::begin(ClaimParts {
             fleet: name("site"),
             door: Arc::clone(&door),
@@ -73,15 +78,20 @@ impl Host {
             idempotency: app.idempotency.clone(),
             view: view.subscribe(),
             epoch: Arc::new(move || Some(own.load(Ordering::SeqCst)).filter(|epoch| *epoch > 0)),
+            knows_all: Arc::new(move |_| {
+                let knows = knows.load(Ordering::SeqCst);
+                Box::pin(async move { Ok(knows) })
+            }),
             taken: Mutex::default(),
             departures: Mutex::default(),
             undone: tokio::sync::Semaphore::new(crate::fleet::claims::MOST_UNDONE),
         });
         let parts = Arc::into_inner(app).unwrap();
         let app: ApiState = Arc::new(ApiParts { fleet_claims: Some(claims), ..parts });
-        let faults: Arc<Mutex<VecDeque<Fault>>> = Arc::default();
-        let of_layer = Arc::clone(&faults);
+        let (faults, asked): (Arc<Mutex<VecDeque<Fault>>>, Arc<Mutex<Vec<String>>>) = Default::default();
+        let (of_layer, all) = (Arc::clone(&faults), Arc::clone(&asked));
         let faulty = router(Arc::clone(&app)).layer(from_fn(move |request: Request, next: Next| {
+            all.lock().unwrap().push(request.uri().to_string());
             let fault = request
                 .uri()
                 .path()
@@ -114,7 +124,20 @@ impl Host {
             tokio::spawn(accept_fleet(Some(Arc::new(listener)), faulty)),
             tokio::spawn(accept(socket, router(Arc::clone(&app)))),
         ];
-        let host = Host { name: name(host), dir, identity, door, app, address, epoch, view, faults, tasks };
+        let host = Host {
+            name: name(host),
+            dir,
+            identity,
+            door,
+            app,
+            address,
+            epoch,
+            view,
+            knows_all,
+            faults,
+            asked,
+            tasks,
+        };
         host.import().await;
         let spec = json!({ "image": "debian:1", "count": machines, "ram_bytes": 1 << 26 });
         let owner = FleetOwner { fleet: name("site"), generation: 1, named: None };
@@ -147,13 +170,20 @@ impl Host {
     /// Claims any machine without a key. The answer does not come soon: the machine's start goes on for longer. Without a program it would fail
     /// at once, and the client would be told of that.
     async fn claim_slowly(&self, fleet: &Fleet) -> UnixStream {
+        Host::claim_slowly_by(fleet, self, "/v1/fleet/catalogs/desk/claims").await
+    }
+
+    /// The same at this host, by this route.
+    async fn claim_slowly_by(fleet: &Fleet, at: &Host, path: &str) -> UnixStream {
         for host in &fleet.0 {
             let program = host.dir.path().join("spillway-worker");
             std::fs::write(&program, "#!/bin/sh\nexec sleep 5\n").unwrap();
             std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         }
-        let mut stream = UnixStream::connect(self.dir.path().join("sock")).await.unwrap();
-        let request = "POST /v1/fleet/catalogs/desk/claims?wait=30 HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{\"any\": true}";
+        let mut stream = UnixStream::connect(at.dir.path().join("sock")).await.unwrap();
+        let request = format!(
+            "POST {path}?wait=30 HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{{\"any\": true}}"
+        );
         tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await.unwrap();
         stream
     }
@@ -162,6 +192,15 @@ impl Host {
     async fn claimed(&self) -> Vec<MachineDetails> {
         let all: List<MachineDetails> = self.send("GET", "/v1/machines", "", "").await.json();
         all.items.into_iter().filter(|machine| machine.claim.is_some()).collect()
+    }
+
+    async fn until(&self, what: &str, is: impl Fn() -> bool) {
+        let wait = async {
+            while !is() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.expect(what);
     }
 
     fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
@@ -320,9 +359,14 @@ async fn a_lost_answer_is_found_and_a_lost_question_is_asked_again() {
         .find(|id| fleet.0[0].view.borrow().alive.len() == 2 && first_of(&fleet, id) == "host-b")
         .unwrap();
     b.fail([Fault::LoseQuestion, Fault::LoseQuestion]);
+    b.asked.lock().unwrap().clear();
     let claim: FleetClaim = a.claim(&next, true).await.json();
     assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-b", false));
     assert_eq!(fleet.claimed().await.len(), 2);
+    // All questions say when the request came, not when they were sent: an old one may have been closed long ago.
+    let asked = b.asked.lock().unwrap().clone();
+    let sent: Vec<_> = asked.iter().filter_map(|asked| asked.split_once("&sent_unix_ms=")).collect();
+    assert!(sent.len() == 2 && sent[0].1 == sent[1].1, "{asked:?}");
 }
 
 fn first_of(fleet: &Fleet, id: &str) -> String {
@@ -389,6 +433,116 @@ async fn a_first_request_that_was_closed_is_carried_out_as_a_repeat() {
     assert_eq!(b.send("POST", "/v1/machine-actions", "", &all("undrain")).await.status, 200);
     let claim: FleetClaim = a.claim(&id, true).await.json();
     assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-b", false));
+}
+
+/// Its client may have been told by the repeat that nothing is claimed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_was_repeated_meanwhile_claims_nothing_any_more() {
+    let fleet = Arc::new(Fleet::new(&[1, 1]).await);
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let id = fleet.id_for(&["host-b"]);
+    let all = |action: &str| json!({ "action": action, "select": { "catalog": "desk" } }).to_string();
+    let act = async |action: &str| {
+        for host in &fleet.0 {
+            assert_eq!(host.send("POST", "/v1/machine-actions", "", &all(action)).await.status, 200);
+        }
+    };
+    for is_first in [true, false] {
+        act("drain").await;
+        // The repeat closes all hosts while a question of the earlier request is under way.
+        b.fail([Fault::LoseQuestion]);
+        let (earlier, of_request) = (Arc::clone(&fleet), format!("{id}-{is_first}"));
+        let earlier = tokio::spawn(async move { earlier.0[0].claim(&of_request, is_first).await });
+        b.until("it is asked", || b.faults.lock().unwrap().is_empty()).await;
+        let none = b.claim(&format!("{id}-{is_first}"), false).await;
+        assert_eq!(
+            (none.status, none.json::<Value>()["code"].as_str()),
+            (409, Some("exhausted")),
+            "{none:?}"
+        );
+        act("undrain").await;
+        let earlier = earlier.await.unwrap();
+        assert!(earlier.status == 503 && earlier.detail().contains("repeated by others"), "{earlier:?}");
+        assert_eq!(fleet.claimed().await, [], "first: {is_first}");
+    }
+    a.claim(&id, false).await.json::<FleetClaim>();
+}
+
+/// A host that it does not know of may have the claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_know_all_hosts_repeats_nothing() {
+    let fleet = Arc::new(Fleet::new(&[2, 2]).await);
+    let [a, b] = &fleet.0[..] else { panic!() };
+    a.knows_all.store(false, Ordering::SeqCst);
+    let late = a.claim("x", false).await;
+    assert!(late.status == 503 && late.detail().contains("sees the records of the fleet late"), "{late:?}");
+    let claim: FleetClaim = a.claim("y", true).await.json();
+    assert!(!claim.is_repeated, "nobody has seen this one before");
+    // Nor does it give up a host.
+    let id = fleet.id_for(&["host-b"]);
+    b.fail(std::iter::repeat_n(Fault::LoseQuestion, 100));
+    let (earlier, of_request) = (Arc::clone(&fleet), id.clone());
+    let earlier = tokio::spawn(async move { earlier.0[0].claim(&of_request, true).await });
+    b.until("it is asked", || b.faults.lock().unwrap().len() < 100).await;
+    let dead = Entry {
+        value: json!({ "host_id": "host-b", "zone": "z", "dead_epoch": 7 }).to_string().into_bytes(),
+        created: 7,
+        modified: 11,
+    };
+    let change = vec![("hosts/host-b".to_owned(), Some(dead))];
+    a.view.send_modify(|view| view.apply(Update::Changes(11, change)));
+    let unknown = earlier.await.unwrap();
+    assert!(unknown.status == 503 && unknown.detail().contains("not known"), "{unknown:?}");
+    a.knows_all.store(true, Ordering::SeqCst);
+    let claim: FleetClaim = a.claim(&id, true).await.json();
+    assert_eq!(claim.host.as_str(), "host-a");
+}
+
+/// Nobody else could ever end it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_nobody_has_an_id_of_is_released() {
+    let fleet = Fleet::new(&[0, 1]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    b.fail([Fault::LoseAnswer]);
+    b.fail(std::iter::repeat_n(Fault::LoseQuestion, 100));
+    let unknown = a.send("POST", "/v1/fleet/catalogs/desk/claims", "", r#"{"any": true}"#).await;
+    assert!(unknown.status == 503 && unknown.detail().contains("is released"), "{unknown:?}");
+    assert_eq!(b.claimed().await.len(), 1);
+    b.faults.lock().unwrap().clear();
+    fleet.until_claimed(0).await;
+}
+
+/// Somebody else may have claimed the machine meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_ends_while_its_machine_starts_is_not_answered_with_another_one() {
+    let fleet = Fleet::new(&[0, 1]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    for (host, path) in [(b, "/v1/catalogs/desk/claims"), (a, "/v1/fleet/catalogs/desk/claims")] {
+        let stream = Host::claim_slowly_by(&fleet, host, path).await;
+        fleet.until_claimed(1).await;
+        if path.starts_with("/v1/fleet") {
+            let waits = || b.asked.lock().unwrap().iter().any(|asked| asked.contains("?wait="));
+            b.until("the machine is waited for", waits).await;
+        }
+        let machine = b.claimed().await.remove(0);
+        let path = format!("/v1/machines/{}/claim", machine.machine.name);
+        assert_eq!(b.send("DELETE", &path, "", "").await.status, 200);
+        // Where it can be claimed again at once, the answer would show the next claim.
+        let _ = b.send("POST", "/v1/catalogs/desk/claims", "", r#"{"any": true}"#).await;
+        let ended = answer_of(stream).await;
+        assert!(ended.contains(" 409 ") && ended.contains("its claim has ended"), "{ended}");
+        for machine in b.claimed().await {
+            let path = format!("/v1/machines/{}/claim", machine.machine.name);
+            assert_eq!(b.send("DELETE", &path, "", "").await.status, 200);
+        }
+    }
+}
+
+async fn answer_of(mut stream: UnixStream) -> String {
+    let mut text = String::new();
+    let read = tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut text);
+    tokio::time::timeout(Duration::from_secs(40), read).await.expect("it is answered").unwrap();
+    text
 }
 
 /// Without the bound, the request waits for each silent host in turn.

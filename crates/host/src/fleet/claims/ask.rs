@@ -24,6 +24,8 @@ pub(super) enum Question {
         attempt: u64,
         /// Whether the machine must be ready.
         ready_only: bool,
+        /// When the request came, by the clock of this host.
+        sent: SystemTime,
     },
     /// Whether it has the claim already; attempts before this one are closed.
     Close {
@@ -50,8 +52,8 @@ impl FleetClaims {
     pub(super) async fn ask(&self, host: &Name, of: &UserRequest, question: Question) -> Asked {
         if *host == self.0.door.host {
             let decided = match question {
-                Question::Claim { attempt, ready_only } => {
-                    self.decide(of, attempt, ready_only, SystemTime::now()).await
+                Question::Claim { attempt, ready_only, sent } => {
+                    self.decide(of, attempt, ready_only, sent).await
                 }
                 Question::Close { attempt } => self.close(of, attempt).await,
             };
@@ -75,8 +77,8 @@ impl FleetClaims {
     fn question(&self, of: &UserRequest, question: Question) -> Result<Request<Body>, HostError> {
         let catalog = &of.catalog;
         let path = match question {
-            Question::Claim { attempt, ready_only } => {
-                let sent = unix_ms(SystemTime::now());
+            Question::Claim { attempt, ready_only, sent } => {
+                let sent = unix_ms(sent);
                 format!(
                     "/v1/fleet/self/catalogs/{catalog}/claims?attempt={attempt}&ready_only={ready_only}&sent_unix_ms={sent}"
                 )

@@ -8,7 +8,8 @@ use crate::error::HostError;
 use crate::fleet::etcd::now;
 use spillway_api::{ErrorCode, FleetClaim, HostClaim, HostClaimDecision, LOST_AFTER_SECONDS_DEFAULT, Name};
 use spillway_fleet::claim::{Candidate, candidates};
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 /// Time until a host whose answer was lost is asked again.
@@ -24,7 +25,11 @@ pub(super) struct ClaimAttempt {
     pub(super) request: UserRequest,
     /// Its number.
     pub(super) number: u64,
+    /// When the request came. A host refuses what is too old, so that a daemon that stood still claims nothing that was closed long ago.
+    pub(super) sent: SystemTime,
     pub(super) until: Instant,
+    /// Hosts of which it is not known whether they have made a claim.
+    pub(super) open: BTreeSet<Name>,
     /// Why hosts have given no machine.
     reasons: Vec<String>,
     /// Code of the last refusal.
@@ -55,20 +60,20 @@ pub(super) enum FirstEnd {
 
 impl ClaimAttempt {
     pub(super) fn new(claims: FleetClaims, request: UserRequest) -> ClaimAttempt {
-        let until = Instant::now() + LONGEST;
-        ClaimAttempt { claims, request, number: 0, until, reasons: Vec::new(), refused: None }
+        let (sent, until) = (SystemTime::now(), Instant::now() + LONGEST);
+        let (open, reasons, refused) = Default::default();
+        ClaimAttempt { claims, request, number: 0, sent, until, open, reasons, refused }
     }
 
     /// The same for another task.
     pub(super) fn of_host(&self) -> ClaimAttempt {
         let fresh = ClaimAttempt::new(self.claims.clone(), self.request.clone());
-        ClaimAttempt { number: self.number, until: self.until, ..fresh }
+        ClaimAttempt { number: self.number, sent: self.sent, until: self.until, ..fresh }
     }
 
     /// Carries out a request that nobody has sent before. Its numbers begin with 0, so that each repeat has a larger one.
     pub(super) async fn first(&mut self) -> Result<FirstEnd, HostError> {
         for candidate in self.candidates()? {
-            self.check_time()?;
             if let Some(end) = self.claim_first(&candidate).await? {
                 return Ok(end);
             }
@@ -94,6 +99,7 @@ impl ClaimAttempt {
     async fn claim_first(&mut self, candidate: &Candidate) -> Result<Option<FirstEnd>, HostError> {
         let host = &candidate.host;
         for _ in 0..TRIES {
+            self.check_time()?;
             match self.try_host(candidate).await? {
                 Tried::Claimed(claim) => return Ok(Some(FirstEnd::Claimed(claim))),
                 Tried::No => return Ok(None),
@@ -102,7 +108,9 @@ impl ClaimAttempt {
                 Tried::Lost => {}
             }
             self.number += 1;
-            match self.close(host).await? {
+            let closed = self.close(host).await?;
+            self.open.remove(host);
+            match closed {
                 Some(HostClaimDecision::Claimed(claim)) => {
                     return Ok(Some(FirstEnd::Claimed(Box::new(self.describe(host, *claim)))));
                 }
@@ -135,7 +143,7 @@ impl ClaimAttempt {
     /// Asks a host once for a machine.
     pub(super) async fn try_host(&mut self, candidate: &Candidate) -> Result<Tried, HostError> {
         let Candidate { host, ready_only } = candidate;
-        let question = Question::Claim { attempt: self.number, ready_only: *ready_only };
+        let question = Question::Claim { attempt: self.number, ready_only: *ready_only, sent: self.sent };
         let asked = self.claims.ask(host, &self.request, question).await;
         let parts = &self.claims.0;
         let decision = match asked {
@@ -144,7 +152,10 @@ impl ClaimAttempt {
                 self.reasons.push(why);
                 return Ok(Tried::No);
             }
-            Asked::Lost(_) => return Ok(Tried::Lost),
+            Asked::Lost(_) => {
+                self.open.insert(host.clone());
+                return Ok(Tried::Lost);
+            }
             Asked::Wrong(e) => return Err(e),
         };
         match decision {
@@ -170,7 +181,10 @@ impl ClaimAttempt {
                 Ok(Tried::No)
             }
             // The answer to another question.
-            HostClaimDecision::Closed => Ok(Tried::Lost),
+            HostClaimDecision::Closed => {
+                self.open.insert(host.clone());
+                Ok(Tried::Lost)
+            }
         }
     }
 
@@ -192,7 +206,8 @@ impl ClaimAttempt {
                 Asked::Wrong(e) => return Err(e),
                 Asked::NotSent(why) | Asked::Lost(why) => why,
             };
-            if self.is_lost(host) {
+            // What it has done since this daemon has seen it last is not known otherwise.
+            if self.is_lost(host) && self.claims.see_all_hosts().await.is_ok() && self.is_lost(host) {
                 return Ok(None);
             }
             if Instant::now() + PAUSE >= self.until {
@@ -250,6 +265,12 @@ impl ClaimAttempt {
     /// Nobody knows whether the request was carried out.
     pub(super) fn unknown(&self, why: &str) -> HostError {
         let id = &self.request.id;
+        if !self.request.is_kept {
+            let message = format!(
+                "it is not known whether a machine was claimed: {why}. One that was is released: it can be claimed again"
+            );
+            return HostError::new(ErrorCode::Unavailable, message);
+        }
         let message = format!(
             "it is not known whether the request {id} has claimed a machine: {why}. Repeat it with 'Idempotency-Key: {id}' and without \
              first=true (spillway fleet claim --key {id}), through any host"

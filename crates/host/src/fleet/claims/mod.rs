@@ -20,8 +20,10 @@ use crate::work::blocking;
 use attempt::{ClaimAttempt, FirstEnd};
 use axum::body::Body;
 use axum::http::{HeaderValue, Request};
+use futures_util::future::BoxFuture;
 use spillway_api::{ErrorCode, FleetClaim, HostClaimDecision, MachineDetails, Name, NewClaim};
 use spillway_fleet::claim::{Departures, TakenMachines};
+use spillway_fleet::transaction::Revision;
 use spillway_fleet::view::FleetView;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -31,11 +33,16 @@ use tokio::sync::{Semaphore, watch};
 pub const LONGEST: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 20 });
 /// Least time between two looks at which hosts have leases.
 const LOOK: Duration = Duration::from_millis(500);
+/// How often etcd is asked whether this daemon has seen all hosts.
+const LOOKS: u32 = 4;
 /// Longest time until a host has described or released a machine.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Returns the epoch of this host as long as its lease is certainly valid.
 pub type OwnEpoch = Arc<dyn Fn() -> Option<i64> + Send + Sync>;
+
+/// Asks etcd whether it has had neither a new host nor a new lease of one since this revision.
+pub type KnowsAllHosts = Arc<dyn Fn(Revision) -> BoxFuture<'static, Result<bool, HostError>> + Send + Sync>;
 
 /// Claims of the fleet. A clone is the same.
 #[derive(Clone)]
@@ -55,6 +62,8 @@ pub struct ClaimParts {
     pub view: watch::Receiver<FleetView>,
     /// Epoch of this host, while it may act for the fleet.
     pub epoch: OwnEpoch,
+    /// Whether the records of a revision have all hosts.
+    pub knows_all: KnowsAllHosts,
     /// What was taken of hosts since their last reports.
     pub taken: Mutex<TakenMachines>,
     /// Since when hosts have had no lease.
@@ -92,6 +101,8 @@ pub struct UserRequest {
     pub user: FleetUser,
     /// Its id.
     pub id: String,
+    /// Whether the client knows the id, and may repeat the request. What another one has claimed is released if the client is not told of it.
+    pub is_kept: bool,
     /// Catalog of the machine.
     pub catalog: Name,
     /// What is asked for.
@@ -129,17 +140,34 @@ impl FleetClaims {
             )));
         }
         let mut attempt = ClaimAttempt::new(self.clone(), request);
-        let seen = match first {
-            false => 0,
-            true => match attempt.first().await? {
-                FirstEnd::Claimed(claim) => return Ok(*claim),
-                FirstEnd::Again(seen) => seen,
-            },
-        };
-        repeat::again(attempt, seen).await
+        let claimed = carry_out(&mut attempt, first).await;
+        if claimed.is_err() && !attempt.request.is_kept {
+            let ClaimAttempt { request, number, open, .. } = attempt;
+            for host in open {
+                tokio::spawn(self.clone().abandon(request.clone(), number, host));
+            }
+        }
+        claimed
     }
 
-    /// Decides about a machine of this host. `sent`: when the daemon that asks has sent the question, by its clock.
+    /// Waits until this daemon has seen all hosts that there are now.
+    ///
+    /// # Errors
+    /// etcd does not say, or the daemon sees its records late: it may not know a host that has a claim.
+    async fn see_all_hosts(&self) -> Result<(), HostError> {
+        let mut view = self.0.view.clone();
+        for _ in 0..LOOKS {
+            let revision = view.borrow_and_update().revision;
+            if (self.0.knows_all)(revision).await? {
+                return Ok(());
+            }
+            let _ = tokio::time::timeout(LOOK, view.changed()).await;
+        }
+        let message = "this host sees the records of the fleet late, so that it may not know all hosts that could have the claim: ask another one";
+        Err(HostError::new(ErrorCode::Unavailable, message))
+    }
+
+    /// Decides about a machine of this host. `sent`: when the request came to the daemon that asks, by its clock.
     ///
     /// # Errors
     /// The request itself is wrong, or the records of the host cannot be read.
@@ -170,12 +198,20 @@ impl FleetClaims {
     }
 
     fn local(&self, request: &UserRequest) -> FleetRequest {
-        let UserRequest { user, id, catalog, claim } = request;
+        let UserRequest { user, id, catalog, claim, .. } = request;
         FleetRequest::new(&self.0.fleet, &user.name, id, catalog, claim)
     }
 
     /// Waits until a claimed machine is ready or has failed, for this time at most. Returns the claim as it is then.
-    pub async fn wait(&self, user: &FleetUser, claim: FleetClaim, at_most: Duration) -> FleetClaim {
+    ///
+    /// # Errors
+    /// `conflict`: it has ended meanwhile.
+    pub async fn wait(
+        &self,
+        user: &FleetUser,
+        claim: FleetClaim,
+        at_most: Duration,
+    ) -> Result<FleetClaim, HostError> {
         let name = &claim.machine.machine.name;
         let found = if claim.host == self.0.door.host {
             self.0.machines.reader.wait(name, at_most).await.ok().map(|(_, machine)| machine)
@@ -190,10 +226,30 @@ impl FleetClaims {
         };
         match found {
             // Without an answer the client sees that the machine is not settled, and asks again.
-            None => claim,
-            Some(machine) => FleetClaim { address: machine.status.address.clone(), machine, ..claim },
+            None => Ok(claim),
+            Some(machine) if machine.claim.as_ref().is_some_and(|held| held.id == claim.claim) => {
+                Ok(FleetClaim { address: machine.status.address.clone(), machine, ..claim })
+            }
+            Some(_) => Err(claim_ended(&format!("{}/{name}", claim.host))),
         }
     }
+}
+
+/// The claim of a machine has ended while the machine was waited for.
+pub fn claim_ended(machine: &str) -> HostError {
+    let message = format!("{machine}: its claim has ended while it was waited for");
+    HostError::new(ErrorCode::Conflict, message)
+}
+
+async fn carry_out(attempt: &mut ClaimAttempt, first: bool) -> Result<FleetClaim, HostError> {
+    let seen = match first {
+        false => 0,
+        true => match attempt.first().await? {
+            FirstEnd::Claimed(claim) => return Ok(*claim),
+            FirstEnd::Again(seen) => seen,
+        },
+    };
+    repeat::again(attempt, seen).await
 }
 
 /// Completes a request for a user to another host. None: the user has come through another host, or it is no request.

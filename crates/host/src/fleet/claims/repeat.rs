@@ -1,15 +1,17 @@
 //! Repeats of requests whose answers were lost. Owns the numbers of their attempts.
 //!
-//! Invariant: a repeat claims only after every host that may have the claim, and does not count as lost, has said that it has none and
-//! takes no earlier attempt any more.
+//! Invariants: a repeat claims only after every host that may have the claim, and does not count as lost, has said that it has none and
+//! takes no earlier attempt any more. A request that was repeated later claims nothing any more: the later one may have been told that
+//! nothing is claimed.
 
 use super::attempt::{ClaimAttempt, PAUSE, Tried};
 use crate::error::HostError;
-use crate::machines::closed_attempts::FIRST_REPEAT;
+use crate::machines::closed_attempts::{FIRST_REPEAT, unix_ms};
 use spillway_api::{ErrorCode, FleetClaim, HostClaimDecision, Name};
 use spillway_fleet::claim::possible_holders;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -34,10 +36,11 @@ enum Closed {
 }
 
 /// Carries out a request that may have been carried out before. `seen`: attempts up to this number may have been closed.
-pub(super) async fn again(mut attempt: ClaimAttempt, mut seen: u64) -> Result<FleetClaim, HostError> {
+pub(super) async fn again(attempt: &mut ClaimAttempt, seen: u64) -> Result<FleetClaim, HostError> {
+    let mut may_claim = take_number(attempt, seen);
     'rounds: for round in 0..ROUNDS {
         if round > 0 {
-            // Two repeats at the same time would supersede each other for ever.
+            // Two that look at the same time would meet again and again.
             let random = uuid::Uuid::new_v4().as_u128() as u32 % (100 << round.min(4));
             tokio::time::sleep(PAUSE + Duration::from_millis(random.into())).await;
         }
@@ -48,13 +51,15 @@ pub(super) async fn again(mut attempt: ClaimAttempt, mut seen: u64) -> Result<Fl
             let message = "this host has no valid lease, so that it may not know all hosts that could have the claim: ask another one";
             return Err(HostError::new(ErrorCode::Unavailable, message));
         }
-        attempt.number = later_than(seen);
-        match close_all(&attempt).await? {
+        attempt.claims.see_all_hosts().await?;
+        match close_all(attempt).await? {
             Closed::Found(claim) => return Ok(*claim),
             Closed::Superseded(number) => {
-                seen = seen.max(number);
+                may_claim = may_claim && take_number(attempt, number);
                 continue;
             }
+            // It looks for the claim of the later request.
+            Closed::Nowhere if !may_claim => continue,
             Closed::Nowhere => {}
         }
         for candidate in attempt.candidates()? {
@@ -63,10 +68,14 @@ pub(super) async fn again(mut attempt: ClaimAttempt, mut seen: u64) -> Result<Fl
                 Tried::Claimed(claim) => return Ok(*claim),
                 Tried::No => {}
                 Tried::Superseded(number) => {
-                    seen = seen.max(number);
+                    may_claim = take_number(attempt, number);
                     continue 'rounds;
                 }
-                Tried::Lost | Tried::Stale => continue 'rounds,
+                // The next number is lower than that of any later request.
+                Tried::Lost | Tried::Stale => {
+                    attempt.number += 1;
+                    continue 'rounds;
+                }
             }
         }
         return Err(attempt.no_machine());
@@ -74,18 +83,30 @@ pub(super) async fn again(mut attempt: ClaimAttempt, mut seen: u64) -> Result<Fl
     Err(attempt.unknown("it was repeated by others at the same time, or answers were lost"))
 }
 
-/// A number that is larger than this one, than those of first attempts, and than those of earlier repeats.
-fn later_than(seen: u64) -> u64 {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+/// Takes a number of a repeat that is larger than this one, by the time at which the request came. Returns false, and takes none, if the number is
+/// that of a later request. Numbers that are ahead of this host's clock are not: the clock of their host is.
+fn take_number(attempt: &mut ClaimAttempt, seen: u64) -> bool {
+    let (came, taken) = (unix_ms(attempt.sent), seen >> RANDOM_BITS);
+    if (came..=unix_ms(SystemTime::now())).contains(&taken) {
+        return false;
+    }
     let random = uuid::Uuid::new_v4().as_u128() as u64 & ((1 << RANDOM_BITS) - 1);
-    let next = (seen >> RANDOM_BITS).saturating_add(1);
     // 41 bits of milliseconds last until 2039, 63 bits of the whole for centuries longer; it stays a number of JSON's integers.
-    (time.max(next) << RANDOM_BITS | random) & (u64::MAX >> 1)
+    let time = came.max(taken.saturating_add(1));
+    attempt.number = (time << RANDOM_BITS | random) & (u64::MAX >> 1);
+    true
 }
 
 /// Closes the attempts before this one at all hosts.
-async fn close_all(attempt: &ClaimAttempt) -> Result<Closed, HostError> {
+async fn close_all(attempt: &mut ClaimAttempt) -> Result<Closed, HostError> {
     let hosts = possible_holders(&attempt.claims.0.view.borrow());
+    attempt.open.extend(hosts.iter().cloned());
+    let closed = close_at(attempt, hosts).await?;
+    attempt.open.clear();
+    Ok(closed)
+}
+
+async fn close_at(attempt: &ClaimAttempt, hosts: BTreeSet<Name>) -> Result<Closed, HostError> {
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     let mut asked = JoinSet::new();
     for host in hosts {

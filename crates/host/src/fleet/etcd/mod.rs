@@ -5,6 +5,7 @@
 //! no request waits for a member longer than its deadline.
 
 mod address;
+mod created;
 mod error;
 mod follow;
 mod health;

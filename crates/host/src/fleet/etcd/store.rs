@@ -9,8 +9,8 @@ use super::health::{EtcdHealth, keep_observing};
 use super::lease::{LeaseState, keep_lease};
 use super::link::Link;
 use super::tls::{EtcdTls, EtcdUser};
-use super::{follow, transaction};
-use spillway_fleet::transaction::{Outcome, Transaction};
+use super::{created, follow, transaction};
+use spillway_fleet::transaction::{Outcome, Revision, Transaction};
 use spillway_fleet::view::Update;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -70,6 +70,17 @@ impl FleetStore {
         let (sender, updates) = mpsc::channel(WAITING);
         tokio::spawn(follow::follow(Arc::clone(&self.shared.link), sender));
         updates
+    }
+
+    /// Whether there is no host, and no lease of one, that was created after this revision.
+    ///
+    /// # Errors
+    /// etcd does not say.
+    pub async fn knows_all_hosts(&self, revision: Revision) -> Result<bool, FleetStoreError> {
+        let link = &self.shared.link;
+        let of = |folder| created::is_created_after(link, folder, revision);
+        let (hosts, leases) = tokio::try_join!(of("hosts"), of("alive"))?;
+        Ok(!hosts && !leases)
     }
 
     /// The lease of this host. None: there was none yet, or it has ended and there is no other one yet.
