@@ -51,7 +51,8 @@ export interface paths {
         put?: never;
         /**
          * Claims a machine of a catalog, a ready one if there is one. `exhausted`: there is none. If the connection is closed
-         *     before the response the claim is released, unless the request has an `Idempotency-Key`.
+         *     before the response the claim is released, unless the request has an `Idempotency-Key`. `conflict`: the claim has ended while the
+         *     machine was waited for.
          */
         post: operations["claimMachine"];
         delete?: never;
@@ -284,8 +285,8 @@ export interface paths {
         put?: never;
         /**
          * Claims a machine of a catalog of the fleet, on one of its hosts: a ready one if there is one. `exhausted`: no host has one.
-         *     `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it can be repeated. Without an
-         *     `Idempotency-Key` the daemon makes the id, and releases the machine if the connection is closed before the response.
+         *     `unavailable`: it is not known whether one is claimed; `detail` has the id of the request, with which it can be repeated. `conflict`: the
+         *     claim has ended. Without an `Idempotency-Key` the daemon releases a machine of which it cannot tell the client.
          */
         post: operations["claimMachineOfFleet"];
         delete?: never;
@@ -7070,7 +7071,7 @@ export interface operations {
                 attempt?: number;
                 /** @description Whether only a machine that is ready is taken, whatever the body says. */
                 ready_only?: boolean;
-                /** @description When the question was sent, by its sender's clock: milliseconds since 1970. One that is too old may have been closed long ago. */
+                /** @description When the request came to the host that asks, by its clock: milliseconds since 1970. One that is too old may have been closed long ago. */
                 sent_unix_ms: number;
             };
             header?: {
