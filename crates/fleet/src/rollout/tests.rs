@@ -969,15 +969,33 @@ fn a_dead_host_of_machines_that_keep_data_halts_once_and_is_not_waited_for() {
     assert_eq!((world.state(), world.with(2).len()), (FleetRolloutState::Done, 3));
 }
 
+/// The version before it is the one that people wanted to leave.
 #[test]
-fn a_rollback_that_was_stopped_can_be_asked_for_again() {
-    let (mut world, _) = World::begun(4, 5, json!({}));
-    world.roll_back();
-    let again = || roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now());
-    assert!(again().unwrap_err().message.contains("on its way back"));
-    let mut world = World { driver: world.driver };
-    world.ask(RolloutAction::Abort).unwrap();
-    let again = roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now());
-    println!("{again:?}");
-    assert!(!again.is_err_and(|e| e.message.contains("on its way back")));
+fn a_rollback_that_was_stopped_goes_the_same_way_when_it_is_asked_for_again() {
+    for (action, to) in [
+        (RolloutAction::Abort, None),
+        (RolloutAction::Abort, Some(1)),
+        (RolloutAction::Pause, None),
+        (RolloutAction::Pause, Some(1)),
+    ] {
+        let (mut world, first) = World::begun(4, 5, json!({}));
+        let again = |world: &World| roll_back_catalog(world.driver.fleet.view(), &name("desk"), to, now());
+        // Nobody has told the hosts yet.
+        let change = roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now()).unwrap();
+        assert!(matches!(world.driver.fleet.commit(&change), Outcome::Applied(_)));
+        assert!(again(&world).unwrap_err().message.contains("on its way back"));
+        world.ask(action).unwrap();
+        assert_eq!(world.with(2), std::slice::from_ref(&first));
+        let before = world.record();
+        let change = again(&world).unwrap();
+        world.commit(&change);
+        let record = world.record();
+        assert_eq!((record.to.version, record.from, record.at_once), (1, before.from, true), "{action:?}");
+        assert!(record.generation > before.generation && record.state == FleetRolloutState::Running);
+        assert_eq!((world.with(1).len(), world.with(2)), (4, vec![]));
+        world.all_well();
+        assert_eq!(world.state(), FleetRolloutState::Done);
+        let history = &world.driver.fleet.view().catalogs[&name("desk")].value.history;
+        assert_eq!(history.iter().map(|entry| entry.version).collect::<Vec<_>>(), [1, 2, 1]);
+    }
 }
