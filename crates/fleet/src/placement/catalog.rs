@@ -56,7 +56,10 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     let mut targets: Vec<Target<'_>> = (table.catalogs[number].cells.iter())
         .map(|cell| {
             let host = &table.hosts[cell.host];
-            let role = role_of(situation, &table.catalogs[number], host, refused.contains_key(host.name));
+            // One that was passed over, and says nothing against its share any more, keeps that.
+            let refuses = cell.status.is_some_and(|status| status.refused.is_some());
+            let refuses = refuses && refused.contains_key(host.name);
+            let role = role_of(situation, &table.catalogs[number], host, refuses);
             let to = match role {
                 Role::Kept => cell.count,
                 Role::Refused => cell.count.min(cell.reported),

@@ -180,6 +180,13 @@ fn a_host_that_refuses_is_passed_over_for_ever_longer_times() {
             json!({"count": 12, "generation": 1, "refused": "no", "refused_generation": 2}),
         );
         driver.settle();
+        assert_eq!(driver.fleet.count("h0", "desk"), 12);
+        // It does what its share says now. That is less than it has refused.
+        driver.fleet.report("h0", "desk", json!({"count": 11, "ready": 11, "generation": 2}));
+        driver.settle();
+        assert_eq!(driver.fleet.count("h0", "desk"), 12, "and makes what is missing");
+        driver.fleet.report("h0", "desk", json!({"count": 12, "ready": 12, "generation": 2}));
+        driver.settle();
     }
     assert_eq!(pauses, [10, 20, 40, 80]);
     while driver.fleet.count("h0", "desk") == 12 {
