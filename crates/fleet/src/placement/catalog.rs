@@ -68,13 +68,13 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
             Target { cell: *cell, role, to }
         })
         .collect();
-    // What was just written may not be applied: no others are lowered or raised because of it.
+    // What was just written may not be applied, and what cannot be read may be anything: no others are lowered or raised because of it.
     let sum = |of: fn(&Target<'_>) -> u32| {
         let counted = targets.iter().filter(|target| target.role.counts());
         counted.map(|target| u64::from(of(target))).sum::<u64>()
     };
-    let least = sum(|target| if target.cell.is_busy { target.cell.least } else { target.to });
-    let most = sum(|target| if target.cell.is_busy { target.cell.most } else { target.to });
+    let least = sum(|target| if target.cell.is_fixed() { target.cell.least } else { target.to });
+    let most = sum(|target| if target.cell.is_fixed() { target.cell.most } else { target.to });
     let mut unplaced = 0;
     if least > count {
         take_surplus(table, &mut targets, least - count);
@@ -147,7 +147,7 @@ fn role_of(situation: &Situation<'_>, catalog: &Catalog<'_>, host: &Host<'_>, re
 fn take_surplus(table: &Table<'_>, targets: &mut [Target<'_>], surplus: u64) {
     let zones = zones(table, targets);
     let mut able: Vec<&mut Target<'_>> =
-        targets.iter_mut().filter(|target| target.role.counts() && !target.cell.is_busy).collect();
+        targets.iter_mut().filter(|target| target.role.counts() && !target.cell.is_fixed()).collect();
     let mut givers: Vec<Giver> = (able.iter())
         .map(|target| Giver {
             zone: table.hosts[target.cell.host].zone,
@@ -212,7 +212,7 @@ fn settle_others(table: &Table<'_>, targets: &mut [Target<'_>], count: u64, unpl
     let mut kept = 0;
     for role in [Role::Leaving, Role::Lost] {
         for target in targets.iter_mut().filter(|target| target.role == role) {
-            let to = if target.cell.is_busy { target.cell.count.into() } else { allowed };
+            let to = if target.cell.is_fixed() { target.cell.count.into() } else { allowed };
             target.to = u64::from(target.cell.count).min(to) as u32;
             allowed = allowed.saturating_sub(target.to.into());
             kept += u64::from(target.to);
@@ -261,9 +261,7 @@ fn obstacle(
     if host.status.is_none() {
         return Some(Obstacle::NoStatus);
     }
-    let is_unreadable =
-        !table.unreadable.is_empty() && table.unreadable.contains(&(host.name.clone(), catalog.name.clone()));
-    if is_unreadable {
+    if target.is_some_and(|target| target.cell.is_unreadable) {
         return Some(Obstacle::Unreadable);
     }
     if let Some(wait_ms) = refused.get(host.name) {
@@ -336,7 +334,7 @@ pub(super) fn change(
     let Target { cell, to, .. } = target;
     let is_stale = *to > 0 && (!cell.is_current || course.moves(cell.host));
     let is_due = *to != cell.count || is_stale;
-    if !is_due || cell.is_busy || !course.knows(cell) {
+    if !is_due || cell.is_fixed() || !course.knows(cell) {
         return None;
     }
     let cause = if *to == cell.count { Cause::Updated } else { cause(target) };

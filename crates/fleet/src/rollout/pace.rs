@@ -36,8 +36,9 @@ pub(crate) struct Scene<'a> {
     pub(crate) members: Vec<Member<'a>>,
     /// Hosts that count as lost, with their shares.
     pub(crate) lost: Vec<(&'a Name, &'a ShareRecord)>,
-    /// Hosts that have machines and are no members, lost ones among them: nobody waits for them, and others may be about to get what they have.
-    pub(crate) apart: Vec<(&'a Name, &'a ShareRecord)>,
+    /// Hosts that have machines and are no members, lost ones among them, with their shares, unless those cannot be read: nobody waits for
+    /// them, and others may be about to get what they have.
+    pub(crate) apart: Vec<(&'a Name, Option<&'a ShareRecord>)>,
     /// A host that is about to get its first machines. It is a member once it has its share.
     pub(crate) raised: Option<&'a Name>,
     /// Whether a share is being written, be it of a host that is no member any more: it may be about to get the version.
@@ -77,7 +78,7 @@ pub(crate) fn decide(scene: &Scene<'_>) -> Steps {
 fn begin(scene: &Scene<'_>) -> Steps {
     let to = VersionName::of_catalog(scene.catalog);
     let mut others: Vec<(VersionName, u64)> = Vec::new();
-    let apart = scene.apart.iter().map(|(_, share)| *share);
+    let apart = scene.apart.iter().filter_map(|(_, share)| *share);
     let shares = scene.members.iter().map(|member| member.share).chain(apart);
     for share in shares.filter(|share| !to.is_in(share, scene.catalog)) {
         let (has, count) = (share.version_name(scene.catalog), u64::from(share.count));
@@ -249,7 +250,9 @@ impl Pace<'_> {
             return Some(format!("host '{name}' is about to get its first machines"));
         }
         let (name, _) = self.scene.apart.first().filter(|_| self.scene.members.is_empty())?;
-        Some(format!("no host keeps its machines: host '{name}' is to give them up, or is lost"))
+        Some(format!(
+            "no host keeps its machines: host '{name}' is to give them up, is lost, or has a share that cannot be read"
+        ))
     }
 
     /// Why the rollout halts.

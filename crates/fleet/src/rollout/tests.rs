@@ -1077,7 +1077,7 @@ fn a_rollout_whose_only_host_is_drained_halts_after_the_deadline() {
     world.driver.settle();
     assert_eq!((world.driver.after_s(590), world.state()), (0, FleetRolloutState::Prefetch));
     world.driver.after_s(20);
-    let why = "no progress in 600 s: no host keeps its machines: host 'h0' is to give them up, or is lost";
+    let why = "no progress in 600 s: no host keeps its machines: host 'h0' is to give them up, is lost, or has a share that cannot be read";
     assert_eq!(world.why(), why);
     world.roll_back();
     assert_eq!((world.state(), world.with(1)), (FleetRolloutState::Done, vec!["h0".to_owned()]));
@@ -1100,4 +1100,18 @@ fn a_catalog_that_no_host_can_make_gets_another_version_at_once() {
     assert_eq!(world.state(), FleetRolloutState::Done);
     world.driver.after_s(30);
     assert_eq!(world.with(2).len(), 2);
+}
+
+#[test]
+fn a_rollout_whose_only_share_cannot_be_read_is_not_done() {
+    let mut world = World::new(1, 2, json!({}));
+    world.driver.fleet.host("h1", "x");
+    let share = world.driver.fleet.json("share/h0/desk");
+    world.driver.fleet.put("share/h0/desk", "[]");
+    world.update(2);
+    assert_eq!((world.state(), world.driver.fleet.count("h1", "desk")), (FleetRolloutState::Prefetch, 0));
+    world.driver.fleet.put("share/h0/desk", &share.to_string());
+    world.driver.settle();
+    world.bring();
+    assert_eq!((world.state(), world.with(2)), (FleetRolloutState::Running, vec!["h0".to_owned()]));
 }
