@@ -263,6 +263,36 @@ fn so_many_may_fail_as_were_said_and_as_had_failed_before() {
     assert!(world.why().starts_with("2 machines have failed"), "{}", world.why());
 }
 
+/// Which machines have failed is not known, only how many.
+#[test]
+fn machines_that_had_failed_before_and_were_ready_since_count() {
+    for (ready, halts) in [(5, true), (4, true), (3, false)] {
+        let mut world = World::new(4, 5, json!({}));
+        world
+            .hosts()
+            .iter()
+            .for_each(|host| world.change(host, json!({ "ready": 3, "updated": 3, "failed": 2 })));
+        world.update(2);
+        world.bring();
+        let first = world.with(2)[0].clone();
+        world.change(&first, json!({ "version": 2, "ready": 3, "updated": 0, "failed": 2 }));
+        assert_eq!(world.driver.settle(), 0);
+        // They are started again, and fail again, or are ready.
+        world.change(&first, json!({ "ready": ready, "updated": 2, "failed": 0 }));
+        assert_eq!((world.driver.settle(), world.state()), (0, FleetRolloutState::Running));
+        world.change(&first, json!({ "ready": 3, "updated": 2, "failed": 2 }));
+        world.driver.settle();
+        assert_eq!(world.state() == FleetRolloutState::Halted, halts, "{ready}");
+        if halts {
+            assert!(
+                world.why().starts_with(&format!("{} machines have failed", ready - 3)),
+                "{}",
+                world.why()
+            );
+        }
+    }
+}
+
 #[test]
 fn what_makes_no_progress_halts_with_the_reason() {
     let (mut world, first) = World::begun(4, 5, json!({}));
