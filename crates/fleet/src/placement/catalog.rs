@@ -173,7 +173,7 @@ pub(super) fn place_missing(
     let mut candidates: Vec<Candidate> = Vec::new();
     for (n, host) in table.hosts.iter().enumerate() {
         let target = places[n].map(|place| &targets[place]);
-        if obstacle(table, catalog, host, target, refused).is_none() {
+        if obstacle(catalog, host, target, refused).is_none() {
             candidates.push(Candidate {
                 host: n,
                 zone: host.zone,
@@ -240,7 +240,6 @@ fn places(table: &Table<'_>, targets: &[Target<'_>]) -> Vec<Option<usize>> {
 
 /// Why a host gets no further machine of a catalog.
 fn obstacle(
-    table: &Table<'_>,
     catalog: &Catalog<'_>,
     host: &Host<'_>,
     target: Option<&Target<'_>>,
@@ -301,7 +300,7 @@ pub(super) fn explain(
     let mut more = 0;
     for (n, host) in table.hosts.iter().enumerate() {
         let target = places[n].map(|place| &targets[place]);
-        let Some(obstacle) = obstacle(table, catalog, host, target, refused) else { continue };
+        let Some(obstacle) = obstacle(catalog, host, target, refused) else { continue };
         if hosts.len() < MOST_EXPLAINED {
             hosts.push((host.name.clone(), obstacle));
         } else {
