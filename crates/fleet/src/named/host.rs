@@ -272,7 +272,8 @@ impl HostNames {
     }
 
     /// Confirms what the host has given up. `gone` has those of `leaving` of which nothing was left when somebody looked for them: whoever
-    /// was not looked for, or was given to the host again since, is not confirmed.
+    /// was not looked for, or was given to the host again since, is not confirmed. Nor is a place of another epoch: it may be that of a host
+    /// that had this name before.
     pub fn confirm(
         &self,
         view: &FleetView,
@@ -280,10 +281,11 @@ impl HostNames {
         gone: &BTreeMap<Name, Revision>,
         now: Moment,
     ) -> Option<Transaction> {
-        current(view, belief, now).filter(|belief| belief.epoch == self.highest)?;
+        let belief = current(view, belief, now).filter(|belief| belief.epoch == self.highest)?;
         let places = view.places.get(&self.host).into_iter().flatten();
         let gone = places.filter(|((_, machine), place)| {
-            place.value.is_leaving && gone.get(machine) == Some(&place.modified)
+            let is_own = place.value.epoch == belief.epoch;
+            place.value.is_leaving && is_own && gone.get(machine) == Some(&place.modified)
         });
         let mut release = Transaction::default();
         for ((catalog, machine), place) in gone.take(MOST_RELEASES) {
@@ -452,6 +454,12 @@ mod tests {
         assert_eq!(case.fleet.commit(&release), crate::transaction::Outcome::Conflict);
         case.place(case.epoch, json!({"is_leaving": true}));
         assert_eq!(case.confirm(belief, &gone), None, "it may have run in between");
+        case.place(case.epoch - 1, json!({"is_leaving": true}));
+        assert_eq!(
+            case.confirm(belief, &case.gone()),
+            None,
+            "it may be that of a host that had this name before"
+        );
     }
 
     #[test]

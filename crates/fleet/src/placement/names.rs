@@ -1,25 +1,22 @@
-//! Machines with names of the fleet: which host gets which name, and when it is taken from a host.
+//! Machines with names of the fleet: which host gets which name.
 //!
-//! Owns the order of these decisions. Invariant: a name is taken from a host only after the host has confirmed that nothing of it runs
-//! any more, after it has counted as lost for longer than the host may run it, or because somebody has declared the host dead.
+//! Owns the order of these decisions, and what is written. When a name is taken from its host is decided in `name_fates`. Invariant: a name
+//! that another host gets is taken from the one that had it in the same transaction, which compares all that this was decided on.
 
 use super::catalog::{Role, Target, explain, place_missing};
-use super::explanation::{Obstacle, Unplaced};
+use super::explanation::Unplaced;
+use super::name_fates::{Fate, Named, fate, note_stake};
 use super::table::{Cell, Table};
 use super::{Plan, Situation};
 use crate::keys::Key;
-use crate::liveness::{Reach, Standing};
-use crate::named::{ISOLATION_MS, Identities, NamePattern, VALID_MS, replace_after_ms};
+use crate::named::{Identities, NamePattern};
 use crate::records::{CatalogRecord, NameState, NamedRecord, PlaceRecord};
 use crate::transaction::{Comparison, Revision, Write};
 use crate::view::{FleetView, Versioned};
 use serde::Serialize;
-use spillway_api::{IdentityKind, IsolationAction, Name, RolloutStrategy};
+use spillway_api::{IdentityKind, Name, RolloutStrategy};
 use std::collections::BTreeMap;
 
-/// Time since the last sign of life of a host that was declared dead, or removed, after which its guard has ended the machines, in milliseconds: whoever
-/// says that a host is off may be wrong.
-const ENDED_MS: u64 = VALID_MS + ISOLATION_MS + 3_000;
 /// Time for which a host that has refused a catalog gets no names of it, in milliseconds: until it reports otherwise.
 const REFUSED_MS: u64 = 10_000;
 
@@ -38,30 +35,6 @@ pub struct NameChange {
     pub comparisons: Vec<Comparison>,
     /// What is written.
     pub writes: Vec<Write>,
-}
-
-/// Why a name leaves its host, or stays.
-enum Fate {
-    /// Nothing changes.
-    Stays,
-    /// It is on a host that should have it no more, if another one has space.
-    Unwelcome,
-    /// The host is to give it up.
-    Leaves,
-    /// The host may keep it after all.
-    Remains,
-    /// The records are to say so again, with the host's present epoch.
-    Renewed(Revision),
-    /// The host does not have it any more: it is free, and these comparisons say why.
-    Free(Vec<Comparison>),
-    /// The host is about to give it up.
-    IsLeaving,
-}
-
-/// A name and its record.
-struct Named<'a> {
-    machine: &'a Name,
-    record: &'a Versioned<NamedRecord>,
 }
 
 /// Decides about all names.
@@ -233,124 +206,6 @@ fn gains(
         hosts.extend((0..given).map(|_| table.hosts[target.cell.host].name.clone()));
     }
     (hosts, why)
-}
-
-/// What becomes of a name. `catalog` is none if there should be no such name.
-fn fate(
-    situation: &Situation<'_>,
-    record: Option<&CatalogRecord>,
-    catalog: &Name,
-    named: &Named<'_>,
-) -> Fate {
-    let view = situation.view;
-    let name = &named.record.value;
-    let Some(host) = name.host.as_ref().filter(|_| name.state != NameState::Free) else {
-        return Fate::Free(Vec::new());
-    };
-    let key = Key::Place(host.clone(), catalog.clone(), named.machine.clone());
-    let is_unreadable =
-        |key: &Key| !view.unreadable.is_empty() && view.unreadable.contains_key(&key.to_string());
-    if is_unreadable(&key)
-        || is_unreadable(&Key::Alive(host.clone()))
-        || is_unreadable(&Key::Host(host.clone()))
-    {
-        return Fate::Stays;
-    }
-    let place = view.place(host, catalog, named.machine);
-    if name.state == NameState::Leaving && place.is_none() {
-        return Fate::Free(vec![Comparison::Modified(key, 0)]);
-    }
-    let Some(alive) = view.alive.get(host) else { return fate_of_absent(situation, catalog, name, host) };
-    let epoch = alive.created;
-    let is_same = place.is_some_and(|place| {
-        place.value.epoch == epoch && place.value.is_leaving == (name.state == NameState::Leaving)
-    });
-    if name.epoch != epoch || !is_same {
-        return Fate::Renewed(epoch);
-    }
-    let Some(record) = record.filter(|record| record.spec.fleet.on_isolation == name.on_isolation) else {
-        return if name.state == NameState::Leaving { Fate::IsLeaving } else { Fate::Leaves };
-    };
-    let may_have = view.hosts.get(host).is_some_and(|host| {
-        !host.value.is_draining && Obstacle::of_settings(&host.value, &record.spec.fleet).is_none()
-    });
-    // With a machine there it may be another one that the host has refused.
-    let report = view.statuses.get(host).and_then(|status| status.value.catalogs.get(catalog));
-    let reports = report.is_some_and(|report| report.refuses(record.generation) && report.count == 0);
-    // A name that leaves for that goes on leaving, also if the host reports something else before it has given the name up.
-    let left =
-        name.state == NameState::Leaving && situation.refused.contains_key(&(host.clone(), catalog.clone()));
-    let has_refused = reports || left;
-    let may_have = may_have && !has_refused;
-    match (name.state, may_have) {
-        (NameState::Leaving, true) => Fate::Remains,
-        (NameState::Leaving, false) => Fate::IsLeaving,
-        (_, true) => Fate::Stays,
-        (_, false) => Fate::Unwelcome,
-    }
-}
-
-/// What becomes of a name whose host has no lease.
-fn fate_of_absent(situation: &Situation<'_>, catalog: &Name, name: &NamedRecord, host: &Name) -> Fate {
-    let view = situation.view;
-    let absent = Comparison::Created(Key::Alive(host.clone()), 0);
-    let recorded = view.hosts.get(host);
-    let is_dead = recorded.is_some_and(|host| host.value.dead_epoch.is_some_and(|dead| dead >= name.epoch));
-    let has_ended = name.on_isolation == IsolationAction::Keep
-        || match (situation.standing)(host) {
-            Standing::DeclaredDead { for_ms } | Standing::Removed { for_ms } => for_ms >= ENDED_MS,
-            _ => true,
-        };
-    if is_dead || recorded.is_none() {
-        if !has_ended {
-            return Fate::Stays;
-        }
-        let modified = recorded.map_or(0, |host| host.modified);
-        return Fate::Free(vec![absent, Comparison::Modified(Key::Host(host.clone()), modified)]);
-    }
-    let lost_after_ms = lost_after_ms(situation.view, catalog);
-    match (situation.standing)(host) {
-        Standing::Silent { for_ms, reach: Reach::Unreachable }
-            if situation.brake.is_none()
-                && for_ms >= lost_after_ms
-                && name.on_isolation != IsolationAction::Keep =>
-        {
-            Fate::Free(vec![absent])
-        }
-        _ => Fate::Stays,
-    }
-}
-
-/// Time for which a host must be silent until others get its names of a catalog, which may be gone.
-fn lost_after_ms(view: &FleetView, catalog: &Name) -> u64 {
-    let catalog = view.catalogs.get(catalog).map(|catalog| &catalog.value.spec.fleet);
-    replace_after_ms(catalog.map_or(0, |fleet| fleet.lost_after_seconds))
-}
-
-/// Notes a silent host whose names others would get if it were lost.
-fn note_stake(situation: &Situation<'_>, catalog: &Name, named: &Named<'_>, plan: &mut Plan) {
-    let name = &named.record.value;
-    let Some(host) = &name.host else { return };
-    if name.on_isolation == IsolationAction::Keep {
-        return;
-    }
-    let for_ms = match (situation.standing)(host) {
-        Standing::Silent { for_ms, .. } => for_ms,
-        Standing::DeclaredDead { for_ms } | Standing::Removed { for_ms } => {
-            return wake_in(ENDED_MS.saturating_sub(for_ms), plan);
-        }
-        _ => return,
-    };
-    let lost_after_ms = lost_after_ms(situation.view, catalog);
-    let stake = plan.stakes.entry(host.clone()).or_insert(lost_after_ms);
-    *stake = lost_after_ms.min(*stake);
-    wake_in(lost_after_ms.saturating_sub(for_ms), plan);
-}
-
-fn wake_in(left_ms: u64, plan: &mut Plan) {
-    if left_ms > 0 {
-        plan.next_in_ms = Some(plan.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
-    }
 }
 
 /// Takes a name that should not be from its host, or deletes it.

@@ -237,6 +237,7 @@ impl Office {
         self.plan = plan(&Situation {
             view,
             standing: &|host| liveness.standing(host, now),
+            recorded_for_ms: &|host| liveness.recorded_for_ms(host, now),
             brake: liveness.brake(now),
             written: self.flights.written(),
             names: &names,
