@@ -48,6 +48,12 @@ pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize
     if course.is_written(situation, plan) {
         return;
     }
-    let changes = targets.iter().filter_map(|target| change(table, name, &course, target, |_| Cause::Named));
+    // A share that cannot be read is left alone: whatever is compared with it fails.
+    let is_readable = |target: &&Target<'_>| {
+        let host = table.hosts[target.cell.host].name;
+        table.unreadable.is_empty() || !table.unreadable.contains(&(host.clone(), name.clone()))
+    };
+    let readable = targets.iter().filter(is_readable);
+    let changes = readable.filter_map(|target| change(table, name, &course, target, |_| Cause::Named));
     plan.changes.extend(changes.collect::<Vec<Change>>());
 }

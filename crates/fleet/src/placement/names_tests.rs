@@ -450,3 +450,15 @@ fn names_leave_a_host_that_refuses_the_catalog_and_has_no_machine_of_it() {
     }
     assert!(writes < 400, "{writes} writes in an hour");
 }
+
+#[test]
+fn a_share_that_cannot_be_read_keeps_no_other_one_waiting() {
+    let mut driver = named(&["a", "b"], 4, json!({}));
+    driver.fleet.put("share/a/desk", "{");
+    driver.fleet.catalog("any", 4, json!({}));
+    recount(&mut driver, 8);
+    driver.after_s(5);
+    assert_eq!(driver.counts("any", ["a", "b"]), [2, 2]);
+    assert_eq!((count(&driver, "a"), driver.fleet.count("b", "desk")), (2, 6), "it gets no further names");
+    assert_eq!(driver.after_s(120), 0);
+}
