@@ -236,7 +236,7 @@ fn places(table: &Table<'_>, targets: &[Target<'_>]) -> Vec<Option<usize>> {
 }
 
 /// Why a host gets no further machine of a catalog.
-fn obstacle(
+pub(super) fn obstacle(
     table: &Table<'_>,
     catalog: &Catalog<'_>,
     host: &Host<'_>,

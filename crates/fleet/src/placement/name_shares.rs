@@ -50,8 +50,9 @@ pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize
     }
     // A share that cannot be read is left alone: whatever is compared with it fails.
     let is_readable = |target: &&Target<'_>| {
-        let host = table.hosts[target.cell.host].name;
-        table.unreadable.is_empty() || !table.unreadable.contains(&(host.clone(), name.clone()))
+        let key = |host: &Name| Key::Share(host.clone(), name.clone()).to_string();
+        let unreadable = &situation.view.unreadable;
+        unreadable.is_empty() || !unreadable.contains_key(&key(table.hosts[target.cell.host].name))
     };
     let readable = targets.iter().filter(is_readable);
     let changes = readable.filter_map(|target| change(table, name, &course, target, |_| Cause::Named));

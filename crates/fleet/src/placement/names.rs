@@ -3,8 +3,8 @@
 //! Owns the order of these decisions, and what is written. When a name is taken from its host is decided in `name_fates`. Invariant: a name
 //! that another host gets is taken from the one that had it in the same transaction, which compares all that this was decided on.
 
-use super::catalog::{Role, Target, explain, place_missing};
-use super::explanation::Unplaced;
+use super::catalog::{Role, Target, explain, obstacle, place_missing};
+use super::explanation::{Obstacle, Unplaced};
 use super::name_fates::{Fate, Named, fate, note_stake};
 use super::table::{Cell, Table};
 use super::{Plan, Situation};
@@ -65,6 +65,22 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, plan: &mut
     }
 }
 
+/// Names of a catalog that are to be somewhere else, or may have to.
+#[derive(Default)]
+struct Sorted<'a> {
+    /// They are on no host.
+    missing: Vec<Missing<'a>>,
+    /// They are on hosts that should have them no more.
+    unwelcome: Vec<Named<'a>>,
+    /// Another 'on_isolation' ends them.
+    changed: Vec<Named<'a>>,
+    /// Their hosts are about to give them up.
+    leaving: Vec<Named<'a>>,
+}
+
+/// A name that is on no host: its number, its record, and why it is on none.
+type Missing<'a> = (Name, u32, Option<&'a Versioned<NamedRecord>>, Vec<Comparison>);
+
 fn place_catalog(
     situation: &Situation<'_>,
     table: &mut Table<'_>,
@@ -74,51 +90,28 @@ fn place_catalog(
 ) {
     let view = situation.view;
     let (catalog, record) = (table.catalogs[number].name, table.catalogs[number].record);
-    let spec = &record.spec.catalog;
-    // Names of other patterns are freed; without a pattern none is given.
-    let pattern = NamePattern::parse(&spec.naming(catalog));
     if situation.held.contains(catalog) {
         return;
     }
-    let none = BTreeMap::new();
-    let names = view.named.get(catalog).unwrap_or(&none);
-    let (mut missing, mut unwelcome, mut changed, mut leaving) = (Vec::new(), Vec::new(), Vec::new(), 0);
-    for (machine, name) in names {
-        let named = Named { machine, record: name };
-        let is_wanted = name.value.number <= spec.count
-            && pattern.as_ref().and_then(|pattern| pattern.name(name.value.number)).as_ref() == Some(machine);
-        note_stake(situation, catalog, &named, plan);
-        let fate = fate(situation, is_wanted.then_some(record), catalog, &named);
-        match fate {
-            Fate::Free(why) if is_wanted => {
-                missing.push((machine.clone(), name.value.number, Some(name), why))
-            }
-            Fate::Unwelcome => unwelcome.push(named),
-            Fate::IsLeaving => leaving += 1,
-            Fate::Leaves if is_wanted => changed.push(named),
-            fate if is_wanted => keep(view, catalog, &named, &fate, plan),
-            fate => free(situation, catalog, &named, fate, plan),
-        }
+    // Names of other patterns are freed; without a pattern none is given.
+    let pattern = NamePattern::parse(&record.spec.catalog.naming(catalog));
+    let mut sorted = sort(situation, catalog, record, pattern.as_ref(), plan);
+    let refused = refusing(situation, table, number);
+    leave_in_batches(situation, table, number, &refused, &mut sorted, plan);
+    let Sorted { mut missing, unwelcome, leaving, .. } = sorted;
+    let there = view.named.get(catalog).map_or(0, BTreeMap::len);
+    if let Some(pattern) =
+        pattern.filter(|_| there < record.spec.catalog.count as usize || !missing.is_empty())
+    {
+        missing.extend(new_names(situation, catalog, record, &pattern, plan));
     }
-    leave_in_batches(view, catalog, record, &changed, leaving, plan);
-    if let Some(pattern) = pattern.filter(|_| names.len() < spec.count as usize || !missing.is_empty()) {
-        for number in 1..=spec.count.min(pattern.most()) {
-            let Some(machine) = pattern.name(number) else { continue };
-            let is_unreadable = !view.unreadable.is_empty()
-                && view.unreadable.contains_key(&Key::Named(catalog.clone(), machine.clone()).to_string());
-            if !names.contains_key(&machine)
-                && !is_unreadable
-                && !is_taken(situation, catalog, &machine, plan)
-            {
-                missing.push((machine, number, None, Vec::new()));
-            }
-        }
-    }
+    // The others get the space again that they have.
+    let leaving = leaving.iter().filter(|named| !takes_back(table, number, &refused, named)).count();
     let wanted = missing.len() + unwelcome.len() + leaving;
     if wanted == 0 {
         return;
     }
-    let (gains, why) = gains(situation, table, number, wanted);
+    let (gains, why) = gains(view, table, number, &refused, wanted);
     let spare = gains.len().saturating_sub(missing.len() + leaving);
     let unplaced = missing.len().saturating_sub(gains.len());
     if let (Some(why), true) = (why, unplaced > 0) {
@@ -145,6 +138,59 @@ fn place_catalog(
     }
 }
 
+/// Sorts the names that there are. Those that stay, or that should not be, are done with.
+fn sort<'a>(
+    situation: &Situation<'a>,
+    catalog: &Name,
+    record: &CatalogRecord,
+    pattern: Option<&NamePattern>,
+    plan: &mut Plan,
+) -> Sorted<'a> {
+    let view = situation.view;
+    let mut sorted = Sorted::default();
+    for (machine, name) in view.named.get(catalog).into_iter().flatten() {
+        let named = Named { machine, record: name };
+        let number = name.value.number;
+        let is_wanted = number <= record.spec.catalog.count
+            && pattern.and_then(|pattern| pattern.name(number)).as_ref() == Some(machine);
+        note_stake(situation, catalog, &named, plan);
+        let fate = fate(situation, is_wanted.then_some(record), catalog, &named);
+        match fate {
+            fate if !is_wanted => free(situation, catalog, &named, fate, plan),
+            Fate::Free(why) => sorted.missing.push((machine.clone(), number, Some(name), why)),
+            Fate::Unwelcome => sorted.unwelcome.push(named),
+            Fate::IsLeaving => sorted.leaving.push(named),
+            Fate::Leaves => sorted.changed.push(named),
+            fate => keep(view, catalog, &named, &fate, plan),
+        }
+    }
+    sorted
+}
+
+/// Names that a catalog should have, and of which there are no records.
+fn new_names<'a>(
+    situation: &Situation<'_>,
+    catalog: &Name,
+    record: &CatalogRecord,
+    pattern: &NamePattern,
+    plan: &Plan,
+) -> Vec<Missing<'a>> {
+    let view = situation.view;
+    let count = record.spec.catalog.count;
+    let names = view.named.get(catalog);
+    let is_there = |machine: &Name| names.is_some_and(|names| names.contains_key(machine));
+    let is_unreadable = |machine: &Name| {
+        !view.unreadable.is_empty()
+            && view.unreadable.contains_key(&Key::Named(catalog.clone(), machine.clone()).to_string())
+    };
+    let all = (1..=count.min(pattern.most())).filter_map(|number| Some((pattern.name(number)?, number)));
+    all.filter(|(machine, _)| {
+        !is_there(machine) && !is_unreadable(machine) && !is_taken(situation, catalog, machine, plan)
+    })
+    .map(|(machine, number)| (machine, number, None, Vec::new()))
+    .collect()
+}
+
 /// Whether another catalog has a machine of this name, or is about to: two catalogs with such names may have been made at the same time.
 fn is_taken(situation: &Situation<'_>, catalog: &Name, machine: &Name, plan: &Plan) -> bool {
     let view = situation.view;
@@ -161,45 +207,67 @@ fn is_taken(situation: &Situation<'_>, catalog: &Name, machine: &Name, plan: &Pl
         || situation.held.iter().any(|other| other != catalog && gives(other))
 }
 
-/// Another 'on_isolation' ends machines, as many at the same time as another version would.
+/// Another 'on_isolation' ends machines, as many at the same time as another version would. Those that their hosts would not get again leave
+/// as others that are unwelcome there: if another host has space.
 fn leave_in_batches(
-    view: &FleetView,
-    catalog: &Name,
-    record: &CatalogRecord,
-    changed: &[Named<'_>],
-    leaving: usize,
+    situation: &Situation<'_>,
+    table: &Table<'_>,
+    number: usize,
+    refused: &BTreeMap<&Name, u64>,
+    sorted: &mut Sorted<'_>,
     plan: &mut Plan,
 ) {
+    let (catalog, record) = (table.catalogs[number].name, table.catalogs[number].record);
     let batch = if let RolloutStrategy::Batch(machines) = record.strategy { machines as usize } else { 1 };
-    for named in changed.iter().take(batch.saturating_sub(leaving)) {
-        keep(view, catalog, named, &Fate::Leaves, plan);
+    let mut left = batch.saturating_sub(sorted.leaving.len());
+    let changed = std::mem::take(&mut sorted.changed);
+    let (back, elsewhere): (Vec<_>, Vec<_>) =
+        changed.into_iter().partition(|named| takes_back(table, number, refused, named));
+    for named in back.iter().take(left) {
+        keep(situation.view, catalog, named, &Fate::Leaves, plan);
     }
+    left = left.saturating_sub(back.len());
+    sorted.unwelcome.extend(elsewhere.into_iter().take(left));
+}
+
+/// Whether a host that gives a name up may get it again.
+fn takes_back(table: &Table<'_>, number: usize, refused: &BTreeMap<&Name, u64>, named: &Named<'_>) -> bool {
+    let Some(host) = &named.record.value.host else { return false };
+    let found = table.hosts.binary_search_by(|other| other.name.cmp(host));
+    let obstacle = |host| obstacle(table, &table.catalogs[number], host, None, refused);
+    // It has the space of the name.
+    found.is_ok_and(|found| matches!(obstacle(&table.hosts[found]), None | Some(Obstacle::Lacks(_))))
+}
+
+/// Hosts that have refused a catalog, with the time in milliseconds for which they get no names of it.
+fn refusing<'a>(situation: &Situation<'a>, table: &Table<'a>, number: usize) -> BTreeMap<&'a Name, u64> {
+    let catalog = &table.catalogs[number];
+    let lately = situation.refused.iter().filter(|((_, of), _)| of == catalog.name);
+    let mut refused: BTreeMap<&Name, u64> = lately.map(|((host, _), ms)| (host, *ms)).collect();
+    for host in &table.hosts {
+        let report = host.status.and_then(|status| status.catalogs.get(catalog.name));
+        if report.is_some_and(|report| report.refuses(catalog.record.generation)) {
+            refused.entry(host.name).or_insert(REFUSED_MS);
+        }
+    }
+    refused
 }
 
 /// Hosts that so many machines of a catalog go to, one for each, and why not more.
 fn gains(
-    situation: &Situation<'_>,
+    view: &FleetView,
     table: &mut Table<'_>,
     number: usize,
+    refused: &BTreeMap<&Name, u64>,
     machines: usize,
 ) -> (Vec<Name>, Option<super::Why>) {
-    let catalog = &table.catalogs[number];
-    let lately = (situation.refused.iter()).filter(|((_, of), _)| of == catalog.name);
-    let mut refused: BTreeMap<Name, u64> = lately.map(|((host, _), ms)| (host.clone(), *ms)).collect();
-    for host in &table.hosts {
-        let report = host.status.and_then(|status| status.catalogs.get(catalog.name));
-        if report.is_some_and(|report| report.refuses(catalog.record.generation)) {
-            refused.entry(host.name.clone()).or_insert(REFUSED_MS);
-        }
-    }
-    let refused: BTreeMap<&Name, u64> = refused.iter().map(|(host, wait_ms)| (host, *wait_ms)).collect();
-    let targets = catalog.cells.iter().map(|cell| {
+    let targets = table.catalogs[number].cells.iter().map(|cell| {
         let cell = Cell { is_busy: false, count: cell.names, ..*cell };
         Target { cell, role: Role::Kept, to: cell.names }
     });
     let mut targets: Vec<Target<'_>> = targets.collect();
-    let unplaced = place_missing(table, number, (&refused, situation.view), &mut targets, machines as u64);
-    let why = (unplaced > 0).then(|| explain(table, number, &refused, &targets));
+    let unplaced = place_missing(table, number, (refused, view), &mut targets, machines as u64);
+    let why = (unplaced > 0).then(|| explain(table, number, refused, &targets));
     let mut hosts = Vec::new();
     for target in &targets {
         let given = target.to.saturating_sub(target.cell.count);

@@ -462,3 +462,48 @@ fn a_share_that_cannot_be_read_keeps_no_other_one_waiting() {
     assert_eq!((count(&driver, "a"), driver.fleet.count("b", "desk")), (2, 6), "it gets no further names");
     assert_eq!(driver.after_s(120), 0);
 }
+
+#[test]
+fn another_on_isolation_takes_no_name_off_a_host_that_would_not_get_it_again() {
+    let of_all =
+        [json!({"is_draining": true}), json!({"is_cordoned": true}), json!({}), json!({"zone": "y"})];
+    for settings in of_all {
+        let mut driver = named(&["a", "b"], 4, json!({"on_isolation": "stop", "zones": ["z"]}));
+        driver.fleet.budget("b", 2 * GIB);
+        driver.settle();
+        if settings == json!({}) {
+            let refused = json!({"count": 2, "refused": "no bridge br0", "refused_generation": 2});
+            driver.fleet.report("a", "desk", refused);
+        }
+        driver.fleet.set("hosts/a", settings);
+        let changed = json!({"identity": "named", "on_isolation": "pause", "zones": ["z"]});
+        driver.fleet.catalog("desk", 4, changed);
+        driver.settle();
+        for _ in 0..10 {
+            confirm(&mut driver, "a");
+            confirm(&mut driver, "b");
+        }
+        assert_eq!((count(&driver, "a"), count(&driver, "b")), (2, 2), "{:?}", places(&driver));
+        assert_eq!(driver.status().unplaced.len(), 0);
+        driver.fleet.budget("b", 4 * GIB);
+        driver.settle();
+        for _ in 0..10 {
+            confirm(&mut driver, "a");
+            confirm(&mut driver, "b");
+        }
+        assert_eq!(count(&driver, "b"), 4, "{:?}", places(&driver));
+    }
+}
+
+#[test]
+fn another_on_isolation_counts_on_a_full_host_too() {
+    let mut driver = named(&["a"], 64, json!({"on_isolation": "stop"}));
+    assert_eq!(count(&driver, "a"), 64);
+    recount(&mut driver, 64);
+    for _ in 0..64 {
+        assert!(count(&driver, "a") >= 62, "{:?}", places(&driver));
+        confirm(&mut driver, "a");
+    }
+    let names = driver.fleet.view().named[&name("desk")].values();
+    assert_eq!(names.filter(|of| of.value.on_isolation == IsolationAction::Pause).count(), 64);
+}
