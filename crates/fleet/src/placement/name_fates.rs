@@ -163,7 +163,8 @@ pub(super) fn note_stake(situation: &Situation<'_>, catalog: &Name, named: &Name
     wake_in(lost_after_ms.saturating_sub(for_ms), plan);
 }
 
-fn wake_in(left_ms: u64, plan: &mut Plan) {
+/// Has the placer look again after so many milliseconds.
+pub(super) fn wake_in(left_ms: u64, plan: &mut Plan) {
     if left_ms > 0 {
         plan.next_in_ms = Some(plan.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
     }

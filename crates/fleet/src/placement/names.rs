@@ -5,7 +5,7 @@
 
 use super::catalog::{Role, Target, explain, obstacle, place_missing};
 use super::explanation::{Obstacle, Unplaced};
-use super::name_fates::{Fate, Named, fate, note_stake};
+use super::name_fates::{Fate, Named, fate, note_stake, wake_in};
 use super::table::{Cell, Table};
 use super::{Plan, Situation};
 use crate::keys::Key;
@@ -19,6 +19,9 @@ use std::collections::BTreeMap;
 
 /// Time for which a host that has refused a catalog gets no names of it, in milliseconds: until it reports otherwise.
 const REFUSED_MS: u64 = 10_000;
+
+/// Time after which a name that its host has not given up is one of its claimed ones, if it has so many, in milliseconds.
+const CLAIMED_MS: u64 = 60_000;
 
 /// A change of a machine with a name of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -219,8 +222,11 @@ fn leave_in_batches(
 ) {
     let (catalog, record) = (table.catalogs[number].name, table.catalogs[number].record);
     let batch = if let RolloutStrategy::Batch(machines) = record.strategy { machines as usize } else { 1 };
-    let mut left = batch.saturating_sub(sorted.leaving.len());
     let changed = std::mem::take(&mut sorted.changed);
+    if changed.is_empty() {
+        return;
+    }
+    let mut left = batch.saturating_sub(ending(situation, table, number, &sorted.leaving, plan));
     let (back, elsewhere): (Vec<_>, Vec<_>) =
         changed.into_iter().partition(|named| takes_back(table, number, refused, named));
     for named in back.iter().take(left) {
@@ -228,6 +234,28 @@ fn leave_in_batches(
     }
     left = left.saturating_sub(back.len());
     sorted.unwelcome.extend(elsewhere.into_iter().take(left));
+}
+
+/// Number of names that leave, without those that stay until somebody releases them: a host has as many claimed machines, and has not given
+/// up as many names for long.
+fn ending(
+    situation: &Situation<'_>,
+    table: &Table<'_>,
+    number: usize,
+    leaving: &[Named<'_>],
+    plan: &mut Plan,
+) -> usize {
+    let mut late: BTreeMap<&Name, u32> = BTreeMap::new();
+    for named in leaving {
+        let Some(host) = &named.record.value.host else { continue };
+        let for_ms = (situation.leaving_for_ms)(host, named.machine);
+        *late.entry(host).or_default() += u32::from(for_ms >= CLAIMED_MS);
+        wake_in(CLAIMED_MS.saturating_sub(for_ms), plan);
+    }
+    let of =
+        |cell: &Cell<'_>| late.get(table.hosts[cell.host].name).map_or(0, |late| cell.claimed.min(*late));
+    let claimed: u32 = table.catalogs[number].cells.iter().map(of).sum();
+    leaving.len().saturating_sub(claimed as usize)
 }
 
 /// Whether a host that gives a name up may get it again.

@@ -507,3 +507,43 @@ fn another_on_isolation_counts_on_a_full_host_too() {
     let names = driver.fleet.view().named[&name("desk")].values();
     assert_eq!(names.filter(|of| of.value.on_isolation == IsolationAction::Pause).count(), 64);
 }
+
+/// Whoever has claimed one may keep it for hours.
+#[test]
+fn claimed_machines_that_are_to_leave_do_not_stop_another_on_isolation() {
+    let mut driver = named(&["a", "b"], 20, json!({"on_isolation": "keep"}));
+    driver.fleet.report("a", "desk", json!({"count": 10, "claimed": 2}));
+    recount(&mut driver, 20);
+    let leave = |driver: &Driver| count(driver, "a!") + count(driver, "b!");
+    assert_eq!((leave(&driver), count(&driver, "a!")), (2, 2));
+    assert_eq!((driver.after_s(59), leave(&driver)), (0, 2), "nobody knows yet which ones are claimed");
+    driver.after_s(2);
+    assert_eq!(leave(&driver), 4);
+    // The others go, and the claimed ones stay.
+    assert_eq!((driver.after_s(120), leave(&driver)), (0, 4), "only two are claimed");
+}
+
+#[test]
+fn names_that_should_not_be_reserve_nothing_elsewhere() {
+    let mut driver = named(&["a", "b"], 8, json!({}));
+    driver.fleet.budget("a", 8 * GIB);
+    driver.fleet.budget("b", 8 * GIB);
+    recount(&mut driver, 4);
+    assert_eq!(count(&driver, "a!") + count(&driver, "b!"), 4);
+    driver.fleet.catalog("any", 8, json!({}));
+    driver.settle();
+    assert_eq!(driver.counts("any", ["a", "b"]), [4, 4]);
+}
+
+/// The host leaves the whole catalog as it is.
+#[test]
+fn a_host_with_a_place_that_cannot_be_read_gets_no_names() {
+    let mut driver = named(&["a", "b"], 4, json!({}));
+    let of_a = places(&driver).iter().position(|host| host == "a").unwrap() + 1;
+    driver.fleet.put(&format!("place/a/desk/desk-{of_a:03}"), "{");
+    recount(&mut driver, 8);
+    let names = &driver.fleet.view().named[&name("desk")];
+    let of = |host: &str| names.values().filter(|of| of.value.host == Some(name(host))).count();
+    assert_eq!((of("a"), of("b")), (2, 6));
+    assert_eq!(driver.fleet.count("b", "desk"), 6);
+}
