@@ -281,7 +281,9 @@ impl HostNames {
         gone: &BTreeMap<Name, Revision>,
         now: Moment,
     ) -> Option<Transaction> {
-        let belief = current(view, belief, now).filter(|belief| belief.epoch == self.highest)?;
+        // While another host may have these records, it may run what this one has nothing of.
+        let belief = current(view, belief, now)
+            .filter(|belief| belief.epoch == self.highest && !self.is_other_boot)?;
         let places = view.places.get(&self.host).into_iter().flatten();
         let gone = places.filter(|((_, machine), place)| {
             let is_own = place.value.epoch == belief.epoch;
@@ -506,7 +508,11 @@ mod tests {
         assert_eq!(order(&case.step(last, false, Moment(late.0 - 1))), NameOrder::GoOn);
         let orders = case.step(last, false, late);
         assert_eq!((order(&orders), orders.record_boot, orders.refusal), (NameOrder::Run, true, None));
+        case.place(case.epoch, json!({"is_leaving": true}));
+        let confirm = |case: &Case| case.names.confirm(case.fleet.view(), last, &case.gone(), late);
+        assert_eq!(confirm(&case), None, "the other one may have it");
         case.names.recorded_boot();
         assert!(!case.step(last, false, late).record_boot);
+        assert!(confirm(&case).is_some());
     }
 }
