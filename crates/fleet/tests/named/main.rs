@@ -105,7 +105,7 @@ fn fault(world: &mut World) -> Result<(), String> {
     }
     // Whoever declares a host dead has seen that it is off.
     if world.nodes[number].is_off && world.rng.chance(2) {
-        bury(world, number);
+        declare_dead(world, number);
     }
     Ok(())
 }
@@ -123,12 +123,12 @@ fn give_up(world: &mut World, number: usize) -> Result<(), String> {
         Some(lease) if world.rng.chance(2) => world.store.end_lease(lease, now),
         _ => world.run_until(now + 16_000)?,
     }
-    bury(world, number);
+    declare_dead(world, number);
     Ok(())
 }
 
 /// A host is declared dead. It may be removed, and come back, or another one of its name.
-fn bury(world: &mut World, number: usize) {
+fn declare_dead(world: &mut World, number: usize) {
     if !world.is_mortal(number) {
         return;
     }
