@@ -11,7 +11,7 @@ use crate::transaction::{Comparison, MOST_OPERATIONS, Revision, Transaction, Wri
 use crate::view::FleetView;
 use jiff::Timestamp;
 use spillway_api::Name;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// A transaction, and what it changes.
 #[derive(Debug)]
@@ -26,17 +26,8 @@ pub(super) fn in_office(view: &FleetView, term: Revision) -> Vec<Comparison> {
     vec![Comparison::Created(Key::Placer, term), Comparison::Modified(Key::Meta, meta)]
 }
 
-/// Divides changes into transactions, if need be with one catalog in each: what fails for one keeps no other one waiting. Those that must
-/// wait for others are left out.
-pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[Change], apart: bool) -> Vec<Bundle> {
-    let mut groups: BTreeMap<Option<&Name>, Vec<&Change>> = BTreeMap::new();
-    for change in changes {
-        groups.entry(apart.then_some(&change.catalog)).or_default().push(change);
-    }
-    groups.into_values().flat_map(|changes| divided(view, term, &changes)).collect()
-}
-
-fn divided(view: &FleetView, term: Revision, changes: &[&Change]) -> Vec<Bundle> {
+/// Divides changes into transactions. Those that must wait for others are left out.
+pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[Change]) -> Vec<Bundle> {
     let mut done = Vec::new();
     let mut open = Open::of(in_office(view, term));
     // Catalogs that were lowered in a transaction before.

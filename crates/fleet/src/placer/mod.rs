@@ -36,8 +36,6 @@ use std::collections::BTreeMap;
 const MOST_FLIGHTS: usize = 64;
 /// Time after which a conflict is decided again, if nothing new was heard meanwhile.
 const CONFLICT_MS: u64 = 1_000;
-/// Time after a conflict for which each catalog has transactions of its own.
-const APART_MS: u64 = 60_000;
 /// Longest time until everything is looked at again, whether or not it has changed.
 const REVIEW_MS: u64 = 60_000;
 
@@ -102,8 +100,6 @@ struct Office {
     wake: Moment,
     /// No plan is made of records up to this revision, until that time: they have led to a conflict.
     hold: Option<(Revision, Moment)>,
-    /// Catalogs have transactions of their own until then: one has led to a conflict, and may do so again.
-    apart: Moment,
 }
 
 impl Placer {
@@ -156,7 +152,6 @@ impl Placer {
             let until = self.now.after_ms(CONFLICT_MS);
             let revision = office.hold.map_or(decided, |(revision, _)| revision.max(decided));
             office.hold = Some((revision, until));
-            office.apart = self.now.after_ms(APART_MS);
         }
         if has_waiting || office.is_truncated || outcome == Some(Outcome::Conflict) {
             office.planned = None;
@@ -194,7 +189,6 @@ impl Office {
             seen: None,
             wake: Moment::default(),
             hold: None,
-            apart: Moment::default(),
         }
     }
 
@@ -264,10 +258,10 @@ impl Office {
         let moments = [next, self.refusals.next(now), self.liveness.next(now)];
         self.wake =
             moments.into_iter().flatten().chain([now.after_ms(REVIEW_MS)]).min().expect("one at least");
-        let mut bundles = bundles(view, self.term, &self.plan.changes, now < self.apart);
+        let mut bundles = bundles(view, self.term, &self.plan.changes);
         let steps = self.plan.rollouts.iter();
         bundles.extend(steps.map(|step| rollout_bundle(view, self.term, step, wall)));
-        bundles.extend(names::bundles(view, self.term, &self.plan.names, now < self.apart));
+        bundles.extend(names::bundles(view, self.term, &self.plan.names));
         bundles.extend(self.revived(view));
         let most = MOST_FLIGHTS.saturating_sub(self.flights.len());
         self.is_truncated = bundles.len() > most;

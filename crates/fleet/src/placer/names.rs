@@ -11,16 +11,14 @@ use crate::view::FleetView;
 /// Most machines of a transaction.
 const MOST_NAMES: usize = 40;
 
-/// Divides changes of names into transactions, if need be with one catalog in each.
-pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[NameChange], apart: bool) -> Vec<Bundle> {
+/// Divides changes of names into transactions.
+pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[NameChange]) -> Vec<Bundle> {
     let begin = || Transaction { comparisons: in_office(view, term), writes: Vec::new() };
-    let (mut done, mut open, mut names) = (Vec::new(), begin(), Vec::<NameEffect>::new());
+    let (mut done, mut open, mut names) = (Vec::new(), begin(), Vec::new());
     for change in changes {
         let new: Vec<&Comparison> =
             change.comparisons.iter().filter(|comparison| !open.comparisons.contains(comparison)).collect();
-        let is_other = |name: &NameEffect| apart && name.catalog != change.catalog;
-        let fits = !names.last().is_some_and(is_other)
-            && open.comparisons.len() + new.len() <= MOST_OPERATIONS
+        let fits = open.comparisons.len() + new.len() <= MOST_OPERATIONS
             && open.writes.len() + change.writes.len() <= MOST_OPERATIONS
             && names.len() < MOST_NAMES;
         if !fits {

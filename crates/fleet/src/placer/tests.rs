@@ -318,23 +318,3 @@ fn what_was_decided_before_the_placer_was_switched_off_is_not_applied() {
         assert_eq!(driver.fleet.commit(&transaction), Outcome::Conflict, "{transaction:?}");
     }
 }
-
-#[test]
-fn after_a_conflict_each_catalog_has_transactions_of_its_own() {
-    let mut driver = driver(2, 10);
-    driver.fleet.catalog("more", 10, json!({}));
-    let settings = |naming: &str| json!({"identity": "named", "on_isolation": "stop", "naming": naming});
-    driver.fleet.catalog("n", 2, settings("n-##"));
-    driver.fleet.catalog("o", 2, settings("o-##"));
-    let together = driver.step();
-    assert_eq!(together.len(), 2, "shares, and names: {together:?}");
-    driver.fleet.catalog("desk", 10, json!({}));
-    driver.fleet.catalog("n", 2, settings("n-##"));
-    for (number, transaction) in together {
-        let outcome = driver.fleet.commit(&transaction);
-        driver.placer.ended(number, Some(outcome));
-    }
-    driver.now = driver.now.after_ms(1000);
-    let apart = driver.step();
-    assert_eq!(apart.len(), 4, "shares of two catalogs, and names of two: {apart:?}");
-}
