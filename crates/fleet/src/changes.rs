@@ -292,7 +292,7 @@ pub fn update_catalog(
 }
 
 /// Moves a catalog back to this version of its history, or to the one that it had before the current one; before a rollout that has not
-/// reached all hosts, if there is one. Hosts that have another version get it at once.
+/// reached all hosts, if there is one. Hosts that have another version get it at once. A way back that somebody has stopped goes on.
 ///
 /// # Errors
 /// There is no such catalog or version.
@@ -307,12 +307,18 @@ pub fn roll_back_catalog(
     let is = VersionName::of_catalog(before);
     let open = current(view, name, before).map(|rollout| &rollout.value).filter(|rollout| rollout.is_open());
     let chosen = match (to, open) {
+        // The same request may come twice. One that was stopped is gone again: before it came the version that people wanted to leave.
+        (to, Some(rollout)) if rollout.at_once && to.is_none_or(|to| to == is.version) => {
+            if rollout.state == FleetRolloutState::Running {
+                return refuse(
+                    ErrorCode::Conflict,
+                    format!("catalog {name} is on its way back to {is} already"),
+                );
+            }
+            Some(is)
+        }
         (Some(to), _) if to == is.version => {
             return refuse(ErrorCode::Conflict, format!("catalog {name} has {is} already"));
-        }
-        // The same request may come twice.
-        (None, Some(rollout)) if rollout.at_once && rollout.state == FleetRolloutState::Running => {
-            return refuse(ErrorCode::Conflict, format!("catalog {name} is on its way back to {is} already"));
         }
         (None, Some(rollout)) if rollout.from != is => Some(rollout.from.clone()),
         _ => earlier(before, to),

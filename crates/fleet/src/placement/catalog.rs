@@ -56,7 +56,10 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     let mut targets: Vec<Target<'_>> = (table.catalogs[number].cells.iter())
         .map(|cell| {
             let host = &table.hosts[cell.host];
-            let role = role_of(situation, &table.catalogs[number], host, refused.contains_key(host.name));
+            // One that was passed over, and says nothing against its share any more, keeps that.
+            let refuses = cell.status.is_some_and(|status| status.refused.is_some());
+            let refuses = refuses && refused.contains_key(host.name);
+            let role = role_of(situation, &table.catalogs[number], host, refuses);
             let to = match role {
                 Role::Kept => cell.count,
                 Role::Refused => cell.count.min(cell.reported),
@@ -65,13 +68,13 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
             Target { cell: *cell, role, to }
         })
         .collect();
-    // What was just written may not be applied: no others are lowered or raised because of it.
+    // What was just written may not be applied, and what cannot be read may be anything: no others are lowered or raised because of it.
     let sum = |of: fn(&Target<'_>) -> u32| {
         let counted = targets.iter().filter(|target| target.role.counts());
         counted.map(|target| u64::from(of(target))).sum::<u64>()
     };
-    let least = sum(|target| if target.cell.is_busy { target.cell.least } else { target.to });
-    let most = sum(|target| if target.cell.is_busy { target.cell.most } else { target.to });
+    let least = sum(|target| if target.cell.is_fixed() { target.cell.least } else { target.to });
+    let most = sum(|target| if target.cell.is_fixed() { target.cell.most } else { target.to });
     let mut unplaced = 0;
     if least > count {
         take_surplus(table, &mut targets, least - count);
@@ -144,7 +147,7 @@ fn role_of(situation: &Situation<'_>, catalog: &Catalog<'_>, host: &Host<'_>, re
 fn take_surplus(table: &Table<'_>, targets: &mut [Target<'_>], surplus: u64) {
     let zones = zones(table, targets);
     let mut able: Vec<&mut Target<'_>> =
-        targets.iter_mut().filter(|target| target.role.counts() && !target.cell.is_busy).collect();
+        targets.iter_mut().filter(|target| target.role.counts() && !target.cell.is_fixed()).collect();
     let mut givers: Vec<Giver> = (able.iter())
         .map(|target| Giver {
             zone: table.hosts[target.cell.host].zone,
@@ -170,7 +173,7 @@ pub(super) fn place_missing(
     let mut candidates: Vec<Candidate> = Vec::new();
     for (n, host) in table.hosts.iter().enumerate() {
         let target = places[n].map(|place| &targets[place]);
-        if obstacle(table, catalog, host, target, refused).is_none() {
+        if obstacle(catalog, host, target, refused).is_none() {
             candidates.push(Candidate {
                 host: n,
                 zone: host.zone,
@@ -209,7 +212,7 @@ fn settle_others(table: &Table<'_>, targets: &mut [Target<'_>], count: u64, unpl
     let mut kept = 0;
     for role in [Role::Leaving, Role::Lost] {
         for target in targets.iter_mut().filter(|target| target.role == role) {
-            let to = if target.cell.is_busy { target.cell.count.into() } else { allowed };
+            let to = if target.cell.is_fixed() { target.cell.count.into() } else { allowed };
             target.to = u64::from(target.cell.count).min(to) as u32;
             allowed = allowed.saturating_sub(target.to.into());
             kept += u64::from(target.to);
@@ -237,7 +240,6 @@ fn places(table: &Table<'_>, targets: &[Target<'_>]) -> Vec<Option<usize>> {
 
 /// Why a host gets no further machine of a catalog.
 pub(super) fn obstacle(
-    table: &Table<'_>,
     catalog: &Catalog<'_>,
     host: &Host<'_>,
     target: Option<&Target<'_>>,
@@ -258,9 +260,7 @@ pub(super) fn obstacle(
     if host.status.is_none() {
         return Some(Obstacle::NoStatus);
     }
-    let is_unreadable =
-        !table.unreadable.is_empty() && table.unreadable.contains(&(host.name.clone(), catalog.name.clone()));
-    if is_unreadable {
+    if target.is_some_and(|target| target.cell.is_unreadable) {
         return Some(Obstacle::Unreadable);
     }
     if let Some(wait_ms) = refused.get(host.name) {
@@ -300,7 +300,7 @@ pub(super) fn explain(
     let mut more = 0;
     for (n, host) in table.hosts.iter().enumerate() {
         let target = places[n].map(|place| &targets[place]);
-        let Some(obstacle) = obstacle(table, catalog, host, target, refused) else { continue };
+        let Some(obstacle) = obstacle(catalog, host, target, refused) else { continue };
         if hosts.len() < MOST_EXPLAINED {
             hosts.push((host.name.clone(), obstacle));
         } else {
@@ -333,7 +333,7 @@ pub(super) fn change(
     let Target { cell, to, .. } = target;
     let is_stale = *to > 0 && (!cell.is_current || course.moves(cell.host));
     let is_due = *to != cell.count || is_stale;
-    if !is_due || cell.is_busy || !course.knows(cell) {
+    if !is_due || cell.is_fixed() || !course.knows(cell) {
         return None;
     }
     let cause = if *to == cell.count { Cause::Updated } else { cause(target) };

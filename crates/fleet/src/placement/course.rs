@@ -62,14 +62,26 @@ impl<'a> Course<'a> {
         };
         let members = members(table, targets).filter(|(_, member)| counts(member));
         let (numbers, members): (Vec<usize>, Vec<Member<'_>>) = members.unzip();
-        let lost = targets.iter().filter(|target| is_lost(table, target));
-        let lost = lost.filter_map(|target| Some((table.hosts[target.cell.host].name, target.cell.share?)));
+        let share = |target: &Target<'a>| Some((table.hosts[target.cell.host].name, target.cell.share?));
+        let lost = targets.iter().filter(|target| is_lost(table, target)).filter_map(share);
+        let is_apart = |target: &&Target<'a>| {
+            let stays = target.role.counts() && !is_lost(table, target) && !target.cell.is_unreadable;
+            !stays && target.cell.count > 0 && !numbers.contains(&target.cell.host)
+        };
+        let apart = targets.iter().filter(is_apart);
+        let apart = apart.map(|target| (table.hosts[target.cell.host].name, target.cell.share)).collect();
+        let is_raised =
+            |target: &&Target<'_>| target.to > 0 && target.cell.share.is_none() && !target.cell.is_unreadable;
+        let raised = targets.iter().find(is_raised);
+        let raised = raised.map(|target| table.hosts[target.cell.host].name);
         let Steps { shares, record: next, waits, next_in_ms } = decide(&Scene {
             catalog: record,
             record: rollout.map(|rollout| &rollout.value),
             tracker: situation.trackers.get(name),
             members,
             lost: lost.collect(),
+            apart,
+            raised,
             is_busy: targets.iter().any(|target| target.cell.is_busy),
             now: situation.now,
         });

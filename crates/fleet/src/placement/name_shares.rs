@@ -47,13 +47,6 @@ pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize
     if course.is_written(situation, plan) {
         return;
     }
-    // A share that cannot be read is left alone: whatever is compared with it fails.
-    let is_readable = |target: &&Target<'_>| {
-        let key = |host: &Name| Key::Share(host.clone(), name.clone()).to_string();
-        let unreadable = &situation.view.unreadable;
-        unreadable.is_empty() || !unreadable.contains_key(&key(table.hosts[target.cell.host].name))
-    };
-    let readable = targets.iter().filter(is_readable);
-    let changes = readable.filter_map(|target| change(table, name, &course, target, |_| Cause::Named));
+    let changes = targets.iter().filter_map(|target| change(table, name, &course, target, |_| Cause::Named));
     plan.changes.extend(changes.collect::<Vec<Change>>());
 }

@@ -261,10 +261,14 @@ fn ending(
 /// Whether a host that gives a name up may get it again.
 fn takes_back(table: &Table<'_>, number: usize, refused: &BTreeMap<&Name, u64>, named: &Named<'_>) -> bool {
     let Some(host) = &named.record.value.host else { return false };
-    let found = table.hosts.binary_search_by(|other| other.name.cmp(host));
-    let obstacle = |host| obstacle(table, &table.catalogs[number], host, None, refused);
+    let catalog = &table.catalogs[number];
+    let Ok(found) = table.hosts.binary_search_by(|other| other.name.cmp(host)) else { return false };
+    let cell = catalog.cells.binary_search_by_key(&found, |cell| cell.host).map(|n| catalog.cells[n]);
+    let cell = Cell { is_busy: false, ..cell.unwrap_or(Cell::empty(found)) };
+    let target = Target { cell, role: Role::Kept, to: cell.names };
     // It has the space of the name.
-    found.is_ok_and(|found| matches!(obstacle(&table.hosts[found]), None | Some(Obstacle::Lacks(_))))
+    let obstacle = obstacle(catalog, &table.hosts[found], Some(&target), refused);
+    matches!(obstacle, None | Some(Obstacle::Lacks(_)))
 }
 
 /// Hosts that have refused a catalog, with the time in milliseconds for which they get no names of it.

@@ -45,6 +45,8 @@ pub(super) struct Cell<'a> {
     pub(super) is_current: bool,
     /// Whether it was just written, so that it is left alone.
     pub(super) is_busy: bool,
+    /// Whether its record cannot be read, so that it is left alone, too: the host keeps what it has.
+    pub(super) is_unreadable: bool,
     /// What the host has reported: machines, ready ones with those that are off as they should be, claimed ones.
     pub(super) reported: u32,
     pub(super) ready: u32,
@@ -65,10 +67,16 @@ impl Cell<'_> {
             modified: 0,
             is_current: true,
             is_busy: false,
+            is_unreadable: false,
             reported: 0,
             ready: 0,
             claimed: 0,
         }
+    }
+
+    /// Whether it is left alone.
+    pub(super) fn is_fixed(&self) -> bool {
+        self.is_busy || self.is_unreadable
     }
 }
 
@@ -154,6 +162,13 @@ impl<'a> Table<'a> {
             let ready = status.ready.saturating_add(status.off);
             (cell.reported, cell.ready, cell.claimed) = (status.count, ready, status.claimed);
             cell.status = Some(status);
+        }
+        for (_, name) in self.unreadable.iter().filter(|(of, _)| of == host.name) {
+            let Some(catalog) = numbers.get(name) else { continue };
+            let cell = cells.entry(*catalog).or_insert(empty);
+            // What it is to have is not known. It has what it has reported.
+            (cell.least, cell.most) = (0, cell.most.max(cell.reported));
+            (cell.count, cell.is_unreadable) = (cell.most, true);
         }
         let deleted = situation.known.len() > numbers.len();
         for (name, known) in situation.known.iter().filter(|(name, _)| deleted && !numbers.contains_key(name))

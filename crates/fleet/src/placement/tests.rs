@@ -459,6 +459,38 @@ fn what_cannot_be_read_is_left_alone() {
     assert_eq!(driver.counts("desk", ["b"]), [10]);
 }
 
+/// Its host keeps its machines, which are made nowhere else.
+#[test]
+fn what_a_share_that_cannot_be_read_stands_for_is_there() {
+    let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "x")], 30);
+    let share = driver.fleet.json("share/a/desk");
+    driver.fleet.put("share/a/desk", "[]");
+    assert_eq!((driver.settle(), driver.counts("desk", ["b", "c"])), (0, [10, 10]));
+    recount(&mut driver, 40);
+    assert_eq!(driver.counts("desk", ["b", "c"]), [15, 15], "10 more");
+    // It may be a share of none.
+    recount(&mut driver, 31);
+    assert_eq!(driver.counts("desk", ["b", "c"]), [15, 15]);
+    recount(&mut driver, 20);
+    assert_eq!(driver.counts("desk", ["b", "c"]), [10, 10]);
+    recount(&mut driver, 30);
+    // Machines of other catalogs do not get its space.
+    driver.fleet.catalog("more", 200, json!({}));
+    driver.settle();
+    assert_eq!(driver.counts("more", ["a", "b", "c"]), [54, 54, 54]);
+    let first = driver.transactions.len();
+    driver.fleet.put("share/a/desk", &share.to_string());
+    assert_eq!((driver.settle(), driver.counts("desk", ["a", "b", "c"])), (1, [10, 10, 10]));
+    assert_eq!(driver.transactions.len(), first + 1, "only its generation was written");
+    // A host that drains gives its machines up when somebody can tell it.
+    driver.fleet.delete("catalogs/more");
+    driver.settle();
+    driver.fleet.put("share/a/desk", "[]");
+    driver.fleet.set("hosts/a", json!({"is_draining": true}));
+    driver.settle();
+    assert_eq!(driver.counts("desk", ["b", "c"]), [15, 15]);
+}
+
 #[test]
 fn counts_that_nobody_can_want_take_no_time() {
     let mut driver = hosts(&[("a", "x"), ("b", "y")]);

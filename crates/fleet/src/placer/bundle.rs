@@ -26,8 +26,14 @@ pub(super) fn in_office(view: &FleetView, term: Revision) -> Vec<Comparison> {
     vec![Comparison::Created(Key::Placer, term), Comparison::Modified(Key::Meta, meta)]
 }
 
-/// Divides changes into transactions. Those that must wait for others are left out.
-pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[Change]) -> Vec<Bundle> {
+/// Divides changes into transactions. Those that must wait for others are left out. Each change of a catalog that is apart has a transaction of
+/// its own, so that one that conflicts keeps no others from being written.
+pub(super) fn bundles(
+    view: &FleetView,
+    term: Revision,
+    changes: &[Change],
+    apart: &BTreeSet<&Name>,
+) -> Vec<Bundle> {
     let mut done = Vec::new();
     let mut open = Open::of(in_office(view, term));
     // Catalogs that were lowered in a transaction before.
@@ -37,7 +43,7 @@ pub(super) fn bundles(view: &FleetView, term: Revision, changes: &[Change]) -> V
             continue;
         }
         let comparisons = comparisons(view, change);
-        if !open.has_space(&comparisons) {
+        if !open.has_space(&comparisons) || open.is_apart(apart) || apart.contains(&change.catalog) {
             lowered.extend(open.effects.lowered.iter().cloned());
             done.extend(std::mem::replace(&mut open, Open::of(in_office(view, term))).close());
             if change.to > change.from && lowered.contains(&change.catalog) {
@@ -71,6 +77,10 @@ impl Open {
         let new = comparisons.iter().filter(|comparison| !self.has.contains(key_of(comparison))).count();
         self.transaction.comparisons.len() + new <= MOST_OPERATIONS
             && self.transaction.writes.len() < MOST_OPERATIONS
+    }
+
+    fn is_apart(&self, apart: &BTreeSet<&Name>) -> bool {
+        self.effects.shares.last().is_some_and(|effect| apart.contains(&effect.place.1))
     }
 
     fn take(&mut self, change: &Change, comparisons: Vec<Comparison>) {

@@ -50,6 +50,12 @@ impl NameEffect {
 }
 
 impl Effects {
+    /// Catalogs whose shares, or names, change.
+    pub(super) fn catalogs(&self) -> impl Iterator<Item = &Name> {
+        let names = self.names.iter().map(|name| &name.catalog);
+        self.shares.iter().map(|effect| &effect.place.1).chain(names)
+    }
+
     pub(super) fn of_names(names: Vec<NameEffect>) -> Effects {
         Effects { names, ..Effects::default() }
     }
@@ -94,6 +100,8 @@ pub(super) struct Ended {
     pub(super) decided: Revision,
     /// Whether others may have waited for it.
     pub(super) has_waiting: bool,
+    /// Catalogs whose shares, or names, it changes.
+    pub(super) catalogs: BTreeSet<Name>,
 }
 
 #[derive(Debug, Default)]
@@ -160,7 +168,11 @@ impl Flights {
     /// Takes the end of a transaction, if it is one of these.
     pub(super) fn end(&mut self, number: u64, outcome: Option<Outcome>, now: Moment) -> Option<Ended> {
         let flight = self.all.get_mut(&number)?;
-        let ended = Ended { decided: flight.decided, has_waiting: !flight.effects.lowered.is_empty() };
+        let ended = Ended {
+            decided: flight.decided,
+            has_waiting: !flight.effects.lowered.is_empty(),
+            catalogs: flight.effects.catalogs().cloned().collect(),
+        };
         flight.since = now;
         match outcome {
             Some(Outcome::Applied(revision)) => flight.state = State::Applied(revision),

@@ -30,12 +30,14 @@ use leaves::Leaves;
 use refusals::Refusals;
 use report::Reports;
 use spillway_api::Name;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most transactions that are under way at the same time.
 const MOST_FLIGHTS: usize = 64;
 /// Time after which a conflict is decided again, if nothing new was heard meanwhile.
 const CONFLICT_MS: u64 = 1_000;
+/// Time for which the changes of a catalog are written one by one after a conflict: one of them may conflict each time.
+const APART_MS: u64 = 10_000;
 /// Longest time until everything is looked at again, whether or not it has changed.
 const REVIEW_MS: u64 = 60_000;
 
@@ -100,6 +102,8 @@ struct Office {
     wake: Moment,
     /// No plan is made of records up to this revision, until that time: they have led to a conflict.
     hold: Option<(Revision, Moment)>,
+    /// Catalogs whose changes are written one by one, and until when.
+    apart: BTreeMap<Name, Moment>,
 }
 
 impl Placer {
@@ -145,13 +149,16 @@ impl Placer {
     /// Takes the end of a transaction; none: no answer came, so that the records will tell.
     pub fn ended(&mut self, number: u64, outcome: Option<Outcome>) {
         let Some(office) = &mut self.office else { return };
-        let Some(Ended { decided, has_waiting }) = office.flights.end(number, outcome, self.now) else {
+        let Some(Ended { decided, has_waiting, catalogs }) = office.flights.end(number, outcome, self.now)
+        else {
             return;
         };
         if outcome == Some(Outcome::Conflict) {
             let until = self.now.after_ms(CONFLICT_MS);
             let revision = office.hold.map_or(decided, |(revision, _)| revision.max(decided));
             office.hold = Some((revision, until));
+            let until = self.now.after_ms(APART_MS);
+            office.apart.extend(catalogs.into_iter().map(|catalog| (catalog, until)));
         }
         if has_waiting || office.is_truncated || outcome == Some(Outcome::Conflict) {
             office.planned = None;
@@ -189,6 +196,7 @@ impl Office {
             seen: None,
             wake: Moment::default(),
             hold: None,
+            apart: BTreeMap::new(),
         }
     }
 
@@ -258,11 +266,15 @@ impl Office {
         let moments = [next, self.refusals.next(now), self.liveness.next(now)];
         self.wake =
             moments.into_iter().flatten().chain([now.after_ms(REVIEW_MS)]).min().expect("one at least");
-        let mut bundles = bundles(view, self.term, &self.plan.changes);
+        self.apart.retain(|_, until| now < *until);
+        let apart: BTreeSet<&Name> = self.apart.keys().collect();
+        let mut bundles = bundles(view, self.term, &self.plan.changes, &apart);
         let steps = self.plan.rollouts.iter();
         bundles.extend(steps.map(|step| rollout_bundle(view, self.term, step, wall)));
-        bundles.extend(names::bundles(view, self.term, &self.plan.names));
+        bundles.extend(names::bundles(view, self.term, &self.plan.names, &apart));
         bundles.extend(self.revived(view));
+        // Those that may conflict once more are last: there may be more than can be under way.
+        bundles.sort_by_key(|bundle| bundle.effects.catalogs().any(|catalog| apart.contains(catalog)));
         let most = MOST_FLIGHTS.saturating_sub(self.flights.len());
         self.is_truncated = bundles.len() > most;
         bundles.truncate(most);

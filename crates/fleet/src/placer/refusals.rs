@@ -17,6 +17,8 @@ const MOST_MS: u64 = 600_000;
 struct Refusal {
     /// Revision of the report.
     reported: Revision,
+    /// Machines that it was to have. It is over when the host has as many: it has taken nothing if only its share was lowered.
+    count: u32,
     wait_ms: u64,
     until: Moment,
 }
@@ -39,24 +41,25 @@ impl Refusals {
                 let Some(share) = share.filter(|share| status.modified > share.modified) else { continue };
                 let (share, place) = (&share.value, || (host.clone(), catalog.clone()));
                 if report.refuses(share.generation) && share.count > report.count {
-                    self.refuse(place(), status.modified, now);
+                    self.refuse(place(), share.count, status.modified, now);
                 }
                 let has_taken = report.refused.is_none() && share.generation == report.generation;
-                if has_taken && report.count >= share.count && !self.all.is_empty() {
+                let is_over = |refusal: &Refusal| has_taken && report.count >= refusal.count.max(share.count);
+                if !self.all.is_empty() && self.all.get(&place()).is_some_and(is_over) {
                     self.all.remove(&place());
                 }
             }
         }
     }
 
-    fn refuse(&mut self, place: Place, reported: Revision, now: Moment) {
+    fn refuse(&mut self, place: Place, count: u32, reported: Revision, now: Moment) {
         let known = self.all.get(&place);
         // Until the share has been lowered, the host repeats what it has said.
         if known.is_some_and(|known| known.reported >= reported || known.until > now) {
             return;
         }
         let wait_ms = known.map_or(FIRST_MS, |known| known.wait_ms.saturating_mul(2).min(MOST_MS));
-        self.all.insert(place, Refusal { reported, wait_ms, until: now.after_ms(wait_ms) });
+        self.all.insert(place, Refusal { reported, count, wait_ms, until: now.after_ms(wait_ms) });
     }
 
     /// Shares whose hosts are passed over now, and for how many milliseconds yet.

@@ -100,10 +100,73 @@ fn a_conflict_is_decided_again_once_the_records_are_newer_or_a_second_has_passed
     let step = |driver: &mut Driver| driver.placer.step(&stale, &driver.health, driver.now).len();
     assert_eq!(step(&mut driver), 0, "the same records would lead to the same conflict");
     driver.now = driver.now.after_ms(1000);
-    assert_eq!(step(&mut driver), 1, "it may have been the restore of an older store");
+    assert_eq!(step(&mut driver), 2, "it may have been the restore of an older store");
     driver.placer.ended(2, Some(Outcome::Conflict));
+    driver.placer.ended(3, Some(Outcome::Conflict));
     driver.settle();
     assert_eq!(driver.counts("desk", ["h0", "h1"]), [10, 0]);
+}
+
+/// Steps for so many seconds, while each transaction conflicts that writes this key. The most transactions of a step.
+fn after_s_without(driver: &mut Driver, seconds: u64, stuck: &str) -> usize {
+    let mut most = 0;
+    for _ in 0..seconds {
+        for _ in 0..100 {
+            let commits = driver.step();
+            most = most.max(commits.len());
+            for (number, transaction) in commits {
+                let mut keys = transaction.writes.iter().map(crate::sample::key_of);
+                let is_stuck = keys.any(|key| key.to_string() == stuck);
+                let outcome = if is_stuck { Outcome::Conflict } else { driver.fleet.commit(&transaction) };
+                driver.placer.ended(number, Some(outcome));
+            }
+        }
+        driver.now = driver.now.after_ms(1000);
+    }
+    most
+}
+
+#[test]
+fn a_change_that_conflicts_each_time_keeps_no_others_from_being_written() {
+    let mut driver = driver(10, 20);
+    driver.fleet.catalog("build", 10, json!({}));
+    driver.fleet.catalog("names", 20, json!({"identity": "named", "on_isolation": "stop"}));
+    let stuck = driver.step();
+    assert_eq!(stuck.len(), 2, "shares, and names");
+    stuck.iter().for_each(|(number, _)| driver.placer.ended(*number, Some(Outcome::Conflict)));
+    after_s_without(&mut driver, 20, "share/h3/desk");
+    assert_eq!((driver.fleet.total("desk"), driver.fleet.total("build")), (18, 10));
+    assert_eq!(driver.fleet.view().named[&name("names")].len(), 20);
+    // Changes of another catalog go on, and many at the same time.
+    driver.fleet.catalog("more", 10, json!({}));
+    assert!(after_s_without(&mut driver, 1, "share/h3/desk") <= 2);
+    assert_eq!(driver.fleet.total("more"), 10);
+    driver.settle();
+    driver.after_s(2);
+    assert_eq!(driver.fleet.total("desk"), 20);
+    // The same with a name.
+    driver.fleet.catalog("names", 30, json!({"identity": "named", "on_isolation": "stop"}));
+    after_s_without(&mut driver, 20, "named/names/names-023");
+    assert_eq!(driver.fleet.view().named[&name("names")].len(), 29);
+    // After a while they are written together again.
+    driver.after_s(30);
+    driver.fleet.catalog("desk", 60, json!({}));
+    assert_eq!(driver.step().len(), 1);
+}
+
+/// Others get the machines of a lost host although one of them cannot be told.
+#[test]
+fn machines_of_a_lost_host_are_raised_after_a_conflict() {
+    let mut driver = driver(6, 60);
+    driver.settle();
+    driver.fleet.end_lease("h1");
+    driver.settle();
+    driver.after_s(29);
+    after_s_without(&mut driver, 10, "share/h3/desk");
+    let [h1, h2, h3, h4] = driver.counts("desk", ["h1", "h2", "h3", "h4"]);
+    assert_eq!([h1, h2, h3, h4], [0, 12, 10, 12]);
+    driver.after_s(2);
+    assert_eq!(driver.fleet.total("desk"), 60);
 }
 
 #[test]
@@ -179,6 +242,13 @@ fn a_host_that_refuses_is_passed_over_for_ever_longer_times() {
             "desk",
             json!({"count": 12, "generation": 1, "refused": "no", "refused_generation": 2}),
         );
+        driver.settle();
+        assert_eq!(driver.fleet.count("h0", "desk"), 12);
+        // It does what its share says now. That is less than it has refused.
+        driver.fleet.report("h0", "desk", json!({"count": 11, "ready": 11, "generation": 2}));
+        driver.settle();
+        assert_eq!(driver.fleet.count("h0", "desk"), 12, "and makes what is missing");
+        driver.fleet.report("h0", "desk", json!({"count": 12, "ready": 12, "generation": 2}));
         driver.settle();
     }
     assert_eq!(pauses, [10, 20, 40, 80]);

@@ -37,9 +37,11 @@ pub fn begun(
     let key = Key::Rollout(name.clone());
     check_readable(view, &key)?;
     let known = view.rollouts.get(name);
-    let from = match current(view, name, before).map(|rollout| &rollout.value).filter(|_| !terms.at_once) {
-        Some(rollout) => rollout.fresh().clone(),
-        None => VersionName::of_catalog(before),
+    let from = match current(view, name, before).map(|rollout| &rollout.value) {
+        Some(rollout) if !terms.at_once => rollout.fresh().clone(),
+        // The same way back once more.
+        Some(rollout) if rollout.at_once && rollout.to.is_of(after) => rollout.from.clone(),
+        _ => VersionName::of_catalog(before),
     };
     let record = RolloutRecord {
         from,

@@ -36,6 +36,11 @@ pub(crate) struct Scene<'a> {
     pub(crate) members: Vec<Member<'a>>,
     /// Hosts that count as lost, with their shares.
     pub(crate) lost: Vec<(&'a Name, &'a ShareRecord)>,
+    /// Hosts that have machines and are no members, lost ones among them, with their shares, unless those cannot be read: nobody waits for
+    /// them, and others may be about to get what they have.
+    pub(crate) apart: Vec<(&'a Name, Option<&'a ShareRecord>)>,
+    /// A host that is about to get its first machines. It is a member once it has its share.
+    pub(crate) raised: Option<&'a Name>,
     /// Whether a share is being written, be it of a host that is no member any more: it may be about to get the version.
     pub(crate) is_busy: bool,
     pub(crate) now: Moment,
@@ -73,8 +78,10 @@ pub(crate) fn decide(scene: &Scene<'_>) -> Steps {
 fn begin(scene: &Scene<'_>) -> Steps {
     let to = VersionName::of_catalog(scene.catalog);
     let mut others: Vec<(VersionName, u64)> = Vec::new();
-    for member in scene.members.iter().filter(|member| !to.is_in(member.share, scene.catalog)) {
-        let (has, count) = (member.share.version_name(scene.catalog), u64::from(member.share.count));
+    let apart = scene.apart.iter().filter_map(|(_, share)| *share);
+    let shares = scene.members.iter().map(|member| member.share).chain(apart);
+    for share in shares.filter(|share| !to.is_in(share, scene.catalog)) {
+        let (has, count) = (share.version_name(scene.catalog), u64::from(share.count));
         match others.iter_mut().find(|(other, _)| *other == has) {
             Some((_, all)) => *all += count,
             None => others.push((has, count)),
@@ -160,7 +167,12 @@ impl Pace<'_> {
         }
         let members = self.scene.members.iter();
         let mut missing = members.filter(|member| member.is_alive && !self.has_version(member));
-        let Some(first) = missing.next() else { return self.begin_waves() };
+        let Some(first) = missing.next() else {
+            return match self.unreached() {
+                Some(why) => self.waiting(Steps { waits: Some(why), ..Steps::default() }),
+                None => self.begin_waves(),
+            };
+        };
         let waits = match missing.count() {
             0 => format!("host '{}' does not have {} yet", first.name, self.to),
             more => format!("host '{}' and {more} more do not have {} yet", first.name, self.to),
@@ -207,7 +219,10 @@ impl Pace<'_> {
                 .waiting(Steps { waits: Some("shares are being written".into()), ..Steps::default() });
         }
         if undone.is_none() && started == members.len() {
-            return self.to_state(FleetRolloutState::Done);
+            return match self.unreached() {
+                Some(why) => self.waiting(Steps { waits: Some(why), ..Steps::default() }),
+                None => self.to_state(FleetRolloutState::Done),
+            };
         }
         if undone.is_none() && started >= self.record.most_hosts(waves, members.len()) {
             let mut next = RolloutRecord { wave: self.record.wave + 1, ..self.record.clone() };
@@ -223,6 +238,21 @@ impl Pace<'_> {
             None => steps.waits.or_else(|| self.why_none_is_next()),
         };
         self.waiting(steps)
+    }
+
+    /// Why there is more to come although all members are through: otherwise hosts that get machines next would get an untried version,
+    /// all of them at once.
+    fn unreached(&self) -> Option<String> {
+        if self.record.at_once {
+            return None;
+        }
+        if let Some(name) = self.scene.raised {
+            return Some(format!("host '{name}' is about to get its first machines"));
+        }
+        let (name, _) = self.scene.apart.first().filter(|_| self.scene.members.is_empty())?;
+        Some(format!(
+            "no host keeps its machines: host '{name}' is to give them up, is lost, or has a share that cannot be read"
+        ))
     }
 
     /// Why the rollout halts.

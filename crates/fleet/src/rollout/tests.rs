@@ -263,6 +263,36 @@ fn so_many_may_fail_as_were_said_and_as_had_failed_before() {
     assert!(world.why().starts_with("2 machines have failed"), "{}", world.why());
 }
 
+/// Which machines have failed is not known, only how many.
+#[test]
+fn machines_that_had_failed_before_and_were_ready_since_count() {
+    for (ready, halts) in [(5, true), (4, true), (3, false)] {
+        let mut world = World::new(4, 5, json!({}));
+        world
+            .hosts()
+            .iter()
+            .for_each(|host| world.change(host, json!({ "ready": 3, "updated": 3, "failed": 2 })));
+        world.update(2);
+        world.bring();
+        let first = world.with(2)[0].clone();
+        world.change(&first, json!({ "version": 2, "ready": 3, "updated": 0, "failed": 2 }));
+        assert_eq!(world.driver.settle(), 0);
+        // They are started again, and fail again, or are ready.
+        world.change(&first, json!({ "ready": ready, "updated": 2, "failed": 0 }));
+        assert_eq!((world.driver.settle(), world.state()), (0, FleetRolloutState::Running));
+        world.change(&first, json!({ "ready": 3, "updated": 2, "failed": 2 }));
+        world.driver.settle();
+        assert_eq!(world.state() == FleetRolloutState::Halted, halts, "{ready}");
+        if halts {
+            assert!(
+                world.why().starts_with(&format!("{} machines have failed", ready - 3)),
+                "{}",
+                world.why()
+            );
+        }
+    }
+}
+
 #[test]
 fn what_makes_no_progress_halts_with_the_reason() {
     let (mut world, first) = World::begun(4, 5, json!({}));
@@ -989,15 +1019,149 @@ fn a_dead_host_of_machines_that_keep_data_halts_once_and_is_not_waited_for() {
     assert_eq!((world.state(), world.with(2).len()), (FleetRolloutState::Done, 3));
 }
 
+/// The version before it is the one that people wanted to leave.
 #[test]
-fn a_rollback_that_was_stopped_can_be_asked_for_again() {
-    let (mut world, _) = World::begun(4, 5, json!({}));
+fn a_rollback_that_was_stopped_goes_the_same_way_when_it_is_asked_for_again() {
+    for (action, to) in [
+        (RolloutAction::Abort, None),
+        (RolloutAction::Abort, Some(1)),
+        (RolloutAction::Pause, None),
+        (RolloutAction::Pause, Some(1)),
+    ] {
+        let (mut world, first) = World::begun(4, 5, json!({}));
+        let again = |world: &World| roll_back_catalog(world.driver.fleet.view(), &name("desk"), to, now());
+        // Nobody has told the hosts yet.
+        let change = roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now()).unwrap();
+        assert!(matches!(world.driver.fleet.commit(&change), Outcome::Applied(_)));
+        assert!(again(&world).unwrap_err().message.contains("on its way back"));
+        world.ask(action).unwrap();
+        assert_eq!(world.with(2), std::slice::from_ref(&first));
+        let before = world.record();
+        let change = again(&world).unwrap();
+        world.commit(&change);
+        let record = world.record();
+        assert_eq!((record.to.version, record.from, record.at_once), (1, before.from, true), "{action:?}");
+        assert!(record.generation > before.generation && record.state == FleetRolloutState::Running);
+        assert_eq!((world.with(1).len(), world.with(2)), (4, vec![]));
+        world.all_well();
+        assert_eq!(world.state(), FleetRolloutState::Done);
+        let history = &world.driver.fleet.view().catalogs[&name("desk")].value.history;
+        assert_eq!(history.iter().map(|entry| entry.version).collect::<Vec<_>>(), [1, 2, 1]);
+    }
+}
+
+/// Hosts that get machines later are hosts of the rollout: none gets an untried version without having brought it, and beyond the wave.
+#[test]
+fn a_rollout_without_hosts_waits_for_those_that_get_the_machines() {
+    for what in ["drained", "lost", "dead", "another zone", "another zone, nobody has begun"] {
+        let mut world = World::new(1, 6, json!({ "zones": ["x", "y"], "waves": ["1", "100%"] }));
+        (1..4).for_each(|n| world.driver.fleet.host(&format!("h{n}"), "y"));
+        match what {
+            "another zone" => {
+                let spec: FleetCatalogSpec = serde_json::from_value(json!({ "image": "ubuntu:2", "count": 6,
+                    "ram_bytes": GIB / 2, "memory_bytes": GIB / 2, "zones": ["y"], "waves": ["1", "100%"] }))
+                .unwrap();
+                let view = world.driver.fleet.view();
+                let change = replace_catalog(view, &name("desk"), &spec, None, now()).unwrap().unwrap();
+                world.commit(&change);
+            }
+            "another zone, nobody has begun" => {
+                let mut spec = world.driver.fleet.json("catalogs/desk")["spec"].clone();
+                spec["zones"] = json!(["y"]);
+                let fields = json!({ "spec": spec, "version": 2, "generation": 2 });
+                world.driver.fleet.set("catalogs/desk", fields);
+            }
+            _ => world.update(2),
+        }
+        let epoch = world.driver.fleet.revision();
+        match what {
+            "drained" => _ = world.driver.fleet.set("hosts/h0", json!({ "is_draining": true })),
+            "lost" => world.driver.fleet.end_lease("h0"),
+            "dead" => {
+                world.driver.fleet.end_lease("h0");
+                world.driver.fleet.set("hosts/h0", json!({ "dead_epoch": epoch }));
+            }
+            _ => {}
+        }
+        world.driver.settle();
+        world.driver.after_s(if what == "lost" { 60 } else { 1 });
+        let others = || ["h1", "h2", "h3"].into_iter().map(String::from);
+        let has = |world: &World, host: &String| world.driver.fleet.json(&format!("share/{host}/desk"));
+        // Nobody waits for a silent host to bring it.
+        let state = if what == "lost" { FleetRolloutState::Running } else { FleetRolloutState::Prefetch };
+        assert_eq!((world.state(), world.record().to.version), (state, 2), "{what}");
+        assert!(others().all(|host| has(&world, &host)["version"] == 1), "{what}: {:?}", world.with(2));
+        assert!(others().all(|host| has(&world, &host)["image"] == "debian"), "{what}");
+        world.bring();
+        assert_eq!((world.with(2).len(), world.record().wave), (1, 0), "{what}");
+        while world.state() != FleetRolloutState::Done {
+            world.all_well();
+        }
+        assert!(others().all(|host| has(&world, &host)["version"] == 2), "{what}");
+    }
+}
+
+#[test]
+fn a_wave_is_no_rollout_if_all_other_hosts_are_drained() {
+    let (mut world, first) = World::begun(10, 2, json!({ "waves": ["1", "2", "100%"] }));
+    world.driver.fleet.budget(&first, 2 * GIB);
+    let others: Vec<_> = world.hosts().into_iter().filter(|host| *host != first).collect();
+    (0..9).for_each(|n| world.driver.fleet.host(&format!("n{n}"), "x"));
+    others.iter().for_each(|host| {
+        _ = world.driver.fleet.set(&format!("hosts/{host}"), json!({ "is_draining": true }))
+    });
+    world.well(&first);
+    world.driver.settle();
+    assert!(world.driver.fleet.count("n0", "desk") > 0);
+    assert_eq!((world.with(2), world.state()), (vec![first], FleetRolloutState::Running));
+    world.bring();
+    assert_eq!((world.with(2).len(), world.record().wave), (2, 1));
+}
+
+/// Nobody can give its machines to others: it is said, and people decide.
+#[test]
+fn a_rollout_whose_only_host_is_drained_halts_after_the_deadline() {
+    let mut world = World::new(1, 2, json!({}));
+    world.update(2);
+    world.driver.fleet.set("hosts/h0", json!({ "is_draining": true }));
+    world.driver.settle();
+    assert_eq!((world.driver.after_s(590), world.state()), (0, FleetRolloutState::Prefetch));
+    world.driver.after_s(20);
+    let why = "no progress in 600 s: no host keeps its machines: host 'h0' is to give them up, is lost, or has a share that cannot be read";
+    assert_eq!(world.why(), why);
     world.roll_back();
-    let again = || roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now());
-    assert!(again().unwrap_err().message.contains("on its way back"));
-    let mut world = World { driver: world.driver };
-    world.ask(RolloutAction::Abort).unwrap();
-    let again = roll_back_catalog(world.driver.fleet.view(), &name("desk"), None, now());
-    println!("{again:?}");
-    assert!(!again.is_err_and(|e| e.message.contains("on its way back")));
+    assert_eq!((world.state(), world.with(1)), (FleetRolloutState::Done, vec!["h0".to_owned()]));
+}
+
+/// Nothing runs, and what machines had before may be why.
+#[test]
+fn a_catalog_that_no_host_can_make_gets_another_version_at_once() {
+    let mut world = World::new(2, 2, json!({}));
+    for host in ["h0", "h1"] {
+        world.driver.fleet.report(
+            host,
+            "desk",
+            json!({ "refused": "it is not there", "refused_generation": 1 }),
+        );
+    }
+    world.driver.settle();
+    assert_eq!(world.driver.fleet.total("desk"), 0);
+    world.update(2);
+    assert_eq!(world.state(), FleetRolloutState::Done);
+    world.driver.after_s(30);
+    assert_eq!(world.with(2).len(), 2);
+}
+
+#[test]
+fn a_rollout_whose_only_share_cannot_be_read_is_not_done() {
+    let mut world = World::new(1, 2, json!({}));
+    world.driver.fleet.host("h1", "x");
+    let share = world.driver.fleet.json("share/h0/desk");
+    world.driver.fleet.put("share/h0/desk", "[]");
+    world.update(2);
+    assert_eq!((world.state(), world.driver.fleet.count("h1", "desk")), (FleetRolloutState::Prefetch, 0));
+    world.driver.fleet.put("share/h0/desk", &share.to_string());
+    world.driver.settle();
+    world.bring();
+    assert_eq!((world.state(), world.with(2)), (FleetRolloutState::Running, vec!["h0".to_owned()]));
 }

@@ -21,7 +21,8 @@ pub struct Tracker {
     at: Option<(FleetRolloutState, u32)>,
     /// Hosts that were seen done with the version.
     pub(super) done: BTreeSet<Name>,
-    /// Machines that had failed on a host before the version reached it.
+    /// Machines that had failed on a host before the version reached it, and have perhaps not been ready since. One that is started again has
+    /// not failed for a while, so that only ready ones tell that there are fewer.
     pub(super) failed_before: BTreeMap<Name, u32>,
     /// The most that was seen of each host: 1 for the version, 1 for its share, and its updated machines.
     best: BTreeMap<Name, u32>,
@@ -100,8 +101,13 @@ impl Tracker {
         } else if self.running.remove(host) {
             self.stopped.insert(host.clone(), now);
         }
-        if let Some(status) = status.filter(|_| !has_taken) {
-            self.failed_before.insert(host.clone(), status.failed);
+        if let Some(status) = status {
+            let away = status.count.saturating_sub(status.ready).saturating_sub(status.off);
+            match self.failed_before.get_mut(host).filter(|_| has_taken) {
+                Some(before) => *before = away.min(*before),
+                None if has_taken => {}
+                None => _ = self.failed_before.insert(host.clone(), status.failed),
+            }
         }
         let updated = status.filter(|_| has_taken).map_or(0, |status| status.updated);
         let through = updated + u32::from(has_taken) + u32::from(is_started) + u32::from(has_version);

@@ -55,6 +55,8 @@ enum State {
 struct Machines {
     all: Vec<Machine>,
     wanted: u32,
+    /// Count of its share. It refuses what is more than it wants, for some time.
+    share: u32,
     generation: u64,
     version: u32,
     batch: u32,
@@ -340,7 +342,7 @@ impl Host {
     fn take(&mut self, wanted: &WantedShares, now: u64, random: &mut Rng) {
         for (catalog, machines) in &mut self.machines {
             if !wanted.catalogs.contains_key(catalog) {
-                machines.wanted = 0;
+                (machines.wanted, machines.share) = (0, 0);
                 machines.resize(now, random);
             }
         }
@@ -357,6 +359,7 @@ impl Host {
             if machines.next.map(|(version, _)| version) != next {
                 machines.next = next.map(|version| (version, now + 1_000 + random.below(20_000)));
             }
+            machines.share = count;
             if count > machines.wanted && now >= machines.refuses_until {
                 if super::REFUSES.with(std::cell::Cell::get) && random.chance(200) {
                     machines.refuses_until = now + 3_000 + random.below(30_000);
@@ -420,7 +423,8 @@ impl Host {
             return None;
         }
         let catalogs = self.machines.iter().map(|(catalog, machines)| {
-            let refused = (now < machines.refuses_until).then(|| "not now".to_owned());
+            let refuses = now < machines.refuses_until && machines.share > machines.wanted;
+            let refused = refuses.then(|| "not now".to_owned());
             let is_new =
                 |machine: &&Machine| machine.version == machines.version && machine.state == State::Ready;
             // Failed ones count as that.

@@ -9,7 +9,7 @@ use super::sample::name;
 use super::world::{Seen, World};
 use super::{BAD, MISSING, rng, run_seeds};
 use serde_json::Value;
-use spillway_api::{FleetCatalogUpdate, FleetRolloutState, Name, RolloutAction};
+use spillway_api::{FleetCatalogUpdate, FleetHostAction, FleetRolloutState, Name, RolloutAction};
 use spillway_fleet::changes::{ChangeError, replace_catalog, roll_back_catalog, update_catalog};
 use spillway_fleet::keys::Key;
 use spillway_fleet::records::{RolloutRecord, ShareRecord};
@@ -52,8 +52,12 @@ impl World {
                     let now = &after.rollouts[catalog];
                     if let Some(was) = before.rollouts.get(catalog) {
                         assert!(!matches!(was.state, Halted | Paused | Aborted), "a placer goes on: {was:?}");
-                        if (was.state, now.state) == (Running, Running) && now.wave > was.wave {
+                        let is_wave = now.state == Running && now.wave > was.wave;
+                        if was.state == Running && (is_wave || now.state == Done) {
                             self.check_wave(catalog, &after, seen);
+                        }
+                        if now.state == Done && !now.at_once {
+                            self.check_reached(catalog, &after, seen);
                         }
                         assert_eq!(
                             (&was.to, was.generation, was.resumes),
@@ -92,15 +96,46 @@ impl World {
         }
     }
 
-    /// Another wave begins when all machines of the hosts before have been seen ready, unless somebody drains such a host.
+    /// Another wave begins, or the rollout is done, when all machines of the hosts before have been seen ready, unless somebody drains such a host.
     fn check_wave(&self, catalog: &Name, versions: &Versions, seen: &mut Seen) {
         let Some(done) = self.done.as_ref().filter(|_| *catalog == name("desk")) else { return };
         let to = versions.rollouts[catalog].to.version;
         for ((host, _), _) in versions.shares.iter().filter(|((_, of), has)| of == catalog && **has == to) {
             let record = serde_json::from_slice::<Value>(&self.store.entries[&format!("hosts/{host}")].value);
             let is_left = record.is_ok_and(|record| record["is_draining"] == true);
-            assert!(is_left || done.contains(&(host.clone(), to)), "{host} was not done when a wave began");
+            assert!(
+                is_left || done.contains(&(host.clone(), to)),
+                "{host} was not done when a wave, or the rollout, ended"
+            );
             seen.waited += u64::from(!is_left);
+        }
+    }
+
+    /// A rollout has not reached all hosts if it has reached none: those that get the machines next would get an untried version.
+    fn check_reached(&self, catalog: &Name, versions: &Versions, seen: &mut Seen) {
+        let to = versions.rollouts[catalog].to.version;
+        let mut has =
+            versions.shares.iter().filter(|((_, of), _)| of == catalog).map(|(_, has)| *has).peekable();
+        let is_none = has.peek().is_none();
+        assert!(
+            is_none || has.any(|has| has == to),
+            "{catalog}: {to} has reached no host of {:?}",
+            versions.shares
+        );
+        seen.reached += u64::from(!is_none);
+    }
+
+    /// People drain all hosts that have machines of the catalog, or no host any more.
+    fn evacuate(&mut self) {
+        let having = self.rollouts().shares.into_keys().filter(|(_, of)| *of == name("desk"));
+        let having: BTreeSet<Name> = having.map(|(host, _)| host).collect();
+        let is_over = self.random.chance(2);
+        for n in 0..self.hosts.len() {
+            if is_over {
+                self.act(n, FleetHostAction::Uncordon);
+            } else if having.contains(&self.hosts[n].name) {
+                self.act(n, FleetHostAction::Drain);
+            }
         }
     }
 
@@ -203,9 +238,10 @@ impl World {
 
 /// What must have happened, so that the runs show something.
 fn check_seen((runs, seen): (u64, Seen)) {
-    let Seen { started, halted, done, waited, .. } = seen;
+    // Rollouts that were done are rollbacks, too.
+    let Seen { started, halted, done, waited, reached, .. } = seen;
     assert!(
-        runs < 20 || [started, halted, done, waited].into_iter().all(|count| count > runs / 2),
+        runs < 20 || [started, halted, done, waited, 2 * reached].into_iter().all(|count| count > runs / 2),
         "{seen:?}"
     );
 }
@@ -269,9 +305,11 @@ fn rollouts_keep_to_their_waves_whatever_fails() {
         super::CLAIMS.with(|claims| claims.set(true));
         world.done = Some(BTreeSet::new());
         BAD.with(|bad| bad.set(0));
-        world.min_ready = random.below(hosts as u64 * 4) as u32;
+        // Some are on a few hosts, which may all be drained.
+        let machines = if random.chance(3) { 1 + random.below(4) } else { hosts as u64 * 8 };
+        world.min_ready = random.below((machines / 2).max(1)) as u32;
         world.run_for(20_000, seen);
-        world.catalog("desk", hosts as u32 * 8, 45);
+        world.catalog("desk", machines as u32, 45);
         world.catalog("build", hosts as u32, 30);
         world.run_for(60_000, seen);
         let mut version = 1;
@@ -283,7 +321,10 @@ fn rollouts_keep_to_their_waves_whatever_fails() {
                 world.meddle(&mut version);
             }
             if random.chance(10) {
-                world.scale((hosts as u64 * 4 + random.below(hosts as u64 * 12)) as u32);
+                world.scale((machines / 2 + 1 + random.below(machines * 3 / 2)) as u32);
+            }
+            if random.chance(12) {
+                world.evacuate();
             }
             world.run_for(1_000 + random.below(30_000), seen);
         }

@@ -35,6 +35,8 @@ pub struct Seen {
     pub done: u64,
     /// Hosts that were looked at when another wave began.
     pub waited: u64,
+    /// Rollouts that were done and had reached a host.
+    pub reached: u64,
 }
 
 enum Event {
@@ -312,7 +314,7 @@ impl World {
     }
 
     /// Somebody does something to a host.
-    fn act(&mut self, host: usize, action: FleetHostAction) {
+    pub(super) fn act(&mut self, host: usize, action: FleetHostAction) {
         let of = self.hosts[host].name.clone();
         let is_done = self.ask(|view| change_host(view, &of, action).map(Some)) == Ok(true);
         let counts = matches!(action, FleetHostAction::Drain | FleetHostAction::DeclareDead);
