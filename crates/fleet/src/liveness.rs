@@ -113,6 +113,8 @@ struct Track {
     is_removed: bool,
     /// Epoch that the host had when it was last seen alive.
     last_epoch: Option<Revision>,
+    /// Revision that created the host's record, and when it was first seen. Another host may take the name of one that was removed.
+    recorded: Option<(Revision, Moment)>,
 }
 
 /// What a placer has seen of the hosts since its term began.
@@ -147,13 +149,15 @@ impl Liveness {
     /// Takes the records as they are now.
     pub fn observe(&mut self, view: &FleetView, now: Moment) {
         let mut before = std::mem::take(&mut self.tracks);
-        let holders = view.shares.keys().chain(view.places.keys());
+        let names = view.named.values().flat_map(BTreeMap::values);
+        let with_names: BTreeSet<&Name> = names.filter_map(|name| name.value.host.as_ref()).collect();
+        let holders = view.shares.keys().chain(view.places.keys()).chain(with_names.iter().copied());
         let without_record = holders.filter(|host| !view.hosts.contains_key(*host));
         // One of them may have shares and names.
         let all: BTreeSet<&Name> = view.hosts.keys().chain(without_record).collect();
         for host in all {
             let track = before.remove(host);
-            self.tracks.insert(host.clone(), seen(view, host, track, now));
+            self.tracks.insert(host.clone(), seen(view, host, with_names.contains(host), track, now));
         }
         let counted =
             |track: &&Track| !track.is_dead && !track.is_removed && !matches!(track.sign, Sign::NeverSeen);
@@ -186,6 +190,12 @@ impl Liveness {
             Sign::NeverSeen => Standing::NeverSeen,
             Sign::Silent { inquiry, .. } => Standing::Silent { for_ms, reach: inquiry.reach() },
         }
+    }
+
+    /// Time since the record of a host was made, at least. Whoever had its name before had no lease then.
+    pub fn recorded_for_ms(&self, host: &Name, now: Moment) -> u64 {
+        let recorded = self.tracks.get(host).and_then(|track| track.recorded);
+        recorded.map_or(0, |(_, since)| now.since_ms(since))
     }
 
     /// Why no host counts as lost now, unless somebody has declared it dead.
@@ -253,7 +263,7 @@ impl Liveness {
 }
 
 /// What is known of a host after these records, where so much was known before.
-fn seen(view: &FleetView, host: &Name, before: Option<Track>, now: Moment) -> Track {
+fn seen(view: &FleetView, host: &Name, has_names: bool, before: Option<Track>, now: Moment) -> Track {
     let is_unreadable = |folder: &str| {
         !view.unreadable.is_empty() && view.unreadable.contains_key(&format!("{folder}/{host}"))
     };
@@ -263,9 +273,14 @@ fn seen(view: &FleetView, host: &Name, before: Option<Track>, now: Moment) -> Tr
     let dead_epoch = record.and_then(|record| record.value.dead_epoch);
     let is_dead = dead_epoch.is_some_and(|dead| last_epoch.is_none_or(|epoch| epoch <= dead));
     let begins = |since: Moment| Sign::Silent { since, inquiry: Inquiry::default() };
-    let has_been =
-        [view.statuses.contains_key(host), view.shares.contains_key(host), view.places.contains_key(host)]
-            .contains(&true);
+    let has_been = has_names
+        || view.statuses.contains_key(host)
+        || view.shares.contains_key(host)
+        || view.places.contains_key(host);
+    let before_recorded = before.as_ref().and_then(|track| track.recorded);
+    let recorded = record.map(|record| {
+        before_recorded.filter(|(created, _)| *created == record.created).unwrap_or((record.created, now))
+    });
     let sign = match before.map(|track| track.sign) {
         _ if is_unreadable("hosts") || is_unreadable("alive") => Sign::Unreadable,
         _ if epoch.is_some() => Sign::Alive,
@@ -274,7 +289,7 @@ fn seen(view: &FleetView, host: &Name, before: Option<Track>, now: Moment) -> Tr
         _ if has_been => begins(now),
         _ => Sign::NeverSeen,
     };
-    Track { sign, is_dead, is_removed: record.is_none(), last_epoch }
+    Track { sign, is_dead, is_removed: record.is_none(), last_epoch, recorded }
 }
 
 #[cfg(test)]

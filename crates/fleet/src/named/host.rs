@@ -272,7 +272,8 @@ impl HostNames {
     }
 
     /// Confirms what the host has given up. `gone` has those of `leaving` of which nothing was left when somebody looked for them: whoever
-    /// was not looked for, or was given to the host again since, is not confirmed.
+    /// was not looked for, or was given to the host again since, is not confirmed. Nor is a place of another epoch: it may be that of a host
+    /// that had this name before.
     pub fn confirm(
         &self,
         view: &FleetView,
@@ -280,10 +281,13 @@ impl HostNames {
         gone: &BTreeMap<Name, Revision>,
         now: Moment,
     ) -> Option<Transaction> {
-        current(view, belief, now).filter(|belief| belief.epoch == self.highest)?;
+        // While another host may have these records, it may run what this one has nothing of.
+        let belief = current(view, belief, now)
+            .filter(|belief| belief.epoch == self.highest && !self.is_other_boot)?;
         let places = view.places.get(&self.host).into_iter().flatten();
         let gone = places.filter(|((_, machine), place)| {
-            place.value.is_leaving && gone.get(machine) == Some(&place.modified)
+            let is_own = place.value.epoch == belief.epoch;
+            place.value.is_leaving && is_own && gone.get(machine) == Some(&place.modified)
         });
         let mut release = Transaction::default();
         for ((catalog, machine), place) in gone.take(MOST_RELEASES) {
@@ -452,6 +456,12 @@ mod tests {
         assert_eq!(case.fleet.commit(&release), crate::transaction::Outcome::Conflict);
         case.place(case.epoch, json!({"is_leaving": true}));
         assert_eq!(case.confirm(belief, &gone), None, "it may have run in between");
+        case.place(case.epoch - 1, json!({"is_leaving": true}));
+        assert_eq!(
+            case.confirm(belief, &case.gone()),
+            None,
+            "it may be that of a host that had this name before"
+        );
     }
 
     #[test]
@@ -498,7 +508,11 @@ mod tests {
         assert_eq!(order(&case.step(last, false, Moment(late.0 - 1))), NameOrder::GoOn);
         let orders = case.step(last, false, late);
         assert_eq!((order(&orders), orders.record_boot, orders.refusal), (NameOrder::Run, true, None));
+        case.place(case.epoch, json!({"is_leaving": true}));
+        let confirm = |case: &Case| case.names.confirm(case.fleet.view(), last, &case.gone(), late);
+        assert_eq!(confirm(&case), None, "the other one may have it");
         case.names.recorded_boot();
         assert!(!case.step(last, false, late).record_boot);
+        assert!(confirm(&case).is_some());
     }
 }

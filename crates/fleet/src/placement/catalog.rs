@@ -239,7 +239,7 @@ fn places(table: &Table<'_>, targets: &[Target<'_>]) -> Vec<Option<usize>> {
 }
 
 /// Why a host gets no further machine of a catalog.
-fn obstacle(
+pub(super) fn obstacle(
     catalog: &Catalog<'_>,
     host: &Host<'_>,
     target: Option<&Target<'_>>,

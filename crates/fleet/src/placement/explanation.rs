@@ -51,7 +51,7 @@ pub enum Obstacle {
     LacksLabel(Name),
     /// It has not reported its budget yet.
     NoStatus,
-    /// The record of its share cannot be read.
+    /// The record of its share cannot be read, or that of a machine with a name of the fleet.
     Unreadable,
     /// It has refused the catalog, and is passed over for so many milliseconds.
     Refused {
@@ -95,7 +95,7 @@ impl fmt::Display for Obstacle {
                 write!(f, "has no label '{label}' of the value that the catalog wants")
             }
             Obstacle::NoStatus => f.write_str("has not reported its budget yet"),
-            Obstacle::Unreadable => f.write_str("has a share whose record cannot be read"),
+            Obstacle::Unreadable => f.write_str("has a record of the catalog that cannot be read"),
             Obstacle::Refused { wait_ms } => {
                 write!(f, "has refused the catalog, and is asked again in {} s", wait_ms.div_ceil(1000))
             }

@@ -10,6 +10,7 @@ mod catalog;
 mod course;
 mod explanation;
 mod fill;
+mod name_fates;
 mod name_shares;
 mod names;
 mod space;
@@ -38,6 +39,10 @@ pub struct Situation<'a> {
     pub view: &'a FleetView,
     /// What is known of a host.
     pub standing: &'a dyn Fn(&Name) -> Standing,
+    /// Time in milliseconds since the record of a host was made, at least.
+    pub recorded_for_ms: &'a dyn Fn(&Name) -> u64,
+    /// Time in milliseconds for which a host has been told to give a machine with a name of the fleet up, at least.
+    pub leaving_for_ms: &'a dyn Fn(&Name, &Name) -> u64,
     /// Why no host counts as lost now.
     pub brake: Option<Brake>,
     /// Counts that were just written, by host and catalog, and that the records do not have yet. These shares are not changed again

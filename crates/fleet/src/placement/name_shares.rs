@@ -16,11 +16,9 @@ use std::collections::BTreeMap;
 /// Decides about the shares of a catalog with names.
 pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize, plan: &mut Plan) {
     let (name, cells) = (table.catalogs[number].name, &table.catalogs[number].cells);
-    // What cannot be read may be anywhere.
+    // What cannot be read may be anywhere: no share is lowered. Their versions change, and the rollout halts if it must.
     let is_of = |key: &String| matches!(key.parse(), Ok(Key::Named(of, _)) if of == *name);
-    if situation.view.unreadable.keys().any(is_of) {
-        return;
-    }
+    let is_unknown = situation.view.unreadable.keys().any(is_of);
     // Names that hosts have, and those that they are to give up.
     let mut counts: BTreeMap<&Name, [u32; 2]> = BTreeMap::new();
     for named in situation.view.named.get(name).into_iter().flat_map(|names| names.values()) {
@@ -36,6 +34,7 @@ pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize
     let targets = cells.iter().map(|cell| {
         let host = &table.hosts[cell.host];
         let (role, to) = match counts.get(host.name).copied().unwrap_or_default() {
+            [placed, _] if is_unknown => (Role::Kept, placed.max(cell.count)),
             [0, 0] if host.standing != Standing::Alive => (Role::Lost, 0),
             // Until they are gone, it has the share's version.
             [0, leaving] => (Role::Leaving, leaving.min(cell.count)),

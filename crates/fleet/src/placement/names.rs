@@ -1,27 +1,27 @@
-//! Machines with names of the fleet: which host gets which name, and when it is taken from a host.
+//! Machines with names of the fleet: which host gets which name.
 //!
-//! Owns the order of these decisions. Invariant: a name is taken from a host only after the host has confirmed that nothing of it runs
-//! any more, after it has counted as lost for longer than the host may run it, or because somebody has declared the host dead.
+//! Owns the order of these decisions, and what is written. When a name is taken from its host is decided in `name_fates`. Invariant: a name
+//! that another host gets is taken from the one that had it in the same transaction, which compares all that this was decided on.
 
-use super::catalog::{Role, Target, explain, place_missing};
+use super::catalog::{Role, Target, explain, obstacle, place_missing};
 use super::explanation::{Obstacle, Unplaced};
+use super::name_fates::{Fate, Named, fate, note_stake, wake_in};
 use super::table::{Cell, Table};
 use super::{Plan, Situation};
 use crate::keys::Key;
-use crate::liveness::{Reach, Standing};
-use crate::named::{ISOLATION_MS, Identities, NamePattern, VALID_MS, replace_after_ms};
+use crate::named::{Identities, NamePattern};
 use crate::records::{CatalogRecord, NameState, NamedRecord, PlaceRecord};
 use crate::transaction::{Comparison, Revision, Write};
 use crate::view::{FleetView, Versioned};
 use serde::Serialize;
-use spillway_api::{IdentityKind, IsolationAction, Name, RolloutStrategy};
+use spillway_api::{IdentityKind, Name, RolloutStrategy};
 use std::collections::BTreeMap;
 
-/// Time since the last sign of life of a host that was declared dead, or removed, after which its guard has ended the machines, in milliseconds: whoever
-/// says that a host is off may be wrong.
-const ENDED_MS: u64 = VALID_MS + ISOLATION_MS + 3_000;
 /// Time for which a host that has refused a catalog gets no names of it, in milliseconds: until it reports otherwise.
 const REFUSED_MS: u64 = 10_000;
+
+/// Time after which a name that its host has not given up is one of its claimed ones, if it has so many, in milliseconds.
+const CLAIMED_MS: u64 = 60_000;
 
 /// A change of a machine with a name of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,30 +38,6 @@ pub struct NameChange {
     pub comparisons: Vec<Comparison>,
     /// What is written.
     pub writes: Vec<Write>,
-}
-
-/// Why a name leaves its host, or stays.
-enum Fate {
-    /// Nothing changes.
-    Stays,
-    /// It is on a host that should have it no more, if another one has space.
-    Unwelcome,
-    /// The host is to give it up.
-    Leaves,
-    /// The host may keep it after all.
-    Remains,
-    /// The records are to say so again, with the host's present epoch.
-    Renewed(Revision),
-    /// The host does not have it any more: it is free, and these comparisons say why.
-    Free(Vec<Comparison>),
-    /// The host is about to give it up.
-    IsLeaving,
-}
-
-/// A name and its record.
-struct Named<'a> {
-    machine: &'a Name,
-    record: &'a Versioned<NamedRecord>,
 }
 
 /// Decides about all names.
@@ -92,6 +68,22 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, plan: &mut
     }
 }
 
+/// Names of a catalog that are to be somewhere else, or may have to.
+#[derive(Default)]
+struct Sorted<'a> {
+    /// They are on no host.
+    missing: Vec<Missing<'a>>,
+    /// They are on hosts that should have them no more.
+    unwelcome: Vec<Named<'a>>,
+    /// Another 'on_isolation' ends them.
+    changed: Vec<Named<'a>>,
+    /// Their hosts are about to give them up.
+    leaving: Vec<Named<'a>>,
+}
+
+/// A name that is on no host: its number, its record, and why it is on none.
+type Missing<'a> = (Name, u32, Option<&'a Versioned<NamedRecord>>, Vec<Comparison>);
+
 fn place_catalog(
     situation: &Situation<'_>,
     table: &mut Table<'_>,
@@ -101,51 +93,28 @@ fn place_catalog(
 ) {
     let view = situation.view;
     let (catalog, record) = (table.catalogs[number].name, table.catalogs[number].record);
-    let spec = &record.spec.catalog;
-    // Names of other patterns are freed; without a pattern none is given.
-    let pattern = NamePattern::parse(&spec.naming(catalog));
     if situation.held.contains(catalog) {
         return;
     }
-    let none = BTreeMap::new();
-    let names = view.named.get(catalog).unwrap_or(&none);
-    let (mut missing, mut unwelcome, mut changed, mut leaving) = (Vec::new(), Vec::new(), Vec::new(), 0);
-    for (machine, name) in names {
-        let named = Named { machine, record: name };
-        let is_wanted = name.value.number <= spec.count
-            && pattern.as_ref().and_then(|pattern| pattern.name(name.value.number)).as_ref() == Some(machine);
-        note_stake(situation, catalog, &named, plan);
-        let fate = fate(situation, is_wanted.then_some(record), catalog, &named);
-        match fate {
-            Fate::Free(why) if is_wanted => {
-                missing.push((machine.clone(), name.value.number, Some(name), why))
-            }
-            Fate::Unwelcome => unwelcome.push(named),
-            Fate::IsLeaving => leaving += 1,
-            Fate::Leaves if is_wanted => changed.push(named),
-            fate if is_wanted => keep(view, catalog, &named, &fate, plan),
-            fate => free(situation, catalog, &named, fate, plan),
-        }
+    // Names of other patterns are freed; without a pattern none is given.
+    let pattern = NamePattern::parse(&record.spec.catalog.naming(catalog));
+    let mut sorted = sort(situation, catalog, record, pattern.as_ref(), plan);
+    let refused = refusing(situation, table, number);
+    leave_in_batches(situation, table, number, &refused, &mut sorted, plan);
+    let Sorted { mut missing, unwelcome, leaving, .. } = sorted;
+    let there = view.named.get(catalog).map_or(0, BTreeMap::len);
+    if let Some(pattern) =
+        pattern.filter(|_| there < record.spec.catalog.count as usize || !missing.is_empty())
+    {
+        missing.extend(new_names(situation, catalog, record, &pattern, plan));
     }
-    leave_in_batches(view, catalog, record, &changed, leaving, plan);
-    if let Some(pattern) = pattern.filter(|_| names.len() < spec.count as usize || !missing.is_empty()) {
-        for number in 1..=spec.count.min(pattern.most()) {
-            let Some(machine) = pattern.name(number) else { continue };
-            let is_unreadable = !view.unreadable.is_empty()
-                && view.unreadable.contains_key(&Key::Named(catalog.clone(), machine.clone()).to_string());
-            if !names.contains_key(&machine)
-                && !is_unreadable
-                && !is_taken(situation, catalog, &machine, plan)
-            {
-                missing.push((machine, number, None, Vec::new()));
-            }
-        }
-    }
+    // The others get the space again that they have.
+    let leaving = leaving.iter().filter(|named| !takes_back(table, number, &refused, named)).count();
     let wanted = missing.len() + unwelcome.len() + leaving;
     if wanted == 0 {
         return;
     }
-    let (gains, why) = gains(situation, table, number, wanted);
+    let (gains, why) = gains(view, table, number, &refused, wanted);
     let spare = gains.len().saturating_sub(missing.len() + leaving);
     let unplaced = missing.len().saturating_sub(gains.len());
     if let (Some(why), true) = (why, unplaced > 0) {
@@ -172,6 +141,59 @@ fn place_catalog(
     }
 }
 
+/// Sorts the names that there are. Those that stay, or that should not be, are done with.
+fn sort<'a>(
+    situation: &Situation<'a>,
+    catalog: &Name,
+    record: &CatalogRecord,
+    pattern: Option<&NamePattern>,
+    plan: &mut Plan,
+) -> Sorted<'a> {
+    let view = situation.view;
+    let mut sorted = Sorted::default();
+    for (machine, name) in view.named.get(catalog).into_iter().flatten() {
+        let named = Named { machine, record: name };
+        let number = name.value.number;
+        let is_wanted = number <= record.spec.catalog.count
+            && pattern.and_then(|pattern| pattern.name(number)).as_ref() == Some(machine);
+        note_stake(situation, catalog, &named, plan);
+        let fate = fate(situation, is_wanted.then_some(record), catalog, &named);
+        match fate {
+            fate if !is_wanted => free(situation, catalog, &named, fate, plan),
+            Fate::Free(why) => sorted.missing.push((machine.clone(), number, Some(name), why)),
+            Fate::Unwelcome => sorted.unwelcome.push(named),
+            Fate::IsLeaving => sorted.leaving.push(named),
+            Fate::Leaves => sorted.changed.push(named),
+            fate => keep(view, catalog, &named, &fate, plan),
+        }
+    }
+    sorted
+}
+
+/// Names that a catalog should have, and of which there are no records.
+fn new_names<'a>(
+    situation: &Situation<'_>,
+    catalog: &Name,
+    record: &CatalogRecord,
+    pattern: &NamePattern,
+    plan: &Plan,
+) -> Vec<Missing<'a>> {
+    let view = situation.view;
+    let count = record.spec.catalog.count;
+    let names = view.named.get(catalog);
+    let is_there = |machine: &Name| names.is_some_and(|names| names.contains_key(machine));
+    let is_unreadable = |machine: &Name| {
+        !view.unreadable.is_empty()
+            && view.unreadable.contains_key(&Key::Named(catalog.clone(), machine.clone()).to_string())
+    };
+    let all = (1..=count.min(pattern.most())).filter_map(|number| Some((pattern.name(number)?, number)));
+    all.filter(|(machine, _)| {
+        !is_there(machine) && !is_unreadable(machine) && !is_taken(situation, catalog, machine, plan)
+    })
+    .map(|(machine, number)| (machine, number, None, Vec::new()))
+    .collect()
+}
+
 /// Whether another catalog has a machine of this name, or is about to: two catalogs with such names may have been made at the same time.
 fn is_taken(situation: &Situation<'_>, catalog: &Name, machine: &Name, plan: &Plan) -> bool {
     let view = situation.view;
@@ -188,169 +210,102 @@ fn is_taken(situation: &Situation<'_>, catalog: &Name, machine: &Name, plan: &Pl
         || situation.held.iter().any(|other| other != catalog && gives(other))
 }
 
-/// Another 'on_isolation' ends machines, as many at the same time as another version would.
+/// Another 'on_isolation' ends machines, as many at the same time as another version would. Those that their hosts would not get again leave
+/// as others that are unwelcome there: if another host has space.
 fn leave_in_batches(
-    view: &FleetView,
-    catalog: &Name,
-    record: &CatalogRecord,
-    changed: &[Named<'_>],
-    leaving: usize,
+    situation: &Situation<'_>,
+    table: &Table<'_>,
+    number: usize,
+    refused: &BTreeMap<&Name, u64>,
+    sorted: &mut Sorted<'_>,
     plan: &mut Plan,
 ) {
+    let (catalog, record) = (table.catalogs[number].name, table.catalogs[number].record);
     let batch = if let RolloutStrategy::Batch(machines) = record.strategy { machines as usize } else { 1 };
-    for named in changed.iter().take(batch.saturating_sub(leaving)) {
-        keep(view, catalog, named, &Fate::Leaves, plan);
+    let changed = std::mem::take(&mut sorted.changed);
+    if changed.is_empty() {
+        return;
     }
+    let mut left = batch.saturating_sub(ending(situation, table, number, &sorted.leaving, plan));
+    let (back, elsewhere): (Vec<_>, Vec<_>) =
+        changed.into_iter().partition(|named| takes_back(table, number, refused, named));
+    for named in back.iter().take(left) {
+        keep(situation.view, catalog, named, &Fate::Leaves, plan);
+    }
+    left = left.saturating_sub(back.len());
+    sorted.unwelcome.extend(elsewhere.into_iter().take(left));
+}
+
+/// Number of names that leave, without those that stay until somebody releases them: a host has as many claimed machines, and has not given
+/// up as many names for long.
+fn ending(
+    situation: &Situation<'_>,
+    table: &Table<'_>,
+    number: usize,
+    leaving: &[Named<'_>],
+    plan: &mut Plan,
+) -> usize {
+    let mut late: BTreeMap<&Name, u32> = BTreeMap::new();
+    for named in leaving {
+        let Some(host) = &named.record.value.host else { continue };
+        let for_ms = (situation.leaving_for_ms)(host, named.machine);
+        *late.entry(host).or_default() += u32::from(for_ms >= CLAIMED_MS);
+        wake_in(CLAIMED_MS.saturating_sub(for_ms), plan);
+    }
+    let of =
+        |cell: &Cell<'_>| late.get(table.hosts[cell.host].name).map_or(0, |late| cell.claimed.min(*late));
+    let claimed: u32 = table.catalogs[number].cells.iter().map(of).sum();
+    leaving.len().saturating_sub(claimed as usize)
+}
+
+/// Whether a host that gives a name up may get it again.
+fn takes_back(table: &Table<'_>, number: usize, refused: &BTreeMap<&Name, u64>, named: &Named<'_>) -> bool {
+    let Some(host) = &named.record.value.host else { return false };
+    let catalog = &table.catalogs[number];
+    let Ok(found) = table.hosts.binary_search_by(|other| other.name.cmp(host)) else { return false };
+    let cell = catalog.cells.binary_search_by_key(&found, |cell| cell.host).map(|n| catalog.cells[n]);
+    let cell = Cell { is_busy: false, ..cell.unwrap_or(Cell::empty(found)) };
+    let target = Target { cell, role: Role::Kept, to: cell.names };
+    // It has the space of the name.
+    let obstacle = obstacle(catalog, &table.hosts[found], Some(&target), refused);
+    matches!(obstacle, None | Some(Obstacle::Lacks(_)))
+}
+
+/// Hosts that have refused a catalog, with the time in milliseconds for which they get no names of it.
+fn refusing<'a>(situation: &Situation<'a>, table: &Table<'a>, number: usize) -> BTreeMap<&'a Name, u64> {
+    let catalog = &table.catalogs[number];
+    let lately = situation.refused.iter().filter(|((_, of), _)| of == catalog.name);
+    let mut refused: BTreeMap<&Name, u64> = lately.map(|((host, _), ms)| (host, *ms)).collect();
+    for host in &table.hosts {
+        let report = host.status.and_then(|status| status.catalogs.get(catalog.name));
+        if report.is_some_and(|report| report.refuses(catalog.record.generation)) {
+            refused.entry(host.name).or_insert(REFUSED_MS);
+        }
+    }
+    refused
 }
 
 /// Hosts that so many machines of a catalog go to, one for each, and why not more.
 fn gains(
-    situation: &Situation<'_>,
+    view: &FleetView,
     table: &mut Table<'_>,
     number: usize,
+    refused: &BTreeMap<&Name, u64>,
     machines: usize,
 ) -> (Vec<Name>, Option<super::Why>) {
-    let catalog = &table.catalogs[number];
-    let lately = (situation.refused.iter()).filter(|((_, of), _)| of == catalog.name);
-    let mut refused: BTreeMap<Name, u64> = lately.map(|((host, _), ms)| (host.clone(), *ms)).collect();
-    for host in &table.hosts {
-        let report = host.status.and_then(|status| status.catalogs.get(catalog.name));
-        if report.is_some_and(|report| report.refuses(catalog.record.generation)) {
-            refused.entry(host.name.clone()).or_insert(REFUSED_MS);
-        }
-    }
-    let refused: BTreeMap<&Name, u64> = refused.iter().map(|(host, wait_ms)| (host, *wait_ms)).collect();
-    let targets = catalog.cells.iter().map(|cell| {
+    let targets = table.catalogs[number].cells.iter().map(|cell| {
         let cell = Cell { is_busy: false, count: cell.names, ..*cell };
         Target { cell, role: Role::Kept, to: cell.names }
     });
     let mut targets: Vec<Target<'_>> = targets.collect();
-    let unplaced = place_missing(table, number, (&refused, situation.view), &mut targets, machines as u64);
-    let why = (unplaced > 0).then(|| explain(table, number, &refused, &targets));
+    let unplaced = place_missing(table, number, (refused, view), &mut targets, machines as u64);
+    let why = (unplaced > 0).then(|| explain(table, number, refused, &targets));
     let mut hosts = Vec::new();
     for target in &targets {
         let given = target.to.saturating_sub(target.cell.count);
         hosts.extend((0..given).map(|_| table.hosts[target.cell.host].name.clone()));
     }
     (hosts, why)
-}
-
-/// What becomes of a name. `catalog` is none if there should be no such name.
-fn fate(
-    situation: &Situation<'_>,
-    record: Option<&CatalogRecord>,
-    catalog: &Name,
-    named: &Named<'_>,
-) -> Fate {
-    let view = situation.view;
-    let name = &named.record.value;
-    let Some(host) = name.host.as_ref().filter(|_| name.state != NameState::Free) else {
-        return Fate::Free(Vec::new());
-    };
-    let key = Key::Place(host.clone(), catalog.clone(), named.machine.clone());
-    let is_unreadable =
-        |key: &Key| !view.unreadable.is_empty() && view.unreadable.contains_key(&key.to_string());
-    if is_unreadable(&key)
-        || is_unreadable(&Key::Alive(host.clone()))
-        || is_unreadable(&Key::Host(host.clone()))
-    {
-        return Fate::Stays;
-    }
-    let place = view.place(host, catalog, named.machine);
-    if name.state == NameState::Leaving && place.is_none() {
-        return Fate::Free(vec![Comparison::Modified(key, 0)]);
-    }
-    let Some(alive) = view.alive.get(host) else { return fate_of_absent(situation, catalog, name, host) };
-    let epoch = alive.created;
-    let is_same = place.is_some_and(|place| {
-        place.value.epoch == epoch && place.value.is_leaving == (name.state == NameState::Leaving)
-    });
-    if name.epoch != epoch || !is_same {
-        return Fate::Renewed(epoch);
-    }
-    let Some(record) = record.filter(|record| record.spec.fleet.on_isolation == name.on_isolation) else {
-        return if name.state == NameState::Leaving { Fate::IsLeaving } else { Fate::Leaves };
-    };
-    let may_have = view.hosts.get(host).is_some_and(|host| {
-        !host.value.is_draining && Obstacle::of_settings(&host.value, &record.spec.fleet).is_none()
-    });
-    // With a machine there it may be another one that the host has refused.
-    let report = view.statuses.get(host).and_then(|status| status.value.catalogs.get(catalog));
-    let reports = report.is_some_and(|report| report.refuses(record.generation) && report.count == 0);
-    // A name that leaves for that goes on leaving, also if the host reports something else before it has given the name up.
-    let left =
-        name.state == NameState::Leaving && situation.refused.contains_key(&(host.clone(), catalog.clone()));
-    let has_refused = reports || left;
-    let may_have = may_have && !has_refused;
-    match (name.state, may_have) {
-        (NameState::Leaving, true) => Fate::Remains,
-        (NameState::Leaving, false) => Fate::IsLeaving,
-        (_, true) => Fate::Stays,
-        (_, false) => Fate::Unwelcome,
-    }
-}
-
-/// What becomes of a name whose host has no lease.
-fn fate_of_absent(situation: &Situation<'_>, catalog: &Name, name: &NamedRecord, host: &Name) -> Fate {
-    let view = situation.view;
-    let absent = Comparison::Created(Key::Alive(host.clone()), 0);
-    let recorded = view.hosts.get(host);
-    let is_dead = recorded.is_some_and(|host| host.value.dead_epoch.is_some_and(|dead| dead >= name.epoch));
-    let has_ended = name.on_isolation == IsolationAction::Keep
-        || match (situation.standing)(host) {
-            Standing::DeclaredDead { for_ms } | Standing::Removed { for_ms } => for_ms >= ENDED_MS,
-            _ => true,
-        };
-    if is_dead || recorded.is_none() {
-        if !has_ended {
-            return Fate::Stays;
-        }
-        let modified = recorded.map_or(0, |host| host.modified);
-        return Fate::Free(vec![absent, Comparison::Modified(Key::Host(host.clone()), modified)]);
-    }
-    let lost_after_ms = lost_after_ms(situation.view, catalog);
-    match (situation.standing)(host) {
-        Standing::Silent { for_ms, reach: Reach::Unreachable }
-            if situation.brake.is_none()
-                && for_ms >= lost_after_ms
-                && name.on_isolation != IsolationAction::Keep =>
-        {
-            Fate::Free(vec![absent])
-        }
-        _ => Fate::Stays,
-    }
-}
-
-/// Time for which a host must be silent until others get its names of a catalog, which may be gone.
-fn lost_after_ms(view: &FleetView, catalog: &Name) -> u64 {
-    let catalog = view.catalogs.get(catalog).map(|catalog| &catalog.value.spec.fleet);
-    replace_after_ms(catalog.map_or(0, |fleet| fleet.lost_after_seconds))
-}
-
-/// Notes a silent host whose names others would get if it were lost.
-fn note_stake(situation: &Situation<'_>, catalog: &Name, named: &Named<'_>, plan: &mut Plan) {
-    let name = &named.record.value;
-    let Some(host) = &name.host else { return };
-    if name.on_isolation == IsolationAction::Keep {
-        return;
-    }
-    let for_ms = match (situation.standing)(host) {
-        Standing::Silent { for_ms, .. } => for_ms,
-        Standing::DeclaredDead { for_ms } | Standing::Removed { for_ms } => {
-            return wake_in(ENDED_MS.saturating_sub(for_ms), plan);
-        }
-        _ => return,
-    };
-    let lost_after_ms = lost_after_ms(situation.view, catalog);
-    let stake = plan.stakes.entry(host.clone()).or_insert(lost_after_ms);
-    *stake = lost_after_ms.min(*stake);
-    wake_in(lost_after_ms.saturating_sub(for_ms), plan);
-}
-
-fn wake_in(left_ms: u64, plan: &mut Plan) {
-    if left_ms > 0 {
-        plan.next_in_ms = Some(plan.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
-    }
 }
 
 /// Takes a name that should not be from its host, or deletes it.

@@ -9,7 +9,7 @@ use crate::keys::Key;
 use crate::liveness::Standing;
 use crate::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord, StatusRecord};
 use crate::transaction::Revision;
-use spillway_api::{Hypervisor, Name, Need};
+use spillway_api::{Hypervisor, IdentityKind, Name, Need};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) struct Host<'a> {
@@ -105,7 +105,7 @@ pub(super) struct Table<'a> {
     /// In the order of their names.
     pub(super) catalogs: Vec<Catalog<'a>>,
     pub(super) zones: usize,
-    /// Shares whose records cannot be read.
+    /// Shares whose records cannot be read, and those of which that is so for the place of a machine: the host leaves the whole catalog as it is.
     pub(super) unreadable: BTreeSet<(Name, Name)>,
 }
 
@@ -120,7 +120,7 @@ impl<'a> Table<'a> {
         });
         let keys = situation.view.unreadable.keys().filter_map(|text| text.parse().ok());
         let unreadable = keys.filter_map(|key| match key {
-            Key::Share(host, catalog) => Some((host, catalog)),
+            Key::Share(host, catalog) | Key::Place(host, catalog, _) => Some((host, catalog)),
             _ => None,
         });
         let unreadable = unreadable.collect();
@@ -180,7 +180,10 @@ impl<'a> Table<'a> {
         }
         for (catalog, cell) in cells {
             let catalog = &mut self.catalogs[catalog];
-            host.left.take(catalog.need(host.hypervisor), cell.most.max(cell.reported).max(cell.names));
+            // A share that follows names may be lowered later than they go.
+            let is_named = catalog.record.spec.fleet.identity == IdentityKind::Named;
+            let given = if is_named { cell.names } else { cell.most.max(cell.names) };
+            host.left.take(catalog.need(host.hypervisor), given.max(cell.reported));
             catalog.cells.push(cell);
         }
     }

@@ -3,7 +3,9 @@
 //! Invariant: no share is in two of them, and none is remembered for ever: etcd may have been restored, and an answer may never come.
 
 use crate::Moment;
+use crate::keys::Key;
 use crate::placement::Place;
+use crate::records::{NameState, NamedRecord};
 use crate::transaction::{Outcome, Revision};
 use crate::view::FleetView;
 use spillway_api::Name;
@@ -134,10 +136,9 @@ impl Flights {
             *all.entry(host.clone()).or_default().entry(catalog.clone()).or_default() += 1;
         };
         for (catalog, names) in &view.named {
-            names
-                .values()
-                .filter_map(|record| record.value.host.as_ref())
-                .for_each(|host| add(host, catalog));
+            let there =
+                names.iter().filter(|(machine, record)| !is_given_up(view, catalog, machine, &record.value));
+            there.filter_map(|(_, record)| record.value.host.as_ref()).for_each(|host| add(host, catalog));
         }
         for name in self.all.values().flat_map(|flight| &flight.effects.names) {
             if let Some(host) = name.host.as_ref().filter(|_| !name.is_seen(view)) {
@@ -200,6 +201,16 @@ impl Flights {
             }
         }
     }
+}
+
+/// Whether the host has confirmed that it has nothing of a name any more, so that it has its space again.
+fn is_given_up(view: &FleetView, catalog: &Name, machine: &Name, record: &NamedRecord) -> bool {
+    let Some(host) = record.host.as_ref().filter(|_| record.state == NameState::Leaving) else {
+        return record.state == NameState::Free;
+    };
+    let key = || Key::Place(host.clone(), catalog.clone(), machine.clone()).to_string();
+    view.place(host, catalog, machine).is_none()
+        && (view.unreadable.is_empty() || !view.unreadable.contains_key(&key()))
 }
 
 impl Flight {

@@ -7,6 +7,7 @@
 
 mod bundle;
 mod flights;
+mod leaves;
 mod names;
 mod refusals;
 mod report;
@@ -25,6 +26,7 @@ use crate::view::{FleetView, Versioned};
 use bundle::{Bundle, bundles, in_office, rollout_bundle};
 use flights::{Ended, Flights};
 use jiff::Timestamp;
+use leaves::Leaves;
 use refusals::Refusals;
 use report::Reports;
 use spillway_api::Name;
@@ -84,6 +86,7 @@ struct Office {
     liveness: Liveness,
     flights: Flights,
     refusals: Refusals,
+    leaves: Leaves,
     trackers: Trackers,
     reports: Reports,
     /// Catalogs as they last were, deleted ones as long as a host has machines of them.
@@ -183,6 +186,7 @@ impl Office {
             liveness: Liveness::default(),
             flights: Flights::default(),
             refusals: Refusals::default(),
+            leaves: Leaves::default(),
             trackers: Trackers::default(),
             reports: Reports::default(),
             known: BTreeMap::new(),
@@ -203,6 +207,7 @@ impl Office {
             self.seen = Some(view.revision);
             self.liveness.observe(view, now);
             self.refusals.observe(view, now);
+            self.leaves.observe(view, now);
             rollout::observe(&mut self.trackers, view, now);
             self.remember(view);
         }
@@ -237,7 +242,7 @@ impl Office {
 
     fn decide(&mut self, view: &FleetView, now: Moment, wall: Timestamp) -> Vec<Bundle> {
         self.planned = Some((view.revision, self.liveness.changes()));
-        let liveness = &self.liveness;
+        let (liveness, leaves) = (&self.liveness, &self.leaves);
         let refused = self.refusals.passed_over(now);
         let held = self.flights.held();
         let rolling = self.flights.rolling();
@@ -245,6 +250,8 @@ impl Office {
         self.plan = plan(&Situation {
             view,
             standing: &|host| liveness.standing(host, now),
+            recorded_for_ms: &|host| liveness.recorded_for_ms(host, now),
+            leaving_for_ms: &|host, machine| leaves.for_ms(host, machine, now),
             brake: liveness.brake(now),
             written: self.flights.written(),
             names: &names,

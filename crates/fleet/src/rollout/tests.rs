@@ -691,6 +691,26 @@ fn machines_with_names_of_the_fleet_get_a_version_in_waves_too() {
 }
 
 #[test]
+fn a_name_that_cannot_be_read_lowers_no_share_and_hides_no_fault() {
+    let settings = json!({ "identity": "named", "on_isolation": "stop", "waves": ["1", "100%"] });
+    for fails in [true, false] {
+        let (mut world, first) = World::begun(4, 2, settings.clone());
+        world.driver.fleet.put("named/desk/desk-001", "{");
+        if fails {
+            world.change(&first, json!({ "version": 2, "ready": 1, "updated": 0, "failed": 1 }));
+            world.driver.settle();
+            assert!(world.why().contains("1 machines have failed"), "{}", world.why());
+            world.roll_back();
+            assert_eq!(world.with(1).len(), 4);
+        } else {
+            world.driver.after_s(700);
+            assert!(world.why().contains("no progress in 600 s"), "{}", world.why());
+        }
+        assert_eq!(world.driver.counts("desk", ["h0", "h1", "h2", "h3"]), [2; 4]);
+    }
+}
+
+#[test]
 fn names_that_leave_a_host_take_its_share_along() {
     let (mut world, first) =
         World::begun(6, 1, json!({ "identity": "named", "on_isolation": "stop", "waves": ["1", "100%"] }));

@@ -4,7 +4,7 @@
 //!
 //! `SPILLWAY_NAMED_SCHEDULES=N` sets the number of schedules, `SPILLWAY_SEED=N` the first. One that fails says both. What the design
 //! relies on is removed one by one in further tests, which must find two hosts with one name: the check of the lease, that of the epoch,
-//! the guard, and the margin between the deadline and the placer's wait.
+//! the guard, the margin between the deadline and the placer's wait, and the wait of a host that has booted.
 #![allow(clippy::unwrap_used)]
 
 mod node;
@@ -32,6 +32,8 @@ pub enum Removed {
     Guard,
     /// The guard ends machines 40 s later.
     Margin,
+    /// A host whose records are of another boot starts names at once.
+    Boot,
 }
 
 /// What has happened, to see that there was something to fail.
@@ -45,6 +47,10 @@ pub struct Seen {
     pub replaced: usize,
     /// Names that hosts have given up.
     pub released: usize,
+    /// Hosts that were removed.
+    pub removed: usize,
+    /// Machines that began under the name of another one.
+    pub joined: usize,
     /// Moments at which a host that had stood still as a whole ran a name of another one, and its guard had not run yet.
     pub awakened: usize,
 }
@@ -56,17 +62,18 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-fn fault(world: &mut World) {
+fn fault(world: &mut World) -> Result<(), String> {
     let now = world.now;
     let long = |world: &mut World| match world.rng.below(3) {
         0 => world.rng.below(10_000),
         1 => 10_000 + world.rng.below(40_000),
         _ => 40_000 + world.rng.below(80_000),
     };
-    let number = world.rng.below(world.nodes.len() as u64) as usize;
+    let able: Vec<usize> = (0..world.nodes.len()).filter(|number| !world.nodes[*number].is_retired).collect();
+    let number = *world.rng.pick(&able);
     let until = now + long(world);
     let key = format!("alive/{}", world.nodes[number].host);
-    match world.rng.below(12) {
+    match world.rng.below(15) {
         0 | 1 => world.nodes[number].stopped_until = until,
         2 if !world.nodes[number].is_off => world.nodes[number].paused_until = until,
         3..=5 => world.nodes[number].cut_until = until,
@@ -83,6 +90,9 @@ fn fault(world: &mut World) {
         }
         9 if !world.nodes[number].is_off => world.nodes[number].crash(),
         9 => reboot(world, number),
+        11 => give_up(world, number)?,
+        // Its daemon hangs, or it is off, and somebody has copied its disk.
+        12 if world.is_mortal(number) => world.join(number, true),
         10 => {
             let of = [FleetHostAction::Drain, FleetHostAction::Uncordon, FleetHostAction::Cordon];
             let action = *world.rng.pick(&of);
@@ -95,15 +105,54 @@ fn fault(world: &mut World) {
     }
     // Whoever declares a host dead has seen that it is off.
     if world.nodes[number].is_off && world.rng.chance(2) {
-        world.act(number, FleetHostAction::DeclareDead);
+        declare_dead(world, number);
+    }
+    Ok(())
+}
+
+/// A host does not come through any more, and people believe that it is off.
+fn give_up(world: &mut World, number: usize) -> Result<(), String> {
+    let now = world.now;
+    let (node, until) = (&mut world.nodes[number], now + 60_000 + world.rng.below(60_000));
+    node.cut_until = until;
+    if world.rng.chance(2) {
+        node.stopped_until = until;
+    }
+    let key = format!("alive/{}", node.host);
+    match world.store.lease_of(&key) {
+        Some(lease) if world.rng.chance(2) => world.store.end_lease(lease, now),
+        _ => world.run_until(now + 16_000)?,
+    }
+    declare_dead(world, number);
+    Ok(())
+}
+
+/// A host is declared dead. It may be removed, and come back, or another one of its name.
+fn declare_dead(world: &mut World, number: usize) {
+    if !world.is_mortal(number) {
+        return;
+    }
+    world.act(number, FleetHostAction::DeclareDead);
+    if world.rng.chance(2) || !world.remove(number) {
+        return;
+    }
+    match world.rng.below(3) {
+        0 => world.join(number, false),
+        1 => {
+            let begins_at = world.now + world.rng.below(40_000);
+            let node = &mut world.nodes[number];
+            (node.daemon, node.begins_at) = (None, begins_at);
+            (node.cut_until, node.stopped_until) = (begins_at, begins_at);
+        }
+        _ => {}
     }
 }
 
 fn reboot(world: &mut World, number: usize) {
     let begins_at = world.now + world.rng.below(5_000);
+    let boot = world.boot();
     let node = &mut world.nodes[number];
-    (node.is_off, node.begins_at) = (false, begins_at);
-    node.boot += 1;
+    (node.is_off, node.begins_at, node.boot) = (false, begins_at, boot);
     // Its clock begins anew.
     node.offset = -node.rate * world.now as f64 + 1_000.0;
 }
@@ -117,9 +166,9 @@ fn run(seed: u64, removed: Removed) -> Result<Seen, String> {
     while world.now < LENGTH_MS {
         let pause = 1_000 + world.rng.below(30_000);
         world.run_until(world.now + pause)?;
-        fault(&mut world);
+        fault(&mut world)?;
         if world.rng.chance(3) {
-            fault(&mut world);
+            fault(&mut world)?;
         }
     }
     Ok(world.seen)
@@ -139,6 +188,8 @@ fn a_name_is_alive_on_one_host_at_a_time() {
                 all.replaced += seen.replaced;
                 all.released += seen.released;
                 all.awakened += seen.awakened;
+                all.removed += seen.removed;
+                all.joined += seen.joined;
             }
             Ok(Err(why)) => panic!("SPILLWAY_SEED={seed} SPILLWAY_NAMED_SCHEDULES=1: {why}"),
             Err(panic) => {
@@ -150,7 +201,7 @@ fn a_name_is_alive_on_one_host_at_a_time() {
     println!("{schedules} schedules: {all:?}");
     if schedules >= 1_000 {
         let least = schedules as usize / 20;
-        let counts = [all.started, all.killed, all.replaced, all.released];
+        let counts = [all.started, all.killed, all.replaced, all.released, all.removed, all.joined];
         assert!(counts.iter().all(|count| *count >= least), "too little happened: {all:?}");
     }
 }
@@ -177,6 +228,11 @@ fn without_the_margin_a_name_is_alive_twice() {
     finds_two(Removed::Margin);
 }
 
+#[test]
+fn without_the_wait_of_another_boot_a_name_is_alive_twice() {
+    finds_two(Removed::Boot);
+}
+
 /// A host comes back after it was declared dead, while there is no placer, and its lease ends again before there is one: by the records
 /// it is still the one that was dead.
 fn return_unseen(seed: u64, removed: Removed) -> Result<Seen, String> {
@@ -197,7 +253,9 @@ fn return_unseen(seed: u64, removed: Removed) -> Result<Seen, String> {
     }
     world.act(number, FleetHostAction::DeclareDead);
     reboot(&mut world, number);
-    world.nodes[number].begins_at = world.now;
+    let node = &mut world.nodes[number];
+    // Nobody has copied its records, so that it need not wait.
+    (node.begins_at, node.recorded_boot) = (world.now, node.boot);
     world.run_until(33_000)?;
     // Its daemon stands still. What runs there goes on.
     (world.nodes[number].cut_until, world.nodes[number].stopped_until) = (200_000, 200_000);

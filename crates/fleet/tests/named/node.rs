@@ -23,6 +23,7 @@ pub enum Phase {
 
 pub struct Vmm {
     pub on_isolation: IsolationAction,
+    pub uuid: String,
     pub phase: Phase,
     /// When it has ended, if it was killed.
     pub ends: Option<u64>,
@@ -50,12 +51,26 @@ pub struct Daemon {
     pub decided: Option<(NamedOrders, Option<Transaction>)>,
 }
 
+/// What becomes a VMM.
+#[derive(Clone, Debug)]
+pub struct Fork {
+    pub machine: Name,
+    pub on_isolation: IsolationAction,
+    pub uuid: String,
+}
+
 pub struct Node {
     pub host: Name,
+    /// Identity of the host in its records. Another node has them if they were copied.
+    pub host_id: String,
+    /// Whether its daemon hangs for ever. What runs there goes on until the guard ends it.
+    pub is_retired: bool,
     pub rate: f64,
     pub offset: f64,
-    /// Number of boots.
+    /// Number of this boot among all of the simulation.
     pub boot: u64,
+    /// The boot that the records of the host are of.
+    pub recorded_boot: u64,
     pub is_off: bool,
     pub paused_until: u64,
     /// When the whole host has gone on after it had stood still.
@@ -72,18 +87,21 @@ pub struct Node {
     pub deadline: Moment,
     pub vmms: BTreeMap<Name, Vmm>,
     /// Forked processes that have not executed QEMU yet.
-    pub forked: BTreeSet<Name>,
+    pub forked: BTreeMap<Name, IsolationAction>,
     /// Machines that somebody has claimed until this moment.
     pub claimed: BTreeMap<Name, u64>,
 }
 
 impl Node {
-    pub fn new(host: &str, rate: f64) -> Node {
+    pub fn new(host: &str, boot: u64, rate: f64) -> Node {
         Node {
             host: name(host),
+            host_id: format!("host of boot {boot}"),
+            is_retired: false,
             rate,
             offset: 1_000_000.0,
-            boot: 0,
+            boot,
+            recorded_boot: boot,
             is_off: false,
             paused_until: 0,
             resumed: 0,
@@ -96,7 +114,7 @@ impl Node {
             highest: 0,
             deadline: Moment(0),
             vmms: BTreeMap::new(),
-            forked: BTreeSet::new(),
+            forked: BTreeMap::new(),
             claimed: BTreeMap::new(),
         }
     }
@@ -110,10 +128,22 @@ impl Node {
     }
 
     pub fn daemon_runs(&self, now: u64) -> bool {
-        self.runs(now) && now >= self.stopped_until && self.daemon.is_some()
+        self.runs(now) && now >= self.stopped_until && !self.is_retired && self.daemon.is_some()
     }
 
-    pub fn begin_daemon(&mut self, number: u64) {
+    /// Another machine with the records of this one.
+    pub fn copy(&self, boot: u64, rate: f64) -> Node {
+        let (host_id, recorded_boot, highest) = (self.host_id.clone(), self.recorded_boot, self.highest);
+        Node { host_id, recorded_boot, highest, ..Node::new(self.host.as_str(), boot, rate) }
+    }
+
+    /// Whether all that runs there, or is about to, is ended by the guard.
+    pub fn is_guarded(&self) -> bool {
+        let of_vmms = self.vmms.values().map(|vmm| vmm.on_isolation);
+        of_vmms.chain(self.forked.values().copied()).all(|of| of != IsolationAction::Keep)
+    }
+
+    pub fn begin_daemon(&mut self, number: u64, removed: Removed) {
         let instance = format!("{number}");
         let alive = AliveRecord {
             instance: instance.clone(),
@@ -127,16 +157,18 @@ impl Node {
         };
         let own = OwnHost {
             name: self.host.clone(),
-            host_id: "h".into(),
+            host_id: self.host_id.clone(),
             zone: name("z"),
             labels: BTreeMap::new(),
             alive,
         };
         let election = spillway_fleet::election::Identity { instance, ..identity(self.host.as_str()) };
+        let names = HostNames::new(self.host.clone(), self.highest, self.deadline);
+        let is_other = self.recorded_boot != self.boot && removed != Removed::Boot;
         self.daemon = Some(Daemon {
             number,
             membership: HostMembership::new(own, None),
-            names: HostNames::new(self.host.clone(), self.highest, self.deadline),
+            names: if is_other { names.of_other_boot() } else { names },
             placer: Placer::new(election),
             view: FleetView::default(),
             followed: 0,
@@ -179,9 +211,12 @@ impl Node {
         let clock = self.clock(now);
         let running = self.vmms.iter();
         let running: BTreeMap<Name, RunningName> = running
-            .map(|(name, vmm)| (name.clone(), RunningName { on_isolation: vmm.on_isolation, uuid: None }))
+            .map(|(name, vmm)| {
+                let uuid = Some(vmm.uuid.clone());
+                (name.clone(), RunningName { on_isolation: vmm.on_isolation, uuid })
+            })
             .collect();
-        let present: BTreeSet<Name> = self.vmms.keys().chain(&self.forked).cloned().collect();
+        let present: BTreeSet<Name> = self.vmms.keys().chain(self.forked.keys()).cloned().collect();
         let daemon = self.daemon.as_mut().unwrap();
         let lease = match removed {
             // It believes what it was once told.
@@ -213,15 +248,14 @@ impl Node {
     }
 
     /// Carries out what was decided. Machines whose processes are to be forked are returned.
-    pub fn carry_out(
-        &mut self,
-        orders: &NamedOrders,
-        now: u64,
-        ends_in: u64,
-    ) -> Vec<(Name, IsolationAction)> {
+    pub fn carry_out(&mut self, orders: &NamedOrders, now: u64, ends_in: u64) -> Vec<Fork> {
         if let (Some(epoch), Some(daemon)) = (orders.record_epoch, &mut self.daemon) {
             self.highest = epoch;
             daemon.names.recorded(epoch);
+        }
+        if let (true, Some(daemon)) = (orders.record_boot, &mut self.daemon) {
+            self.recorded_boot = self.boot;
+            daemon.names.recorded_boot();
         }
         if let Some(deadline) = orders.deadline {
             self.deadline = deadline;
@@ -230,9 +264,10 @@ impl Node {
         let places = view.and_then(|view| view.places.get(&self.host)).cloned().unwrap_or_default();
         let mut starts = Vec::new();
         for ((_, machine), place) in &places {
-            let is_there = self.vmms.contains_key(machine) || self.forked.contains(machine);
-            if orders.order(machine, None, place.value.on_isolation) == NameOrder::Run && !is_there {
-                starts.push((machine.clone(), place.value.on_isolation));
+            let is_there = self.vmms.contains_key(machine) || self.forked.contains_key(machine);
+            let (uuid, on_isolation) = (place.value.identity.uuid.clone(), place.value.on_isolation);
+            if orders.order(machine, Some(&uuid), on_isolation) == NameOrder::Run && !is_there {
+                starts.push(Fork { machine: machine.clone(), on_isolation, uuid });
             }
         }
         for (machine, vmm) in &mut self.vmms {
@@ -240,7 +275,7 @@ impl Node {
             let is_claimed = self.claimed.get(machine).is_some_and(|until| now < *until);
             // One that is given up goes when its claim has ended; one that is given to others at once.
             let is_given_up = place.is_none_or(|place| place.is_leaving && !is_claimed);
-            match orders.order(machine, None, vmm.on_isolation) {
+            match orders.order(machine, Some(&vmm.uuid), vmm.on_isolation) {
                 _ if is_given_up => vmm.ends = vmm.ends.or(Some(now + ends_in)),
                 NameOrder::End => vmm.ends = vmm.ends.or(Some(now + ends_in)),
                 NameOrder::Run => vmm.phase = Phase::Running,

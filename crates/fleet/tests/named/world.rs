@@ -1,6 +1,6 @@
 //! The simulated fleet: true time, messages that are late or lost, faults, and the check of each moment.
 
-use crate::node::{Node, Phase, Vmm};
+use crate::node::{Fork, Node, Phase, Vmm};
 use crate::rng::Rng;
 use crate::sample::{GIB, name};
 use crate::store::Store;
@@ -8,7 +8,7 @@ use crate::{Removed, Seen};
 use serde_json::{Value, json};
 use spillway_api::{FleetHostAction, IsolationAction, Name};
 use spillway_fleet::Moment;
-use spillway_fleet::changes::change_host;
+use spillway_fleet::changes::{change_host, remove_host};
 use spillway_fleet::election::candidacy;
 use spillway_fleet::keys::Key;
 use spillway_fleet::liveness::StoreHealth;
@@ -46,7 +46,7 @@ enum Event {
     Ask(Name, usize),
     Answer(Name, Name, bool),
     /// A forked process executes QEMU.
-    Execute(u64, Name, IsolationAction),
+    Execute(u64, Fork),
 }
 
 pub struct World {
@@ -58,29 +58,29 @@ pub struct World {
     events: BTreeMap<(u64, u64), (usize, u64, Event)>,
     order: u64,
     processes: u64,
+    boots: u64,
     removed: Removed,
     quiet: bool,
     pub seen: Seen,
 }
 
+/// How fast a clock goes.
+fn rate(rng: &mut Rng) -> f64 {
+    0.97 + rng.below(61) as f64 / 1000.0
+}
+
 impl World {
     pub fn new(seed: u64, hosts: usize, action: &str, removed: Removed) -> World {
         let mut rng = Rng(seed);
-        let mut rate = || 0.97 + rng.below(61) as f64 / 1000.0;
-        let store = Store::new(rate());
-        let nodes: Vec<Node> =
-            ["a", "b", "c", "d", "e"].iter().take(hosts).map(|host| Node::new(host, rate())).collect();
+        let store = Store::new(rate(&mut rng));
+        let names = ["a", "b", "c", "d", "e"].iter().take(hosts).zip(1..);
+        let nodes: Vec<Node> = names.map(|(host, boot)| Node::new(host, boot, rate(&mut rng))).collect();
         let (events, seen) = (BTreeMap::new(), Seen::default());
+        let (now, order, processes, boots, quiet) = (0, 0, 0, hosts as u64, false);
         let mut world =
-            World { now: 0, rng, store, nodes, events, order: 0, processes: 0, removed, quiet: false, seen };
+            World { now, rng, store, nodes, events, order, processes, boots, removed, quiet, seen };
         let meta = json!({"format": 1, "fleet_id": "x", "created": "2026-01-01T00:00:00Z", "placer": true});
         world.put(Key::Meta, &meta);
-        for number in 0..hosts {
-            let most = 1u64 << 40;
-            let budget =
-                json!({"guarantee_bytes": most, "limit_bytes": most, "memory_bytes": 4 * GIB, "vcpus": 99});
-            world.put(Key::Status(world.nodes[number].host.clone()), &json!({ "budget": budget }));
-        }
         world.catalog(3, action);
         world
     }
@@ -112,6 +112,61 @@ impl World {
         let view = self.view();
         if let Ok(transaction) = change_host(&view, &self.nodes[number].host, action) {
             self.store.commit(&transaction, 0, self.now);
+        }
+    }
+
+    /// Whether all that machines with the name of a host run ends by itself, so that people may be wrong about it.
+    pub fn is_mortal(&self, number: usize) -> bool {
+        let view = self.view();
+        let host = &self.nodes[number].host;
+        let mut places = view.places.get(host).into_iter().flat_map(BTreeMap::values);
+        let keeps = places.any(|place| place.value.on_isolation == IsolationAction::Keep);
+        let nodes = self.nodes.iter().filter(|node| node.host == *host && !node.is_off);
+        nodes.into_iter().all(|node| node.is_guarded() && !keeps)
+    }
+
+    /// Removes a host that is declared dead, and all that it has. Whether it is.
+    pub fn remove(&mut self, number: usize) -> bool {
+        let view = self.view();
+        let change = remove_host(&view, &self.nodes[number].host);
+        let done = change.map(|transaction| self.store.commit(&transaction, 0, self.now));
+        let is_removed = matches!(done, Ok(Some(Outcome::Applied(_))));
+        self.seen.removed += usize::from(is_removed);
+        is_removed
+    }
+
+    /// Number of the next boot.
+    pub fn boot(&mut self) -> u64 {
+        self.boots += 1;
+        self.boots
+    }
+
+    /// Another machine begins under the name of a host: with its records, which were copied, or with none.
+    pub fn join(&mut self, number: usize, is_copy: bool) {
+        let (boot, rate) = (self.boot(), rate(&mut self.rng));
+        let begins_at = self.now + self.rng.below(20_000);
+        let before = &mut self.nodes[number];
+        let node =
+            if is_copy { before.copy(boot, rate) } else { Node::new(before.host.as_str(), boot, rate) };
+        // Otherwise both would run in turns.
+        before.is_retired |= is_copy;
+        self.seen.joined += 1;
+        self.nodes.push(Node { begins_at, ..node });
+    }
+
+    /// The newest machine with the name of a host.
+    fn named(&self, host: &Name) -> Option<usize> {
+        self.nodes.iter().rposition(|node| node.host == *host)
+    }
+
+    /// What a host says of itself when it begins.
+    fn report(&mut self, number: usize) {
+        let key = Key::Status(self.nodes[number].host.clone());
+        if self.store.lease_of(&key.to_string()).is_none() {
+            let most = 1u64 << 40;
+            let budget =
+                json!({"guarantee_bytes": most, "limit_bytes": most, "memory_bytes": 4 * GIB, "vcpus": 99});
+            self.put(key, &json!({ "budget": budget }));
         }
     }
 
@@ -158,8 +213,10 @@ impl World {
             self.seen.killed += node.guard(self.now, ends_in, self.removed);
             if node.daemon.is_none() && self.now >= node.begins_at {
                 self.processes += 1;
-                node.begin_daemon(self.processes);
+                node.begin_daemon(self.processes, self.removed);
+                self.report(number);
             }
+            let node = &mut self.nodes[number];
             if node.daemon_runs(self.now) && self.now >= node.ticks_at {
                 node.ticks_at = self.now + 250 + self.rng.below(500);
                 self.tick(number);
@@ -224,14 +281,15 @@ impl World {
         let ends_in = self.rng.below(DEATH_MS);
         let starts = self.nodes[number].carry_out(orders, self.now, ends_in);
         let (boot, process) = (self.nodes[number].boot, self.processes);
-        for (machine, action) in starts {
+        for fork in starts {
+            let machine = &fork.machine;
             if !self.quiet && self.rng.chance(3) {
                 let until = self.now + self.rng.below(20_000);
                 self.nodes[number].claimed.insert(machine.clone(), until);
             }
-            self.nodes[number].forked.insert(machine.clone());
+            self.nodes[number].forked.insert(machine.clone(), fork.on_isolation);
             let at = self.now + self.rng.below(400);
-            self.later(at, number, process, Event::Execute(boot, machine, action));
+            self.later(at, number, process, Event::Execute(boot, fork));
         }
         let Some(daemon) = &mut self.nodes[number].daemon else { return };
         let process = daemon.number;
@@ -267,7 +325,7 @@ impl World {
                 PlacerAction::Ask(ask) => {
                     for by in ask.of {
                         let at = self.now + self.delay();
-                        let by = self.nodes.iter().position(|node| node.host == by).unwrap();
+                        let by = self.named(&by).unwrap();
                         self.later(at, number, process, Event::Ask(ask.about.clone(), by));
                     }
                 }
@@ -316,7 +374,7 @@ impl World {
                 self.later(at, number, process, Event::Ended(kind, outcome));
             }
             Event::Ask(about, by) => {
-                let about_number = self.nodes.iter().position(|node| node.host == about);
+                let about_number = self.named(&about);
                 let is_up = about_number.is_some_and(|about| self.nodes[about].daemon_runs(now));
                 let by_host = self.nodes[by].host.clone();
                 if self.nodes[by].daemon_runs(now) {
@@ -332,7 +390,8 @@ impl World {
                     );
                 }
             }
-            Event::Execute(boot, machine, action) => self.execute(number, process, boot, machine, action),
+            Event::Execute(boot, fork) => self.execute(number, process, boot, fork),
+            _ if self.nodes[number].is_retired => {}
             // What comes to a daemon that is stopped waits for it.
             event if !self.nodes[number].daemon_runs(now) && !self.nodes[number].is_off => {
                 self.later(now + STEP_MS, number, process, event);
@@ -341,7 +400,7 @@ impl World {
         }
     }
 
-    fn execute(&mut self, number: usize, process: u64, boot: u64, machine: Name, action: IsolationAction) {
+    fn execute(&mut self, number: usize, process: u64, boot: u64, fork: Fork) {
         let now = self.now;
         let node = &mut self.nodes[number];
         if node.boot != boot || node.is_off {
@@ -349,13 +408,14 @@ impl World {
         }
         if now < node.paused_until {
             let at = node.paused_until;
-            self.later(at, number, process, Event::Execute(boot, machine, action));
+            self.later(at, number, process, Event::Execute(boot, fork));
             return;
         }
+        let Fork { machine, on_isolation, uuid } = fork;
         node.forked.remove(&machine);
-        let is_over = node.clock(now) >= node.deadline && action != IsolationAction::Keep;
+        let is_over = node.clock(now) >= node.deadline && on_isolation != IsolationAction::Keep;
         if !is_over || self.removed == Removed::Guard {
-            let vmm = Vmm { on_isolation: action, phase: Phase::Waiting, ends: None };
+            let vmm = Vmm { on_isolation, uuid, phase: Phase::Waiting, ends: None };
             node.vmms.insert(machine, vmm);
             self.seen.started += 1;
         }

@@ -101,7 +101,7 @@ If the machines do run on, there are more than were asked for until the host com
 alive again then, without another command. Machines that keep data are never replaced: they are back with their host.
 
 Machines with names of the fleet (identity = named) start elsewhere, too: at once with on_isolation = keep, and otherwise 35 s
-after the last sign of life, when the host would have ended them itself. With keep, be sure that the host is off: if it does
+after the end of its lease, when the host would have ended them itself. With keep, be sure that the host is off: if it does
 run them on, the same name is alive twice.
 
 Example:
