@@ -88,7 +88,8 @@ impl Host {
         });
         let parts = Arc::into_inner(app).unwrap();
         let app: ApiState = Arc::new(ApiParts { fleet_claims: Some(claims), ..parts });
-        let (faults, asked): (Arc<Mutex<VecDeque<Fault>>>, Arc<Mutex<Vec<String>>>) = Default::default();
+        let faults: Arc<Mutex<VecDeque<Fault>>> = Arc::default();
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
         let (of_layer, all) = (Arc::clone(&faults), Arc::clone(&asked));
         let faulty = router(Arc::clone(&app)).layer(from_fn(move |request: Request, next: Next| {
             all.lock().unwrap().push(request.uri().to_string());
