@@ -95,8 +95,6 @@ pub const LOST_AFTER_SECONDS: Bounds = Bounds::count(20, DAY);
 pub const COPIES: Bounds = Bounds::count(0, 100_000);
 /// Bounds of numbers of operations and events.
 const NUMBER: Bounds = Bounds::count(0, i64::MAX as u64);
-/// Bounds of the number of an attempt to claim.
-const ATTEMPT: Bounds = Bounds::count(0, u32::MAX as u64);
 /// Bounds of a share of a whole.
 const SHARE: Bounds = Bounds::count(0, 1);
 
@@ -302,9 +300,8 @@ pub fn of_parameter(name: &str) -> Option<&'static Bounds> {
         "wait" => Some(&WAIT_SECONDS),
         "seconds" => Some(&HISTORY_SECONDS),
         "version" => Some(&VERSION),
-        "id" | "after" | "before" => Some(&NUMBER),
+        "id" | "after" | "before" | "attempt" => Some(&NUMBER),
         "goal" => Some(&SHARE),
-        "attempt" => Some(&ATTEMPT),
         _ => None,
     }
 }

@@ -196,15 +196,16 @@ impl FleetService {
             idempotency,
             view: self.subscribe(),
             epoch: self.own_epoch(),
-            knows_all: {
+            all_hosts: {
                 let store = self.0.store.clone();
                 Arc::new(move |revision| {
                     let store = store.clone();
-                    Box::pin(async move { store.knows_all_hosts(revision).await.map_err(store_error) })
+                    Box::pin(async move { store.revision_of_all_hosts(revision).await.map_err(store_error) })
                 })
             },
             taken: Mutex::default(),
             departures: Mutex::default(),
+            clock: Mutex::default(),
             undone: Semaphore::new(MOST_UNDONE),
         })
     }

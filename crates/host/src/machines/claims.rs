@@ -83,11 +83,16 @@ pub(crate) struct KeyedClaim {
 
 /// Result of trying to claim one machine.
 enum ClaimAttempt {
-    Claimed,
+    Claimed(KeyedClaim),
     /// Another client changed the machine first.
     Conflict,
     /// A request with the same key has made a claim already.
     Repeated(KeyedClaim),
+}
+
+/// The claim of a machine has ended before its client was answered.
+pub fn claim_ended(machine: &str) -> HostError {
+    HostError::new(ErrorCode::Conflict, format!("{machine}: its claim has ended meanwhile"))
 }
 
 /// Claims machines for clients, and releases them.
@@ -156,14 +161,15 @@ impl Claims {
         });
         for view in views {
             match self.try_to_claim(&view, claim, by)? {
-                ClaimAttempt::Claimed => {
+                ClaimAttempt::Claimed(made) => {
                     let object = format!("machine/{}", view.machine.name);
                     let text = match &claim.owner {
                         Some(owner) => format!("it is claimed for {owner} by {}", by.who),
                         None => format!("it is claimed by {}", by.who),
                     };
                     self.events.raise(EventKind::Claimed, &object, text);
-                    return Ok((self.reader.get(&view.machine.name)?, false));
+                    let machine = self.held(&made)?.ok_or_else(|| claim_ended(made.machine.as_str()))?;
+                    return Ok((machine, false));
                 }
                 ClaimAttempt::Conflict => {}
                 ClaimAttempt::Repeated(made) => return Ok((self.repeated_claim(&made)?, true)),
@@ -183,16 +189,25 @@ impl Claims {
 
     /// Returns the machine that an earlier request with this key claimed, if that claim still holds.
     fn repeated_claim(&self, made: &KeyedClaim) -> Result<MachineDetails, HostError> {
-        let machine = &made.machine;
-        match self.reader.get(machine) {
-            Ok(found) if found.claim.as_ref().is_some_and(|claim| claim.id == made.claim) => Ok(found),
-            Err(e) if e.code != ErrorCode::NotFound => Err(e),
-            _ => {
-                let message = format!(
-                    "the claim that this Idempotency-Key has made, of {machine}, is over: take a new key for a new claim"
-                );
-                Err(HostError::new(ErrorCode::Conflict, message))
+        let over = || {
+            let message = format!(
+                "the claim that this Idempotency-Key has made, of {}, is over: take a new key for a new claim",
+                made.machine
+            );
+            HostError::new(ErrorCode::Conflict, message)
+        };
+        self.held(made)?.ok_or_else(over)
+    }
+
+    /// The machine of a claim, as long as it has this claim.
+    fn held(&self, made: &KeyedClaim) -> Result<Option<MachineDetails>, HostError> {
+        match self.reader.get(&made.machine) {
+            Ok(found) => {
+                let is_held = found.claim.as_ref().is_some_and(|claim| claim.id == made.claim);
+                Ok(Some(found).filter(|_| is_held))
             }
+            Err(e) if e.code == ErrorCode::NotFound => Ok(None),
+            Err(e) => Err(e),
         }
     }
 
@@ -227,7 +242,7 @@ impl Claims {
             is.claim = Some(claimed);
             is.start_fresh(&spec);
             changes.put(name, &is);
-            Ok(ClaimAttempt::Claimed)
+            Ok(ClaimAttempt::Claimed(made))
         })
     }
 

@@ -7,7 +7,8 @@ use spillway_host::fleet::etcd::{FleetStore, FleetStoreError};
 use spillway_testkit::etcd::EtcdProgram;
 use std::time::{Duration, Instant};
 
-with_both!(a_transaction_compares all_pages_are_read changes_of_a_revision_stay_together a_write_is_seen_soon a_watch_goes_on_while_nothing_changes);
+with_both!(a_transaction_compares all_pages_are_read changes_of_a_revision_stay_together a_write_is_seen_soon a_watch_goes_on_while_nothing_changes
+    hosts_that_were_not_seen_are_told_of);
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -38,6 +39,25 @@ async fn a_transaction_compares(program: EtcdProgram) {
     // More than etcd takes.
     let large = writing(vec![put("a", &"x".repeat(2 << 20))]);
     assert!(matches!(store.commit(&large).await, Err(FleetStoreError::TooLarge(..))));
+}
+
+/// Otherwise a claim is repeated that a host has of which nobody has heard yet.
+async fn hosts_that_were_not_seen_are_told_of(program: EtcdProgram) {
+    let Some(scene) = Scene::new(1, program) else { return };
+    let store = FleetStore::open(scene.settings());
+    let before = apply(&store, vec![put("a", "report")]).await;
+    for key in [Key::Host(name("a")), Key::Alive(name("a"))] {
+        let seen = apply(&store, vec![Write::Put(key.clone(), "x".into())]).await;
+        assert_eq!(store.revision_of_all_hosts(seen).await, Ok(seen), "{key}");
+        assert_eq!(store.revision_of_all_hosts(seen - 1).await, Ok(seen), "{key}");
+    }
+    // What is written again, or elsewhere, is no host that is new.
+    let seen = apply(&store, vec![put("b", "report")]).await;
+    apply(&store, vec![Write::Put(Key::Host(name("a")), "y".into()), put("c", "report")]).await;
+    assert_eq!(store.revision_of_all_hosts(seen).await, Ok(seen));
+    assert!(store.revision_of_all_hosts(before).await.is_ok_and(|all| all > seen));
+    // An etcd that was restored knows nothing of what came later.
+    assert!(matches!(store.revision_of_all_hosts(seen + 100).await, Err(FleetStoreError::Invalid(_))));
 }
 
 /// Otherwise all hosts of a fleet at rest list all records every 1.5 s, and each takes its member for one that is silent.

@@ -217,7 +217,7 @@ mod tests {
         }));
         let text = page(&FleetStatus { fleet, catalogs: Vec::new() });
         for part in [
-            "isolated: it has no lease: its machines go on",
+            "isolated: it has no lease: other hosts decide whether its machines are replaced",
             "\n        no member of etcd answers\n",
             "etcd    no member answers",
             "\n        https://e1:2379: refused\n",

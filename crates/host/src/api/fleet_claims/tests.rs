@@ -18,7 +18,7 @@ use spillway_fleet::view::{Entry, FleetView, Update};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::atomic::AtomicI64;
 use std::time::SystemTime;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
@@ -45,8 +45,8 @@ struct Host {
     /// 0: it has no valid lease.
     epoch: Arc<AtomicI64>,
     view: watch::Sender<FleetView>,
-    /// Whether it has seen all that etcd has.
-    knows_all: Arc<AtomicBool>,
+    /// Revision of etcd at which a host has got a lease that it may not have seen.
+    newest: Arc<AtomicI64>,
     faults: Arc<Mutex<VecDeque<Fault>>>,
     /// Questions of other hosts that it has got.
     asked: Arc<Mutex<Vec<String>>>,
@@ -69,8 +69,8 @@ impl Host {
         let settings = DaemonSettings { program: dir.path().join("spillway-worker"), ..settings(dir.path()) };
         let app = daemon::app_of(&settings, Some(Arc::clone(&door))).unwrap();
         let (epoch, view) = (Arc::new(AtomicI64::new(7)), watch::Sender::new(FleetView::default()));
-        let (own, knows_all) = (Arc::clone(&epoch), Arc::new(AtomicBool::new(true)));
-        let knows = Arc::clone(&knows_all);
+        let (own, newest) = (Arc::clone(&epoch), Arc::<AtomicI64>::default());
+        let of_etcd = Arc::clone(&newest);
         let claims = FleetClaims::begin(ClaimParts {
             fleet: name("site"),
             door: Arc::clone(&door),
@@ -78,13 +78,14 @@ impl Host {
             idempotency: app.idempotency.clone(),
             view: view.subscribe(),
             epoch: Arc::new(move || Some(own.load(Ordering::SeqCst)).filter(|epoch| *epoch > 0)),
-            knows_all: Arc::new(move |_| {
-                let knows = knows.load(Ordering::SeqCst);
-                Box::pin(async move { Ok(knows) })
+            all_hosts: Arc::new(move |revision| {
+                let newest = of_etcd.load(Ordering::SeqCst);
+                Box::pin(async move { Ok(revision.max(newest)) })
             }),
             taken: Mutex::default(),
             departures: Mutex::default(),
             undone: tokio::sync::Semaphore::new(crate::fleet::claims::MOST_UNDONE),
+            clock: Mutex::default(),
         });
         let parts = Arc::into_inner(app).unwrap();
         let app: ApiState = Arc::new(ApiParts { fleet_claims: Some(claims), ..parts });
@@ -134,7 +135,7 @@ impl Host {
             address,
             epoch,
             view,
-            knows_all,
+            newest,
             faults,
             asked,
             tasks,
@@ -474,9 +475,10 @@ async fn a_request_that_was_repeated_meanwhile_claims_nothing_any_more() {
 async fn who_may_not_know_all_hosts_repeats_nothing() {
     let fleet = Arc::new(Fleet::new(&[2, 2]).await);
     let [a, b] = &fleet.0[..] else { panic!() };
-    a.knows_all.store(false, Ordering::SeqCst);
+    a.newest.store(12, Ordering::SeqCst);
     let late = a.claim("x", false).await;
     assert!(late.status == 503 && late.detail().contains("sees the records of the fleet late"), "{late:?}");
+    assert_eq!(fleet.claimed().await, []);
     let claim: FleetClaim = a.claim("y", true).await.json();
     assert!(!claim.is_repeated, "nobody has seen this one before");
     // Nor does it give up a host.
@@ -493,8 +495,14 @@ async fn who_may_not_know_all_hosts_repeats_nothing() {
     let change = vec![("hosts/host-b".to_owned(), Some(dead))];
     a.view.send_modify(|view| view.apply(Update::Changes(11, change)));
     let unknown = earlier.await.unwrap();
-    assert!(unknown.status == 503 && unknown.detail().contains("not known"), "{unknown:?}");
-    a.knows_all.store(true, Ordering::SeqCst);
+    assert!(unknown.status == 503 && unknown.detail().contains("may be back"), "{unknown:?}");
+    // What it has not seen comes while it waits for that.
+    let (late, of_request) = (Arc::clone(&fleet), id.clone());
+    let late = tokio::spawn(async move { late.0[0].claim(&of_request, false).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    a.view.send_modify(|view| view.apply(Update::Changes(12, Vec::new())));
+    let claim: FleetClaim = late.await.unwrap().json();
+    assert!(!claim.is_repeated);
     let claim: FleetClaim = a.claim(&id, true).await.json();
     assert_eq!(claim.host.as_str(), "host-a");
 }

@@ -108,8 +108,13 @@ impl ClaimAttempt {
                 Tried::Lost => {}
             }
             self.number += 1;
+            let revision = self.claims.0.view.borrow().revision;
             let closed = self.close(host).await?;
-            self.open.remove(host);
+            if closed.is_some() {
+                self.open.remove(host);
+            } else if !self.claims.knows_all_hosts(revision).await? {
+                return Err(self.unknown(&format!("{host} does not answer, and may be back")));
+            }
             match closed {
                 Some(HostClaimDecision::Claimed(claim)) => {
                     return Ok(Some(FirstEnd::Claimed(Box::new(self.describe(host, *claim)))));
@@ -188,7 +193,8 @@ impl ClaimAttempt {
         }
     }
 
-    /// Closes the attempts before this one at a host. Asks until the host answers. `None`: it counts as lost.
+    /// Closes the attempts before this one at a host. Asks until the host answers. `None`: it counts as lost by the records that this daemon
+    /// has seen.
     ///
     /// # Errors
     /// The time is over, or the request is wrong.
@@ -206,8 +212,7 @@ impl ClaimAttempt {
                 Asked::Wrong(e) => return Err(e),
                 Asked::NotSent(why) | Asked::Lost(why) => why,
             };
-            // What it has done since this daemon has seen it last is not known otherwise.
-            if self.is_lost(host) && self.claims.see_all_hosts().await.is_ok() && self.is_lost(host) {
+            if self.is_lost(host) {
                 return Ok(None);
             }
             if Instant::now() + PAUSE >= self.until {

@@ -15,13 +15,14 @@ use super::etcd::now;
 use crate::access::caller::{Caller, Proof};
 use crate::error::HostError;
 use crate::idempotency::Idempotency;
-use crate::machines::{FleetRequest, FleetRequestTerms, Machines};
+use crate::machines::{FleetRequest, FleetRequestTerms, Machines, claim_ended};
 use crate::work::blocking;
 use attempt::{ClaimAttempt, FirstEnd};
 use axum::body::Body;
-use axum::http::{HeaderValue, Request};
+use axum::http::{HeaderValue, Request, StatusCode};
 use futures_util::future::BoxFuture;
 use spillway_api::{ErrorCode, FleetClaim, HostClaimDecision, MachineDetails, Name, NewClaim};
+use spillway_fleet::Moment;
 use spillway_fleet::claim::{Departures, TakenMachines};
 use spillway_fleet::transaction::Revision;
 use spillway_fleet::view::FleetView;
@@ -33,16 +34,20 @@ use tokio::sync::{Semaphore, watch};
 pub const LONGEST: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 20 });
 /// Least time between two looks at which hosts have leases.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often etcd is asked whether this daemon has seen all hosts.
-const LOOKS: u32 = 4;
+/// Longest time until this daemon has seen what etcd has.
+const SEEN: Duration = Duration::from_secs(2);
+/// A daemon that has not looked at its clock for so long has stood still.
+const STILL: Duration = Duration::from_secs(10);
+/// Time after that in which requests may come that were sent before.
+const WAKING: Duration = Duration::from_secs(60);
 /// Longest time until a host has described or released a machine.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Returns the epoch of this host as long as its lease is certainly valid.
 pub type OwnEpoch = Arc<dyn Fn() -> Option<i64> + Send + Sync>;
 
-/// Asks etcd whether it has had neither a new host nor a new lease of one since this revision.
-pub type KnowsAllHosts = Arc<dyn Fn(Revision) -> BoxFuture<'static, Result<bool, HostError>> + Send + Sync>;
+/// Asks etcd for the least revision whose records have all hosts, and all that have leases, if those of this one do not: that, or a later one.
+pub type AllHosts = Arc<dyn Fn(Revision) -> BoxFuture<'static, Result<Revision, HostError>> + Send + Sync>;
 
 /// Claims of the fleet. A clone is the same.
 #[derive(Clone)]
@@ -62,14 +67,45 @@ pub struct ClaimParts {
     pub view: watch::Receiver<FleetView>,
     /// Epoch of this host, while it may act for the fleet.
     pub epoch: OwnEpoch,
-    /// Whether the records of a revision have all hosts.
-    pub knows_all: KnowsAllHosts,
+    /// Which records have all hosts.
+    pub all_hosts: AllHosts,
     /// What was taken of hosts since their last reports.
     pub taken: Mutex<TakenMachines>,
     /// Since when hosts have had no lease.
     pub departures: Mutex<Departures>,
     /// For claims that are undone at hosts that do not answer.
     pub undone: Semaphore,
+    /// Whether this daemon goes on without a pause.
+    pub clock: Mutex<ClaimClock>,
+}
+
+/// Notices that this daemon has stood still: what it reads then may have been sent long before.
+#[derive(Debug)]
+pub struct ClaimClock {
+    looked: Moment,
+    /// When it went on.
+    woke: Option<Moment>,
+}
+
+impl Default for ClaimClock {
+    fn default() -> ClaimClock {
+        ClaimClock { looked: now(), woke: None }
+    }
+}
+
+impl ClaimClock {
+    fn look(&mut self) {
+        let at = now();
+        if at.since_ms(self.looked) > STILL.as_millis() as u64 {
+            self.woke = Some(at);
+        }
+        self.looked = at;
+    }
+
+    fn has_stood_still(&mut self) -> bool {
+        self.look();
+        self.woke.is_some_and(|woke| now().since_ms(woke) < WAKING.as_millis() as u64)
+    }
 }
 
 /// A user of the fleet who asks for a machine.
@@ -114,6 +150,14 @@ impl FleetClaims {
     pub fn begin(parts: ClaimParts) -> FleetClaims {
         let claims = FleetClaims(Arc::new(parts));
         let (mut view, weak) = (claims.0.view.clone(), Arc::downgrade(&claims.0));
+        let of_clock = weak.clone();
+        tokio::spawn(async move {
+            while let Some(parts) = of_clock.upgrade() {
+                locked(&parts.clock).look();
+                drop(parts);
+                tokio::time::sleep(STILL / 10).await;
+            }
+        });
         tokio::spawn(async move {
             while let Some(parts) = weak.upgrade() {
                 locked(&parts.departures).observe(&view.borrow_and_update(), now());
@@ -140,31 +184,32 @@ impl FleetClaims {
             )));
         }
         let mut attempt = ClaimAttempt::new(self.clone(), request);
+        // Another daemon may have taken this one for lost, and have carried out the request.
+        let first = first && !locked(&self.0.clock).has_stood_still();
         let claimed = carry_out(&mut attempt, first).await;
-        if claimed.is_err() && !attempt.request.is_kept {
+        if !attempt.request.is_kept {
             let ClaimAttempt { request, number, open, .. } = attempt;
-            for host in open {
+            let has_it = claimed.as_ref().ok().map(|claim| &claim.host);
+            for host in open.into_iter().filter(|host| Some(host) != has_it) {
                 tokio::spawn(self.clone().abandon(request.clone(), number, host));
             }
         }
         claimed
     }
 
-    /// Waits until this daemon has seen all hosts that there are now.
+    /// Whether the records of this revision have all hosts that there are now, and all that have leases. If not, this daemon has newer ones
+    /// soon.
     ///
     /// # Errors
-    /// etcd does not say, or the daemon sees its records late: it may not know a host that has a claim.
-    async fn see_all_hosts(&self) -> Result<(), HostError> {
-        let mut view = self.0.view.clone();
-        for _ in 0..LOOKS {
-            let revision = view.borrow_and_update().revision;
-            if (self.0.knows_all)(revision).await? {
-                return Ok(());
-            }
-            let _ = tokio::time::timeout(LOOK, view.changed()).await;
+    /// etcd does not say.
+    async fn knows_all_hosts(&self, revision: Revision) -> Result<bool, HostError> {
+        let needed = (self.0.all_hosts)(revision).await?;
+        if needed <= revision {
+            return Ok(true);
         }
-        let message = "this host sees the records of the fleet late, so that it may not know all hosts that could have the claim: ask another one";
-        Err(HostError::new(ErrorCode::Unavailable, message))
+        let mut view = self.0.view.clone();
+        let _ = tokio::time::timeout(SEEN, view.wait_for(|view| view.revision >= needed)).await;
+        Ok(false)
     }
 
     /// Decides about a machine of this host. `sent`: when the request came to the daemon that asks, by its clock.
@@ -213,16 +258,26 @@ impl FleetClaims {
         at_most: Duration,
     ) -> Result<FleetClaim, HostError> {
         let name = &claim.machine.machine.name;
+        let ended = || claim_ended(&format!("{}/{name}", claim.host));
         let found = if claim.host == self.0.door.host {
-            self.0.machines.reader.wait(name, at_most).await.ok().map(|(_, machine)| machine)
+            match self.0.machines.reader.wait(name, at_most).await {
+                Ok((_, machine)) => Some(machine),
+                Err(e) if e.code == ErrorCode::NotFound => return Err(ended()),
+                Err(_) => None,
+            }
         } else {
             let path = format!("/v1/machines/{name}?wait={}", at_most.as_secs());
             let asked = match user_request(user, Request::get(path)) {
                 Some(request) => self.0.door.client.whole(&claim.host, request, at_most + ANSWER).await.ok(),
                 None => None,
             };
-            let body = asked.filter(|(status, _)| status.is_success()).map(|(_, body)| body);
-            body.and_then(|body| serde_json::from_slice::<MachineDetails>(&body).ok())
+            match asked {
+                Some((StatusCode::NOT_FOUND, _)) => return Err(ended()),
+                Some((status, body)) if status.is_success() => {
+                    serde_json::from_slice::<MachineDetails>(&body).ok()
+                }
+                _ => None,
+            }
         };
         match found {
             // Without an answer the client sees that the machine is not settled, and asks again.
@@ -230,15 +285,9 @@ impl FleetClaims {
             Some(machine) if machine.claim.as_ref().is_some_and(|held| held.id == claim.claim) => {
                 Ok(FleetClaim { address: machine.status.address.clone(), machine, ..claim })
             }
-            Some(_) => Err(claim_ended(&format!("{}/{name}", claim.host))),
+            Some(_) => Err(ended()),
         }
     }
-}
-
-/// The claim of a machine has ended while the machine was waited for.
-pub fn claim_ended(machine: &str) -> HostError {
-    let message = format!("{machine}: its claim has ended while it was waited for");
-    HostError::new(ErrorCode::Conflict, message)
 }
 
 async fn carry_out(attempt: &mut ClaimAttempt, first: bool) -> Result<FleetClaim, HostError> {

@@ -35,9 +35,10 @@ enum Closed {
     Superseded(u64),
 }
 
-/// Carries out a request that may have been carried out before. `seen`: attempts up to this number may have been closed.
+/// Carries out a request that may have been carried out before. `seen`: a first request has met attempts up to this number.
 pub(super) async fn again(attempt: &mut ClaimAttempt, seen: u64) -> Result<FleetClaim, HostError> {
-    let mut may_claim = take_number(attempt, seen);
+    let mut may_claim = seen < FIRST_REPEAT && take_number(attempt, seen, SystemTime::now());
+    let mut why = "it was repeated by others at the same time, or answers were lost";
     'rounds: for round in 0..ROUNDS {
         if round > 0 {
             // Two that look at the same time would meet again and again.
@@ -51,27 +52,36 @@ pub(super) async fn again(attempt: &mut ClaimAttempt, seen: u64) -> Result<Fleet
             let message = "this host has no valid lease, so that it may not know all hosts that could have the claim: ask another one";
             return Err(HostError::new(ErrorCode::Unavailable, message));
         }
-        attempt.claims.see_all_hosts().await?;
-        match close_all(attempt).await? {
+        let (hosts, revision) = {
+            let view = attempt.claims.0.view.borrow();
+            (possible_holders(&view), view.revision)
+        };
+        match close_all(attempt, hosts).await? {
             Closed::Found(claim) => return Ok(*claim),
             Closed::Superseded(number) => {
-                may_claim = may_claim && take_number(attempt, number);
+                // Later it may be that of a request that came after this one.
+                may_claim = may_claim && round == 0 && take_number(attempt, number, SystemTime::now());
                 continue;
             }
             // It looks for the claim of the later request.
             Closed::Nowhere if !may_claim => continue,
             Closed::Nowhere => {}
         }
+        // After the closing: who has closed more hosts since then has closed these ones later.
+        if !attempt.claims.knows_all_hosts(revision).await? {
+            why = "this host sees the records of the fleet late, so that it may not know all hosts that could have the claim";
+            continue;
+        }
         for candidate in attempt.candidates()? {
             attempt.check_time()?;
             match attempt.try_host(&candidate).await? {
                 Tried::Claimed(claim) => return Ok(*claim),
                 Tried::No => {}
-                Tried::Superseded(number) => {
-                    may_claim = take_number(attempt, number);
+                Tried::Superseded(_) => {
+                    may_claim = false;
                     continue 'rounds;
                 }
-                // The next number is lower than that of any later request.
+                // By the clock of one daemon, the next number is lower than those of later requests.
                 Tried::Lost | Tried::Stale => {
                     attempt.number += 1;
                     continue 'rounds;
@@ -80,33 +90,30 @@ pub(super) async fn again(attempt: &mut ClaimAttempt, seen: u64) -> Result<Fleet
         }
         return Err(attempt.no_machine());
     }
-    Err(attempt.unknown("it was repeated by others at the same time, or answers were lost"))
+    Err(attempt.unknown(why))
 }
 
 /// Takes a number of a repeat that is larger than this one, by the time at which the request came. Returns false, and takes none, if the number is
 /// that of a later request. Numbers that are ahead of this host's clock are not: the clock of their host is.
-fn take_number(attempt: &mut ClaimAttempt, seen: u64) -> bool {
-    let (came, taken) = (unix_ms(attempt.sent), seen >> RANDOM_BITS);
-    if (came..=unix_ms(SystemTime::now())).contains(&taken) {
-        return false;
+fn take_number(attempt: &mut ClaimAttempt, seen: u64, now: SystemTime) -> bool {
+    let number = later_number(unix_ms(attempt.sent), seen, unix_ms(now));
+    attempt.number = number.unwrap_or(attempt.number);
+    number.is_some()
+}
+
+fn later_number(came: u64, seen: u64, now: u64) -> Option<u64> {
+    let taken = seen >> RANDOM_BITS;
+    if (came..=now).contains(&taken) {
+        return None;
     }
     let random = uuid::Uuid::new_v4().as_u128() as u64 & ((1 << RANDOM_BITS) - 1);
     // 41 bits of milliseconds last until 2039, 63 bits of the whole for centuries longer; it stays a number of JSON's integers.
     let time = came.max(taken.saturating_add(1));
-    attempt.number = (time << RANDOM_BITS | random) & (u64::MAX >> 1);
-    true
+    Some((time << RANDOM_BITS | random) & (u64::MAX >> 1))
 }
 
 /// Closes the attempts before this one at all hosts.
-async fn close_all(attempt: &mut ClaimAttempt) -> Result<Closed, HostError> {
-    let hosts = possible_holders(&attempt.claims.0.view.borrow());
-    attempt.open.extend(hosts.iter().cloned());
-    let closed = close_at(attempt, hosts).await?;
-    attempt.open.clear();
-    Ok(closed)
-}
-
-async fn close_at(attempt: &ClaimAttempt, hosts: BTreeSet<Name>) -> Result<Closed, HostError> {
+async fn close_all(attempt: &ClaimAttempt, hosts: BTreeSet<Name>) -> Result<Closed, HostError> {
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     let mut asked = JoinSet::new();
     for host in hosts {
@@ -156,5 +163,31 @@ async fn close_at(attempt: &ClaimAttempt, hosts: BTreeSet<Name>) -> Result<Close
         (_, None, Some(number)) => Ok(Closed::Superseded(number)),
         _ if !asked.is_empty() => Err(attempt.unknown("not all hosts have answered")),
         _ => Ok(Closed::Nowhere),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeat_has_a_larger_number_than_all_but_later_requests() {
+        let at = |ms: u64| ms << RANDOM_BITS | 5;
+        let (came, now) = (1_800_000_000_000, 1_800_000_003_000);
+        for (seen, time) in [
+            (0, Some(came)),
+            (7, Some(came)),
+            (at(came - 1), Some(came)),
+            (at(came), None),
+            (at(now), None),
+            // The clock of its host is ahead.
+            (at(now + 1), Some(now + 2)),
+            (at(now + 3_600_000), Some(now + 3_600_001)),
+        ] {
+            let number = later_number(came, seen, now);
+            assert_eq!(number.map(|number| number >> RANDOM_BITS), time, "{seen}");
+            assert!(number.is_none_or(|number| number > seen && number >= FIRST_REPEAT));
+        }
+        assert!(later_number(came, u64::MAX, now).is_some_and(|number| number <= i64::MAX as u64));
     }
 }

@@ -8,15 +8,15 @@ use super::request::{REQUEST_TIME, ask, of_transaction};
 use etcd_client::GetOptions;
 use spillway_fleet::transaction::Revision;
 
-/// Whether a record of this folder was created after this revision.
+/// The revision that etcd has, if a record of this folder was created after the given one; the given one if none was.
 ///
 /// # Errors
-/// etcd does not say.
-pub async fn is_created_after(
+/// etcd does not say, or has older records than the given revision.
+pub async fn created_after(
     link: &Link,
     folder: &str,
     revision: Revision,
-) -> Result<bool, FleetStoreError> {
+) -> Result<Revision, FleetStoreError> {
     let prefix = format!("{}{folder}/", link.prefix());
     let options = GetOptions::new()
         .with_prefix()
@@ -25,7 +25,14 @@ pub async fn is_created_after(
         .with_min_create_revision(revision.saturating_add(1));
     let member = link.member().await?;
     match ask(REQUEST_TIME, member.records().get(prefix, Some(options))).await {
-        Ok(answer) => Ok(!answer.kvs().is_empty()),
+        Ok(answer) => match (answer.header().map_or(0, |header| header.revision()), answer.kvs()) {
+            (now, _) if now < revision => {
+                let why = format!("etcd is at revision {now}, and this host has seen {revision}");
+                Err(FleetStoreError::Invalid(why))
+            }
+            (_, []) => Ok(revision),
+            (now, _) => Ok(now),
+        },
         Err(failure) => {
             link.leave(&member, &failure);
             Err(of_transaction(&member.address, failure))

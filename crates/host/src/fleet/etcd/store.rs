@@ -72,15 +72,15 @@ impl FleetStore {
         updates
     }
 
-    /// Whether there is no host, and no lease of one, that was created after this revision.
+    /// The revision that has all hosts, and all that have leases: this one, if none has come since then.
     ///
     /// # Errors
-    /// etcd does not say.
-    pub async fn knows_all_hosts(&self, revision: Revision) -> Result<bool, FleetStoreError> {
+    /// etcd does not say, or has older records than this revision.
+    pub async fn revision_of_all_hosts(&self, revision: Revision) -> Result<Revision, FleetStoreError> {
         let link = &self.shared.link;
-        let of = |folder| created::is_created_after(link, folder, revision);
+        let of = |folder| created::created_after(link, folder, revision);
         let (hosts, leases) = tokio::try_join!(of("hosts"), of("alive"))?;
-        Ok(!hosts && !leases)
+        Ok(hosts.max(leases))
     }
 
     /// The lease of this host. None: there was none yet, or it has ended and there is no other one yet.
