@@ -96,13 +96,21 @@ impl World {
         }
     }
 
-    /// Another wave begins, or the rollout is done, when all machines of the hosts before have been seen ready, unless somebody drains such a host.
+    /// Another wave begins, or the rollout is done, when all machines of the hosts before have been seen ready, unless somebody drains such a host,
+    /// or there are enough machines without it, so that it gives up its own.
     fn check_wave(&self, catalog: &Name, versions: &Versions, seen: &mut Seen) {
         let Some(done) = self.done.as_ref().filter(|_| *catalog == name("desk")) else { return };
         let to = versions.rollouts[catalog].to.version;
+        let record = |key: String| {
+            serde_json::from_slice::<Value>(&self.store.entries[&key].value).unwrap_or_default()
+        };
+        let count = |host: &Name| record(format!("share/{host}/{catalog}"))["count"].as_u64().unwrap_or(0);
+        let all: u64 =
+            versions.shares.keys().filter(|(_, of)| of == catalog).map(|(host, _)| count(host)).sum();
+        let wanted = record(format!("catalogs/{catalog}"))["spec"]["count"].as_u64().unwrap_or(0);
         for ((host, _), _) in versions.shares.iter().filter(|((_, of), has)| of == catalog && **has == to) {
-            let record = serde_json::from_slice::<Value>(&self.store.entries[&format!("hosts/{host}")].value);
-            let is_left = record.is_ok_and(|record| record["is_draining"] == true);
+            let is_left =
+                record(format!("hosts/{host}"))["is_draining"] == true || all - count(host) >= wanted;
             assert!(
                 is_left || done.contains(&(host.clone(), to)),
                 "{host} was not done when a wave, or the rollout, ended"
