@@ -52,8 +52,9 @@ pub struct Seen {
     pub removed: usize,
     /// Machines that began under the name of another one.
     pub joined: usize,
-    /// Schedules after which all names ran once there were no faults any more, and the longest time until then.
+    /// Schedules after which all names ran once there were no faults any more.
     pub recovered: usize,
+    /// The longest time until then.
     pub slowest_ms: u64,
     /// Moments at which a host that had stood still as a whole ran a name of another one, and its guard had not run yet.
     pub awakened: usize,
