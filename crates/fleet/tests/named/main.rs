@@ -63,7 +63,7 @@ pub struct Seen {
 /// Length of a schedule, in milliseconds.
 const LENGTH_MS: u64 = 180_000;
 /// Time after the end of all faults in which each name must begin to run, in milliseconds.
-const RECOVERY_MS: u64 = 240_000;
+const RECOVERY_MS: u64 = 150_000;
 /// Each so-manieth schedule goes on without faults: all of them would take twice as long.
 const RECOVERS: u64 = 5;
 
