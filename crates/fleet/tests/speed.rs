@@ -65,6 +65,26 @@ fn names_of_two_large_catalogs_are_given_in_time() {
     assert!(first < Duration::from_secs(2), "{first:?}");
 }
 
+/// Somebody has written all shares anew, in a form that is not known here.
+#[test]
+fn shares_that_cannot_be_read_are_looked_up_in_time() {
+    let mut driver = Driver::new();
+    (0..1000).for_each(|n| driver.fleet.host(&format!("h{n}"), "z"));
+    (0..10).for_each(|n| driver.fleet.catalog(&format!("c{n}"), 1000, json!({})));
+    for (host, catalog) in (0..10_000).map(|n| (n % 1000, n / 1000)) {
+        driver.fleet.put(&format!("share/h{host}/c{catalog}"), "[]");
+    }
+    let all = (0..3).map(|_| {
+        driver.fleet.set("hosts/h0", json!({"is_cordoned": true}));
+        let begin = processor_time();
+        assert!(driver.step().is_empty());
+        processor_time() - begin
+    });
+    let least = all.min().unwrap();
+    println!("one pass over 10000 shares that cannot be read: {least:?}");
+    assert!(least < Duration::from_millis(100), "{least:?}");
+}
+
 /// A host is lost, and its machines are placed on others.
 fn lose(driver: &mut Driver, host: &str) -> Duration {
     let machines: u32 = driver.fleet.view().shares[&name(host)].values().map(|share| share.value.count).sum();
