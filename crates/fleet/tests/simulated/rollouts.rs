@@ -177,6 +177,32 @@ impl World {
         }
     }
 
+    /// After an update all hosts that have machines of the catalog end, people declare them dead, and no other one may have them.
+    fn strand(&mut self, version: &mut u32, seen: &mut Seen) {
+        let having = self.rollouts().shares.into_keys().filter(|(_, of)| *of == name("desk"));
+        let having: BTreeSet<Name> = having.map(|(host, _)| host).collect();
+        if having.len() * 2 > self.hosts.len() {
+            return;
+        }
+        *version += 1;
+        self.update(*version);
+        let has = |world: &World, n: usize| having.contains(&world.hosts[n].name);
+        for n in 0..self.hosts.len() {
+            if has(self, n) {
+                self.hosts[n].restart(self.now, 60_000);
+            } else {
+                self.act(n, FleetHostAction::Cordon);
+            }
+        }
+        self.run_for(20_000, seen);
+        for n in 0..self.hosts.len() {
+            if has(self, n) {
+                self.act(n, FleetHostAction::DeclareDead);
+            }
+        }
+        self.run_for(20_000, seen);
+    }
+
     pub(super) fn note_done(&mut self) {
         let (desk, hosts) = (name("desk"), &self.hosts);
         let Some(done) = &mut self.done else { return };
@@ -363,6 +389,9 @@ fn rollouts_keep_to_their_waves_whatever_fails() {
             }
             if random.chance(12) {
                 world.evacuate();
+            }
+            if random.chance(30) {
+                world.strand(&mut version, seen);
             }
             world.run_for(1_000 + random.below(30_000), seen);
         }
