@@ -8,6 +8,7 @@
 mod ask;
 
 use crate::Moment;
+use crate::keys::Key;
 use crate::transaction::Revision;
 use crate::view::FleetView;
 use ask::Inquiry;
@@ -151,7 +152,13 @@ impl Liveness {
         let mut before = std::mem::take(&mut self.tracks);
         let names = view.named.values().flat_map(BTreeMap::values);
         let with_names: BTreeSet<&Name> = names.filter_map(|name| name.value.host.as_ref()).collect();
+        let unreadable = view.unreadable.keys().filter_map(|text| match text.parse() {
+            Ok(Key::Share(host, _)) => Some(host),
+            _ => None,
+        });
+        let unreadable: BTreeSet<Name> = unreadable.collect();
         let holders = view.shares.keys().chain(view.places.keys()).chain(with_names.iter().copied());
+        let holders = holders.chain(&unreadable);
         let without_record = holders.filter(|host| !view.hosts.contains_key(*host));
         // One of them may have shares and names.
         let all: BTreeSet<&Name> = view.hosts.keys().chain(without_record).collect();

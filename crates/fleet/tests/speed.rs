@@ -46,6 +46,45 @@ fn a_thousand_hosts_are_decided_on_in_time() {
     assert!(lost < Duration::from_millis(50), "{lost:?}");
 }
 
+/// Each name is compared with those of other catalogs, which may have been made at the same time.
+#[test]
+fn names_of_two_large_catalogs_are_given_in_time() {
+    let mut driver = Driver::new();
+    (0..1000).for_each(|n| driver.fleet.host(&format!("h{n}"), &format!("z{}", n % 5)));
+    for catalog in ["a", "b"] {
+        let settings =
+            json!({"identity": "named", "on_isolation": "stop", "naming": format!("{catalog}-#####")});
+        driver.fleet.catalog(catalog, 25_000, settings);
+    }
+    let begin = processor_time();
+    let commits = driver.step();
+    let first = processor_time() - begin;
+    let writes: usize = commits.iter().map(|(_, transaction)| transaction.writes.len()).sum();
+    println!("the first step of 50000 names on 1000 hosts: {first:?}, {writes} writes");
+    assert!(writes > 2_000, "{writes}");
+    assert!(first < Duration::from_secs(2), "{first:?}");
+}
+
+/// Somebody has written all shares anew, in a form that is not known here.
+#[test]
+fn shares_that_cannot_be_read_are_looked_up_in_time() {
+    let mut driver = Driver::new();
+    (0..1000).for_each(|n| driver.fleet.host(&format!("h{n}"), "z"));
+    (0..10).for_each(|n| driver.fleet.catalog(&format!("c{n}"), 1000, json!({})));
+    for (host, catalog) in (0..10_000).map(|n| (n % 1000, n / 1000)) {
+        driver.fleet.put(&format!("share/h{host}/c{catalog}"), "[]");
+    }
+    let all = (0..3).map(|_| {
+        driver.fleet.set("hosts/h0", json!({"is_cordoned": true}));
+        let begin = processor_time();
+        assert!(driver.step().is_empty());
+        processor_time() - begin
+    });
+    let least = all.min().unwrap();
+    println!("one pass over 10000 shares that cannot be read: {least:?}");
+    assert!(least < Duration::from_millis(100), "{least:?}");
+}
+
 /// A host is lost, and its machines are placed on others.
 fn lose(driver: &mut Driver, host: &str) -> Duration {
     let machines: u32 = driver.fleet.view().shares[&name(host)].values().map(|share| share.value.count).sum();

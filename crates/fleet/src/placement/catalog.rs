@@ -88,7 +88,7 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     }
     let lost = targets.iter().filter(|target| target.role == Role::Lost && target.cell.count > 0);
     plan.lost.extend(lost.map(|target| table.hosts[target.cell.host].name.clone()));
-    let course = Course::of(situation, table, number, &targets, plan);
+    let course = Course::of(situation, table, number, &targets, unplaced, plan);
     if course.is_written(situation, plan) {
         return;
     }

@@ -37,12 +37,13 @@ pub fn version_of_new(view: &FleetView, name: &Name, catalog: &CatalogRecord) ->
 }
 
 impl<'a> Course<'a> {
-    /// Decides the next step of the catalog's rollout, and notes it in the plan.
+    /// Decides the next step of the catalog's rollout, and notes it in the plan. `unplaced` is the number of its machines that no host has.
     pub(super) fn of(
         situation: &Situation<'_>,
         table: &Table<'a>,
         number: usize,
         targets: &[Target<'a>],
+        unplaced: u64,
         plan: &mut Plan,
     ) -> Course<'a> {
         let (name, record) = (table.catalogs[number].name, table.catalogs[number].record);
@@ -74,6 +75,8 @@ impl<'a> Course<'a> {
             |target: &&Target<'_>| target.to > 0 && target.cell.share.is_none() && !target.cell.is_unreadable;
         let raised = targets.iter().find(is_raised);
         let raised = raised.map(|target| table.hosts[target.cell.host].name);
+        let refuses = |target: &Target<'_>| target.cell.status.is_some_and(|status| status.refused.is_some());
+        let is_refused = targets.iter().any(refuses) || situation.refused.keys().any(|(_, of)| of == name);
         let Steps { shares, record: next, waits, next_in_ms } = decide(&Scene {
             catalog: record,
             record: rollout.map(|rollout| &rollout.value),
@@ -82,6 +85,7 @@ impl<'a> Course<'a> {
             lost: lost.collect(),
             apart,
             raised,
+            unplaced: if is_refused { 0 } else { unplaced },
             is_busy: targets.iter().any(|target| target.cell.is_busy),
             now: situation.now,
         });

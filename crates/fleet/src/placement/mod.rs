@@ -148,7 +148,8 @@ pub fn is_replaceable(catalog: &CatalogRecord) -> bool {
 
 /// Decides which shares change.
 pub fn plan(situation: &Situation<'_>) -> Plan {
-    let mut table = table::Table::of(situation);
+    let unreadable = table::unreadable(situation.view);
+    let mut table = table::Table::of(situation, &unreadable);
     let mut plan = Plan::default();
     names::place(situation, &mut table, &mut plan);
     for n in 0..table.catalogs.len() {

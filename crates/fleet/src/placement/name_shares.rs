@@ -43,7 +43,13 @@ pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize
         Target { cell: *cell, role, to }
     });
     let targets: Vec<Target<'_>> = targets.collect();
-    let course = Course::of(situation, table, number, &targets, plan);
+    // A host that was removed may run names for a while, and has no share any more.
+    let is_removed = |host: &Name| table.hosts.binary_search_by(|other| other.name.cmp(host)).is_err();
+    let removed = counts.iter().filter(|(host, _)| is_removed(host)).map(|(_, of)| of.iter().sum::<u32>());
+    let removed = removed.map(u64::from).sum::<u64>();
+    let unplaced = plan.unplaced.iter().filter(|unplaced| unplaced.catalog == *name);
+    let unplaced = unplaced.map(|unplaced| unplaced.machines).sum::<u64>().max(removed);
+    let course = Course::of(situation, table, number, &targets, unplaced, plan);
     if course.is_written(situation, plan) {
         return;
     }

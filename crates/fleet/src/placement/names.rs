@@ -15,7 +15,7 @@ use crate::transaction::{Comparison, Revision, Write};
 use crate::view::{FleetView, Versioned};
 use serde::Serialize;
 use spillway_api::{IdentityKind, Name, RolloutStrategy};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Time for which a host that has refused a catalog gets no names of it, in milliseconds: until it reports otherwise.
 const REFUSED_MS: u64 = 10_000;
@@ -43,11 +43,13 @@ pub struct NameChange {
 /// Decides about all names.
 pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, plan: &mut Plan) {
     let view = situation.view;
-    let mut identities = None;
+    let mut given = Given::default();
     for number in 0..table.catalogs.len() {
         let record = table.catalogs[number].record;
         if record.spec.fleet.identity == IdentityKind::Named {
-            place_catalog(situation, table, number, &mut identities, plan);
+            let first = plan.names.len();
+            place_catalog(situation, table, number, &mut given, plan);
+            given.machines.extend(plan.names[first..].iter().map(|change| change.machine.clone()));
         }
     }
     let is_named =
@@ -66,6 +68,14 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, plan: &mut
             free(situation, catalog, &named, fate(situation, None, catalog, &named), plan);
         }
     }
+}
+
+/// What catalogs have been given in this plan.
+#[derive(Default)]
+struct Given {
+    /// Names of the catalogs before.
+    machines: BTreeSet<Name>,
+    identities: Option<Identities>,
 }
 
 /// Names of a catalog that are to be somewhere else, or may have to.
@@ -88,7 +98,7 @@ fn place_catalog(
     situation: &Situation<'_>,
     table: &mut Table<'_>,
     number: usize,
-    identities: &mut Option<Identities>,
+    given: &mut Given,
     plan: &mut Plan,
 ) {
     let view = situation.view;
@@ -106,7 +116,7 @@ fn place_catalog(
     if let Some(pattern) =
         pattern.filter(|_| there < record.spec.catalog.count as usize || !missing.is_empty())
     {
-        missing.extend(new_names(situation, catalog, record, &pattern, plan));
+        missing.extend(new_names(situation, catalog, record, &pattern, &given.machines));
     }
     // The others get the space again that they have.
     let leaving = leaving.iter().filter(|named| !takes_back(table, number, &refused, named)).count();
@@ -120,7 +130,7 @@ fn place_catalog(
     if let (Some(why), true) = (why, unplaced > 0) {
         plan.unplaced.push(Unplaced { catalog: catalog.clone(), machines: unplaced as u64, why });
     }
-    let identities = identities.get_or_insert_with(|| Identities::of(view));
+    let identities = given.identities.get_or_insert_with(|| Identities::of(view));
     for ((machine, number, before, why), host) in missing.into_iter().zip(&gains) {
         if let Some(Versioned { value: NamedRecord { host: Some(from), .. }, .. }) = before
             && why.iter().any(|comparison| matches!(comparison, Comparison::Created(Key::Alive(_), 0)))
@@ -170,44 +180,36 @@ fn sort<'a>(
     sorted
 }
 
-/// Names that a catalog should have, and of which there are no records.
+/// Names that a catalog should have, and of which there are no records. Those that another catalog has, or is about to, are left out: two
+/// catalogs with such names may have been made at the same time. `given` has names of other catalogs in this plan.
 fn new_names<'a>(
     situation: &Situation<'_>,
     catalog: &Name,
     record: &CatalogRecord,
     pattern: &NamePattern,
-    plan: &Plan,
+    given: &BTreeSet<Name>,
 ) -> Vec<Missing<'a>> {
     let view = situation.view;
     let count = record.spec.catalog.count;
-    let names = view.named.get(catalog);
-    let is_there = |machine: &Name| names.is_some_and(|names| names.contains_key(machine));
     let is_unreadable = |machine: &Name| {
         !view.unreadable.is_empty()
             && view.unreadable.contains_key(&Key::Named(catalog.clone(), machine.clone()).to_string())
     };
-    let all = (1..=count.min(pattern.most())).filter_map(|number| Some((pattern.name(number)?, number)));
-    all.filter(|(machine, _)| {
-        !is_there(machine) && !is_unreadable(machine) && !is_taken(situation, catalog, machine, plan)
-    })
-    .map(|(machine, number)| (machine, number, None, Vec::new()))
-    .collect()
-}
-
-/// Whether another catalog has a machine of this name, or is about to: two catalogs with such names may have been made at the same time.
-fn is_taken(situation: &Situation<'_>, catalog: &Name, machine: &Name, plan: &Plan) -> bool {
-    let view = situation.view;
-    let gives = |other: &Name| {
-        let pattern = view.catalogs.get(other).and_then(|other_record| {
-            let spec = &other_record.value.spec;
-            let is_named = spec.fleet.identity == IdentityKind::Named;
-            NamePattern::parse(&spec.catalog.naming(other)).filter(|_| is_named)
-        });
-        pattern.is_some_and(|pattern| pattern.is_of(machine))
+    let held = situation.held.iter().filter(|other| *other != catalog).filter_map(|other| {
+        let spec = &view.catalogs.get(other)?.value.spec;
+        let is_named = spec.fleet.identity == IdentityKind::Named;
+        NamePattern::parse(&spec.catalog.naming(other)).filter(|_| is_named)
+    });
+    let held: Vec<NamePattern> = held.collect();
+    let is_taken = |machine: &Name| {
+        view.named.values().any(|names| names.contains_key(machine))
+            || given.contains(machine)
+            || held.iter().any(|other| other.is_of(machine))
     };
-    view.named.iter().any(|(of, names)| of != catalog && names.contains_key(machine))
-        || plan.names.iter().any(|change| change.catalog != *catalog && change.machine == *machine)
-        || situation.held.iter().any(|other| other != catalog && gives(other))
+    let all = (1..=count.min(pattern.most())).filter_map(|number| Some((pattern.name(number)?, number)));
+    all.filter(|(machine, _)| !is_taken(machine) && !is_unreadable(machine))
+        .map(|(machine, number)| (machine, number, None, Vec::new()))
+        .collect()
 }
 
 /// Another 'on_isolation' ends machines, as many at the same time as another version would. Those that their hosts would not get again leave
@@ -226,7 +228,10 @@ fn leave_in_batches(
     if changed.is_empty() {
         return;
     }
-    let mut left = batch.saturating_sub(ending(situation, table, number, &sorted.leaving, plan));
+    // Those that have left and are on no host yet are down as well: they may find no space, or others may get it.
+    let nowhere = sorted.missing.iter().filter(|(_, _, before, _)| before.is_some()).count();
+    let ending = ending(situation, table, number, &sorted.leaving, plan);
+    let mut left = batch.saturating_sub(ending).saturating_sub(nowhere);
     let (back, elsewhere): (Vec<_>, Vec<_>) =
         changed.into_iter().partition(|named| takes_back(table, number, refused, named));
     for named in back.iter().take(left) {
@@ -266,7 +271,7 @@ fn takes_back(table: &Table<'_>, number: usize, refused: &BTreeMap<&Name, u64>, 
     let cell = catalog.cells.binary_search_by_key(&found, |cell| cell.host).map(|n| catalog.cells[n]);
     let cell = Cell { is_busy: false, ..cell.unwrap_or(Cell::empty(found)) };
     let target = Target { cell, role: Role::Kept, to: cell.names };
-    // It has the space of the name.
+    // It has the space of the name, unless it has less than its machines take, or another catalog gets it first.
     let obstacle = obstacle(catalog, &table.hosts[found], Some(&target), refused);
     matches!(obstacle, None | Some(Obstacle::Lacks(_)))
 }

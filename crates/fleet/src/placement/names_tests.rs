@@ -508,6 +508,40 @@ fn another_on_isolation_counts_on_a_full_host_too() {
     assert_eq!(names.filter(|of| of.value.on_isolation == IsolationAction::Pause).count(), 64);
 }
 
+/// Others may get the space that a name leaves, or the host has less than it had, or reports it later than it confirms.
+#[test]
+fn names_that_have_nowhere_to_go_count_for_the_batch_of_another_on_isolation() {
+    let named_by = |action: &str| json!({"identity": "named", "on_isolation": action});
+    for what in ["another catalog", "a smaller budget", "late reports"] {
+        let mut driver = named(&["a"], 64, json!({"on_isolation": "stop"}));
+        match what {
+            "another catalog" => driver.fleet.catalog("aaa", 20, named_by("stop")),
+            "a smaller budget" => driver.fleet.budget("a", 50 * GIB),
+            _ => driver.fleet.report("a", "desk", json!({"count": 64, "ready": 64})),
+        }
+        driver.settle();
+        recount(&mut driver, 64);
+        assert_eq!((count(&driver, "a!"), count(&driver, "a")), (2, 62), "{what}");
+        for _ in 0..20 {
+            confirm(&mut driver, "a");
+            assert_eq!((count(&driver, "a"), driver.after_s(1)), (62, 0), "{what}: {:?}", places(&driver));
+        }
+        // They get space, and the next ones leave.
+        match what {
+            "late reports" => driver.fleet.report("a", "desk", json!({"count": 62, "ready": 62})),
+            _ => driver.fleet.host("b", "z"),
+        }
+        driver.settle();
+        let down = count(&driver, "a!") + count(&driver, "a?") + count(&driver, "b!");
+        assert_eq!(
+            (down, count(&driver, "a") + count(&driver, "b")),
+            (2, 62),
+            "{what}: {:?}",
+            places(&driver)
+        );
+    }
+}
+
 /// Whoever has claimed one may keep it for hours.
 #[test]
 fn claimed_machines_that_are_to_leave_do_not_stop_another_on_isolation() {

@@ -9,6 +9,7 @@ use crate::keys::Key;
 use crate::liveness::Standing;
 use crate::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord, StatusRecord};
 use crate::transaction::Revision;
+use crate::view::FleetView;
 use spillway_api::{Hypervisor, IdentityKind, Name, Need};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -105,25 +106,36 @@ pub(super) struct Table<'a> {
     /// In the order of their names.
     pub(super) catalogs: Vec<Catalog<'a>>,
     pub(super) zones: usize,
-    /// Shares whose records cannot be read, and those of which that is so for the place of a machine: the host leaves the whole catalog as it is.
-    pub(super) unreadable: BTreeSet<(Name, Name)>,
+    unreadable: &'a Unreadable,
+}
+
+/// Hosts with records that cannot be read: catalogs of which that is so for the share, or for the place of a machine. The host leaves the
+/// whole catalog as it is. None: the host's own record.
+pub(super) type Unreadable = BTreeMap<Name, BTreeSet<Name>>;
+
+pub(super) fn unreadable(view: &FleetView) -> Unreadable {
+    let mut all = Unreadable::new();
+    for key in view.unreadable.keys().filter_map(|text| text.parse().ok()) {
+        match key {
+            Key::Share(host, catalog) | Key::Place(host, catalog, _) => {
+                _ = all.entry(host).or_default().insert(catalog);
+            }
+            Key::Host(host) => _ = all.entry(host).or_default(),
+            _ => {}
+        }
+    }
+    all
 }
 
 impl<'a> Table<'a> {
-    pub(super) fn of(situation: &Situation<'a>) -> Table<'a> {
-        let (hosts, zones) = hosts(situation);
+    pub(super) fn of(situation: &Situation<'a>, unreadable: &'a Unreadable) -> Table<'a> {
+        let (hosts, zones) = hosts(situation, unreadable);
         let catalogs = situation.view.catalogs.iter().map(|(name, record)| {
             let spec = &record.value.spec.catalog;
             let kinds = [Hypervisor::Qemu, Hypervisor::Libvirt, Hypervisor::None];
             let needs = kinds.map(|kind| Amounts::of_machine(Need::of(spec, kind)));
             Catalog { name, record: &record.value, needs, cells: Vec::new() }
         });
-        let keys = situation.view.unreadable.keys().filter_map(|text| text.parse().ok());
-        let unreadable = keys.filter_map(|key| match key {
-            Key::Share(host, catalog) | Key::Place(host, catalog, _) => Some((host, catalog)),
-            _ => None,
-        });
-        let unreadable = unreadable.collect();
         let mut table = Table { hosts, catalogs: catalogs.collect(), zones, unreadable };
         let numbers: BTreeMap<&Name, usize> =
             table.catalogs.iter().enumerate().map(|(n, catalog)| (catalog.name, n)).collect();
@@ -163,11 +175,14 @@ impl<'a> Table<'a> {
             (cell.reported, cell.ready, cell.claimed) = (status.count, ready, status.claimed);
             cell.status = Some(status);
         }
-        for (_, name) in self.unreadable.iter().filter(|(of, _)| of == host.name) {
+        for name in self.unreadable.get(host.name).into_iter().flatten() {
             let Some(catalog) = numbers.get(name) else { continue };
             let cell = cells.entry(*catalog).or_insert(empty);
-            // What it is to have is not known. It has what it has reported.
-            (cell.least, cell.most) = (0, cell.most.max(cell.reported));
+            // What it is to have is not known. It has what it has reported; without a report that may be anything.
+            let share = Key::Share(host.name.clone(), name.clone()).to_string();
+            let is_open = cell.status.is_none() && situation.view.unreadable.contains_key(&share);
+            let most = if is_open { u32::MAX } else { cell.most.max(cell.reported) };
+            (cell.least, cell.most) = (0, most);
             (cell.count, cell.is_unreadable) = (cell.most, true);
         }
         let deleted = situation.known.len() > numbers.len();
@@ -189,16 +204,13 @@ impl<'a> Table<'a> {
     }
 }
 
-/// All hosts that have a record or shares, and the number of zones.
-fn hosts<'a>(situation: &Situation<'a>) -> (Vec<Host<'a>>, usize) {
+/// All hosts that have a record or shares, whether or not they can be read, and the number of zones.
+fn hosts<'a>(situation: &Situation<'a>, unreadable: &'a Unreadable) -> (Vec<Host<'a>>, usize) {
     let view = situation.view;
-    let without_record = view.shares.keys().filter(|host| !view.hosts.contains_key(*host));
-    let mut all: Vec<(&Name, Option<&HostRecord>)> =
-        view.hosts.iter().map(|(name, record)| (name, Some(&record.value))).collect();
-    all.extend(without_record.map(|name| (name, None)));
-    all.sort_by_key(|(name, _)| *name);
+    let all: BTreeSet<&Name> = view.hosts.keys().chain(view.shares.keys()).chain(unreadable.keys()).collect();
     let mut zones: BTreeMap<Option<&Name>, usize> = BTreeMap::new();
-    let hosts = all.into_iter().map(|(name, record)| {
+    let hosts = all.into_iter().map(|name| {
+        let record = view.hosts.get(name).map(|record| &record.value);
         let status = view.statuses.get(name).map(|status| &status.value);
         let budget = status.map_or_else(Amounts::default, |status| Amounts::of_budget(&status.budget));
         let next = zones.len();

@@ -491,6 +491,36 @@ fn what_a_share_that_cannot_be_read_stands_for_is_there() {
     assert_eq!(driver.counts("desk", ["b", "c"]), [15, 15]);
 }
 
+/// Neither its share nor anything else says how many machines it has.
+#[test]
+fn a_share_that_cannot_be_read_counts_whatever_else_of_its_host_cannot_be_read() {
+    for what in ["its host", "no report", "a report without the catalog"] {
+        let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "x")], 30);
+        let share = driver.fleet.json("share/a/desk");
+        driver.fleet.put("share/a/desk", "[]");
+        match what {
+            "its host" => _ = driver.fleet.put("hosts/a", "{"),
+            "no report" => driver.fleet.delete("status/a"),
+            _ => _ = driver.fleet.set("status/a", json!({"catalogs": {}})),
+        }
+        assert_eq!((driver.settle(), driver.counts("desk", ["b", "c"])), (0, [10, 10]), "{what}");
+        assert_eq!((driver.after_s(120), driver.counts("desk", ["b", "c"])), (0, [10, 10]), "{what}");
+        // It may be a share of none.
+        recount(&mut driver, 15);
+        assert_eq!(driver.counts("desk", ["b", "c"]), [8, 7], "{what}");
+        recount(&mut driver, 30);
+        driver.fleet.put("share/a/desk", &share.to_string());
+        driver.settle();
+        assert_eq!(driver.fleet.total("desk"), 30, "{what}");
+    }
+    // Of a host that somebody has removed nothing counts.
+    let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "x")], 30);
+    driver.fleet.put("share/a/desk", "[]");
+    ["hosts/a", "alive/a", "status/a"].iter().for_each(|key| driver.fleet.delete(key));
+    driver.settle();
+    assert_eq!(driver.counts("desk", ["b", "c"]), [15, 15]);
+}
+
 #[test]
 fn counts_that_nobody_can_want_take_no_time() {
     let mut driver = hosts(&[("a", "x"), ("b", "y")]);

@@ -36,8 +36,10 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOST_FLIGHTS: usize = 64;
 /// Time after which a conflict is decided again, if nothing new was heard meanwhile.
 const CONFLICT_MS: u64 = 1_000;
-/// Time for which the changes of a catalog are written one by one after a conflict: one of them may conflict each time.
+/// Time for which the changes of a catalog are written one by one after it has conflicted again: one of them may conflict each time.
 const APART_MS: u64 = 10_000;
+/// Time within which another conflict of a catalog is none of a change that somebody has just made.
+const AGAIN_MS: u64 = 5_000;
 /// Longest time until everything is looked at again, whether or not it has changed.
 const REVIEW_MS: u64 = 60_000;
 
@@ -102,6 +104,8 @@ struct Office {
     wake: Moment,
     /// No plan is made of records up to this revision, until that time: they have led to a conflict.
     hold: Option<(Revision, Moment)>,
+    /// Catalogs that have had a conflict: the last transaction that was decided on by then, and when it was.
+    conflicts: BTreeMap<Name, (u64, Moment)>,
     /// Catalogs whose changes are written one by one, and until when.
     apart: BTreeMap<Name, Moment>,
 }
@@ -157,8 +161,7 @@ impl Placer {
             let until = self.now.after_ms(CONFLICT_MS);
             let revision = office.hold.map_or(decided, |(revision, _)| revision.max(decided));
             office.hold = Some((revision, until));
-            let until = self.now.after_ms(APART_MS);
-            office.apart.extend(catalogs.into_iter().map(|catalog| (catalog, until)));
+            office.note_conflict(number, catalogs, self.last_number, self.now);
         }
         if has_waiting || office.is_truncated || outcome == Some(Outcome::Conflict) {
             office.planned = None;
@@ -196,7 +199,20 @@ impl Office {
             seen: None,
             wake: Moment::default(),
             hold: None,
+            conflicts: BTreeMap::new(),
             apart: BTreeMap::new(),
+        }
+    }
+
+    /// Takes the conflict of a transaction that changes these catalogs. The first one may be of a change that somebody has made meanwhile,
+    /// and others that were under way then conflict with it, too.
+    fn note_conflict(&mut self, number: u64, catalogs: BTreeSet<Name>, last_number: u64, now: Moment) {
+        self.conflicts.retain(|_, (_, at)| now.since_ms(*at) < AGAIN_MS);
+        for catalog in catalogs {
+            let (known, _) = *self.conflicts.entry(catalog.clone()).or_insert((last_number, now));
+            if number > known {
+                self.apart.insert(catalog, now.after_ms(APART_MS));
+            }
         }
     }
 

@@ -41,6 +41,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) apart: Vec<(&'a Name, Option<&'a ShareRecord>)>,
     /// A host that is about to get its first machines. It is a member once it has its share.
     pub(crate) raised: Option<&'a Name>,
+    /// Machines that no host has space for. None count if a host refuses the catalog: perhaps no host can make them with the version before.
+    pub(crate) unplaced: u64,
     /// Whether a share is being written, be it of a host that is no member any more: it may be about to get the version.
     pub(crate) is_busy: bool,
     pub(crate) now: Moment,
@@ -189,11 +191,12 @@ impl Pace<'_> {
         self.waiting(Steps { waits: Some("shares are being written".into()), ..steps })
     }
 
-    /// Halts what waits for too long.
+    /// Halts what waits for too long. Where there are no machines nothing can make progress.
     fn waiting(&self, steps: Steps) -> Steps {
         let deadline_ms = u64::from(self.record.deadline_seconds) * 1000;
         let waited_ms = self.scene.now.since_ms(self.tracker.moved);
-        if self.record.at_once {
+        let is_nowhere = self.scene.members.is_empty() && self.scene.apart.is_empty();
+        if self.record.at_once || is_nowhere {
             return steps;
         }
         if waited_ms >= deadline_ms {
@@ -219,7 +222,7 @@ impl Pace<'_> {
                 .waiting(Steps { waits: Some("shares are being written".into()), ..Steps::default() });
         }
         if undone.is_none() && started == members.len() {
-            return match self.unreached() {
+            return match self.unreached().or_else(|| self.unspread()) {
                 Some(why) => self.waiting(Steps { waits: Some(why), ..Steps::default() }),
                 None => self.to_state(FleetRolloutState::Done),
             };
@@ -243,16 +246,32 @@ impl Pace<'_> {
     /// Why there is more to come although all members are through: otherwise hosts that get machines next would get an untried version,
     /// all of them at once.
     fn unreached(&self) -> Option<String> {
+        let Scene { members, apart, raised, unplaced, .. } = self.scene;
         if self.record.at_once {
             return None;
         }
-        if let Some(name) = self.scene.raised {
+        if let Some(name) = raised {
             return Some(format!("host '{name}' is about to get its first machines"));
         }
-        let (name, _) = self.scene.apart.first().filter(|_| self.scene.members.is_empty())?;
-        Some(format!(
-            "no host keeps its machines: host '{name}' is to give them up, is lost, or has a share that cannot be read"
-        ))
+        if let Some((name, _)) = apart.first().filter(|_| members.is_empty()) {
+            return Some(format!(
+                "no host keeps its machines: host '{name}' is to give them up, is lost, or has a share that cannot be read"
+            ));
+        }
+        let is_nowhere = *unplaced > 0 && members.is_empty();
+        is_nowhere.then(|| format!("its {unplaced} machines are on no host"))
+    }
+
+    /// The same if only hosts of this wave are left: machines of those that have gone, or are to, would all begin with the version elsewhere.
+    fn unspread(&self) -> Option<String> {
+        // Those that are drained, or gone since it began, are known to the tracker.
+        let (known, reached) = (self.tracker.hosts(), self.scene.members.len());
+        let most = self.record.most_hosts(&self.scene.catalog.spec.fleet.waves, known);
+        let is_open = self.scene.unplaced > 0 && most < known;
+        is_open.then(|| {
+            let (to, unplaced) = (self.to, self.scene.unplaced);
+            format!("{reached} of {known} hosts have {to}, and {unplaced} machines are on no host")
+        })
     }
 
     /// Why the rollout halts.

@@ -1133,6 +1133,93 @@ fn a_rollout_whose_only_host_is_drained_halts_after_the_deadline() {
     assert_eq!((world.state(), world.with(1)), (FleetRolloutState::Done, vec!["h0".to_owned()]));
 }
 
+/// Whoever gets them first has not tried the version.
+#[test]
+fn a_rollout_whose_machines_have_nowhere_to_go_waits_for_hosts() {
+    for what in ["dead", "removed", "removed with names", "never there"] {
+        let mut settings = json!({ "waves": ["1", "100%"] });
+        if what == "removed with names" {
+            settings["identity"] = json!("named");
+            settings["on_isolation"] = json!("stop");
+        }
+        let mut world = World::new(usize::from(what != "never there"), 6, settings.clone());
+        if what == "never there" {
+            world.driver.fleet.catalog("desk", 6, settings);
+        }
+        world.update(2);
+        if what != "never there" {
+            let epoch = world.driver.fleet.revision();
+            world.driver.fleet.end_lease("h0");
+            world.driver.fleet.set("hosts/h0", json!({ "dead_epoch": epoch }));
+        }
+        if what.starts_with("removed") {
+            ["hosts/h0", "status/h0", "share/h0/desk"].iter().for_each(|key| world.driver.fleet.delete(key));
+        }
+        world.driver.settle();
+        assert_eq!(world.driver.fleet.total("desk"), 0, "{what}");
+        // However long that takes.
+        assert_eq!((world.driver.after_s(700), world.state()), (0, FleetRolloutState::Prefetch), "{what}");
+        let waits = world.driver.status().waits[&name("desk")].clone();
+        assert_eq!(waits, "its 6 machines are on no host");
+        (1..4).for_each(|n| world.driver.fleet.host(&format!("h{n}"), "x"));
+        world.driver.settle();
+        assert_eq!((world.with(1).len(), world.state()), (3, FleetRolloutState::Prefetch), "{what}");
+        world.bring();
+        assert_eq!((world.with(2).len(), world.state()), (1, FleetRolloutState::Running), "{what}");
+        world.all_well();
+        assert_eq!(world.with(2).len(), 3, "{what}");
+        world.all_well();
+        assert_eq!(world.state(), FleetRolloutState::Done, "{what}");
+    }
+}
+
+#[test]
+fn a_wave_is_no_rollout_if_other_hosts_have_gone_and_nobody_has_space() {
+    for what in ["drained", "dead"] {
+        let (mut world, first) = World::begun(10, 2, json!({ "waves": ["1", "2", "100%"] }));
+        world.driver.fleet.budget(&first, 2 * GIB);
+        for host in world.hosts().into_iter().filter(|host| *host != first) {
+            let key = format!("hosts/{host}");
+            if what == "drained" {
+                world.driver.fleet.set(&key, json!({ "is_draining": true }));
+            } else {
+                let epoch = world.driver.fleet.revision();
+                world.driver.fleet.end_lease(&host);
+                world.driver.fleet.set(&key, json!({ "dead_epoch": epoch }));
+            }
+        }
+        world.well(&first);
+        world.driver.settle();
+        world.driver.after_s(60);
+        assert_eq!(
+            (world.with(2), world.state()),
+            (vec![first.clone()], FleetRolloutState::Running),
+            "{what}"
+        );
+        let waits = world.driver.status().waits[&name("desk")].clone();
+        assert_eq!(waits, "1 of 10 hosts have debian:2, and 18 machines are on no host");
+        (0..9).for_each(|n| world.driver.fleet.host(&format!("n{n}"), "x"));
+        world.driver.settle();
+        assert!(world.driver.fleet.count("n0", "desk") > 0, "{what}");
+        assert_eq!((world.with(2), world.state()), (vec![first], FleetRolloutState::Running), "{what}");
+        world.bring();
+        assert_eq!((world.with(2).len(), world.record().wave), (2, 1), "{what}");
+    }
+}
+
+/// It has more machines than all hosts have space for: that is no reason to wait.
+#[test]
+fn a_catalog_that_is_too_large_gets_another_version_on_all_its_hosts() {
+    for hosts in [1, 2, 3] {
+        let mut world = World::new(hosts, 100, json!({ "waves": ["1", "100%"] }));
+        assert_eq!(world.driver.status().unplaced[0].machines, hosts as u64 * 36);
+        world.update(2);
+        world.bring();
+        (0..2).for_each(|_| world.all_well());
+        assert_eq!((world.with(2).len(), world.state()), (hosts, FleetRolloutState::Done));
+    }
+}
+
 /// Nothing runs, and what machines had before may be why.
 #[test]
 fn a_catalog_that_no_host_can_make_gets_another_version_at_once() {

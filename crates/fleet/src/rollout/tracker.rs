@@ -28,6 +28,8 @@ pub struct Tracker {
     best: BTreeMap<Name, u32>,
     /// Last progress.
     pub(super) moved: Moment,
+    /// Whether a host had machines of the catalog when somebody last looked.
+    is_anywhere: bool,
     /// Since when it is followed.
     begun: Moment,
     /// Hosts that had nothing to restart when the version had not reached them yet.
@@ -60,11 +62,22 @@ impl Tracker {
         if self.at != at || !record.brings() && record.state != FleetRolloutState::Running {
             (self.at, self.moved) = (at, now);
         }
+        let had = std::mem::take(&mut self.is_anywhere);
         for (host, shares) in &view.shares {
             let Some(share) = shares.get(name) else { continue };
+            self.is_anywhere = true;
             let status = view.statuses.get(host).map(|status| &status.value);
             self.observe_host(host, name, &share.value, status, catalog, record, now);
         }
+        // As long as there are no machines, nobody can do anything.
+        if !had || !self.is_anywhere {
+            self.moved = now;
+        }
+    }
+
+    /// Number of hosts that were seen with machines of the catalog since the rollout began.
+    pub(super) fn hosts(&self) -> usize {
+        self.best.len()
     }
 
     #[expect(clippy::too_many_arguments, reason = "a host, its records, and the rollout's")]

@@ -15,9 +15,10 @@ use spillway_fleet::liveness::StoreHealth;
 use spillway_fleet::membership::KnownLease;
 use spillway_fleet::named::{NamedOrders, VALID_MS};
 use spillway_fleet::placer::PlacerAction;
+use spillway_fleet::records::NamedRecord;
 use spillway_fleet::transaction::{Outcome, Transaction, Write};
 use spillway_fleet::view::FleetView;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Interval of the guard, and of the check.
 pub const STEP_MS: u64 = 50;
@@ -152,6 +153,42 @@ impl World {
         before.is_retired |= is_copy;
         self.seen.joined += 1;
         self.nodes.push(Node { begins_at, ..node });
+    }
+
+    /// A host joins that nobody has known before.
+    pub fn arrive(&mut self, host: &str) {
+        let (boot, rate) = (self.boot(), rate(&mut self.rng));
+        self.nodes.push(Node { begins_at: self.now, ..Node::new(host, boot, rate) });
+    }
+
+    /// Whether the names of the catalog run, each on one host, no others do, and all with this setting.
+    pub fn all_run(&self, count: u32, action: &str) -> bool {
+        let action: IsolationAction = serde_json::from_value(json!(action)).unwrap();
+        let vmms: Vec<_> = self.nodes.iter().flat_map(|node| &node.vmms).collect();
+        let runs = |vmm: &Vmm| vmm.phase == Phase::Running && vmm.on_isolation == action;
+        let names: BTreeSet<&Name> = vmms.iter().map(|(machine, _)| *machine).collect();
+        vmms.len() == count as usize && names.len() == vmms.len() && vmms.iter().all(|(_, vmm)| runs(vmm))
+    }
+
+    /// What hosts run, and what the records say, for people.
+    pub fn why(&self) -> String {
+        let view = self.view();
+        let names = view.named.values().flatten().map(|(machine, record)| {
+            let NamedRecord { host, epoch, state, on_isolation, .. } = &record.value;
+            let place = host.as_ref().and_then(|host| view.place(host, &name("n"), machine));
+            let place = place.map(|place| (place.value.epoch, place.value.is_leaving));
+            format!("{machine}: {state:?} on {host:?} in {epoch} {on_isolation:?}, place {place:?}")
+        });
+        let nodes = self.nodes.iter().map(|node| {
+            let vmms = node.vmms.iter();
+            let vmms = vmms.map(|(machine, vmm)| format!("{machine} {:?} {:?}", vmm.phase, vmm.on_isolation));
+            let (host, vmms) = (&node.host, vmms.collect::<Vec<_>>());
+            let alive = view.alive.get(host).map(|alive| (alive.created, &alive.value.boot_id));
+            let record = view.hosts.get(host).map(|host| (&host.value.host_id, host.value.dead_epoch));
+            let (boot, retired) = (node.boot, node.is_retired);
+            format!("{host} of boot {boot}, retired {retired}, alive {alive:?}, {record:?}: {vmms:?}")
+        });
+        names.chain(nodes).collect::<Vec<_>>().join("\n")
     }
 
     /// The newest machine with the name of a host.

@@ -491,6 +491,7 @@ impl Host {
             match action {
                 PlacerAction::Commit { number, transaction } => {
                     super::check_brake(view, &self.health, clock, &transaction);
+                    super::rollouts::check_done(view, &self.placer, &transaction);
                     messages.push(Message::Commit { number: Some(number), transaction });
                 }
                 PlacerAction::Ask(ask) => {

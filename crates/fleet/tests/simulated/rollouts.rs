@@ -12,6 +12,8 @@ use serde_json::Value;
 use spillway_api::{FleetCatalogUpdate, FleetHostAction, FleetRolloutState, Name, RolloutAction};
 use spillway_fleet::changes::{ChangeError, replace_catalog, roll_back_catalog, update_catalog};
 use spillway_fleet::keys::Key;
+use spillway_fleet::liveness::Standing;
+use spillway_fleet::placer::Placer;
 use spillway_fleet::records::{RolloutRecord, ShareRecord};
 use spillway_fleet::rollout::change_rollout;
 use spillway_fleet::transaction::{Outcome, Transaction, Write};
@@ -22,6 +24,42 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Versions {
     rollouts: BTreeMap<Name, RolloutRecord>,
     shares: BTreeMap<(Name, Name), u32>,
+}
+
+/// A rollout is done when its hosts are, by what the placer sees: another version is only on hosts that are to give their machines up, or are
+/// lost. If it is on no host, there are to be no machines, or a host refuses them.
+pub fn check_done(view: &FleetView, placer: &Placer, transaction: &Transaction) {
+    for write in &transaction.writes {
+        let Write::Put(Key::Rollout(catalog), record) = write else { continue };
+        let rollout: RolloutRecord = serde_json::from_slice(record).unwrap();
+        if rollout.state != FleetRolloutState::Done || rollout.at_once {
+            continue;
+        }
+        let standings = placer.status(view).unwrap().hosts;
+        let is_kept = |host: &Name| {
+            let status = standings.iter().find(|status| status.host == *host).unwrap();
+            let is_gone = matches!(status.standing, Standing::DeclaredDead { .. } | Standing::Removed { .. });
+            let is_draining = view.hosts.get(host).is_some_and(|host| host.value.is_draining);
+            !status.is_lost && !is_gone && !is_draining
+        };
+        let report = |host: &Name| view.statuses.get(host)?.value.catalogs.get(catalog);
+        let shares =
+            view.shares.iter().filter_map(|(host, shares)| Some((host, &shares.get(catalog)?.value)));
+        let kept: Vec<(&Name, &ShareRecord)> = shares.filter(|(host, _)| is_kept(host)).collect();
+        let count = u64::from(view.catalogs[catalog].value.spec.catalog.count);
+        let all: u64 = kept.iter().map(|(_, share)| u64::from(share.count)).sum();
+        for (host, share) in kept.iter().filter(|(_, share)| share.version != rollout.to.version) {
+            // What there is too much of goes next, and what a host refuses.
+            let is_surplus = all - u64::from(share.count) >= count;
+            let has_none = report(host).is_some_and(|report| report.refused.is_some() && report.count == 0);
+            assert!(is_surplus || has_none, "{catalog} is done, and {host} has {share:?}: {rollout:?}");
+        }
+        let mut reports = view.hosts.keys().filter_map(report);
+        let is_refused = reports.any(|report| report.refused.is_some());
+        let with = view.shares.values().filter_map(|shares| shares.get(catalog));
+        let with = with.filter(|share| share.value.version == rollout.to.version).count();
+        assert!(with > 0 || count == 0 || is_refused, "{catalog} is done, and no host has it: {rollout:?}");
+    }
 }
 
 impl World {
@@ -145,6 +183,32 @@ impl World {
                 self.act(n, FleetHostAction::Drain);
             }
         }
+    }
+
+    /// After an update all hosts that have machines of the catalog end, people declare them dead, and no other one may have them.
+    fn strand(&mut self, version: &mut u32, seen: &mut Seen) {
+        let having = self.rollouts().shares.into_keys().filter(|(_, of)| *of == name("desk"));
+        let having: BTreeSet<Name> = having.map(|(host, _)| host).collect();
+        if having.len() * 2 > self.hosts.len() {
+            return;
+        }
+        *version += 1;
+        self.update(*version);
+        let has = |world: &World, n: usize| having.contains(&world.hosts[n].name);
+        for n in 0..self.hosts.len() {
+            if has(self, n) {
+                self.hosts[n].restart(self.now, 60_000);
+            } else {
+                self.act(n, FleetHostAction::Cordon);
+            }
+        }
+        self.run_for(20_000, seen);
+        for n in 0..self.hosts.len() {
+            if has(self, n) {
+                self.act(n, FleetHostAction::DeclareDead);
+            }
+        }
+        self.run_for(20_000, seen);
     }
 
     pub(super) fn note_done(&mut self) {
@@ -333,6 +397,9 @@ fn rollouts_keep_to_their_waves_whatever_fails() {
             }
             if random.chance(12) {
                 world.evacuate();
+            }
+            if random.chance(30) {
+                world.strand(&mut version, seen);
             }
             world.run_for(1_000 + random.below(30_000), seen);
         }
