@@ -69,6 +69,8 @@ pub struct World {
     pub min_ready: u32,
     /// Hosts on which all machines of `desk` were ready with a version once; none: nobody looks.
     pub done: Option<BTreeSet<(Name, u32)>>,
+    /// When people ended the drain of a host.
+    pub(super) uncordoned: BTreeMap<Name, u64>,
 }
 
 impl World {
@@ -96,6 +98,7 @@ impl World {
             acts: 0,
             min_ready: 0,
             done: None,
+            uncordoned: BTreeMap::new(),
         }
     }
 
@@ -319,6 +322,9 @@ impl World {
         let is_done = self.ask(|view| change_host(view, &of, action).map(Some)) == Ok(true);
         let counts = matches!(action, FleetHostAction::Drain | FleetHostAction::DeclareDead);
         self.acts += u64::from(is_done && counts);
+        if is_done && action == FleetHostAction::Uncordon {
+            self.uncordoned.insert(of, self.now);
+        }
     }
 
     pub fn end_faults(&mut self) {
