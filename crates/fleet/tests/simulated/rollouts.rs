@@ -126,7 +126,8 @@ impl World {
                     }
                     let with = after.shares.iter();
                     let with = with.filter(|((_, of), has)| of == catalog && **has == rollout.to.version);
-                    let with: Vec<&Name> = with.map(|((host, _), _)| host).collect();
+                    let with = with.map(|((host, _), _)| host).filter(|host| !self.is_left_and_silent(host));
+                    let with: Vec<&Name> = with.collect();
                     let most = [1, (self.hosts.len() * 3).div_ceil(10), usize::MAX];
                     let most =
                         if rollout.at_once { usize::MAX } else { most[(rollout.wave as usize).min(2)] };
@@ -136,6 +137,13 @@ impl World {
                 _ => {}
             }
         }
+    }
+
+    /// Nobody waits for a host that is drained, and has no lease: when it is empty, nobody can tell.
+    fn is_left_and_silent(&self, host: &Name) -> bool {
+        let record = &self.store.entries[&format!("hosts/{host}")].value;
+        let record = serde_json::from_slice::<Value>(record).unwrap_or_default();
+        record["is_draining"] == true && !self.store.entries.contains_key(&format!("alive/{host}"))
     }
 
     /// Another wave begins, or the rollout is done, when all machines of the hosts before have been seen ready, unless somebody drains such a host,
