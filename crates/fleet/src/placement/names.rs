@@ -78,7 +78,7 @@ struct Given {
     identities: Option<Identities>,
 }
 
-/// Names of a catalog that are to be somewhere else, or may have to.
+/// Names of a catalog that need another host, or may need one, by the reason.
 #[derive(Default)]
 struct Sorted<'a> {
     /// They are on no host.

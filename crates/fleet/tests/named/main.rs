@@ -136,7 +136,7 @@ fn give_up(world: &mut World, number: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// A host is declared dead. It may be removed, and come back, or another one of its name.
+/// Somebody declares a host dead, and may remove it. Later this host may come back, or another one may join under its name.
 fn declare_dead(world: &mut World, number: usize) {
     if !world.is_mortal(number) {
         return;

@@ -30,7 +30,7 @@ pub struct Versions {
 const SEEN_MS: u64 = 20_000;
 
 /// A rollout is done when its hosts are, by what the placer sees: another version is only on hosts that are to give their machines up, or are
-/// lost. If it is on no host, there are to be no machines, or a host refuses them.
+/// lost. If no host has the new version, the catalog has no machines, or a host refuses them.
 pub fn check_done(view: &FleetView, placer: &Placer, transaction: &Transaction) {
     for write in &transaction.writes {
         let Write::Put(Key::Rollout(catalog), record) = write else { continue };

@@ -46,7 +46,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Returns the epoch of this host as long as its lease is certainly valid.
 pub type OwnEpoch = Arc<dyn Fn() -> Option<i64> + Send + Sync>;
 
-/// Asks etcd for the least revision whose records have all hosts, and all that have leases, if those of this one do not: that, or a later one.
+/// Asks etcd whether the records of this revision have all hosts, and all leases of hosts. Returns this revision if they have, and otherwise a later
+/// one whose records have them.
 pub type AllHosts = Arc<dyn Fn(Revision) -> BoxFuture<'static, Result<Revision, HostError>> + Send + Sync>;
 
 /// Claims of the fleet. A clone is the same.
@@ -317,4 +318,23 @@ async fn run<T: Send + 'static>(
     let broken =
         |e| HostError::new(ErrorCode::Internal, format!("a fault of the daemon ({e}): please report this"));
     blocking(work).await.map_err(broken)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_stood_still_knows_that_for_a_minute() {
+        let ago = |seconds: u64| Moment(now().0 - 1000 * seconds);
+        let mut clock = ClaimClock::default();
+        assert!(!clock.has_stood_still());
+        clock.looked = ago(9);
+        assert!(!clock.has_stood_still(), "it was busy");
+        // Whoever asks first notices it.
+        clock.looked = ago(11);
+        assert!(clock.has_stood_still() && clock.has_stood_still());
+        clock.woke = Some(ago(61));
+        assert!(!clock.has_stood_still());
+    }
 }
