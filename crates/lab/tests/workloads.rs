@@ -164,13 +164,14 @@ fn the_same_seed_does_the_same_work_and_a_recording_of_it_exactly_the_same() {
     assert!((inside.last().unwrap().0 - begun).as_secs_f64() > last_action, "it counts when all is done");
     let (first, last) = (&inside.first().unwrap().1, &inside.last().unwrap().1);
     assert!(last["inside.cpu_s"] > 0.0);
-    // The bytes of the work, without those of the boot, which vary more. The slower a run, the more the file system adds
-    // for itself: of one work, 26.0 MB in 7 s and 27.5 MB in 29 s were measured.
+    // The bytes of the work, without those of the boot, which vary more. The guest's lazy writer comes each second, and of what a
+    // browser's cache deletes again a slower run has written more: of one work 26.0 MB in 4 s, and up to 27.5 MB in 9 s and more
+    // were measured.
     let one = traced.work_written_bytes as f64;
     let other = last["inside.written_bytes"] - first["inside.written_bytes"];
     let durations = [(actions.done_us - actions.begin_us) as f64 / 1e6, last_action];
-    let allowed = 0.02 * one + f64::from(96 << 10) * (durations[0] - durations[1]).abs();
     println!("the same seed wrote {one} and {other} bytes in {durations:.1?} s");
+    let allowed = 0.02 * one + f64::from(2 << 20);
     assert!((one - other).abs() <= allowed, "{one} and {other} bytes in {durations:.1?} s");
     let whole = written(&disk) as f64;
     assert!(
