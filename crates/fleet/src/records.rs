@@ -274,6 +274,9 @@ pub struct RolloutRecord {
     /// Number of the wave, counted from 0.
     #[serde(default)]
     pub wave: u32,
+    /// Number of hosts that had machines when the waves began; 0: they have not.
+    #[serde(default)]
+    pub hosts: u32,
     /// Whether all hosts get the version at once, without bringing it first.
     #[serde(default)]
     pub at_once: bool,

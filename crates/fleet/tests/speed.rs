@@ -71,6 +71,8 @@ fn shares_that_cannot_be_read_are_looked_up_in_time() {
     let mut driver = Driver::new();
     (0..1000).for_each(|n| driver.fleet.host(&format!("h{n}"), "z"));
     (0..10).for_each(|n| driver.fleet.catalog(&format!("c{n}"), 1000, json!({})));
+    let named = json!({ "identity": "named", "on_isolation": "pause" });
+    (0..30).for_each(|n| driver.fleet.catalog(&format!("n{n}"), 0, named.clone()));
     for (host, catalog) in (0..10_000).map(|n| (n % 1000, n / 1000)) {
         driver.fleet.put(&format!("share/h{host}/c{catalog}"), "[]");
     }

@@ -75,13 +75,15 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
     };
     let least = sum(|target| if target.cell.is_fixed() { target.cell.least } else { target.to });
     let most = sum(|target| if target.cell.is_fixed() { target.cell.most } else { target.to });
+    let is_open = targets.iter().any(|target| target.role.counts() && target.cell.is_open);
     let mut unplaced = 0;
     if least > count {
         take_surplus(table, &mut targets, least - count);
-    } else if most < count {
+    } else if most < count && !is_open {
         unplaced = place_missing(table, number, (&refused, situation.view), &mut targets, count - most);
     }
-    settle_others(table, &mut targets, count, unplaced);
+    let perhaps = if is_open { count.saturating_sub(least) } else { unplaced };
+    settle_others(table, &mut targets, count, perhaps);
     if unplaced > 0 {
         let why = explain(table, number, &refused, &targets);
         plan.unplaced.push(Unplaced { catalog: name.clone(), machines: unplaced, why });
@@ -203,7 +205,7 @@ pub(super) fn place_missing(
     unplaced
 }
 
-/// Decides what hosts keep that are draining, lost or gone.
+/// Decides what hosts keep that are draining, lost or gone. So many machines are perhaps placed nowhere else.
 fn settle_others(table: &Table<'_>, targets: &mut [Target<'_>], count: u64, unplaced: u64) {
     let is_alive = |target: &&Target<'_>| table.hosts[target.cell.host].standing == Standing::Alive;
     let counted = targets.iter().filter(|target| target.role.counts()).filter(is_alive);

@@ -66,8 +66,12 @@ impl<'a> Course<'a> {
         let share = |target: &Target<'a>| Some((table.hosts[target.cell.host].name, target.cell.share?));
         let lost = targets.iter().filter(|target| is_lost(table, target)).filter_map(share);
         let is_apart = |target: &&Target<'a>| {
-            let stays = target.role.counts() && !is_lost(table, target) && !target.cell.is_unreadable;
-            !stays && target.cell.count > 0 && !numbers.contains(&target.cell.host)
+            let Target { cell, role, .. } = target;
+            let stays = role.counts() && !is_lost(table, target) && !cell.is_unreadable;
+            // What cannot be read of a host that has gone stays for ever.
+            let is_rest = cell.is_unreadable && *role == Role::Gone;
+            let has_machines = cell.count > 0 || cell.is_open;
+            !stays && has_machines && !is_rest && !numbers.contains(&cell.host)
         };
         let apart = targets.iter().filter(is_apart);
         let apart = apart.map(|target| (table.hosts[target.cell.host].name, target.cell.share)).collect();

@@ -7,7 +7,6 @@ use super::catalog::{Role, Target, change};
 use super::course::Course;
 use super::table::Table;
 use super::{Cause, Change, Plan, Situation};
-use crate::keys::Key;
 use crate::liveness::Standing;
 use crate::records::NameState;
 use spillway_api::Name;
@@ -17,8 +16,7 @@ use std::collections::BTreeMap;
 pub(super) fn follow(situation: &Situation<'_>, table: &Table<'_>, number: usize, plan: &mut Plan) {
     let (name, cells) = (table.catalogs[number].name, &table.catalogs[number].cells);
     // What cannot be read may be anywhere: no share is lowered. Their versions change, and the rollout halts if it must.
-    let is_of = |key: &String| matches!(key.parse(), Ok(Key::Named(of, _)) if of == *name);
-    let is_unknown = situation.view.unreadable.keys().any(is_of);
+    let is_unknown = table.unreadable.named.contains(name);
     // Names that hosts have, and those that they are to give up.
     let mut counts: BTreeMap<&Name, [u32; 2]> = BTreeMap::new();
     for named in situation.view.named.get(name).into_iter().flat_map(|names| names.values()) {

@@ -116,7 +116,7 @@ fn place_catalog(
     if let Some(pattern) =
         pattern.filter(|_| there < record.spec.catalog.count as usize || !missing.is_empty())
     {
-        missing.extend(new_names(situation, catalog, record, &pattern, &given.machines));
+        missing.extend(new_names(situation, table, number, &pattern, &given.machines));
     }
     // The others get the space again that they have.
     let leaving = leaving.iter().filter(|named| !takes_back(table, number, &refused, named)).count();
@@ -180,21 +180,18 @@ fn sort<'a>(
     sorted
 }
 
-/// Names that a catalog should have, and of which there are no records. Those that another catalog has, or is about to, are left out: two
-/// catalogs with such names may have been made at the same time. `given` has names of other catalogs in this plan.
+/// Names that a catalog should have, and of which there are no records, not even such that cannot be read. Those that another catalog has, or
+/// is about to, are left out: two catalogs with such names may have been made at the same time. `given` has names of other catalogs in this
+/// plan.
 fn new_names<'a>(
     situation: &Situation<'_>,
-    catalog: &Name,
-    record: &CatalogRecord,
+    table: &Table<'_>,
+    number: usize,
     pattern: &NamePattern,
     given: &BTreeSet<Name>,
 ) -> Vec<Missing<'a>> {
     let view = situation.view;
-    let count = record.spec.catalog.count;
-    let is_unreadable = |machine: &Name| {
-        !view.unreadable.is_empty()
-            && view.unreadable.contains_key(&Key::Named(catalog.clone(), machine.clone()).to_string())
-    };
+    let (catalog, count) = (table.catalogs[number].name, table.catalogs[number].record.spec.catalog.count);
     let held = situation.held.iter().filter(|other| *other != catalog).filter_map(|other| {
         let spec = &view.catalogs.get(other)?.value.spec;
         let is_named = spec.fleet.identity == IdentityKind::Named;
@@ -203,11 +200,12 @@ fn new_names<'a>(
     let held: Vec<NamePattern> = held.collect();
     let is_taken = |machine: &Name| {
         view.named.values().any(|names| names.contains_key(machine))
+            || table.unreadable.machines.contains(machine)
             || given.contains(machine)
             || held.iter().any(|other| other.is_of(machine))
     };
     let all = (1..=count.min(pattern.most())).filter_map(|number| Some((pattern.name(number)?, number)));
-    all.filter(|(machine, _)| !is_taken(machine) && !is_unreadable(machine))
+    all.filter(|(machine, _)| !is_taken(machine))
         .map(|(machine, number)| (machine, number, None, Vec::new()))
         .collect()
 }

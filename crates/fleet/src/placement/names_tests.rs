@@ -582,3 +582,19 @@ fn a_host_with_a_place_that_cannot_be_read_gets_no_names() {
     assert_eq!((of("a"), of("b")), (2, 6));
     assert_eq!(driver.fleet.count("b", "desk"), 6);
 }
+
+/// Another catalog of the same pattern has it, perhaps.
+#[test]
+fn a_name_whose_record_cannot_be_read_is_given_to_nobody() {
+    let mut driver = named(&["a", "b"], 1, json!({"naming": "pc-###"}));
+    driver.fleet.put("named/desk/pc-001", "[]");
+    driver.fleet.catalog(
+        "more",
+        2,
+        json!({"identity": "named", "on_isolation": "pause", "naming": "pc-###"}),
+    );
+    driver.settle();
+    let more: Vec<String> =
+        driver.fleet.view().named[&name("more")].keys().map(|machine| machine.to_string()).collect();
+    assert_eq!(more, ["pc-002"]);
+}

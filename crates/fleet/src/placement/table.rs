@@ -48,6 +48,8 @@ pub(super) struct Cell<'a> {
     pub(super) is_busy: bool,
     /// Whether its record cannot be read, so that it is left alone, too: the host keeps what it has.
     pub(super) is_unreadable: bool,
+    /// Whether nothing says how many machines the host has: its share cannot be read, and it has reported none of the catalog.
+    pub(super) is_open: bool,
     /// What the host has reported: machines, ready ones with those that are off as they should be, claimed ones.
     pub(super) reported: u32,
     pub(super) ready: u32,
@@ -69,6 +71,7 @@ impl Cell<'_> {
             is_current: true,
             is_busy: false,
             is_unreadable: false,
+            is_open: false,
             reported: 0,
             ready: 0,
             claimed: 0,
@@ -106,21 +109,33 @@ pub(super) struct Table<'a> {
     /// In the order of their names.
     pub(super) catalogs: Vec<Catalog<'a>>,
     pub(super) zones: usize,
-    unreadable: &'a Unreadable,
+    pub(super) unreadable: &'a Unreadable,
 }
 
-/// Hosts with records that cannot be read: catalogs of which that is so for the share, or for the place of a machine. The host leaves the
-/// whole catalog as it is. None: the host's own record.
-pub(super) type Unreadable = BTreeMap<Name, BTreeSet<Name>>;
+/// What cannot be read, as placing needs it.
+#[derive(Default)]
+pub(super) struct Unreadable {
+    /// Hosts with such records: catalogs of which that is so for the share, or for the place of a machine. The host leaves the whole catalog
+    /// as it is. None: the host's own record.
+    pub(super) of_hosts: BTreeMap<Name, BTreeSet<Name>>,
+    /// Catalogs with such records of machines with names of the fleet.
+    pub(super) named: BTreeSet<Name>,
+    /// The names of these machines.
+    pub(super) machines: BTreeSet<Name>,
+}
 
 pub(super) fn unreadable(view: &FleetView) -> Unreadable {
-    let mut all = Unreadable::new();
+    let mut all = Unreadable::default();
     for key in view.unreadable.keys().filter_map(|text| text.parse().ok()) {
         match key {
             Key::Share(host, catalog) | Key::Place(host, catalog, _) => {
-                _ = all.entry(host).or_default().insert(catalog);
+                _ = all.of_hosts.entry(host).or_default().insert(catalog);
             }
-            Key::Host(host) => _ = all.entry(host).or_default(),
+            Key::Host(host) => _ = all.of_hosts.entry(host).or_default(),
+            Key::Named(catalog, machine) => {
+                all.named.insert(catalog);
+                all.machines.insert(machine);
+            }
             _ => {}
         }
     }
@@ -175,14 +190,13 @@ impl<'a> Table<'a> {
             (cell.reported, cell.ready, cell.claimed) = (status.count, ready, status.claimed);
             cell.status = Some(status);
         }
-        for name in self.unreadable.get(host.name).into_iter().flatten() {
+        for name in self.unreadable.of_hosts.get(host.name).into_iter().flatten() {
             let Some(catalog) = numbers.get(name) else { continue };
             let cell = cells.entry(*catalog).or_insert(empty);
-            // What it is to have is not known. It has what it has reported; without a report that may be anything.
+            // What it is to have is not known. It has what it has reported.
             let share = Key::Share(host.name.clone(), name.clone()).to_string();
-            let is_open = cell.status.is_none() && situation.view.unreadable.contains_key(&share);
-            let most = if is_open { u32::MAX } else { cell.most.max(cell.reported) };
-            (cell.least, cell.most) = (0, most);
+            cell.is_open = cell.status.is_none() && situation.view.unreadable.contains_key(&share);
+            (cell.least, cell.most) = (0, cell.most.max(cell.reported));
             (cell.count, cell.is_unreadable) = (cell.most, true);
         }
         let deleted = situation.known.len() > numbers.len();
@@ -207,7 +221,8 @@ impl<'a> Table<'a> {
 /// All hosts that have a record or shares, whether or not they can be read, and the number of zones.
 fn hosts<'a>(situation: &Situation<'a>, unreadable: &'a Unreadable) -> (Vec<Host<'a>>, usize) {
     let view = situation.view;
-    let all: BTreeSet<&Name> = view.hosts.keys().chain(view.shares.keys()).chain(unreadable.keys()).collect();
+    let all: BTreeSet<&Name> =
+        view.hosts.keys().chain(view.shares.keys()).chain(unreadable.of_hosts.keys()).collect();
     let mut zones: BTreeMap<Option<&Name>, usize> = BTreeMap::new();
     let hosts = all.into_iter().map(|name| {
         let record = view.hosts.get(name).map(|record| &record.value);

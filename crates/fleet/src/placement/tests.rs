@@ -521,6 +521,39 @@ fn a_share_that_cannot_be_read_counts_whatever_else_of_its_host_cannot_be_read()
     assert_eq!(driver.counts("desk", ["b", "c"]), [15, 15]);
 }
 
+/// Nobody has been told to make its machines.
+#[test]
+fn a_lost_host_keeps_its_share_while_nothing_can_be_raised() {
+    let mut driver = placed(&[("a", "x"), ("b", "y"), ("c", "z"), ("d", "z")], 40);
+    let (share, before) = (driver.fleet.json("share/a/desk"), driver.counts("desk", ["b", "c", "d"]));
+    driver.fleet.put("share/a/desk", "[]");
+    driver.fleet.delete("status/a");
+    // Another catalog is raised as ever.
+    driver.fleet.catalog("more", 40, json!({}));
+    driver.settle();
+    assert_eq!(driver.fleet.total("more"), 40);
+    driver.reaches = Some(false);
+    driver.fleet.end_lease("b");
+    driver.after_s(100);
+    assert_eq!(driver.counts("desk", ["b", "c", "d"]), before);
+    assert_eq!(driver.counts("more", ["b"]), [0]);
+    driver.fleet.put("share/a/desk", &share.to_string());
+    driver.fleet.report_all_ready();
+    driver.after_s(60);
+    assert_eq!((driver.counts("desk", ["b"]), driver.fleet.total("desk")), ([0], 40));
+}
+
+#[test]
+fn an_unknown_share_is_no_reason_to_empty_its_zone() {
+    let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "y")], 40);
+    driver.fleet.put("share/a/desk", "[]");
+    driver.fleet.delete("status/a");
+    let before = driver.counts("desk", ["b", "c"]);
+    assert_eq!(before, [10, 20]);
+    recount(&mut driver, 20);
+    assert_eq!(driver.counts("desk", ["b", "c"]), [10, 10]);
+}
+
 #[test]
 fn counts_that_nobody_can_want_take_no_time() {
     let mut driver = hosts(&[("a", "x"), ("b", "y")]);

@@ -50,6 +50,7 @@ pub fn begun(
         state: if terms.at_once { FleetRolloutState::Running } else { FleetRolloutState::Prefetch },
         why: None,
         wave: 0,
+        hosts: 0,
         at_once: terms.at_once,
         max_failed: terms.max_failed,
         tolerated: 0,

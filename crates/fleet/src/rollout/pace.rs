@@ -97,6 +97,7 @@ fn begin(scene: &Scene<'_>) -> Steps {
         state: FleetRolloutState::Prefetch,
         why: None,
         wave: 0,
+        hosts: 0,
         at_once: false,
         max_failed: 0,
         tolerated: 0,
@@ -119,10 +120,15 @@ fn reopen(scene: &Scene<'_>, record: &RolloutRecord) -> Steps {
         record: Some(RolloutRecord {
             state: FleetRolloutState::Running,
             wave: record.wave.saturating_add(1),
+            hosts: number(scene.members.len()),
             ..record.clone()
         }),
         ..Steps::default()
     }
+}
+
+fn number(hosts: usize) -> u32 {
+    u32::try_from(hosts).unwrap_or(u32::MAX)
 }
 
 struct Pace<'a> {
@@ -186,7 +192,12 @@ impl Pace<'_> {
     fn begin_waves(&self) -> Steps {
         let steps = self.allot(0);
         if steps.shares.is_empty() && !self.scene.is_busy {
-            return self.to_state(FleetRolloutState::Running);
+            let Scene { members, apart, .. } = self.scene;
+            // Somebody who resumes it has seen which hosts are left.
+            let left = if self.record.resumes == 0 { apart.len() } else { 0 };
+            let (state, hosts) = (FleetRolloutState::Running, number(members.len() + left));
+            let record = RolloutRecord { state, hosts, why: None, ..self.record.clone() };
+            return Steps { record: Some(record), ..Steps::default() };
         }
         self.waiting(Steps { waits: Some("shares are being written".into()), ..steps })
     }
@@ -264,10 +275,9 @@ impl Pace<'_> {
 
     /// The same if only hosts of this wave are left: machines of those that have gone, or are to, would all begin with the version elsewhere.
     fn unspread(&self) -> Option<String> {
-        // Those that are drained, or gone since it began, are known to the tracker.
-        let (known, reached) = (self.tracker.hosts(), self.scene.members.len());
+        let (known, reached) = (self.record.hosts as usize, self.scene.members.len());
         let most = self.record.most_hosts(&self.scene.catalog.spec.fleet.waves, known);
-        let is_open = self.scene.unplaced > 0 && most < known;
+        let is_open = self.scene.unplaced > 0 && most < known && reached < known;
         is_open.then(|| {
             let (to, unplaced) = (self.to, self.scene.unplaced);
             format!("{reached} of {known} hosts have {to}, and {unplaced} machines are on no host")

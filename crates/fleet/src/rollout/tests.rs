@@ -1196,6 +1196,9 @@ fn a_wave_is_no_rollout_if_other_hosts_have_gone_and_nobody_has_space() {
             (vec![first.clone()], FleetRolloutState::Running),
             "{what}"
         );
+        world.driver.fleet.placer("p");
+        world.driver.after_s(60);
+        assert_eq!(world.state(), FleetRolloutState::Running, "{what}: another placer knows it too");
         let waits = world.driver.status().waits[&name("desk")].clone();
         assert_eq!(waits, "1 of 10 hosts have debian:2, and 18 machines are on no host");
         (0..9).for_each(|n| world.driver.fleet.host(&format!("n{n}"), "x"));
@@ -1205,6 +1208,26 @@ fn a_wave_is_no_rollout_if_other_hosts_have_gone_and_nobody_has_space() {
         world.bring();
         assert_eq!((world.with(2).len(), world.record().wave), (2, 1), "{what}");
     }
+}
+
+/// Somebody has seen that those are all hosts there are.
+#[test]
+fn a_rollout_on_the_hosts_that_are_left_ends_when_it_is_resumed() {
+    let (mut world, first) = World::begun(10, 2, json!({ "waves": ["1", "2", "100%"] }));
+    world.driver.fleet.budget(&first, 2 * GIB);
+    for host in world.hosts().into_iter().filter(|host| *host != first) {
+        world.driver.fleet.set(&format!("hosts/{host}"), json!({ "is_draining": true }));
+    }
+    world.well(&first);
+    world.driver.settle();
+    world.driver.after_s(700);
+    assert_eq!(
+        world.why(),
+        "no progress in 600 s: 1 of 10 hosts have debian:2, and 18 machines are on no host"
+    );
+    world.ask(RolloutAction::Resume).unwrap();
+    world.driver.after_s(60);
+    assert_eq!((world.state(), world.with(2)), (FleetRolloutState::Done, vec![first]));
 }
 
 /// It has more machines than all hosts have space for: that is no reason to wait.
@@ -1247,8 +1270,17 @@ fn a_rollout_whose_only_share_cannot_be_read_is_not_done() {
     world.driver.fleet.put("share/h0/desk", "[]");
     world.update(2);
     assert_eq!((world.state(), world.driver.fleet.count("h1", "desk")), (FleetRolloutState::Prefetch, 0));
+    // Whatever is written meanwhile, people hear of it.
+    for n in 0..6 {
+        assert_eq!(world.state(), FleetRolloutState::Prefetch, "{n}");
+        world.driver.after_s(100);
+        world.driver.fleet.set("hosts/h1", json!({ "is_cordoned": n % 2 == 0 }));
+        world.driver.settle();
+    }
+    assert!(world.why().starts_with("no progress in 600 s: no host keeps its machines"), "{}", world.why());
     world.driver.fleet.put("share/h0/desk", &share.to_string());
-    world.driver.settle();
+    world.driver.fleet.set("hosts/h1", json!({ "is_cordoned": false }));
+    world.ask(RolloutAction::Resume).unwrap();
     world.bring();
     assert_eq!((world.state(), world.with(2)), (FleetRolloutState::Running, vec!["h0".to_owned()]));
 }

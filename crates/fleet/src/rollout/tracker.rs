@@ -44,6 +44,9 @@ pub struct Tracker {
 /// Time after which a host has done, and reported, what it was told: it looks every 2 s, and reports every 10 s.
 const SETTLED_MS: u64 = 30_000;
 
+/// Where shares are, by host and catalog.
+const SHARES: &str = "share/";
+
 impl Tracker {
     fn of(record: &RolloutRecord, now: Moment) -> Tracker {
         Tracker { of: (record.generation, record.resumes), moved: now, begun: now, ..Tracker::default() }
@@ -62,7 +65,12 @@ impl Tracker {
         if self.at != at || !record.brings() && record.state != FleetRolloutState::Running {
             (self.at, self.moved) = (at, now);
         }
-        let had = std::mem::take(&mut self.is_anywhere);
+        // Of a share that cannot be read nobody knows.
+        let end = format!("/{name}");
+        let mut unknown =
+            view.unreadable.range(SHARES.to_owned()..).take_while(|(key, _)| key.starts_with(SHARES));
+        let is_unknown = unknown.any(|(key, _)| key.ends_with(&end));
+        let had = std::mem::replace(&mut self.is_anywhere, is_unknown);
         for (host, shares) in &view.shares {
             let Some(share) = shares.get(name) else { continue };
             self.is_anywhere = true;
@@ -73,11 +81,6 @@ impl Tracker {
         if !had || !self.is_anywhere {
             self.moved = now;
         }
-    }
-
-    /// Number of hosts that were seen with machines of the catalog since the rollout began.
-    pub(super) fn hosts(&self) -> usize {
-        self.best.len()
     }
 
     #[expect(clippy::too_many_arguments, reason = "a host, its records, and the rollout's")]

@@ -165,7 +165,8 @@ impl World {
     pub fn all_run(&self, count: u32, action: &str) -> bool {
         let action: IsolationAction = serde_json::from_value(json!(action)).unwrap();
         let vmms: Vec<_> = self.nodes.iter().flat_map(|node| &node.vmms).collect();
-        let runs = |vmm: &Vmm| vmm.phase == Phase::Running && vmm.on_isolation == action;
+        let runs =
+            |vmm: &Vmm| vmm.phase == Phase::Running && vmm.ends.is_none() && vmm.on_isolation == action;
         let names: BTreeSet<&Name> = vmms.iter().map(|(machine, _)| *machine).collect();
         vmms.len() == count as usize && names.len() == vmms.len() && vmms.iter().all(|(_, vmm)| runs(vmm))
     }

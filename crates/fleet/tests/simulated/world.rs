@@ -37,6 +37,8 @@ pub struct Seen {
     pub waited: u64,
     /// Rollouts that were done and had reached a host.
     pub reached: u64,
+    /// Rollouts that waited while the catalog's machines were on no host.
+    pub stranded: u64,
 }
 
 enum Event {
@@ -319,10 +321,13 @@ impl World {
     /// Somebody does something to a host.
     pub(super) fn act(&mut self, host: usize, action: FleetHostAction) {
         let of = self.hosts[host].name.clone();
+        let record = &self.store.entries[&format!("hosts/{of}")].value;
+        let record = serde_json::from_slice::<Value>(record).unwrap_or_default();
+        let was_draining = record["is_draining"] == true;
         let is_done = self.ask(|view| change_host(view, &of, action).map(Some)) == Ok(true);
         let counts = matches!(action, FleetHostAction::Drain | FleetHostAction::DeclareDead);
         self.acts += u64::from(is_done && counts);
-        if is_done && action == FleetHostAction::Uncordon {
+        if is_done && was_draining && action == FleetHostAction::Uncordon {
             self.uncordoned.insert(of, self.now);
         }
     }
