@@ -27,6 +27,8 @@ pub struct Candidate {
     pub host: Name,
     /// Whether the machine must be ready.
     pub ready_only: bool,
+    /// Revision that created the record of its lease, by the records that were looked at.
+    pub epoch: Revision,
 }
 
 /// Returns the hosts that are asked for a machine of a catalog, in this order. With `any`, also for machines that are not ready.
@@ -60,7 +62,8 @@ pub fn candidates(
     let is_free = |is: &CatalogStatus, taken: u32| is.count.saturating_sub(is.claimed) > taken;
     let with = |ready_only: bool, holds: &dyn Fn(&CatalogStatus, u32) -> bool| -> Vec<Candidate> {
         let hosts = hosts.iter().filter(|(_, is, taken)| holds(is, *taken));
-        hosts.map(|(host, ..)| Candidate { host: (*host).clone(), ready_only }).collect()
+        let of = |host: &Name| Candidate { host: host.clone(), ready_only, epoch: view.alive[host].created };
+        hosts.map(|(host, ..)| of(host)).collect()
     };
     let mut order = with(true, &is_ready);
     let unlikely = if any {

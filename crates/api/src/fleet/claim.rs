@@ -79,7 +79,7 @@ pub enum HostClaimDecision {
         attempt: u64,
     },
     /// The host has no claim for this request, and makes none for an attempt that is so old that the host may have forgotten that it was
-    /// closed. A later attempt has to close those before again.
+    /// closed, or that was sent to it before it got its epoch. A later attempt has to close those before again.
     Stale,
     /// The host has no claim for this request, and earlier attempts can make none any more.
     Closed,

@@ -10,12 +10,12 @@ use crate::access::caller::Caller;
 use crate::access::delay::delayed;
 use crate::access::note::RequestNote;
 use crate::error::HostError;
-use crate::machines::{ClaimSelector, Claimant, Machines, claim_ended};
+use crate::machines::{ClaimSelector, Claimant, Machines, UNANSWERED, claim_ended};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
-use spillway_api::{ClaimRenewal, MachineDetails, Name, NewClaim};
+use spillway_api::{ClaimRenewal, ErrorCode, MachineDetails, Name, NewClaim};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use utoipa::IntoParams;
@@ -67,10 +67,12 @@ async fn claim_machine(
             let (name, claim) =
                 (machine.machine.name.clone(), machine.claim.as_ref().map(|claim| claim.id.clone()));
             delayed(Json(machine), async move {
-                let (_, waited) = reader.wait(&name, held).await?;
-                match waited.claim.as_ref().map(|claim| &claim.id) == claim.as_ref() {
-                    true => Ok(Json(waited)),
-                    false => Err(claim_ended(name.as_str())),
+                match reader.wait(&name, held).await {
+                    Ok((_, waited)) if waited.claim.as_ref().map(|claim| &claim.id) == claim.as_ref() => {
+                        Ok(Json(waited))
+                    }
+                    Err(e) if e.code != ErrorCode::NotFound => Err(e),
+                    _ => Err(claim_ended(name.as_str())),
                 }
             })
         }
@@ -112,10 +114,9 @@ impl Drop for UnansweredClaim {
         };
         let (machines, machine, claim) = (self.machines.clone(), self.machine.clone(), self.claim.clone());
         runtime.spawn_blocking(move || {
-            let text = "it is released: the client that claimed it got no answer".to_owned();
+            let which = ClaimSelector { id: Some(&claim), expected: None };
             // An error means that the claim has ended already.
-            let _ =
-                machines.claims.release(&machine, ClaimSelector { id: Some(&claim), expected: None }, text);
+            let _ = machines.claims.release(&machine, which, UNANSWERED.to_owned());
         });
     }
 }

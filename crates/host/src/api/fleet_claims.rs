@@ -10,6 +10,7 @@ use crate::access::delay::delayed;
 use crate::access::note::RequestNote;
 use crate::error::HostError;
 use crate::fleet::claims::{FleetClaims, FleetUser, UserRequest};
+use crate::machines::FleetRequestTerms;
 use crate::machines::closed_attempts::from_unix_ms;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -137,6 +138,9 @@ struct HostClaimQuery {
     /// Whether only a machine that is ready is taken, whatever the body says.
     #[serde(default)]
     ready_only: bool,
+    /// Epoch of this host, by the records that the host that asks knows: in another one, this host makes no claim.
+    #[param(minimum = 0, maximum = 9223372036854775807_u64)]
+    epoch: i64,
     /// When the request came to the host that asks, by its clock: milliseconds since 1970. One that is too old may have been closed long ago.
     #[param(minimum = 0, maximum = 9223372036854775807_u64)]
     sent_unix_ms: u64,
@@ -173,11 +177,13 @@ async fn claim_for_fleet(
     note: RequestNote,
     Path(catalog): Path<Name>,
     key: IdempotencyKey,
-    Query(HostClaimQuery { attempt, ready_only, sent_unix_ms }): Query<HostClaimQuery>,
+    Query(HostClaimQuery { attempt, ready_only, epoch, sent_unix_ms }): Query<HostClaimQuery>,
     Body(claim): Body<NewClaim>,
 ) -> JsonResult<HostClaimDecision> {
     let request = request(&caller, &key, catalog, claim)?;
-    let decision = claims(&app)?.decide(&request, attempt, ready_only, from_unix_ms(sent_unix_ms)).await?;
+    let sent = from_unix_ms(sent_unix_ms);
+    let terms = FleetRequestTerms { attempt, sent, epoch, ready_only, who: caller.to_string() };
+    let decision = claims(&app)?.decide(&request, terms).await?;
     if let HostClaimDecision::Claimed(claim) = &decision {
         note.machines([claim.machine.machine.name.as_str()]);
         if claim.is_repeated {

@@ -4,7 +4,7 @@
 //! Owns the tasks for that and the view of the records. Invariant: without etcd nothing on the host changes: shares that were read before are
 //! carried out as they were.
 
-use super::claims::{ClaimParts, FleetClaims, MOST_UNDONE, OwnEpoch};
+use super::claims::{BehindView, ClaimParts, FleetClaims, MOST_UNDONE, OwnEpoch};
 use super::copies::look_after_images;
 use super::details;
 use super::door::FleetDoor;
@@ -203,8 +203,8 @@ impl FleetService {
                     Box::pin(async move { store.revision_of_all_hosts(revision).await.map_err(store_error) })
                 })
             },
-            taken: Mutex::default(),
-            departures: Mutex::default(),
+            taken: BehindView::default(),
+            departures: BehindView::default(),
             clock: Mutex::default(),
             undone: Semaphore::new(MOST_UNDONE),
         })

@@ -27,6 +27,8 @@ use std::sync::Arc;
 const MOST_OWNER_CHARACTERS: usize = 128;
 const MOST_CLAIM_LABELS: usize = 16;
 const MOST_LABEL_CHARACTERS: usize = 256;
+/// Text of the event of a release of which no client knows.
+pub const UNANSWERED: &str = "it is released: the client that claimed it got no answer";
 
 /// The client that claims a machine.
 #[derive(Clone, Debug)]
@@ -168,7 +170,13 @@ impl Claims {
                         None => format!("it is claimed by {}", by.who),
                     };
                     self.events.raise(EventKind::Claimed, &object, text);
-                    let machine = self.held(&made)?.ok_or_else(|| claim_ended(made.machine.as_str()))?;
+                    let held = self.held(&made);
+                    if held.is_err() && !by.request.has_key() {
+                        // Nobody else knows of it. An error means that the claim has ended already, or ends with its time.
+                        let which = ClaimSelector { id: Some(&made.claim), expected: None };
+                        let _ = self.release(&made.machine, which, UNANSWERED.to_owned());
+                    }
+                    let machine = held?.ok_or_else(|| claim_ended(made.machine.as_str()))?;
                     return Ok((machine, false));
                 }
                 ClaimAttempt::Conflict => {}
@@ -379,4 +387,45 @@ fn check_claimable(catalog: &Name, spec: &CatalogSpec) -> Result<(), HostError> 
         return refuse("have data disks, which keep their data at every reset");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::testing::TestHost;
+    use crate::resources::budget::NO_LIMITS;
+    use crate::store::failing::FailingStore;
+    use serde_json::json;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Whoever has a key can repeat the request.
+    #[tokio::test]
+    async fn a_claim_that_cannot_be_read_is_released_if_its_request_has_no_key() {
+        let is_made = Arc::<AtomicBool>::default();
+        let (made, read) = (Arc::clone(&is_made), Arc::clone(&is_made));
+        let is_wanted = |key: &str| key.starts_with(<DesiredState as crate::store::StoredRecord>::PREFIX);
+        let host = TestHost::with_store(NO_LIMITS, |store| {
+            let commits = move |transaction: &crate::store::Transaction| {
+                made.store(transaction.changes.iter().any(|(key, _)| is_wanted(key)), Ordering::SeqCst);
+                true
+            };
+            // The first read after the claim was made fails.
+            let reads = move |key: &str| !(is_wanted(key) && read.swap(false, Ordering::SeqCst));
+            Arc::new(FailingStore::new(store, commits).reading(reads))
+        });
+        host.catalog("desk", json!({ "count": 1 }));
+        let space = SpaceWatch::watched(host.stores.clone(), host.shared.events.clone());
+        let (reader, catalogs) = (host.reader.clone(), host.catalogs.clone());
+        let (objects, events) = (host.objects.clone(), host.shared.events.clone());
+        let claims = Claims::new(reader, catalogs, objects, events, space, None);
+        let (desk, claim) = ("desk".parse().unwrap(), NewClaim { any: true, ..NewClaim::default() });
+        let keyed = IdempotentRequest::new("ci", "claims/desk", "1", &claim);
+        for (request, held) in [(IdempotentRequest::default(), 0), (keyed, 1)] {
+            is_made.store(false, Ordering::SeqCst);
+            let by = Claimant { who: "ci".into(), owner: "ci".into(), request, permit: None };
+            assert!(claims.claim(&desk, &claim, &by).is_err());
+            is_made.store(false, Ordering::SeqCst);
+            assert_eq!(held_claims(&host.objects).unwrap().len(), held);
+        }
+    }
 }

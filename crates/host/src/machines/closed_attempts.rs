@@ -146,6 +146,14 @@ impl ClosedAttemptLog {
         Ok((least > attempt).then_some(least))
     }
 
+    /// Up to which number attempts of this request are closed.
+    ///
+    /// # Errors
+    /// The record cannot be read.
+    pub(super) fn closed(&self, request: &str) -> Result<Option<u64>, HostError> {
+        Ok(self.objects.get::<ClosedAttempts>(request)?.map(|closed| closed.value.least))
+    }
+
     /// Whether an attempt may make a claim, in the transaction that makes it. `sent`: when the request came, by its sender's clock.
     pub(super) fn look(
         &self,

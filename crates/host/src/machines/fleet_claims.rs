@@ -34,6 +34,8 @@ pub struct FleetRequestTerms {
     pub attempt: u64,
     /// When the request came to the daemon that asks, by its clock.
     pub sent: SystemTime,
+    /// Epoch of this host, by the records that the daemon that asks knew.
+    pub epoch: i64,
     /// Whether only a machine that is ready is taken, whatever the request says.
     pub ready_only: bool,
     /// User and address of the client, for people.
@@ -82,8 +84,8 @@ impl Claims {
                 Err(HostError::new(ErrorCode::Conflict, message))
             }
         };
-        let (of, closed, attempt, sent) =
-            (request.closed.clone(), self.closed.clone(), terms.attempt, terms.sent);
+        let (of, closed) = (request.closed.clone(), self.closed.clone());
+        let FleetRequestTerms { attempt, sent, epoch: asked, .. } = *terms;
         let permit = move |changes: &mut Changes| {
             match closed.look(changes, &of, attempt, sent)? {
                 AttemptState::Open => {}
@@ -93,7 +95,9 @@ impl Claims {
                 AttemptState::Stale => return refuse(HostClaimDecision::Stale, "the attempt is too old"),
             }
             match epoch() {
-                Some(epoch) => Ok(FleetMark { epoch, attempt }),
+                Some(epoch) if epoch == asked => Ok(FleetMark { epoch, attempt }),
+                // Before it got this one, a repeat may have closed all hosts but this one.
+                Some(_) => refuse(HostClaimDecision::Stale, "the epoch is an earlier one"),
                 None => refuse(HostClaimDecision::Isolated, "this host has no valid lease"),
             }
         };
@@ -153,6 +157,14 @@ impl Claims {
             Some(decision) => Ok(decision),
             None => self.made_for_fleet(request, true)?.ok_or_else(forgotten),
         }
+    }
+
+    /// Up to which number attempts of a request are closed on this host.
+    ///
+    /// # Errors
+    /// The records cannot be read.
+    pub fn closed_for_fleet(&self, request: &FleetRequest) -> Result<Option<u64>, HostError> {
+        self.closed.closed(&request.closed)
     }
 
     /// The claim that was made for a request, or its end.

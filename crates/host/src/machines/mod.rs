@@ -66,7 +66,7 @@ pub use boots::BootLimits;
 use claims::Claims;
 #[cfg(test)]
 pub(crate) use claims::made_claim;
-pub use claims::{ClaimSelector, Claimant, claim_ended, held_claims};
+pub use claims::{ClaimSelector, Claimant, UNANSWERED, claim_ended, held_claims};
 use closed_attempts::ClosedAttempts;
 use closing::HostGate;
 use commit::DiskCommits;

@@ -1,4 +1,4 @@
-//! A store for tests, some of whose transactions fail as on a full disk. Owns no record.
+//! A store for tests, some of whose transactions fail as on a full disk, and some of whose reads. Owns no record.
 
 use super::{ChangeNotice, Revision, Store, StoreEntry, StoreError, Transaction};
 use std::sync::Arc;
@@ -7,8 +7,10 @@ use tokio::sync::broadcast;
 
 type Condition = Box<dyn Fn(&Transaction) -> bool + Send + Sync>;
 
-/// A store that commits only transactions that fulfil its condition.
-pub struct FailingStore(Arc<dyn Store>, Condition);
+type ReadCondition = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// A store that commits only transactions that fulfil its condition, and reads only keys that fulfil another one.
+pub struct FailingStore(Arc<dyn Store>, Condition, ReadCondition);
 
 impl FailingStore {
     /// Wraps a store, which commits what fulfils this condition.
@@ -16,7 +18,12 @@ impl FailingStore {
         store: Arc<dyn Store>,
         commits: impl Fn(&Transaction) -> bool + Send + Sync + 'static,
     ) -> FailingStore {
-        FailingStore(store, Box::new(commits))
+        FailingStore(store, Box::new(commits), Box::new(|_| true))
+    }
+
+    /// The same store, which reads a key only if this holds.
+    pub fn reading(self, reads: impl Fn(&str) -> bool + Send + Sync + 'static) -> FailingStore {
+        FailingStore(self.0, self.1, Box::new(reads))
     }
 
     /// Wraps a store that still commits as many transactions as this number says.
@@ -28,7 +35,7 @@ impl FailingStore {
 
 impl Store for FailingStore {
     fn get(&self, key: &str) -> Result<Option<StoreEntry>, StoreError> {
-        self.0.get(key)
+        if (self.2)(key) { self.0.get(key) } else { Err(StoreError::Full) }
     }
 
     fn list(&self, prefix: &str) -> Result<(Vec<StoreEntry>, Revision), StoreError> {

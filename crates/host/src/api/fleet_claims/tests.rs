@@ -4,9 +4,9 @@ use super::*;
 use crate::api::relay::tests::{Answer, ask, name, settings};
 use crate::api::{ApiParts, ApiState, router};
 use crate::daemon::{self, DaemonSettings};
-use crate::fleet::claims::ClaimParts;
+use crate::fleet::claims::{BehindView, ClaimParts};
 use crate::fleet::door::{CALLER_HEADER, FleetDoor, FleetListener, Identity, Member};
-use crate::machines::closed_attempts::unix_ms;
+use crate::machines::closed_attempts::{FIRST_REPEAT, unix_ms};
 use crate::serving::{accept, accept_fleet};
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
@@ -26,6 +26,8 @@ use tokio::sync::{Notify, watch};
 /// What happens to a question of another host.
 #[derive(Clone)]
 enum Fault {
+    /// Nothing.
+    Pass,
     /// It is carried out, and never answered.
     LoseAnswer,
     /// It never arrives.
@@ -45,8 +47,10 @@ struct Host {
     /// 0: it has no valid lease.
     epoch: Arc<AtomicI64>,
     view: watch::Sender<FleetView>,
-    /// Revision of etcd at which a host has got a lease that it may not have seen.
+    /// Revision of etcd at which a host has got a lease that it may not have seen. Below 0: etcd does not answer.
     newest: Arc<AtomicI64>,
+    /// How often it has asked etcd for that.
+    looks: Arc<AtomicI64>,
     faults: Arc<Mutex<VecDeque<Fault>>>,
     /// Questions of other hosts that it has got.
     asked: Arc<Mutex<Vec<String>>>,
@@ -70,7 +74,8 @@ impl Host {
         let app = daemon::app_of(&settings, Some(Arc::clone(&door))).unwrap();
         let (epoch, view) = (Arc::new(AtomicI64::new(7)), watch::Sender::new(FleetView::default()));
         let (own, newest) = (Arc::clone(&epoch), Arc::<AtomicI64>::default());
-        let of_etcd = Arc::clone(&newest);
+        let looks = Arc::<AtomicI64>::default();
+        let (of_etcd, looked) = (Arc::clone(&newest), Arc::clone(&looks));
         let claims = FleetClaims::begin(ClaimParts {
             fleet: name("site"),
             door: Arc::clone(&door),
@@ -79,11 +84,13 @@ impl Host {
             view: view.subscribe(),
             epoch: Arc::new(move || Some(own.load(Ordering::SeqCst)).filter(|epoch| *epoch > 0)),
             all_hosts: Arc::new(move |revision| {
+                looked.fetch_add(1, Ordering::SeqCst);
                 let newest = of_etcd.load(Ordering::SeqCst);
-                Box::pin(async move { Ok(revision.max(newest)) })
+                let away = || HostError::new(ErrorCode::Unavailable, "etcd is away");
+                Box::pin(async move { if newest < 0 { Err(away()) } else { Ok(revision.max(newest)) } })
             }),
-            taken: Mutex::default(),
-            departures: Mutex::default(),
+            taken: BehindView::default(),
+            departures: BehindView::default(),
             undone: tokio::sync::Semaphore::new(crate::fleet::claims::MOST_UNDONE),
             clock: Mutex::default(),
         });
@@ -101,7 +108,7 @@ impl Host {
                 .then(|| of_layer.lock().unwrap().pop_front());
             async move {
                 match fault.flatten() {
-                    None => next.run(request).await,
+                    None | Some(Fault::Pass) => next.run(request).await,
                     Some(Fault::LoseQuestion) => std::future::pending().await,
                     Some(Fault::LoseAnswer) => {
                         next.run(request).await;
@@ -136,6 +143,7 @@ impl Host {
             epoch,
             view,
             newest,
+            looks,
             faults,
             asked,
             tasks,
@@ -205,6 +213,24 @@ impl Host {
         tokio::time::timeout(Duration::from_secs(20), wait).await.expect(what);
     }
 
+    /// Its record while it has a lease.
+    fn alive(&self) -> Value {
+        json!({ "instance": "i", "boot_id": "b", "address": *self.address.lock().unwrap(), "version": "1",
+            "certificate": self.identity.digest().to_string(), "hypervisor": "none" })
+    }
+
+    /// Gives it a record of the fleet.
+    fn tell(&self, revision: i64, created: i64, key: &str, value: &Value) {
+        let entry = Entry { value: value.to_string().into_bytes(), created, modified: revision };
+        let change = vec![(key.to_owned(), Some(entry))];
+        self.view.send_modify(|view| view.apply(Update::Changes(revision, change)));
+    }
+
+    /// Whether other hosts have asked it for claims that it has made.
+    fn is_closed(&self) -> bool {
+        self.asked.lock().unwrap().iter().any(|asked| asked.contains("/closed-claims"))
+    }
+
     fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
         self.faults.lock().unwrap().extend(faults);
     }
@@ -223,7 +249,7 @@ impl Fleet {
             );
         }
         let fleet = Fleet(hosts);
-        fleet.show(&BTreeSet::new(), 5);
+        fleet.show(&BTreeSet::new(), 7);
         fleet
     }
 
@@ -239,15 +265,14 @@ impl Fleet {
             "catalogs/desk".into(),
             json!({ "spec": spec, "version": 1, "generation": 1, "history": [], "created": "2026-01-01T00:00:00Z" }),
         );
-        for Host { name, identity, address, .. } in &self.0 {
+        for host in &self.0 {
+            let name = &host.name;
             put(format!("hosts/{name}"), json!({ "host_id": name, "zone": "z" }));
             let budget = json!({ "guarantee_bytes": 1, "limit_bytes": 1, "memory_bytes": 1, "vcpus": 1 });
             let desk = json!({ "generation": 1, "count": 4 });
             put(format!("status/{name}"), json!({ "budget": budget, "catalogs": { "desk": desk } }));
             if !gone.contains(name.as_str()) {
-                let alive = json!({ "instance": "i", "boot_id": "b", "address": *address.lock().unwrap(), "version": "1",
-                    "certificate": identity.digest().to_string(), "hypervisor": "none" });
-                put(format!("alive/{name}"), alive);
+                put(format!("alive/{name}"), host.alive());
             }
         }
         let member = |host: &Host| {
@@ -264,6 +289,25 @@ impl Fleet {
                 assert!(view.unreadable.is_empty(), "{:?}", view.unreadable);
             });
         }
+    }
+
+    /// Gives all hosts a record that was created at this revision.
+    fn tell(&self, revision: i64, key: &str, value: &Value) {
+        self.0.iter().for_each(|host| host.tell(revision, revision, key, value));
+    }
+
+    /// A host is silent, and somebody declares it dead.
+    fn lose(&self, host: &Host) {
+        host.fail(std::iter::repeat_n(Fault::LoseQuestion, 100));
+        let dead = json!({ "host_id": host.name, "zone": "z", "dead_epoch": 7 });
+        self.tell(11, &format!("hosts/{}", host.name), &dead);
+    }
+
+    /// It is back, with another lease.
+    fn bring_back(&self, host: &Host) {
+        host.faults.lock().unwrap().clear();
+        host.epoch.store(12, Ordering::SeqCst);
+        self.tell(12, &format!("alive/{}", host.name), &host.alive());
     }
 
     /// All claimed machines, with their hosts.
@@ -400,12 +444,12 @@ async fn a_question_that_arrives_late_claims_nothing() {
     // It is answered when this later one is: the records of a host change one after the other.
     let (now, key) = (unix_ms(SystemTime::now()), format!("idempotency-key: {id}\r\n"));
     let path = |attempt: u64, sent: u64| {
-        format!("/v1/fleet/self/catalogs/desk/claims?attempt={attempt}&sent_unix_ms={sent}")
+        format!("/v1/fleet/self/catalogs/desk/claims?attempt={attempt}&epoch=7&sent_unix_ms={sent}")
     };
     let refused = b.send("POST", &path(0, now), &key, r#"{"any": true}"#).await;
     assert_eq!(refused.json::<Value>()["result"], "superseded");
     // One that was under way for so long that its end may be forgotten claims nothing, either.
-    for (attempt, sent) in [(1, now - 3_600_000), (1 << 22, now)] {
+    for (attempt, sent) in [(1, now - 3_600_000), (FIRST_REPEAT, now)] {
         let stale = b.send("POST", &path(attempt, sent), &key, r#"{"any": true}"#).await;
         assert_eq!(stale.json::<Value>()["result"], "stale", "{attempt}");
     }
@@ -417,6 +461,92 @@ async fn a_question_that_arrives_late_claims_nothing() {
     .await
     .expect("the late question is carried out");
     assert_eq!(fleet.claimed().await.len(), 1);
+}
+
+/// A repeat that its host came too late for has claimed a machine elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_that_was_sent_before_its_host_got_its_lease_claims_nothing() {
+    let fleet = Arc::new(Fleet::new(&[2, 2]).await);
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let (id, late) = (fleet.id_for(&["host-b"]), Arc::new(Notify::new()));
+    b.fail([Fault::Hold(Arc::clone(&late))]);
+    let (earlier, of_request) = (Arc::clone(&fleet), id.clone());
+    let earlier = tokio::spawn(async move { earlier.0[0].claim(&of_request, true).await });
+    b.until("it is asked", || b.faults.lock().unwrap().is_empty()).await;
+    fleet.lose(b);
+    let claim: FleetClaim = earlier.await.unwrap().json();
+    assert_eq!((claim.host.as_str(), a.claimed().await.len()), ("host-a", 1));
+    fleet.bring_back(b);
+    late.notify_one();
+    b.until("the late question is carried out", || Arc::strong_count(&late) == 1).await;
+    assert_eq!(b.claimed().await.len(), 0);
+    // Nor one of a repeat that has closed this host in its epoch before.
+    let key = "idempotency-key: another\r\n";
+    let close = format!("/v1/fleet/self/catalogs/desk/closed-claims?attempt={FIRST_REPEAT}");
+    assert_eq!(b.send("POST", &close, key, r#"{"any": true}"#).await.status, 200);
+    for (epoch, result) in [(7, "stale"), (12, "claimed")] {
+        let now = unix_ms(SystemTime::now());
+        let path = format!(
+            "/v1/fleet/self/catalogs/desk/claims?attempt={FIRST_REPEAT}&epoch={epoch}&sent_unix_ms={now}"
+        );
+        let decided = b.send("POST", &path, key, r#"{"any": true}"#).await;
+        assert_eq!(decided.json::<Value>()["result"], result, "{epoch}: {decided:?}");
+    }
+}
+
+/// The repeat that was read before it could not close the host that has come since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_request_that_is_read_after_its_repeat_claims_nothing_at_a_host_that_is_new() {
+    let fleet = Fleet::new(&[2, 2, 2]).await;
+    let [a, b, c] = &fleet.0[..] else { panic!() };
+    let id = fleet.id_for(&["host-c"]);
+    fleet.lose(c);
+    let claim: FleetClaim = b.claim(&id, false).await.json();
+    fleet.bring_back(c);
+    let late: FleetClaim = a.claim(&id, true).await.json();
+    assert_eq!((late.claim, late.is_repeated), (claim.claim, true));
+    assert_eq!(fleet.claimed().await.len(), 1);
+}
+
+/// One that has got a lease while the others were closed may have been closed under the lease before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeat_claims_at_no_host_that_is_newer_than_its_closing() {
+    let fleet = Fleet::new(&[2, 2]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let id = fleet.id_for(&["host-b"]);
+    b.epoch.store(12, Ordering::SeqCst);
+    a.tell(11, 12, "alive/host-b", &b.alive());
+    let claim: FleetClaim = a.claim(&id, false).await.json();
+    assert_eq!(claim.host.as_str(), "host-a");
+}
+
+/// A host whose clock is wrong makes no first request slower.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_request_passes_over_a_host_that_takes_it_for_old() {
+    let fleet = Arc::new(Fleet::new(&[1, 1]).await);
+    let [a, b] = &fleet.0[..] else { panic!() };
+    b.epoch.store(9, Ordering::SeqCst);
+    let claim: FleetClaim = a.claim(&fleet.id_for(&["host-b"]), true).await.json();
+    assert_eq!((claim.host.as_str(), b.is_closed()), ("host-a", false));
+    // It has the only machine that is left.
+    let earlier = Arc::clone(&fleet);
+    let earlier = tokio::spawn(async move { earlier.0[0].claim("x", true).await });
+    b.until("it is carried out as a repeat", || b.is_closed()).await;
+    fleet.tell(9, "alive/host-b", &b.alive());
+    let claim: FleetClaim = earlier.await.unwrap().json();
+    assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-b", false));
+}
+
+/// Its client may have sent it long ago, and have repeated it at another daemon. Nobody has sent again what has no key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_stood_still_carries_out_first_requests_with_keys_as_repeats() {
+    let fleet = Fleet::new(&[4, 4]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    a.app.fleet_claims.as_ref().unwrap().stand_still();
+    let unkeyed = a.send("POST", "/v1/fleet/catalogs/desk/claims", "", r#"{"any": true}"#).await;
+    assert_eq!((unkeyed.status, b.is_closed()), (200, false), "{unkeyed:?}");
+    a.claim("x", true).await.json::<FleetClaim>();
+    assert!(b.is_closed());
 }
 
 /// A client that waits for a free machine sends a request again that has claimed nothing.
@@ -470,6 +600,25 @@ async fn a_request_that_was_repeated_meanwhile_claims_nothing_any_more() {
     a.claim(&id, false).await.json::<FleetClaim>();
 }
 
+/// It came later, by the clock of its daemon, but may have been sent before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_request_claims_nothing_after_any_repeat() {
+    let fleet = Fleet::new(&[1, 1]).await;
+    let [a, b] = &fleet.0[..] else { panic!() };
+    let all = |action: &str| json!({ "action": action, "select": { "catalog": "desk" } }).to_string();
+    for host in [a, b] {
+        assert_eq!(host.send("POST", "/v1/machine-actions", "", &all("drain")).await.status, 200);
+    }
+    assert_eq!(b.claim("x", false).await.status, 409);
+    for host in [a, b] {
+        assert_eq!(host.send("POST", "/v1/machine-actions", "", &all("undrain")).await.status, 200);
+    }
+    let late = a.claim("x", true).await;
+    assert!(late.status == 503 && late.detail().contains("repeated by others"), "{late:?}");
+    assert_eq!(fleet.claimed().await, []);
+    a.claim("x", false).await.json::<FleetClaim>();
+}
+
 /// A host that it does not know of may have the claim.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_know_all_hosts_repeats_nothing() {
@@ -487,13 +636,7 @@ async fn who_may_not_know_all_hosts_repeats_nothing() {
     let (earlier, of_request) = (Arc::clone(&fleet), id.clone());
     let earlier = tokio::spawn(async move { earlier.0[0].claim(&of_request, true).await });
     b.until("it is asked", || b.faults.lock().unwrap().len() < 100).await;
-    let dead = Entry {
-        value: json!({ "host_id": "host-b", "zone": "z", "dead_epoch": 7 }).to_string().into_bytes(),
-        created: 7,
-        modified: 11,
-    };
-    let change = vec![("hosts/host-b".to_owned(), Some(dead))];
-    a.view.send_modify(|view| view.apply(Update::Changes(11, change)));
+    fleet.lose(b);
     let unknown = earlier.await.unwrap();
     assert!(unknown.status == 503 && unknown.detail().contains("may be back"), "{unknown:?}");
     // What it has not seen comes while it waits for that.
@@ -505,6 +648,50 @@ async fn who_may_not_know_all_hosts_repeats_nothing() {
     assert!(!claim.is_repeated);
     let claim: FleetClaim = a.claim(&id, true).await.json();
     assert_eq!(claim.host.as_str(), "host-a");
+}
+
+/// Hosts join at any time, and etcd may be away for a moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_know_that_a_host_is_lost_looks_again() {
+    for newest in [-1, 100] {
+        let fleet = Arc::new(Fleet::new(&[2, 2]).await);
+        let [a, b] = &fleet.0[..] else { panic!() };
+        let id = fleet.id_for(&["host-b"]);
+        a.newest.store(newest, Ordering::SeqCst);
+        b.fail([Fault::LoseQuestion]);
+        let earlier = Arc::clone(&fleet);
+        let earlier = tokio::spawn(async move { earlier.0[0].claim(&id, true).await });
+        b.until("it is asked", || b.faults.lock().unwrap().is_empty()).await;
+        fleet.lose(b);
+        a.until("etcd is asked", || a.looks.load(Ordering::SeqCst) > 0).await;
+        a.newest.store(0, Ordering::SeqCst);
+        a.view.send_modify(|view| view.apply(Update::Changes(newest.max(13), Vec::new())));
+        let claim: FleetClaim = earlier.await.unwrap().json();
+        assert_eq!(claim.host.as_str(), "host-a", "{newest}");
+    }
+}
+
+/// Its client has to know that it can be repeated, and how.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_after_a_lost_answer_has_the_id_of_the_request() {
+    let fleet = Arc::new(Fleet::new(&[1, 1]).await);
+    let [a, b] = &fleet.0[..] else { panic!() };
+    for what in ["no valid lease", "etcd is away"] {
+        let id =
+            (0..).map(|n| format!("{n}-{}", what.len())).find(|id| first_of(&fleet, id) == "host-b").unwrap();
+        b.fail([Fault::Pass, Fault::LoseQuestion]);
+        let (earlier, of_request) = (Arc::clone(&fleet), id.clone());
+        let earlier = tokio::spawn(async move { earlier.0[0].claim(&of_request, false).await });
+        b.until("it is asked", || b.faults.lock().unwrap().is_empty()).await;
+        match what {
+            "etcd is away" => a.newest.store(-1, Ordering::SeqCst),
+            _ => a.epoch.store(0, Ordering::SeqCst),
+        }
+        let unknown = earlier.await.unwrap();
+        assert!(unknown.status == 503 && unknown.detail().contains(what), "{unknown:?}");
+        assert!(unknown.detail().contains(&format!("--key {id})")), "{unknown:?}");
+        a.epoch.store(7, Ordering::SeqCst);
+    }
 }
 
 /// Nobody else could ever end it.
@@ -519,6 +706,28 @@ async fn a_claim_that_nobody_has_an_id_of_is_released() {
     assert_eq!(b.claimed().await.len(), 1);
     b.faults.lock().unwrap().clear();
     fleet.until_claimed(0).await;
+}
+
+/// It comes back with its claims.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_host_is_asked_for_a_claim_that_nobody_has_an_id_of() {
+    let fleet = Arc::new(Fleet::new(&[1, 1]).await);
+    let [a, b] = &fleet.0[..] else { panic!() };
+    // Whatever the id is, this host is asked last.
+    let mut status = serde_json::to_value(&a.view.borrow().statuses[&a.name].value).unwrap();
+    status["catalogs"]["desk"]["claimed"] = json!(4);
+    fleet.tell(8, "status/host-a", &status);
+    b.fail([Fault::LoseAnswer]);
+    let asks = Arc::clone(&fleet);
+    let path = "/v1/fleet/catalogs/desk/claims";
+    let asked = tokio::spawn(async move { asks.0[0].send("POST", path, "", r#"{"any": true}"#).await });
+    b.until("it is asked", || b.faults.lock().unwrap().is_empty()).await;
+    fleet.lose(b);
+    let claim: FleetClaim = asked.await.unwrap().json();
+    assert_eq!((claim.host.as_str(), fleet.claimed().await.len()), ("host-a", 2));
+    fleet.bring_back(b);
+    fleet.until_claimed(1).await;
+    assert_eq!(a.claimed().await.len(), 1);
 }
 
 /// Somebody else may have claimed the machine meanwhile.
@@ -545,6 +754,19 @@ async fn a_claim_that_ends_while_its_machine_starts_is_not_answered_with_another
             assert_eq!(b.send("DELETE", &path, "", "").await.status, 200);
         }
     }
+}
+
+/// The answer would be that there is no such machine, as if its name had been wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_machine_is_removed_while_it_starts_has_ended() {
+    let fleet = Fleet::new(&[1]).await;
+    let a = &fleet.0[0];
+    let stream = Host::claim_slowly_by(&fleet, a, "/v1/catalogs/desk/claims").await;
+    fleet.until_claimed(1).await;
+    let removed = a.send("DELETE", "/v1/catalogs/desk?force=true", "", "").await;
+    assert_eq!(removed.status, 200, "{removed:?}");
+    let ended = answer_of(stream).await;
+    assert!(ended.contains(" 409 ") && ended.contains("its claim has ended"), "{ended}");
 }
 
 async fn answer_of(mut stream: UnixStream) -> String {

@@ -5,11 +5,13 @@
 use super::{FleetClaims, UserRequest};
 use crate::error::HostError;
 use crate::fleet::door::{CALLER_HEADER, HostClientError};
+use crate::machines::FleetRequestTerms;
 use crate::machines::closed_attempts::unix_ms;
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use spillway_api::client::IDEMPOTENCY_KEY;
 use spillway_api::{ErrorCode, HostClaimDecision, Name, Problem};
+use spillway_fleet::transaction::Revision;
 use std::time::{Duration, SystemTime};
 
 /// Longest time until a host has decided. The question is repeated after it.
@@ -26,6 +28,8 @@ pub(super) enum Question {
         ready_only: bool,
         /// When the request came, by the clock of this host.
         sent: SystemTime,
+        /// Epoch of the host that is asked, by the records that this one knows.
+        epoch: Revision,
     },
     /// Whether it has the claim already; attempts before this one are closed.
     Close {
@@ -52,8 +56,9 @@ impl FleetClaims {
     pub(super) async fn ask(&self, host: &Name, of: &UserRequest, question: Question) -> Asked {
         if *host == self.0.door.host {
             let decided = match question {
-                Question::Claim { attempt, ready_only, sent } => {
-                    self.decide(of, attempt, ready_only, sent).await
+                Question::Claim { attempt, ready_only, sent, epoch } => {
+                    let who = of.user.who.clone();
+                    self.decide(of, FleetRequestTerms { attempt, sent, epoch, ready_only, who }).await
                 }
                 Question::Close { attempt } => self.close(of, attempt).await,
             };
@@ -77,10 +82,10 @@ impl FleetClaims {
     fn question(&self, of: &UserRequest, question: Question) -> Result<Request<Body>, HostError> {
         let catalog = &of.catalog;
         let path = match question {
-            Question::Claim { attempt, ready_only, sent } => {
+            Question::Claim { attempt, ready_only, sent, epoch } => {
                 let sent = unix_ms(sent);
                 format!(
-                    "/v1/fleet/self/catalogs/{catalog}/claims?attempt={attempt}&ready_only={ready_only}&sent_unix_ms={sent}"
+                    "/v1/fleet/self/catalogs/{catalog}/claims?attempt={attempt}&ready_only={ready_only}&epoch={epoch}&sent_unix_ms={sent}"
                 )
             }
             Question::Close { attempt } => {

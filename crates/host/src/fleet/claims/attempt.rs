@@ -3,7 +3,7 @@
 //! Invariant: the next host is asked only when the one before has made no claim for this request, and cannot make one any more.
 
 use super::ask::{Asked, Question};
-use super::{FleetClaims, LONGEST, UserRequest, locked};
+use super::{FleetClaims, LONGEST, UserRequest};
 use crate::error::HostError;
 use crate::fleet::etcd::now;
 use spillway_api::{ErrorCode, FleetClaim, HostClaim, HostClaimDecision, LOST_AFTER_SECONDS_DEFAULT, Name};
@@ -73,12 +73,24 @@ impl ClaimAttempt {
 
     /// Carries out a request that nobody has sent before. Its numbers begin with 0, so that each repeat has a larger one.
     pub(super) async fn first(&mut self) -> Result<FirstEnd, HostError> {
-        for candidate in self.candidates()? {
-            if let Some(end) = self.claim_first(&candidate).await? {
-                return Ok(end);
+        let candidates = self.candidates()?;
+        // After that: a repeat that these hosts came too late for has closed this one.
+        if self.request.is_kept
+            && let Some(number) = self.claims.closed_here(&self.request).await?
+        {
+            return Ok(FirstEnd::Again(number));
+        }
+        let mut is_stale = false;
+        for candidate in candidates {
+            match self.claim_first(&candidate).await? {
+                Tried::Claimed(claim) => return Ok(FirstEnd::Claimed(claim)),
+                Tried::Superseded(number) => return Ok(FirstEnd::Again(number)),
+                // The clock of that host may be wrong.
+                Tried::Stale => is_stale = true,
+                Tried::No | Tried::Lost => {}
             }
         }
-        Err(self.no_machine())
+        if is_stale { Ok(FirstEnd::Again(0)) } else { Err(self.no_machine()) }
     }
 
     /// Refuses to ask another host when the time is over. All hosts that were asked give no machine.
@@ -96,37 +108,55 @@ impl ClaimAttempt {
     }
 
     /// Asks a host until it has given a machine, or certainly gives none.
-    async fn claim_first(&mut self, candidate: &Candidate) -> Result<Option<FirstEnd>, HostError> {
+    async fn claim_first(&mut self, candidate: &Candidate) -> Result<Tried, HostError> {
         let host = &candidate.host;
         for _ in 0..TRIES {
             self.check_time()?;
             match self.try_host(candidate).await? {
-                Tried::Claimed(claim) => return Ok(Some(FirstEnd::Claimed(claim))),
-                Tried::No => return Ok(None),
-                Tried::Superseded(number) => return Ok(Some(FirstEnd::Again(number))),
-                Tried::Stale => return Ok(Some(FirstEnd::Again(0))),
                 Tried::Lost => {}
+                tried => return Ok(tried),
             }
             self.number += 1;
-            let revision = self.claims.0.view.borrow().revision;
-            let closed = self.close(host).await?;
-            if closed.is_some() {
-                self.open.remove(host);
-            } else if !self.claims.knows_all_hosts(revision).await? {
-                return Err(self.unknown(&format!("{host} does not answer, and may be back")));
-            }
+            // What a lost host has claimed is over with it.
+            let Some(closed) = self.close_or_lose(host).await? else { return Ok(Tried::No) };
+            self.open.remove(host);
             match closed {
-                Some(HostClaimDecision::Claimed(claim)) => {
-                    return Ok(Some(FirstEnd::Claimed(Box::new(self.describe(host, *claim)))));
+                HostClaimDecision::Claimed(claim) => {
+                    return Ok(Tried::Claimed(Box::new(self.describe(host, *claim))));
                 }
-                Some(HostClaimDecision::Ended { machine, .. }) => return Err(self.ended(host, &machine)),
-                Some(HostClaimDecision::Superseded { attempt }) => return Ok(Some(FirstEnd::Again(attempt))),
-                Some(_) => {}
-                None => return Ok(None),
+                HostClaimDecision::Ended { machine, .. } => return Err(self.ended(host, &machine)),
+                HostClaimDecision::Superseded { attempt } => return Ok(Tried::Superseded(attempt)),
+                _ => {}
             }
         }
         self.reasons.push(format!("{host}: its answers are lost again and again"));
-        Ok(None)
+        Ok(Tried::No)
+    }
+
+    /// Closes the attempts before this one at a host. `None`: it counts as lost, and etcd itself has no newer lease of it.
+    async fn close_or_lose(&self, host: &Name) -> Result<Option<HostClaimDecision>, HostError> {
+        let mut closed = self.close(host).await?;
+        while closed.is_none() {
+            // Before the look at the host, so that a lease of it is seen there or is newer.
+            let revision = self.claims.0.view.borrow().revision;
+            let back = format!("{host} does not answer, and may be back");
+            let why = match self.is_lost(host) {
+                false => back,
+                true => match self.claims.knows_all_hosts(revision).await {
+                    Ok(true) => break,
+                    Ok(false) => back,
+                    Err(e) => e.message,
+                },
+            };
+            if Instant::now() + PAUSE >= self.until {
+                return Err(self.unknown(&why));
+            }
+            tokio::time::sleep(PAUSE).await;
+            if !self.is_lost(host) {
+                closed = self.close(host).await?;
+            }
+        }
+        Ok(closed)
     }
 
     /// Hosts that may have a machine, in the order in which they are asked.
@@ -141,14 +171,15 @@ impl ClaimAttempt {
             let names = view.catalogs.keys().map(Name::as_str);
             return Err(HostError::not_found("catalog of the fleet", catalog.as_str(), names));
         }
-        let taken = locked(&self.claims.0.taken);
+        let taken = self.claims.0.taken.lock(&view);
         Ok(candidates(&view, catalog, &self.request.id, self.request.claim.any, &taken, now()))
     }
 
     /// Asks a host once for a machine.
     pub(super) async fn try_host(&mut self, candidate: &Candidate) -> Result<Tried, HostError> {
-        let Candidate { host, ready_only } = candidate;
-        let question = Question::Claim { attempt: self.number, ready_only: *ready_only, sent: self.sent };
+        let Candidate { host, ready_only, epoch } = candidate;
+        let (attempt, ready_only, sent, epoch) = (self.number, *ready_only, self.sent, *epoch);
+        let question = Question::Claim { attempt, ready_only, sent, epoch };
         let asked = self.claims.ask(host, &self.request, question).await;
         let parts = &self.claims.0;
         let decision = match asked {
@@ -167,20 +198,23 @@ impl ClaimAttempt {
             HostClaimDecision::Claimed(claim) => {
                 if !claim.is_repeated {
                     let (view, catalog) = (parts.view.borrow(), &self.request.catalog);
-                    locked(&parts.taken).note_claim(&view, host, catalog, now());
+                    parts.taken.lock(&view).note_claim(&view, host, catalog, now());
                 }
                 Ok(Tried::Claimed(Box::new(self.describe(host, *claim))))
             }
             HostClaimDecision::Ended { machine, .. } => Err(self.ended(host, &machine)),
             HostClaimDecision::Superseded { attempt } => Ok(Tried::Superseded(attempt)),
-            HostClaimDecision::Stale => Ok(Tried::Stale),
+            HostClaimDecision::Stale => {
+                self.reasons.push(format!("{host} has another clock than this host, or a new lease"));
+                Ok(Tried::Stale)
+            }
             HostClaimDecision::Isolated => {
                 self.reasons.push(format!("{host} has no valid lease"));
                 Ok(Tried::No)
             }
             HostClaimDecision::Refused { code, message } => {
-                let catalog = &self.request.catalog;
-                locked(&parts.taken).note_refusal(&parts.view.borrow(), host, catalog, now());
+                let (view, catalog) = (parts.view.borrow(), &self.request.catalog);
+                parts.taken.lock(&view).note_refusal(&view, host, catalog, now());
                 self.reasons.push(format!("{host}: {message}"));
                 self.refused = Some(code);
                 Ok(Tried::No)
@@ -229,7 +263,7 @@ impl ClaimAttempt {
         let catalog = view.catalogs.get(&self.request.catalog);
         let seconds = catalog.map(|catalog| catalog.value.spec.fleet.lost_after_seconds);
         let lost_after_ms = u64::from(seconds.unwrap_or(LOST_AFTER_SECONDS_DEFAULT)) * 1000;
-        (parts.epoch)().is_some() && locked(&parts.departures).is_lost(&view, host, lost_after_ms, now())
+        (parts.epoch)().is_some() && parts.departures.lock(&view).is_lost(&view, host, lost_after_ms, now())
     }
 
     pub(super) fn describe(&self, host: &Name, claim: HostClaim) -> FleetClaim {
@@ -281,6 +315,11 @@ impl ClaimAttempt {
              first=true (spillway fleet claim --key {id}), through any host"
         );
         HostError::new(ErrorCode::Unavailable, message)
+    }
+
+    /// The same error, with what the client has to know where a host may have made a claim.
+    pub(super) fn with_open(&self, error: HostError) -> HostError {
+        if self.open.is_empty() { error } else { self.unknown(&error.message) }
     }
 
     pub(super) fn ended(&self, host: &Name, machine: &Name) -> HostError {

@@ -27,7 +27,7 @@ use spillway_fleet::claim::{Departures, TakenMachines};
 use spillway_fleet::transaction::Revision;
 use spillway_fleet::view::FleetView;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
 /// Longest time until a request is answered, without the wait for a machine that starts.
@@ -54,7 +54,7 @@ pub type AllHosts = Arc<dyn Fn(Revision) -> BoxFuture<'static, Result<Revision, 
 #[derive(Clone)]
 pub struct FleetClaims(Arc<ClaimParts>);
 
-/// What the claims of a fleet are made of.
+/// What the claims of a fleet are made of. Order of locks: the view, then what is [`BehindView`].
 pub struct ClaimParts {
     /// Name of the fleet.
     pub fleet: Name,
@@ -71,13 +71,24 @@ pub struct ClaimParts {
     /// Which records have all hosts.
     pub all_hosts: AllHosts,
     /// What was taken of hosts since their last reports.
-    pub taken: Mutex<TakenMachines>,
+    pub taken: BehindView<TakenMachines>,
     /// Since when hosts have had no lease.
-    pub departures: Mutex<Departures>,
+    pub departures: BehindView<Departures>,
     /// For claims that are undone at hosts that do not answer.
     pub undone: Semaphore,
     /// Whether this daemon goes on without a pause.
     pub clock: Mutex<ClaimClock>,
+}
+
+/// What is locked only by who has the view already: in the other order, a task that waits to write the view can keep two others waiting for each
+/// other.
+#[derive(Debug, Default)]
+pub struct BehindView<T>(Mutex<T>);
+
+impl<T> BehindView<T> {
+    fn lock(&self, _view: &FleetView) -> MutexGuard<'_, T> {
+        locked(&self.0)
+    }
 }
 
 /// Notices that this daemon has stood still: what it reads then may have been sent long before.
@@ -161,7 +172,10 @@ impl FleetClaims {
         });
         tokio::spawn(async move {
             while let Some(parts) = weak.upgrade() {
-                locked(&parts.departures).observe(&view.borrow_and_update(), now());
+                {
+                    let view = view.borrow_and_update();
+                    parts.departures.lock(&view).observe(&view, now());
+                }
                 drop(parts);
                 tokio::time::sleep(LOOK).await;
                 if view.changed().await.is_err() {
@@ -185,8 +199,9 @@ impl FleetClaims {
             )));
         }
         let mut attempt = ClaimAttempt::new(self.clone(), request);
-        // Another daemon may have taken this one for lost, and have carried out the request.
-        let first = first && !locked(&self.0.clock).has_stood_still();
+        // Another daemon may have taken this one for lost, and have carried out the request. An id of this daemon nobody else knows.
+        let may_be_late = attempt.request.is_kept && locked(&self.0.clock).has_stood_still();
+        let first = first && !may_be_late;
         let claimed = carry_out(&mut attempt, first).await;
         if !attempt.request.is_kept {
             let ClaimAttempt { request, number, open, .. } = attempt;
@@ -213,19 +228,16 @@ impl FleetClaims {
         Ok(false)
     }
 
-    /// Decides about a machine of this host. `sent`: when the request came to the daemon that asks, by its clock.
+    /// Decides about a machine of this host.
     ///
     /// # Errors
     /// The request itself is wrong, or the records of the host cannot be read.
     pub async fn decide(
         &self,
         request: &UserRequest,
-        attempt: u64,
-        ready_only: bool,
-        sent: SystemTime,
+        terms: FleetRequestTerms,
     ) -> Result<HostClaimDecision, HostError> {
         let (parts, of) = (Arc::clone(&self.0), self.local(request));
-        let terms = FleetRequestTerms { attempt, sent, ready_only, who: request.user.who.clone() };
         run(move || {
             let decided = parts.machines.claims.claim_for_fleet(&of, &terms, Arc::clone(&parts.epoch));
             parts.idempotency.note(of.key());
@@ -241,6 +253,18 @@ impl FleetClaims {
     pub async fn close(&self, request: &UserRequest, attempt: u64) -> Result<HostClaimDecision, HostError> {
         let (parts, of) = (Arc::clone(&self.0), self.local(request));
         run(move || parts.machines.claims.close_for_fleet(&of, attempt)).await
+    }
+
+    /// Up to which number this host itself has closed attempts of a request.
+    async fn closed_here(&self, request: &UserRequest) -> Result<Option<u64>, HostError> {
+        let (parts, of) = (Arc::clone(&self.0), self.local(request));
+        run(move || parts.machines.claims.closed_for_fleet(&of)).await
+    }
+
+    /// Makes this daemon believe that it has stood still until now.
+    #[cfg(test)]
+    pub(crate) fn stand_still(&self) {
+        locked(&self.0.clock).woke = Some(now());
     }
 
     fn local(&self, request: &UserRequest) -> FleetRequest {

@@ -50,7 +50,7 @@ pub(super) async fn again(attempt: &mut ClaimAttempt, seen: u64) -> Result<Fleet
         }
         if (attempt.claims.0.epoch)().is_none() {
             let message = "this host has no valid lease, so that it may not know all hosts that could have the claim: ask another one";
-            return Err(HostError::new(ErrorCode::Unavailable, message));
+            return Err(attempt.with_open(HostError::new(ErrorCode::Unavailable, message)));
         }
         let (hosts, revision) = {
             let view = attempt.claims.0.view.borrow();
@@ -68,11 +68,15 @@ pub(super) async fn again(attempt: &mut ClaimAttempt, seen: u64) -> Result<Fleet
             Closed::Nowhere => {}
         }
         // After the closing: who has closed more hosts since then has closed these ones later.
-        if !attempt.claims.knows_all_hosts(revision).await? {
+        let knows_all = attempt.claims.knows_all_hosts(revision).await;
+        if !knows_all.map_err(|e| attempt.with_open(e))? {
             why = "this host sees the records of the fleet late, so that it may not know all hosts that could have the claim";
             continue;
         }
-        for candidate in attempt.candidates()? {
+        // Who has got a lease since then was closed under an earlier one, or not at all.
+        let (closed, newer): (Vec<_>, Vec<_>) =
+            attempt.candidates()?.into_iter().partition(|candidate| candidate.epoch <= revision);
+        for candidate in closed {
             attempt.check_time()?;
             match attempt.try_host(&candidate).await? {
                 Tried::Claimed(claim) => return Ok(*claim),
@@ -88,7 +92,10 @@ pub(super) async fn again(attempt: &mut ClaimAttempt, seen: u64) -> Result<Fleet
                 }
             }
         }
-        return Err(attempt.no_machine());
+        if newer.is_empty() {
+            return Err(attempt.no_machine());
+        }
+        why = "hosts have come meanwhile";
     }
     Err(attempt.unknown(why))
 }

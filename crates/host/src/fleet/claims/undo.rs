@@ -7,7 +7,7 @@
 use super::ask::{Asked, Question};
 use super::{ANSWER, FleetClaims, FleetUser, UserRequest, user_request};
 use crate::fleet::door::HostClientError;
-use crate::machines::ClaimSelector;
+use crate::machines::{ClaimSelector, UNANSWERED};
 use crate::work::blocking;
 use axum::body::Bytes;
 use axum::http::{Request, StatusCode};
@@ -69,10 +69,9 @@ impl FleetClaims {
 
     async fn release_here(&self, machine: Name, claim: String) {
         let machines = self.0.machines.clone();
-        let text = "it is released: the client that claimed it got no answer".to_owned();
         let release = move || {
             let selector = ClaimSelector { id: Some(&claim), expected: None };
-            machines.claims.release(&machine, selector, text).map(drop)
+            machines.claims.release(&machine, selector, UNANSWERED.to_owned()).map(drop)
         };
         // An error means that the claim has ended already.
         let _ = blocking(release).await;

@@ -5,10 +5,11 @@
 use super::error::FleetStoreError;
 use super::link::Link;
 use super::request::{REQUEST_TIME, ask, of_transaction};
-use etcd_client::GetOptions;
+use etcd_client::{GetOptions, SortOrder, SortTarget};
 use spillway_fleet::transaction::Revision;
 
-/// The revision that etcd has, if a record of this folder was created after the given one; the given one if none was.
+/// The revision that created the newest record of this folder; the given one if none was created after it. Not the revision that etcd has: where
+/// others use it, too, the records of the fleet may never get there.
 ///
 /// # Errors
 /// etcd does not say, or has older records than the given revision.
@@ -22,17 +23,18 @@ pub async fn created_after(
         .with_prefix()
         .with_keys_only()
         .with_limit(1)
+        .with_sort(SortTarget::Create, SortOrder::Descend)
         .with_min_create_revision(revision.saturating_add(1));
     let member = link.member().await?;
     match ask(REQUEST_TIME, member.records().get(prefix, Some(options))).await {
-        Ok(answer) => match (answer.header().map_or(0, |header| header.revision()), answer.kvs()) {
-            (now, _) if now < revision => {
+        Ok(answer) => {
+            let now = answer.header().map_or(0, |header| header.revision());
+            if now < revision {
                 let why = format!("etcd is at revision {now}, and this host has seen {revision}");
-                Err(FleetStoreError::Invalid(why))
+                return Err(FleetStoreError::Invalid(why));
             }
-            (_, []) => Ok(revision),
-            (now, _) => Ok(now),
-        },
+            Ok(answer.kvs().first().map_or(revision, |newest| newest.create_revision().max(revision)))
+        }
         Err(failure) => {
             link.leave(&member, &failure);
             Err(of_transaction(&member.address, failure))
