@@ -364,7 +364,10 @@ impl Pace<'_> {
             if exposed > spare && !is_done(self.scene.catalog, self.record, member.share, member.status) {
                 steps.shares.insert(n, Some(0));
             }
-            spare = spare.saturating_sub(exposed);
+            // A larger batch of before, of another version, may still be in progress.
+            let left_ms = self.tracker.unsettled_ms(member.name, self.scene.now).filter(|_| min_ready > 0);
+            steps.next_in_ms = [steps.next_in_ms, left_ms].into_iter().flatten().min();
+            spare = spare.saturating_sub(left_ms.map_or(exposed, |_| self.exposed(member, u32::MAX)));
         }
         for (n, member) in members() {
             let is_settled =

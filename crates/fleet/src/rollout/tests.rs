@@ -910,6 +910,34 @@ fn a_drained_host_that_refuses_is_silent_or_is_rolled_back_is_not_waited_for() {
     );
 }
 
+/// What it was told before goes on for a while, and is reported later.
+#[test]
+fn a_larger_batch_of_the_version_before_counts_until_it_must_be_over() {
+    for hosts in 3..10 {
+        let mut world =
+            World::new(hosts, 4, json!({ "min_ready": 4 * hosts - 3, "waves": ["1", "2", "100%"] }));
+        world.driver.fleet.set("catalogs/desk", json!({ "strategy": { "batch": 2 } }));
+        world.update(2);
+        world.bring();
+        let first = world.with(2)[0].clone();
+        world.well(&first);
+        world.driver.settle();
+        let second = world.with(2).into_iter().find(|host| *host != first).unwrap();
+        world.change(&second, json!({ "version": 2, "updated": 0 }));
+        world.driver.settle();
+        assert_eq!((world.with(2).len(), world.batch(&second)), (2, None));
+        world.roll_back();
+        assert_eq!(world.with(1).len(), hosts);
+        for _ in 0..5 {
+            assert!(world.batch(&first).is_some_and(|batch| batch < 2), "2 of {second} may be away already");
+            world.driver.after_s(5);
+        }
+        world.driver.after_s(10);
+        let batches = [&first, &second].map(|host| world.batch(host).unwrap_or(2));
+        assert!(batches.iter().all(|batch| *batch > 0) && batches.iter().sum::<u32>() <= 3, "{batches:?}");
+    }
+}
+
 /// `min_ready` does not count on its machines.
 #[test]
 fn a_host_that_may_restart_nothing_may_once_it_is_drained() {

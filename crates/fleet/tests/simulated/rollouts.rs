@@ -159,8 +159,8 @@ impl World {
         };
         let count = |host: &Name| record(format!("share/{host}/{catalog}"))["count"].as_u64().unwrap_or(0);
         let is_draining = |host: &Name| record(format!("hosts/{host}"))["is_draining"] == true;
-        let is_kept =
-            |host: &Name| !is_draining(host) && self.store.entries.contains_key(&format!("alive/{host}"));
+        let is_alive = |host: &Name| self.store.entries.contains_key(&format!("alive/{host}"));
+        let is_kept = |host: &Name| !is_draining(host) && is_alive(host);
         let having = versions.shares.keys().filter(|(_, of)| of == catalog).map(|(host, _)| host);
         let kept: BTreeMap<&Name, u64> =
             having.filter(|host| is_kept(host)).map(|host| (host, count(host))).collect();
@@ -170,7 +170,9 @@ impl World {
             // The placer may not have seen yet that it is to keep its machines after all.
             let is_back = self.uncordoned.get(host).is_some_and(|at| self.now - at < SEEN_MS);
             let others = all - kept.get(host).unwrap_or(&0);
-            let is_left = is_draining(host) || is_back || others >= wanted;
+            // No rollback waits for a host that is lost.
+            let is_lost = versions.rollouts[catalog].at_once && !is_alive(host);
+            let is_left = is_draining(host) || is_back || is_lost || others >= wanted;
             assert!(
                 is_left || done.contains(&(host.clone(), to)),
                 "{host} was not done when a wave, or the rollout, ended"
