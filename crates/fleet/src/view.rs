@@ -102,6 +102,11 @@ impl FleetView {
         }
     }
 
+    /// Whether a host has a record, be it one that cannot be read.
+    pub fn has_host(&self, host: &Name) -> bool {
+        self.hosts.contains_key(host) || self.unreadable.contains_key(&Key::Host(host.clone()).to_string())
+    }
+
     /// The share of a host of a catalog, if there is one.
     pub fn share(&self, host: &Name, catalog: &Name) -> Option<&Versioned<ShareRecord>> {
         self.shares.get(host)?.get(catalog)

@@ -108,7 +108,7 @@ fn note_stakes(table: &Table<'_>, number: usize, plan: &mut Plan) {
         return;
     }
     let lost_after_ms = lost_after_ms(catalog);
-    for cell in catalog.cells.iter().filter(|cell| cell.count > 0) {
+    for cell in catalog.cells.iter().filter(|cell| cell.count > 0 || cell.is_open) {
         let host = &table.hosts[cell.host];
         let Standing::Silent { for_ms, .. } = host.standing else { continue };
         let stake = plan.stakes.entry(host.name.clone()).or_insert(lost_after_ms);

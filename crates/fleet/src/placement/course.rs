@@ -68,10 +68,7 @@ impl<'a> Course<'a> {
         let is_apart = |target: &&Target<'a>| {
             let Target { cell, role, .. } = target;
             let stays = role.counts() && !is_lost(table, target) && !cell.is_unreadable;
-            // What cannot be read of a host that has gone stays for ever.
-            let is_rest = cell.is_unreadable && *role == Role::Gone;
-            let has_machines = cell.count > 0 || cell.is_open;
-            !stays && has_machines && !is_rest && !numbers.contains(&cell.host)
+            !stays && (cell.count > 0 || cell.is_open) && !numbers.contains(&cell.host)
         };
         let apart = targets.iter().filter(is_apart);
         let apart = apart.map(|target| (table.hosts[target.cell.host].name, target.cell.share)).collect();

@@ -128,7 +128,8 @@ pub(super) fn unreadable(view: &FleetView) -> Unreadable {
     let mut all = Unreadable::default();
     for key in view.unreadable.keys().filter_map(|text| text.parse().ok()) {
         match key {
-            Key::Share(host, catalog) | Key::Place(host, catalog, _) => {
+            // What a host that was removed has left stays for ever.
+            Key::Share(host, catalog) | Key::Place(host, catalog, _) if view.has_host(&host) => {
                 _ = all.of_hosts.entry(host).or_default().insert(catalog);
             }
             Key::Host(host) => _ = all.of_hosts.entry(host).or_default(),

@@ -544,6 +544,17 @@ fn a_lost_host_keeps_its_share_while_nothing_can_be_raised() {
 }
 
 #[test]
+fn a_host_is_lost_whatever_of_it_cannot_be_read() {
+    let mut driver = placed(&[("a", "x"), ("b", "y"), ("c", "z"), ("d", "z")], 40);
+    driver.fleet.put("share/a/desk", "[]");
+    driver.fleet.delete("status/a");
+    driver.reaches = Some(false);
+    driver.fleet.end_lease("a");
+    driver.after_s(100);
+    assert_eq!(driver.counts("desk", ["b", "c", "d"]).iter().sum::<u32>(), 40);
+}
+
+#[test]
 fn an_unknown_share_is_no_reason_to_empty_its_zone() {
     let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "y")], 40);
     driver.fleet.put("share/a/desk", "[]");

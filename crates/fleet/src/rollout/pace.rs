@@ -359,16 +359,22 @@ impl Pace<'_> {
                 steps.next_in_ms = Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
             }
         }
+        let mut unsettled = 0;
         for (n, member) in members().filter(|(_, member)| runs(member)) {
             let exposed = self.exposed(member, member.share.batch.unwrap_or(u32::MAX));
             if exposed > spare && !is_done(self.scene.catalog, self.record, member.share, member.status) {
                 steps.shares.insert(n, Some(0));
             }
-            // A larger batch of before, of another version, may still be in progress.
-            let left_ms = self.tracker.unsettled_ms(member.name, self.scene.now).filter(|_| min_ready > 0);
-            steps.next_in_ms = [steps.next_in_ms, left_ms].into_iter().flatten().min();
-            spare = spare.saturating_sub(left_ms.map_or(exposed, |_| self.exposed(member, u32::MAX)));
+            spare = spare.saturating_sub(exposed);
+            // A larger batch of before, of another version, may still be in progress: nobody is held because of it, and nobody gets more.
+            if let Some(left_ms) =
+                self.tracker.unsettled_ms(member.name, self.scene.now).filter(|_| min_ready > 0)
+            {
+                unsettled += self.exposed(member, u32::MAX).saturating_sub(exposed);
+                steps.next_in_ms = Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
+            }
         }
+        spare = spare.saturating_sub(unsettled);
         for (n, member) in members() {
             let is_settled =
                 self.tracker.unsettled_ms(member.name, self.scene.now).is_none() || min_ready == 0;

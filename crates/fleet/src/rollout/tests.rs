@@ -9,6 +9,7 @@ use crate::sample::{GIB, name};
 use crate::transaction::{Outcome, Transaction};
 use serde_json::{Value, json};
 use spillway_api::{FleetCatalogSpec, FleetCatalogUpdate, RolloutAction};
+use std::collections::BTreeSet;
 
 /// A catalog `desk` with machines on each of the hosts.
 struct World {
@@ -938,6 +939,35 @@ fn a_larger_batch_of_the_version_before_counts_until_it_must_be_over() {
     }
 }
 
+/// Another placer, and a rollout that is resumed, know nothing of earlier batches.
+#[test]
+fn who_knows_nothing_of_earlier_batches_holds_nobody() {
+    for hosts in 3..10 {
+        let mut world = World::new(hosts, 4, json!({ "min_ready": 4 * hosts - 3, "waves": ["2", "100%"] }));
+        world.driver.fleet.set("catalogs/desk", json!({ "strategy": { "batch": 2 } }));
+        world.update(2);
+        world.bring();
+        let begun: Vec<_> = world.with(2).into_iter().map(|host| (world.batch(&host), host)).collect();
+        let batches: BTreeSet<_> = begun.iter().map(|(batch, _)| *batch).collect();
+        assert_eq!(batches, BTreeSet::from([None, Some(1)]));
+        for what in ["another placer", "resumed"] {
+            match what {
+                "resumed" => {
+                    world.ask(RolloutAction::Pause).unwrap();
+                    world.ask(RolloutAction::Resume).unwrap();
+                }
+                _ => _ = world.driver.fleet.placer("p"),
+            }
+            for _ in 0..8 {
+                world.driver.after_s(5);
+                begun
+                    .iter()
+                    .for_each(|(batch, host)| assert_eq!(world.batch(host), *batch, "{what}: {host}"));
+            }
+        }
+    }
+}
+
 /// `min_ready` does not count on its machines.
 #[test]
 fn a_host_that_may_restart_nothing_may_once_it_is_drained() {
@@ -1311,4 +1341,26 @@ fn a_rollout_whose_only_share_cannot_be_read_is_not_done() {
     world.ask(RolloutAction::Resume).unwrap();
     world.bring();
     assert_eq!((world.state(), world.with(2)), (FleetRolloutState::Running, vec!["h0".to_owned()]));
+}
+
+/// Its record stays for ever, and nobody has its machines.
+#[test]
+fn a_share_that_cannot_be_read_of_a_removed_host_halts_no_rollout() {
+    for settings in [json!({}), json!({ "type": "dedicated", "ram_bytes": null, "memory_bytes": GIB })] {
+        let mut world = World::new(1, 2, settings);
+        world.update(2);
+        let epoch = world.driver.fleet.revision();
+        world.driver.fleet.end_lease("h0");
+        world.driver.fleet.set("hosts/h0", json!({ "dead_epoch": epoch }));
+        world.driver.fleet.put("share/h0/desk", "[]");
+        ["hosts/h0", "status/h0"].iter().for_each(|key| world.driver.fleet.delete(key));
+        world.driver.settle();
+        assert_eq!((world.driver.after_s(700), world.driver.status().unplaced[0].machines), (0, 2));
+        assert_eq!(world.state(), FleetRolloutState::Prefetch, "{:?}", world.record());
+        world.driver.fleet.host("h1", "x");
+        world.driver.settle();
+        assert!(world.driver.fleet.count("h1", "desk") > 0);
+        world.driver.after_s(20);
+        assert_eq!(world.state(), FleetRolloutState::Prefetch, "{:?}", world.record());
+    }
 }

@@ -4,6 +4,7 @@
 
 use super::{current, is_done};
 use crate::Moment;
+use crate::keys::Key;
 use crate::records::{CatalogRecord, RolloutRecord, ShareRecord, StatusRecord};
 use crate::view::FleetView;
 use spillway_api::{FleetRolloutState, Name};
@@ -65,11 +66,13 @@ impl Tracker {
         if self.at != at || !record.brings() && record.state != FleetRolloutState::Running {
             (self.at, self.moved) = (at, now);
         }
-        // Of a share that cannot be read nobody knows.
+        // Of a share that cannot be read nobody knows; that of a host that was removed stays for ever.
         let end = format!("/{name}");
-        let mut unknown =
-            view.unreadable.range(SHARES.to_owned()..).take_while(|(key, _)| key.starts_with(SHARES));
-        let is_unknown = unknown.any(|(key, _)| key.ends_with(&end));
+        let unknown = view.unreadable.range(SHARES.to_owned()..);
+        let mut unknown = unknown.map(|(key, _)| key).take_while(|key| key.starts_with(SHARES));
+        let is_unknown = unknown.any(|key| {
+            key.ends_with(&end) && matches!(key.parse(), Ok(Key::Share(host, _)) if view.has_host(&host))
+        });
         let had = std::mem::replace(&mut self.is_anywhere, is_unknown);
         for (host, shares) in &view.shares {
             let Some(share) = shares.get(name) else { continue };

@@ -172,7 +172,7 @@ impl Claims {
                     self.events.raise(EventKind::Claimed, &object, text);
                     let held = self.held(&made);
                     if held.is_err() && !by.request.has_key() {
-                        // Nobody else knows of it. An error means that the claim has ended already, or ends with its time.
+                        // Nobody else knows of it. If the records cannot be read here either, people see it on the machine.
                         let which = ClaimSelector { id: Some(&made.claim), expected: None };
                         let _ = self.release(&made.machine, which, UNANSWERED.to_owned());
                     }

@@ -16,6 +16,8 @@ use tokio::time::Instant;
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 /// How often a host is asked for a machine after its answers were lost.
 const TRIES: u32 = 3;
+/// After so many hosts that take a first request for an old one it is carried out as such.
+const MOST_STALE: u32 = 3;
 /// Number of reasons in a message.
 const MOST_REASONS: usize = 5;
 
@@ -80,17 +82,20 @@ impl ClaimAttempt {
         {
             return Ok(FirstEnd::Again(number));
         }
-        let mut is_stale = false;
+        let mut stale = 0;
         for candidate in candidates {
             match self.claim_first(&candidate).await? {
                 Tried::Claimed(claim) => return Ok(FirstEnd::Claimed(claim)),
                 Tried::Superseded(number) => return Ok(FirstEnd::Again(number)),
-                // The clock of that host may be wrong.
-                Tried::Stale => is_stale = true,
+                Tried::Stale => stale += 1,
                 Tried::No | Tried::Lost => {}
             }
+            // The clock of one host may be wrong; otherwise that of this one is, or all hosts have new leases.
+            if stale == MOST_STALE {
+                break;
+            }
         }
-        if is_stale { Ok(FirstEnd::Again(0)) } else { Err(self.no_machine()) }
+        if stale > 0 { Ok(FirstEnd::Again(0)) } else { Err(self.no_machine()) }
     }
 
     /// Refuses to ask another host when the time is over. All hosts that were asked give no machine.
