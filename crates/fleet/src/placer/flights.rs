@@ -11,7 +11,8 @@ use crate::view::FleetView;
 use spillway_api::Name;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Time for which a transaction without an answer counts as applied.
+/// Time for which a transaction without an answer counts as applied, if anything is seen that is newer than what it was decided on: a view
+/// that stands still does not show it either.
 /// etcd gives up a request after 7 s, so that later ones are rare. One that is applied later still makes too many machines at worst,
 /// until they are taken away again.
 const UNKNOWN_MS: u64 = 10_000;
@@ -220,7 +221,8 @@ impl Flight {
             State::Applied(revision) => view.revision >= revision || open_ms >= MOST_MS,
             State::Sent => open_ms >= MOST_MS,
             State::Unknown => {
-                open_ms >= UNKNOWN_MS
+                open_ms >= MOST_MS
+                    || (open_ms >= UNKNOWN_MS && view.revision > self.decided)
                     || self.effects.rollout.as_ref().is_some_and(|(catalog, compared)| {
                         view.rollouts.get(catalog).map_or(0, |rollout| rollout.modified) != *compared
                     })

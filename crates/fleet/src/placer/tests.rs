@@ -194,18 +194,26 @@ fn machines_of_a_lost_host_are_raised_after_a_conflict() {
 
 #[test]
 fn without_an_answer_the_records_tell() {
-    for is_applied in [false, true] {
+    for what in ["applied", "not applied", "nothing newer is seen"] {
         let mut driver = driver(2, 10);
         let (number, transaction) = driver.step().remove(0);
         driver.placer.ended(number, None);
-        if is_applied {
-            driver.fleet.commit(&transaction);
-            assert_eq!(driver.after_s(60), 0);
-        } else {
-            assert_eq!(driver.after_s(9), 0, "it may still be applied");
-            assert_eq!(driver.after_s(2), 2);
+        match what {
+            "applied" => {
+                driver.fleet.commit(&transaction);
+                assert_eq!(driver.after_s(60), 0);
+            }
+            "not applied" => {
+                driver.fleet.set("hosts/h0", json!({ "is_cordoned": false }));
+                assert_eq!(driver.after_s(9), 0, "it may still be applied");
+                assert_eq!(driver.after_s(2), 2);
+            }
+            _ => {
+                assert_eq!(driver.after_s(29), 0, "it may have been applied");
+                assert_eq!(driver.after_s(2), 2);
+            }
         }
-        assert_eq!(driver.fleet.total("desk"), 10);
+        assert_eq!(driver.fleet.total("desk"), 10, "{what}");
     }
     let mut driver = driver(2, 10);
     driver.step();

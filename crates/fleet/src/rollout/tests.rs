@@ -171,7 +171,7 @@ fn the_order_depends_on_version_and_names_alone() {
         world.with(version)
     };
     assert_eq!(first(2), first(2));
-    let firsts: std::collections::BTreeSet<Vec<String>> = (2..8).map(first).collect();
+    let firsts: BTreeSet<Vec<String>> = (2..8).map(first).collect();
     assert!(firsts.len() > 2, "another version begins elsewhere: {firsts:?}");
 }
 
