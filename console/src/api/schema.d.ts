@@ -7071,6 +7071,8 @@ export interface operations {
                 attempt?: number;
                 /** @description Whether only a machine that is ready is taken, whatever the body says. */
                 ready_only?: boolean;
+                /** @description Epoch of this host, by the records that the host that asks knows: in another one, this host makes no claim. */
+                epoch: number;
                 /** @description When the request came to the host that asks, by its clock: milliseconds since 1970. One that is too old may have been closed long ago. */
                 sent_unix_ms: number;
             };

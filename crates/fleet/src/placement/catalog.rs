@@ -88,7 +88,8 @@ pub(super) fn place(situation: &Situation<'_>, table: &mut Table<'_>, number: us
         let why = explain(table, number, &refused, &targets);
         plan.unplaced.push(Unplaced { catalog: name.clone(), machines: unplaced, why });
     }
-    let lost = targets.iter().filter(|target| target.role == Role::Lost && target.cell.count > 0);
+    let has_machines = |target: &&Target<'_>| target.cell.count > 0 || target.cell.is_open;
+    let lost = targets.iter().filter(|target| target.role == Role::Lost).filter(has_machines);
     plan.lost.extend(lost.map(|target| table.hosts[target.cell.host].name.clone()));
     let course = Course::of(situation, table, number, &targets, unplaced, plan);
     if course.is_written(situation, plan) {

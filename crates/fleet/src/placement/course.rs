@@ -68,7 +68,9 @@ impl<'a> Course<'a> {
         let is_apart = |target: &&Target<'a>| {
             let Target { cell, role, .. } = target;
             let stays = role.counts() && !is_lost(table, target) && !cell.is_unreadable;
-            !stays && (cell.count > 0 || cell.is_open) && !numbers.contains(&cell.host)
+            // What cannot be read of a host that is declared dead is not waited for.
+            let is_rest = cell.is_unreadable && *role == Role::Gone;
+            !stays && !is_rest && (cell.count > 0 || cell.is_open) && !numbers.contains(&cell.host)
         };
         let apart = targets.iter().filter(is_apart);
         let apart = apart.map(|target| (table.hosts[target.cell.host].name, target.cell.share)).collect();

@@ -552,6 +552,10 @@ fn a_host_is_lost_whatever_of_it_cannot_be_read() {
     driver.fleet.end_lease("a");
     driver.after_s(100);
     assert_eq!(driver.counts("desk", ["b", "c", "d"]).iter().sum::<u32>(), 40);
+    assert!(
+        driver.status().hosts.iter().any(|host| host.host == name("a") && host.is_lost),
+        "and people hear of it"
+    );
 }
 
 #[test]

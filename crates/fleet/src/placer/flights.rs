@@ -11,8 +11,8 @@ use crate::view::FleetView;
 use spillway_api::Name;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Time for which a transaction without an answer counts as applied, if anything is seen that is newer than what it was decided on: a view
-/// that stands still does not show it either.
+/// Time for which a transaction without an answer counts as applied, if anything is seen that is newer than what it was decided on. If
+/// nothing is, the view may stand still, and does not show it either; where nobody writes anything, it counts for longer without need.
 /// etcd gives up a request after 7 s, so that later ones are rare. One that is applied later still makes too many machines at worst,
 /// until they are taken away again.
 const UNKNOWN_MS: u64 = 10_000;

@@ -352,21 +352,26 @@ impl Pace<'_> {
         let held = all().filter(|(_, member)| member.is_leaving && member.share.batch.is_some());
         steps.shares.extend(held.map(|(n, _)| (n, None)));
         let runs = |member: &Member<'_>| self.is_started(member) && member.share.batch != Some(0);
+        // What nobody knows to have ended, and nobody knows to have begun: it holds nobody, and nobody gets more because of it.
+        let mut unsettled = 0;
         for (_, member) in members().filter(|(_, member)| !runs(member) && min_ready > 0) {
             // What it was told before it has perhaps done, and not reported.
             if let Some(left_ms) = self.tracker.unsettled_ms(member.name, self.scene.now) {
-                spare = spare.saturating_sub(self.exposed(member, u32::MAX));
+                let exposed = self.exposed(member, u32::MAX);
+                match self.tracker.has_stopped(member.name) {
+                    true => spare = spare.saturating_sub(exposed),
+                    false => unsettled += exposed,
+                }
                 steps.next_in_ms = Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
             }
         }
-        let mut unsettled = 0;
         for (n, member) in members().filter(|(_, member)| runs(member)) {
             let exposed = self.exposed(member, member.share.batch.unwrap_or(u32::MAX));
             if exposed > spare && !is_done(self.scene.catalog, self.record, member.share, member.status) {
                 steps.shares.insert(n, Some(0));
             }
             spare = spare.saturating_sub(exposed);
-            // A larger batch of before, of another version, may still be in progress: nobody is held because of it, and nobody gets more.
+            // A larger batch of before, of another version, may still be in progress.
             if let Some(left_ms) =
                 self.tracker.unsettled_ms(member.name, self.scene.now).filter(|_| min_ready > 0)
             {

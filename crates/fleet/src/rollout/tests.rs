@@ -968,6 +968,29 @@ fn who_knows_nothing_of_earlier_batches_holds_nobody() {
     }
 }
 
+/// Nor do hosts that may restart nothing yet, of which it is not known since when.
+#[test]
+fn another_placer_holds_nobody_on_the_way_back() {
+    let mut world = World::new(4, 4, json!({ "min_ready": 15, "waves": ["100%"] }));
+    world.driver.fleet.set("catalogs/desk", json!({ "strategy": { "batch": 2 } }));
+    world.update(2);
+    world.bring();
+    for _ in 0..20 {
+        world.all_well();
+        world.driver.after_s(40);
+    }
+    assert_eq!((world.state(), world.with(2).len()), (FleetRolloutState::Done, 4));
+    world.roll_back();
+    let batches = |world: &World| world.hosts().iter().map(|host| world.batch(host)).collect::<Vec<_>>();
+    let before = batches(&world);
+    assert_eq!(before.iter().filter(|batch| **batch == Some(0)).count(), 3, "{before:?}");
+    world.driver.fleet.placer("p");
+    for _ in 0..8 {
+        world.driver.after_s(5);
+        assert_eq!(batches(&world), before);
+    }
+}
+
 /// `min_ready` does not count on its machines.
 #[test]
 fn a_host_that_may_restart_nothing_may_once_it_is_drained() {

@@ -66,12 +66,18 @@ impl Tracker {
         if self.at != at || !record.brings() && record.state != FleetRolloutState::Running {
             (self.at, self.moved) = (at, now);
         }
-        // Of a share that cannot be read nobody knows; that of a host that was removed stays for ever.
+        // Of a share that cannot be read nobody knows; that of a host that was removed, or is declared dead, may stay for ever.
+        let is_there = |host: &Name| {
+            let dead = view.hosts.get(host).and_then(|record| record.value.dead_epoch);
+            let is_dead =
+                dead.is_some_and(|dead| view.alive.get(host).is_none_or(|alive| alive.created <= dead));
+            view.has_host(host) && !is_dead
+        };
         let end = format!("/{name}");
         let unknown = view.unreadable.range(SHARES.to_owned()..);
         let mut unknown = unknown.map(|(key, _)| key).take_while(|key| key.starts_with(SHARES));
         let is_unknown = unknown.any(|key| {
-            key.ends_with(&end) && matches!(key.parse(), Ok(Key::Share(host, _)) if view.has_host(&host))
+            key.ends_with(&end) && matches!(key.parse(), Ok(Key::Share(host, _)) if is_there(&host))
         });
         let had = std::mem::replace(&mut self.is_anywhere, is_unknown);
         for (host, shares) in &view.shares {
@@ -138,6 +144,11 @@ impl Tracker {
 }
 
 impl Tracker {
+    /// Whether a host was seen to lose the permission to restart machines.
+    pub(super) fn has_stopped(&self, host: &Name) -> bool {
+        self.stopped.contains_key(host)
+    }
+
     /// How long machines of a host that may restart none now may be unavailable without having been reported, in milliseconds.
     pub(super) fn unsettled_ms(&self, host: &Name, now: Moment) -> Option<u64> {
         let since = match self.stopped.get(host) {

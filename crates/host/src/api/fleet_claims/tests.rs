@@ -399,6 +399,9 @@ async fn a_lost_answer_is_found_and_a_lost_question_is_asked_again() {
     b.fail([Fault::LoseAnswer]);
     let claim: FleetClaim = a.claim(&id, true).await.json();
     assert_eq!((claim.host.as_str(), claim.is_repeated), ("host-b", false), "the same request has made it");
+    // Whoever sends it again has not, whatever he says.
+    let again: FleetClaim = a.claim(&id, true).await.json();
+    assert_eq!((&again.claim, again.is_repeated), (&claim.claim, true));
     assert_eq!(fleet.claimed().await.len(), 1);
     let next = (0..)
         .map(|n| format!("n{n}"))

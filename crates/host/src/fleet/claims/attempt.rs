@@ -27,8 +27,8 @@ pub(super) struct ClaimAttempt {
     pub(super) request: UserRequest,
     /// Its number.
     pub(super) number: u64,
-    /// Numbers under which it has asked for a machine.
-    asked: BTreeSet<u64>,
+    /// Hosts that have not answered, with the number under which they were asked for a machine.
+    unanswered: BTreeSet<(Name, u64)>,
     /// When the request came. A host refuses what is too old, so that a daemon that stood still claims nothing that was closed long ago.
     pub(super) sent: SystemTime,
     pub(super) until: Instant,
@@ -65,15 +65,15 @@ pub(super) enum FirstEnd {
 impl ClaimAttempt {
     pub(super) fn new(claims: FleetClaims, request: UserRequest) -> ClaimAttempt {
         let (sent, until) = (SystemTime::now(), Instant::now() + LONGEST);
-        let (asked, open, reasons, refused) = Default::default();
-        ClaimAttempt { claims, request, number: 0, asked, sent, until, open, reasons, refused }
+        let (unanswered, open, reasons, refused) = Default::default();
+        ClaimAttempt { claims, request, number: 0, unanswered, sent, until, open, reasons, refused }
     }
 
     /// The same for another task.
     pub(super) fn of_host(&self) -> ClaimAttempt {
         let fresh = ClaimAttempt::new(self.claims.clone(), self.request.clone());
-        let (number, asked) = (self.number, self.asked.clone());
-        ClaimAttempt { number, asked, sent: self.sent, until: self.until, ..fresh }
+        let (number, unanswered) = (self.number, self.unanswered.clone());
+        ClaimAttempt { number, unanswered, sent: self.sent, until: self.until, ..fresh }
     }
 
     /// Carries out a request that nobody has sent before. Its numbers begin with 0, so that each repeat has a larger one.
@@ -188,7 +188,6 @@ impl ClaimAttempt {
         let Candidate { host, ready_only, epoch } = candidate;
         let (attempt, ready_only, sent, epoch) = (self.number, *ready_only, self.sent, *epoch);
         let question = Question::Claim { attempt, ready_only, sent, epoch };
-        self.asked.insert(attempt);
         let asked = self.claims.ask(host, &self.request, question).await;
         let parts = &self.claims.0;
         let decision = match asked {
@@ -199,6 +198,7 @@ impl ClaimAttempt {
             }
             Asked::Lost(_) => {
                 self.open.insert(host.clone());
+                self.unanswered.insert((host.clone(), attempt));
                 return Ok(Tried::Lost);
             }
             Asked::Wrong(e) => return Err(e),
@@ -284,8 +284,8 @@ impl ClaimAttempt {
             claim,
             fence,
             request: self.request.id.clone(),
-            // The host may have been asked twice by this request alone.
-            is_repeated: is_repeated && !self.asked.contains(&attempt),
+            // Otherwise this request has made it, and the answer was lost.
+            is_repeated: is_repeated && !self.unanswered.contains(&(host.clone(), attempt)),
         }
     }
 
