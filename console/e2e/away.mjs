@@ -3,14 +3,12 @@
 //
 // SPILLWAY_CONSOLE_TOKEN     over TLS: the token
 import assert from "node:assert/strict";
-import { ask, base, go, launch, lines, open, say, settled, spillway, tellFailure } from "./lib.mjs";
+import { ask, go, launch, lines, open, say, settled, spillway, tellFailure } from "./lib.mjs";
 
 const TABS = 8;
 const token = process.env.SPILLWAY_CONSOLE_TOKEN;
 /** From an event to its line on the screen. */
 const EVENT_MS = 1000;
-/** From the start to the first paint. */
-const FIRST_PAINT_MS = 300;
 /** Age of the figures on the screen. */
 const FIGURES_MS = 2500;
 
@@ -82,28 +80,7 @@ async function onAPhone() {
   await context.close();
 }
 
-/** The first paint after a cold start, in milliseconds: the least of some, because others use the processors, too. */
-async function firstPaint() {
-  say("the first paint");
-  const paints = [];
-  for (let i = 0; i < 5; i++) {
-    const { context, page } = await open(browser);
-    await page.goto(base);
-    await page.waitForSelector("h1");
-    paints.push(
-      await page.evaluate(
-        () => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? Infinity,
-      ),
-    );
-    await context.close();
-  }
-  say(`first paint: ${paints.map((ms) => Math.round(ms)).join(", ")} ms`);
-  return Math.min(...paints);
-}
-
 try {
-  // Who has to sign in sees less at first.
-  const paint = token ? null : await firstPaint();
   await onAPhone();
 
   say(`${TABS} tabs`);
@@ -182,7 +159,6 @@ try {
   say(`and further ones after ${again.join(", ")} ms`);
   await context.close();
 
-  if (paint !== null) assert.ok(paint <= FIRST_PAINT_MS, "first paint");
   assert.ok(Math.max(...took, ...again) <= EVENT_MS, "events");
   assert.ok(
     ages.every((age) => age <= FIGURES_MS),

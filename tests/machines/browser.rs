@@ -244,6 +244,16 @@ fn consoles_cost_little_with_many_machines() {
     browse(&mut world, "many.mjs");
 }
 
+/// A daemon with three machines, and a browser with an empty cache.
+#[test]
+fn the_first_paint_comes_soon() {
+    if !can_be_had() {
+        return;
+    }
+    let Some((mut world, _)) = over_tls() else { return };
+    browse(&mut world, "paint.mjs");
+}
+
 /// Tokens of the names of their roles, each of which is also its value.
 fn write_tokens(world: &World, roles: &[&str]) {
     let line = |role: &&str| format!("{role} {role} {:x}\n", Sha256::digest(role));

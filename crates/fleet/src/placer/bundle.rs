@@ -27,18 +27,23 @@ pub(super) fn in_office(view: &FleetView, term: Revision) -> Vec<Comparison> {
 }
 
 /// Divides changes into transactions. Those that must wait for others are left out. Each change of a catalog that is apart has a transaction of
-/// its own, so that one that conflicts keeps no others from being written.
+/// its own, so that one that conflicts keeps no others from being written. With none apart, at most one more transaction than `most` is made:
+/// which of them are sent depends on nothing else.
 pub(super) fn bundles(
     view: &FleetView,
     term: Revision,
     changes: &[Change],
     apart: &BTreeSet<&Name>,
+    most: usize,
 ) -> Vec<Bundle> {
     let mut done = Vec::new();
     let mut open = Open::of(in_office(view, term));
     // Catalogs that were lowered in a transaction before.
     let mut lowered: BTreeSet<Name> = BTreeSet::new();
     for change in changes {
+        if done.len() > most && apart.is_empty() {
+            return done;
+        }
         if change.to > change.from && lowered.contains(&change.catalog) {
             continue;
         }

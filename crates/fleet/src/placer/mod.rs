@@ -284,14 +284,14 @@ impl Office {
             moments.into_iter().flatten().chain([now.after_ms(REVIEW_MS)]).min().expect("one at least");
         self.apart.retain(|_, until| now < *until);
         let apart: BTreeSet<&Name> = self.apart.keys().collect();
-        let mut bundles = bundles(view, self.term, &self.plan.changes, &apart);
+        let most = MOST_FLIGHTS.saturating_sub(self.flights.len());
+        let mut bundles = bundles(view, self.term, &self.plan.changes, &apart, most);
         let steps = self.plan.rollouts.iter();
         bundles.extend(steps.map(|step| rollout_bundle(view, self.term, step, wall)));
         bundles.extend(names::bundles(view, self.term, &self.plan.names, &apart));
         bundles.extend(self.revived(view));
         // Those that may conflict once more are last: there may be more than can be under way.
         bundles.sort_by_key(|bundle| bundle.effects.catalogs().any(|catalog| apart.contains(catalog)));
-        let most = MOST_FLIGHTS.saturating_sub(self.flights.len());
         self.is_truncated = bundles.len() > most;
         bundles.truncate(most);
         bundles
