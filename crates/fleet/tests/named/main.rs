@@ -139,7 +139,7 @@ fn give_up(world: &mut World, number: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Somebody declares a host dead, and may remove it. Later this host may come back, or another one may join under its name.
+/// A host is declared dead, and sometimes removed. Later it comes back, or another one joins under its name.
 fn declare_dead(world: &mut World, number: usize) {
     if !world.is_mortal(number) {
         return;
