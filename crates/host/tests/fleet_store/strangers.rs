@@ -21,6 +21,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 with_both!(certificates_must_be_right a_user_needs_rights a_password_may_be_changed a_permission_may_be_missing);
@@ -83,6 +84,33 @@ async fn etcd_without_tls_is_said() {
     let (why, error) = member_refusal(FleetStoreSettings { tls, ..settings(&cluster.addresses()) }).await;
     assert!(matches!(why, MemberFailure::NoTls | MemberFailure::Closed(_)), "{error:?}");
     assert!(error.to_string().contains("TLS"), "{error}");
+}
+
+/// So does a server of TLS that is spoken to without, and of what it has not read the system makes a reset: who reads first decides
+/// which of both is seen.
+#[tokio::test]
+async fn a_server_that_closes_connections_is_said() {
+    // An empty SETTINGS frame (RFC 9113, section 6.5).
+    const GREETING: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    for (greeting, bytes_read) in
+        [("", 0), ("", 1), ("", 1_000), ("greets", 0), ("greets", 1), ("greets", 1_000)]
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                if !greeting.is_empty() {
+                    stream.write_all(GREETING).await.unwrap();
+                }
+                // What it was sent is there, and it takes no more than this of it.
+                stream.readable().await.unwrap();
+                let _ = stream.read(&mut vec![0; bytes_read]).await;
+            }
+        });
+        let (why, error) = member_refusal(settings(&address)).await;
+        assert!(matches!(why, MemberFailure::Closed(_)), "{greeting} {bytes_read}: {error:?}");
+        assert!(error.to_string().contains("--fleet-tls"), "{error}");
+    }
 }
 
 async fn a_user_needs_rights(program: EtcdProgram) {

@@ -89,15 +89,17 @@ fn of_connection(error: &(dyn Error + 'static)) -> MemberFailure {
     if why.contains("received fatal alert") {
         return MemberFailure::CertificateRefused(why);
     }
+    // Those of the system, and of HTTP/2, which keeps the kind of an error and not its words.
     let ends = [
         "connection closed",
+        "connection reset",
+        "connection aborted",
         "handshake eof",
         "broken pipe",
-        "Broken pipe",
-        "reset by peer",
         "unexpected end of file",
     ];
-    match ends.iter().any(|end| why.contains(end)) {
+    let words = why.to_lowercase();
+    match ends.iter().any(|end| words.contains(end)) {
         true => MemberFailure::Closed(why),
         false => MemberFailure::Unreachable(why),
     }
