@@ -44,7 +44,7 @@ export function FleetPlaces() {
   return (
     <>
       <a href={href(["fleet"])} aria-current={place === "fleet" ? "page" : undefined}>
-        Fleet {isWrong ? <Badge tone="warning">look</Badge> : null}
+        Fleet {isWrong ? <Badge tone="warning">warning</Badge> : null}
       </a>
       <a href={href(["fleet-catalogs"])} aria-current={place === "fleet-catalogs" ? "page" : undefined}>
         Fleet catalogs

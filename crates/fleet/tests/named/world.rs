@@ -161,14 +161,26 @@ impl World {
         self.nodes.push(Node { begins_at: self.now, ..Node::new(host, boot, rate) });
     }
 
-    /// Whether the names of the catalog run, each on one host, no others do, and all with this setting.
+    /// Whether the names of the catalog run, each on one host that was given it as the member that it is, no others do, and all with this
+    /// setting. What still runs of an earlier membership is about to end.
     pub fn all_run(&self, count: u32, action: &str) -> bool {
         let action: IsolationAction = serde_json::from_value(json!(action)).unwrap();
-        let vmms: Vec<_> = self.nodes.iter().flat_map(|node| &node.vmms).collect();
+        let view = self.view();
+        let is_given = |machine: &Name, host: &Name| {
+            let record = view.named.get(&name("n")).and_then(|names| names.get(machine));
+            let alive = view.alive.get(host);
+            record.zip(alive).is_some_and(|(record, alive)| {
+                record.value.host.as_ref() == Some(host) && record.value.epoch == alive.created
+            })
+        };
+        let vmms: Vec<_> =
+            self.nodes.iter().flat_map(|node| node.vmms.iter().map(|vmm| (&node.host, vmm))).collect();
         let runs =
             |vmm: &Vmm| vmm.phase == Phase::Running && vmm.ends.is_none() && vmm.on_isolation == action;
-        let names: BTreeSet<&Name> = vmms.iter().map(|(machine, _)| *machine).collect();
-        vmms.len() == count as usize && names.len() == vmms.len() && vmms.iter().all(|(_, vmm)| runs(vmm))
+        let names: BTreeSet<&Name> = vmms.iter().map(|(_, (machine, _))| *machine).collect();
+        vmms.len() == count as usize
+            && names.len() == vmms.len()
+            && vmms.iter().all(|(host, (machine, vmm))| runs(vmm) && is_given(machine, host))
     }
 
     /// What hosts run, and what the records say, for people.

@@ -71,8 +71,8 @@ impl EtcdCluster {
             authority.sign(&format!("IP:{address}"), &file("server.crt"), &file("server.key"))?;
             authority.sign("DNS:host", &file("client.crt"), &file("client.key"))?;
         }
-        let ports = (0..members).map(|_| Ok((free_port(address)?, free_port(address)?)));
-        let ports: Vec<(SocketAddr, SocketAddr)> = ports.collect::<Result<_>>()?;
+        let free = free_ports(address, 2 * members)?;
+        let ports: Vec<(SocketAddr, SocketAddr)> = free.chunks(2).map(|two| (two[0], two[1])).collect();
         let names: Vec<String> =
             ports.iter().enumerate().map(|(i, (_, peer))| format!("m{i}=http://{peer}")).collect();
         let member = |(i, (client, peer)): (usize, &(SocketAddr, SocketAddr))| Member {
@@ -289,9 +289,13 @@ fn own_address() -> Ipv4Addr {
     Ipv4Addr::new(127, a.max(1), b, c.clamp(2, 254))
 }
 
-fn free_port(address: Ipv4Addr) -> Result<SocketAddr> {
-    let listener = TcpListener::bind((address, 0)).with_context(|| format!("{address}: no port"))?;
-    Ok(listener.local_addr()?)
+/// Ports that nobody has, each another one: all are held until the last was found.
+fn free_ports(address: Ipv4Addr, count: usize) -> Result<Vec<SocketAddr>> {
+    let listeners: Vec<TcpListener> = (0..count)
+        .map(|_| TcpListener::bind((address, 0)))
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("{address}: no port"))?;
+    Ok(listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?)
 }
 
 fn arguments(
