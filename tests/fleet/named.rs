@@ -1,9 +1,9 @@
 //! Machines with names of the fleet: what becomes of them when etcd, the daemon or the guard stands still.
 
 use crate::world::World;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
-use spillway_testkit::process::wait_until;
+use spillway_testkit::process::{send_signal, wait_until};
 use std::time::{Duration, Instant};
 
 /// Time from the moment at which nothing is renewed any more until the guard has ended all machines: 32 s, and what a kill takes.
@@ -49,7 +49,7 @@ fn wait_for_desk(world: &World, before: u64) -> Desk {
 }
 
 fn signal(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+    send_signal(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use crate::rng::Rng;
 use crate::world::{Host, World};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -111,7 +111,7 @@ use Disturbance::{Cut, Killed, Off, Stopped, StoppedAndCut};
 
 fn signal(host: &Host, signal: Signal) {
     let pid = host.daemon.as_ref().unwrap().pid();
-    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+    spillway_testkit::process::send_signal(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
 impl Disturbance {

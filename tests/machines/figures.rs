@@ -3,7 +3,7 @@
 use crate::world::{World, kill};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use spillway_testkit::process::wait_until;
+use spillway_testkit::process::{send_signal, wait_until};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -157,7 +157,7 @@ fn a_disk_that_hangs_costs_its_own_figures_only() {
     until(&world, "all of them", |c| c["disks"] == 4 && c["unresponsive_disks"] == 0);
     let disk = Pid::from_raw(world.pid("desk-003", "disk_pid") as i32).unwrap();
     let mut guest = Writer::of(&world, "desk-003");
-    kill_process(disk, Signal::STOP).unwrap();
+    send_signal(disk, Signal::STOP).unwrap();
     // Who answers for the disk hangs, and who serves it does not: what it counts is seen without asking anybody.
     guest.write(2);
     until(&world, "2 MiB more", |c| written(c) == 2 * MIB);
@@ -233,7 +233,7 @@ fn one_disk_says_how_long_its_requests_took_and_where_it_was_written() {
         assert_eq!(world.status(&format!("/v1/machines/{path}")), status, "{path}");
     }
     let disk = Pid::from_raw(world.pid("desk-001", "disk_pid") as i32).unwrap();
-    kill_process(disk, Signal::STOP).unwrap();
+    send_signal(disk, Signal::STOP).unwrap();
     std::thread::sleep(Duration::from_millis(500));
     let begun = Instant::now();
     assert_eq!(world.status("/v1/machines/desk-001/latency"), 503);

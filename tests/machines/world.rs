@@ -474,7 +474,7 @@ pub fn kill(pid: u32) {
 
 pub fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    rustix::process::kill_process(pid, signal).unwrap();
+    spillway_testkit::process::send_signal(pid, signal).unwrap();
 }
 
 pub fn is_alive(pid: u32) -> bool {

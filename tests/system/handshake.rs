@@ -7,7 +7,7 @@ use crate::deaths::{Enough, kill_at_random, kills, seed, worker};
 use crate::world::{MIB, PATIENCE, World, until, until_left};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use spillway_testkit::process::wait_until;
+use spillway_testkit::process::{send_signal, wait_until};
 use spillway_testkit::{Driver, Rng, Server, Shape};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -93,7 +93,7 @@ fn qemu_has_its_device_whoever_dies_meanwhile() {
         // The first one answers nothing, then never.
         let pid = worker(&disk);
         let first = Pid::from_raw(pid as i32).unwrap();
-        kill_process(first, Signal::STOP).unwrap();
+        send_signal(first, Signal::STOP).unwrap();
         let mut qemu =
             Server::start("QEMU", "qemu-system-x86_64", &arguments, None, &world.path("qemu.log")).unwrap();
         until("QEMU has connected", &disk, || disk.figure("clients").unwrap() == 1);

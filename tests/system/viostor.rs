@@ -5,9 +5,10 @@
 
 use crate::deaths::{grown, nothing_failed, seed, worker};
 use crate::world::{MIB, World, until};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use spillway_testkit::disk::figure;
+use spillway_testkit::process::send_signal;
 use spillway_testkit::viostor::{Adapter, Command, Mode, Windows};
 use spillway_testkit::{Disk, Oracle, Rng};
 use std::time::{Duration, Instant};
@@ -68,17 +69,13 @@ fn connect(disk: &Disk) -> Adapter {
 }
 
 fn signal(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    send_signal(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
-/// Stops the worker, and waits until the kernel says that it stands still.
+/// Stops the worker.
 fn hold_still(disk: &Disk) -> u32 {
     let pid = worker(disk);
     signal(pid, Signal::STOP);
-    until("the worker stands still", disk, || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.rsplit_once(") ").unwrap().1.starts_with('T')
-    });
     pid
 }
 

@@ -7,6 +7,7 @@ mod common;
 
 use common::{Server, World, finishes, is_root, qemu_io};
 use rustix::process::Signal;
+use spillway_testkit::process::send_signal;
 use spillway_testkit::skip;
 use std::path::Path;
 use std::process::Command;
@@ -43,7 +44,7 @@ fn the_image_can_be_written_when_the_worker_was_killed() {
     let world = World::new();
     for _ in 0..5 {
         let mut server = Server::start(&mut world.serve());
-        rustix::process::kill_process(server.worker_pid(), Signal::STOP).unwrap();
+        send_signal(server.worker_pid(), Signal::STOP).unwrap();
         rustix::process::kill_process(server.pid(), Signal::TERM).unwrap();
         // Only once the first one was taken is the next one a second one: the sockets go then.
         common::until("it has begun to stop", || !world.path("nbd").exists());

@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use spillway_control::persistent_file::DURABLE_AT;
 use spillway_control::{Content, DiskAtRest, SupervisorError};
+use spillway_testkit::process::send_signal;
 use spillway_testkit::{Ask, Driver, Shape, has_program, skip};
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -420,7 +421,7 @@ fn an_end_that_does_not_flush_is_said() {
     let world = World::new();
     let server = Server::start(&mut persistent(&world));
     let worker = server.worker_pid();
-    rustix::process::kill_process(worker, Signal::STOP).unwrap();
+    send_signal(worker, Signal::STOP).unwrap();
     let (code, text) = server.end(Signal::TERM);
     assert!(code == 70 && text.contains("may not be on the medium"), "{code} {text}");
     until("the worker has gone", || !alive(worker));

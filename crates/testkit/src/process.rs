@@ -24,6 +24,30 @@ pub fn clean_up_when_interrupted(directories: Vec<PathBuf>) -> Result<()> {
     .context("cannot listen for signals")
 }
 
+/// Time within which a stopped process stands still.
+const STILL_WITHIN: Duration = Duration::from_secs(20);
+
+/// Sends a process a signal. After SIGSTOP it waits until all threads stand still: one of them takes the signal when it runs next, on a
+/// busy host some time later, and until then the others go on.
+pub fn send_signal(pid: Pid, signal: Signal) -> Result<()> {
+    kill_process(pid, signal).with_context(|| format!("process {pid} cannot be sent {signal:?}"))?;
+    if signal != Signal::STOP {
+        return Ok(());
+    }
+    let stands_still = || all_stand_still(pid).then_some(());
+    wait_until(STILL_WITHIN, stands_still).with_context(|| format!("process {pid} does not stand still"))
+}
+
+/// Whether all threads of a process are stopped, traced or ended.
+fn all_stand_still(pid: Pid) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else { return true };
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The name before it may contain anything.
+        stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with(['T', 't', 'Z', 'X']))
+    })
+}
+
 /// The least and the longest time between two looks of a wait.
 const LEAST: Duration = Duration::from_millis(2);
 const LONGEST: Duration = Duration::from_millis(250);
@@ -138,7 +162,7 @@ impl Server {
     /// Stops it (SIGSTOP) until it is asked to end.
     pub fn pause(&mut self) -> Result<()> {
         ensure!(self.ended()?.is_none(), "{}: has ended\n{}", self.name, self.tail());
-        kill_process(Pid::from_child(&self.child), Signal::STOP)
+        send_signal(Pid::from_child(&self.child), Signal::STOP)
             .with_context(|| format!("{}: cannot be stopped", self.name))
     }
 

@@ -92,7 +92,8 @@ impl World {
 
     /// Sends it a signal that it lives on with.
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(self.daemon.as_ref().unwrap()), signal).unwrap();
+        spillway_testkit::process::send_signal(Pid::from_child(self.daemon.as_ref().unwrap()), signal)
+            .unwrap();
     }
 
     /// The process of the daemon.

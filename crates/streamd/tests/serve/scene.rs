@@ -223,7 +223,7 @@ impl Streamd {
     /// Stops the process, or lets it go on.
     pub fn signal(&self, signal: rustix::process::Signal) {
         let process = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(process, signal).unwrap();
+        spillway_testkit::process::send_signal(process, signal).unwrap();
     }
 
     /// Process id.
