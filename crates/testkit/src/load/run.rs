@@ -94,12 +94,19 @@ fn overlap(a: Ask, b: Ask) -> bool {
 /// What a load does while nothing has completed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
+    /// Looks for completions without a pause.
     Poll,
+    /// The same, with naps: what is checked is not measured, and others need the processor, the disk's worker first.
+    PollAndNap,
+    /// Sleeps until the disk tells it.
     Sleep,
 }
 
 /// How often a loop that waits looks at the clock for the deadline.
 const SPINS_PER_LOOK: u32 = 4096;
+/// How often one that naps does so, some microseconds apart, and how long.
+const SPINS_PER_NAP: u32 = 256;
+const NAP: Duration = Duration::from_micros(50);
 
 impl Driver {
     /// Runs a load and measures it, polling while it waits. What it reads is not looked at.
@@ -130,14 +137,14 @@ impl Driver {
     pub fn run_checked(&mut self, load: &Load, oracle: &mut Oracle) -> Result<Measured> {
         load.check(self)?;
         let mut draw = Draw::new(*load);
-        self.run_with(load.depth, load.end, Wait::Poll, || draw.draw(), oracle)
+        self.run_with(load.depth, load.end, Wait::PollAndNap, || draw.draw(), oracle)
     }
 
     /// Runs a mixed load and checks every byte that it reads. Requests in flight never overlap.
     pub fn run_mixed(&mut self, mixed: &Mixed, oracle: &mut Oracle) -> Result<Measured> {
         mixed.check(self)?;
         let mut rng = Rng::new(mixed.seed);
-        self.run_with(mixed.depth, mixed.end, Wait::Poll, || mixed.draw(&mut rng), oracle)
+        self.run_with(mixed.depth, mixed.end, Wait::PollAndNap, || mixed.draw(&mut rng), oracle)
     }
 
     fn run_with(
@@ -154,7 +161,7 @@ impl Driver {
             End::After(duration) => (u64::MAX, duration),
             End::Count(count) => (count, Duration::MAX),
         };
-        self.polling(wait == Wait::Poll);
+        self.polling(wait != Wait::Sleep);
         let begin = Instant::now();
         let mut now = begin;
         let mut open = true;
@@ -219,6 +226,9 @@ impl Driver {
             spins += 1;
             if spins.is_multiple_of(SPINS_PER_LOOK) && since.elapsed() > self.deadline() {
                 return self.hung();
+            }
+            if wait == Wait::PollAndNap && spins.is_multiple_of(SPINS_PER_NAP) {
+                std::thread::sleep(NAP);
             }
         }
         Ok(())
