@@ -139,7 +139,8 @@ fn give_up(world: &mut World, number: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// A host is declared dead, and sometimes removed. Later it comes back, or another one joins under its name.
+/// Declares a host dead, and removes it in half of the cases. After a removal another machine joins under its name, or the same one starts
+/// its daemon again later, or neither.
 fn declare_dead(world: &mut World, number: usize) {
     if !world.is_mortal(number) {
         return;

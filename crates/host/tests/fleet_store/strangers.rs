@@ -86,8 +86,8 @@ async fn etcd_without_tls_is_said() {
     assert!(error.to_string().contains("TLS"), "{error}");
 }
 
-/// So does a server of TLS that is spoken to without, and of what it has not read the system makes a reset: who reads first decides
-/// which of both is seen.
+/// A server that wants TLS closes a connection without it. If it has left bytes unread, the system resets the connection. Both must be said in
+/// the same way.
 #[tokio::test]
 async fn a_server_that_closes_connections_is_said() {
     // An empty SETTINGS frame (RFC 9113, section 6.5).

@@ -89,7 +89,7 @@ fn of_connection(error: &(dyn Error + 'static)) -> MemberFailure {
     if why.contains("received fatal alert") {
         return MemberFailure::CertificateRefused(why);
     }
-    // Those of the system, and of HTTP/2, which keeps the kind of an error and not its words.
+    // How a connection ends, in the words of the system and of TLS, and in those of HTTP/2, which keeps only the kind of an error.
     let ends = [
         "connection closed",
         "connection reset",
