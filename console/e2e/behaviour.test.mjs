@@ -87,7 +87,8 @@ test("the focus is not lost when a browser closes a dialog by itself, and what i
 });
 
 test("a row that has the focus keeps its place while another window is used", async () => {
-  const { context, page } = await open(browser);
+  const windows = await launch({ isWhole: true });
+  const { context, page } = await open(windows);
   await go(page, "#/machines?filter=desk-&sort=state");
   const names = () => page.locator("tbody th").allInnerTexts();
   const [first, ...others] = await names();
@@ -110,10 +111,11 @@ test("a row that has the focus keeps its place while another window is used", as
     await page.getByRole("searchbox").focus();
     await page.waitForFunction((first) => document.querySelector("tbody th").innerText !== first, first);
     assert.deepEqual(await names(), [...others, first], "and lets it go with the focus");
+    await context.close();
   } finally {
+    await windows.close();
     spillway("machine", "start", first, "--wait");
   }
-  await context.close();
 });
 
 test("a catalog is made and deleted with the keyboard alone", async () => {

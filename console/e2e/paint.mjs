@@ -5,7 +5,7 @@ import { base, launch, median, open, say } from "./lib.mjs";
 /** From the start to the first paint. */
 const FIRST_PAINT_MS = 300;
 
-const browser = await launch();
+const browser = await launch({ isWhole: true });
 try {
   const paints = [];
   for (let i = 0; i < 5; i++) {

@@ -4,7 +4,7 @@ import { axe, go, launch, open } from "./lib.mjs";
 
 const [out = ".shots", ...hashes] = process.argv.slice(2);
 mkdirSync(out, { recursive: true });
-const browser = await launch();
+const browser = await launch({ isWhole: true });
 for (const [width, scheme] of [
   [1280, "light"],
   [1280, "dark"],
