@@ -2752,10 +2752,15 @@ export interface components {
              * @description Machines that no host is to have, because none has space for them.
              */
             unplaced: number;
-            /** @description Why, by host, for people. */
+            /** @description Why, by host, for people. Of many hosts the first ones, by their names. */
             unplaced_because?: {
                 [key: string]: string;
             };
+            /**
+             * Format: int32
+             * @description Number of hosts that are not in `unplaced_because`, and have no space either.
+             */
+            unplaced_more_hosts?: number;
             /**
              * Format: int32
              * @description Version of the image that machines are to get.
@@ -3923,10 +3928,15 @@ export interface components {
                  * @description Machines that no host is to have, because none has space for them.
                  */
                 unplaced: number;
-                /** @description Why, by host, for people. */
+                /** @description Why, by host, for people. Of many hosts the first ones, by their names. */
                 unplaced_because?: {
                     [key: string]: string;
                 };
+                /**
+                 * Format: int32
+                 * @description Number of hosts that are not in `unplaced_because`, and have no space either.
+                 */
+                unplaced_more_hosts?: number;
                 /**
                  * Format: int32
                  * @description Version of the image that machines are to get.
@@ -4709,7 +4719,7 @@ export interface components {
         };
         /** @description What the host that places knows of a host. */
         PlacerHostReport: {
-            /** @description Why it is not replaced, for people. */
+            /** @description Why it is not replaced, or not all of it, for people. */
             reason?: string | null;
             /** @description State of the host, as the placer sees it. */
             state: components["schemas"]["HostState"];
@@ -4727,6 +4737,10 @@ export interface components {
                 [key: string]: {
                     [key: string]: string;
                 };
+            };
+            /** @description For those of which not all hosts are in `unplaced`: the number of the others. */
+            unplaced_more?: {
+                [key: string]: number;
             };
             /** @description What rollouts wait for, by catalog, for people. */
             waits?: {

@@ -138,6 +138,7 @@ function Hosts({ catalog }: { catalog: FleetCatalog }) {
   const hosts = useHosts();
   const zones = new Map(hosts.data?.map((h) => [h.name, h.zone]));
   const because = Object.entries(catalog.unplaced_because ?? {});
+  const more = catalog.unplaced_more_hosts;
   return (
     <>
       {catalog.unplaced ? (
@@ -150,6 +151,7 @@ function Hosts({ catalog }: { catalog: FleetCatalog }) {
                   <strong>{host}</strong>: {why}
                 </li>
               ))}
+              {more ? <li>and {plural(more, "further host", "further hosts")}</li> : null}
             </ul>
           ) : (
             " Only the host that places knows why, and it does not answer."

@@ -4,7 +4,7 @@
 //! Invariant: nothing is wanted of a host unless the records are those of its fleet, and it is a member. Records that are gone, or cannot be read, are no
 //! order to give machines up.
 
-use crate::keys::Key;
+use crate::keys::{ImageDigest, Key};
 use crate::membership::takes_part;
 use crate::named::{PlacedMachine, placed};
 use crate::placement::version_of_new;
@@ -73,6 +73,17 @@ pub struct WantedShares {
     pub versions: BTreeMap<Name, WantedVersion>,
     /// Catalogs about which nothing is known, with the reasons: they stay as they are.
     pub unknown: BTreeMap<Name, String>,
+}
+
+impl WantedShares {
+    /// The images whose boot sets the host is to have: those of its catalogs, and those of versions that are about to be rolled out, so
+    /// that what the machines of earlier waves have read is here before those of this host start.
+    pub fn images(&self) -> BTreeSet<ImageDigest> {
+        let of_catalogs = self.catalogs.values().map(|catalog| catalog.source.as_ref());
+        let coming = self.versions.values().map(|version| version.source.as_ref());
+        let sources = of_catalogs.chain(coming).flatten();
+        sources.filter_map(|source| ImageDigest::of(&source.image.digest)).collect()
+    }
 }
 
 /// Returns what the records want of a host; `None` if they say nothing: they are not those of the fleet with this identity, not there, or do
@@ -262,6 +273,37 @@ mod tests {
         assert_eq!(desk.spec.naming.as_deref(), Some("desk-a-###"));
         let lab = &wanted.catalogs[&"lab".parse::<Name>().unwrap()];
         assert_eq!(lab.spec.naming.as_deref(), Some("x-##"));
+    }
+
+    #[test]
+    fn boot_sets_are_those_of_what_is_here_and_of_what_comes() {
+        let digest = |digit: char| format!("sha256:{}", digit.to_string().repeat(64));
+        let image =
+            |digit| json!({ "digest": digest(digit), "registry": "hub", "name": "debian", "size_bytes": 1 });
+        let images = |state: &str| {
+            let mut desk = catalog(json!({ "image": "debian", "count": 4 }));
+            desk["version"] = 4.into();
+            let version = |version: u32| json!({ "image": "debian", "version": version });
+            let rollout = json!({
+                "from": version(3), "to": version(4), "generation": 4, "state": state, "deadline_seconds": 600,
+                "since": "2026-01-01T00:00:00Z", "changed": "2026-01-01T00:00:00Z",
+            });
+            let records = [
+                meta(),
+                member(),
+                ("images/debian/2", image('2')),
+                ("images/debian/3", image('3')),
+                ("images/debian/4", image('4')),
+                ("catalogs/desk", desk),
+                ("rollouts/desk", rollout),
+                ("share/a/desk", share(2)),
+            ];
+            let wanted = wanted(&view(&records), "f", &"a".parse().unwrap(), "h").unwrap();
+            wanted.images().iter().map(ImageDigest::with_kind).collect::<Vec<_>>()
+        };
+        assert_eq!(images("prefetch"), [digest('3'), digest('4')]);
+        assert_eq!(images("running"), [digest('3'), digest('4')], "earlier waves have it already");
+        assert_eq!(images("aborted"), [digest('3')]);
     }
 
     #[test]

@@ -145,7 +145,7 @@ pub fn remove_image(view: &FleetView, name: &Name, version: u32) -> Result<Trans
     if let Some(catalog) = users(view, name, version).first() {
         let message = format!(
             "the catalog {catalog} of the fleet uses {name}:{version}: move it to another version first ('spillway fleet catalog update \
-             {catalog} VERSION')"
+             {catalog} --image {name}:VERSION')"
         );
         return refuse(ErrorCode::InUse, message);
     }

@@ -193,9 +193,12 @@ pub struct FleetCatalog {
     pub shares: Vec<FleetShare>,
     /// Machines that no host is to have, because none has space for them.
     pub unplaced: u32,
-    /// Why, by host, for people.
+    /// Why, by host, for people. Of many hosts the first ones, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unplaced_because: BTreeMap<Name, String>,
+    /// Number of hosts that are not in `unplaced_because`, and have no space either.
+    #[serde(default)]
+    pub unplaced_more_hosts: u32,
 }
 
 /// Body of the request that creates a catalog of a fleet.
@@ -258,6 +261,9 @@ pub struct PlacerReport {
     pub brake: Option<String>,
     /// For catalogs that do not fit: why, by host, for people.
     pub unplaced: BTreeMap<Name, BTreeMap<Name, String>>,
+    /// For those of which not all hosts are in `unplaced`: the number of the others.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unplaced_more: BTreeMap<Name, u32>,
     /// What rollouts wait for, by catalog, for people.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub waits: BTreeMap<Name, String>,
@@ -268,7 +274,7 @@ pub struct PlacerReport {
 pub struct PlacerHostReport {
     /// State of the host, as the placer sees it.
     pub state: HostState,
-    /// Why it is not replaced, for people.
+    /// Why it is not replaced, or not all of it, for people.
     #[serde(default)]
     pub reason: Option<String>,
 }

@@ -79,7 +79,10 @@ fn meta(format: u32, fleet_id: &str) -> Value {
 
 fn refusal(standing: &Standing) -> &str {
     match standing {
-        Standing::Refused(why) => why,
+        Standing::Refused(why) => {
+            assert!(!why.contains("  "), "{why}");
+            why
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -436,6 +436,23 @@ fn machines_that_keep_data_are_placed_once_and_never_replaced() {
 }
 
 #[test]
+fn a_lost_host_with_machines_that_keep_data_too_says_so() {
+    let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "x"), ("d", "x")], 40);
+    driver.fleet.catalog("own", 4, json!({"type": "dedicated"}));
+    driver.settle();
+    driver.fleet.report_all_ready();
+    driver.settle();
+    assert_eq!(driver.counts("own", ["a"]), [1]);
+    driver.fleet.end_lease("a");
+    driver.after_s(100);
+    assert_eq!((driver.counts("desk", ["a"]), driver.counts("own", ["a"])), ([0], [1]));
+    let why = "those of its machines that keep data stay there, and are never made elsewhere";
+    assert_eq!(driver.kept("a").unwrap(), why);
+    let text = format!("host 'a' counts as lost: its machines are placed on other hosts; {why}");
+    assert!(driver.events.contains(&text), "{:?}", driver.events);
+}
+
+#[test]
 fn a_lost_host_keeps_what_has_no_space_elsewhere() {
     let mut driver = placed(&[("a", "x"), ("b", "x"), ("c", "x"), ("d", "x")], 236);
     driver.fleet.end_lease("a");

@@ -38,7 +38,7 @@ pub struct HostStatus {
     pub standing: Standing,
     /// Whether it counts as lost: its machines are, or were, replaced.
     pub is_lost: bool,
-    /// Why its machines are not replaced, if it is silent and has some.
+    /// Why its machines are not replaced, if it is silent and has some; of a lost host, why some are not.
     pub kept: Option<String>,
 }
 
@@ -49,10 +49,14 @@ pub(super) fn status(office: &Office, view: &FleetView, now: Moment) -> PlacerSt
     let hosts = all.into_iter().map(|host| {
         let standing = office.liveness.standing(host, now);
         let has_names = view.places.contains_key(host);
-        let kept =
-            why_kept(standing, office.plan.stakes.get(host), brake, has_machines(view, host), has_names);
         let is_lost = office.reports.lost.contains(host);
-        HostStatus { host: host.clone(), standing, is_lost, kept: kept.filter(|_| !is_lost) }
+        let kept = match is_lost {
+            true => keeps_data(view, host).then(|| KEPT_BY_LOST.to_owned()),
+            false => {
+                why_kept(standing, office.plan.stakes.get(host), brake, has_machines(view, host), has_names)
+            }
+        };
+        HostStatus { host: host.clone(), standing, is_lost, kept }
     });
     PlacerStatus {
         term: office.term,
@@ -67,6 +71,18 @@ pub(super) fn status(office: &Office, view: &FleetView, now: Moment) -> PlacerSt
 fn has_machines(view: &FleetView, host: &Name) -> bool {
     view.shares.get(host).is_some_and(|shares| shares.values().any(|share| share.value.count > 0))
         || view.places.contains_key(host)
+}
+
+/// What is said of a lost host that has machines which keep data.
+const KEPT_BY_LOST: &str = "those of its machines that keep data stay there, and are never made elsewhere";
+
+/// Whether a host has machines that keep data.
+fn keeps_data(view: &FleetView, host: &Name) -> bool {
+    let shares = view.shares.get(host).into_iter().flatten().filter(|(_, share)| share.value.count > 0);
+    let catalogs = shares.filter_map(|(catalog, _)| view.catalogs.get(catalog));
+    catalogs
+        .map(|catalog| &catalog.value.spec)
+        .any(|spec| spec.catalog.keeps_writes() || spec.catalog.data_disk_bytes.is_some())
 }
 
 /// Why the machines of a silent host are not replaced.
@@ -167,7 +183,11 @@ impl Reports {
         self.reached.retain(|host| plan.stakes.contains_key(host));
         self.reached.extend(reached);
         for host in plan.lost.difference(&self.lost) {
-            let text = format!("host '{host}' counts as lost: its machines are placed on other hosts");
+            let mut text = format!("host '{host}' counts as lost: its machines are placed on other hosts");
+            if keeps_data(view, host) {
+                text += "; ";
+                text += KEPT_BY_LOST;
+            }
             news.push(PlacerEvent { host: Some(host.clone()), catalog: None, text });
         }
         self.lost.retain(|host| matches!(liveness.standing(host, now), Standing::Silent { .. }));

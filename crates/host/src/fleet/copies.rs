@@ -83,9 +83,8 @@ fn members(door: &FleetDoor) -> Vec<PeerMember> {
 fn wanted_images(service: &FleetService, view: &FleetView, holders: &CopyHolders) -> Option<WantedImages> {
     let shares = service.wanted(view)?;
     let copies = holders.wanted(view, &service.door().host, now());
-    let of_shares = shares.catalogs.values().filter_map(|catalog| catalog.source.as_ref());
-    let here: BTreeSet<ImageDigest> =
-        of_shares.chain(copies.values()).filter_map(|source| ImageDigest::of(&source.image.digest)).collect();
+    let mut here = shares.images();
+    here.extend(copies.values().filter_map(|source| ImageDigest::of(&source.image.digest)));
     let sets = view.boots.iter().filter(|((digest, _), _)| here.contains(digest));
     let sets =
         sets.map(|((digest, catalog), set)| (digest.with_kind(), catalog.clone(), set.value.chunks.clone()));

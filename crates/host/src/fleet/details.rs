@@ -126,6 +126,7 @@ pub fn catalog(
         revision: record.modified,
         unplaced: spec.catalog.count.saturating_sub(placed),
         unplaced_because: known.unplaced.get(name).cloned().unwrap_or_default(),
+        unplaced_more_hosts: known.unplaced_more.get(name).copied().unwrap_or_default(),
         spec,
         version,
         strategy,

@@ -14,6 +14,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+/// Where the daemon listens for other hosts, if nothing else is said.
+const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9445);
+
 /// How a host takes part in a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetHostSettings {
@@ -67,8 +70,9 @@ pub struct FleetOptions {
     #[arg(long, value_name = "USER")]
     fleet_user: Option<EtcdUser>,
     /// With a fleet: address to listen on for the daemons of other hosts, which know each other by certificates that they make themselves
-    #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:9445")]
-    fleet_listen: SocketAddr,
+    /// [default: 0.0.0.0:9445]
+    #[arg(long, value_name = "ADDR:PORT")]
+    fleet_listen: Option<SocketAddr>,
     /// With a fleet: address at which other hosts reach this one, HOST:PORT [default: that of --fleet-listen, or the one from which etcd
     /// is reached]
     #[arg(long, value_name = "HOST:PORT")]
@@ -80,9 +84,9 @@ pub struct FleetOptions {
     /// With a fleet: name of this host in the fleet [default: the host's name up to the first dot]
     #[arg(long, value_name = "NAME")]
     host_name: Option<Name>,
-    /// With a fleet: zone of this host; hosts that may fail together, such as those of a rack, have the same
-    #[arg(long, value_name = "ZONE", default_value = "default")]
-    zone: Name,
+    /// With a fleet: zone of this host; hosts that may fail together, such as those of a rack, have the same [default: default]
+    #[arg(long, value_name = "ZONE")]
+    zone: Option<Name>,
     /// With a fleet: label of this host, for 'host_labels' of catalogs; may be given more than once
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(Name, String)>,
@@ -111,9 +115,11 @@ impl FleetOptions {
                 let given = [
                     ("--fleet-tls", self.fleet_tls.is_some()),
                     ("--fleet-user", self.fleet_user.is_some()),
+                    ("--fleet-listen", self.fleet_listen.is_some()),
                     ("--fleet-peer-listen", self.fleet_peer_listen.is_some()),
                     ("--fleet-address", self.fleet_address.is_some()),
                     ("--host-name", self.host_name.is_some()),
+                    ("--zone", self.zone.is_some()),
                     ("--label", !self.labels.is_empty()),
                 ];
                 if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given) {
@@ -128,15 +134,16 @@ impl FleetOptions {
             Some(host) => host,
             None => own_name().context("--host-name")?,
         };
+        let own_listen = self.fleet_listen.unwrap_or(DEFAULT_LISTEN);
         let told = match self.fleet_address {
             Some(told) => told,
-            None => told(self.fleet_listen, &etcd.address).context("--fleet-address")?,
+            None => told(own_listen, &etcd.address).context("--fleet-address")?,
         };
         check_told(&told, &etcd.address).context("--fleet-address")?;
         let listen = match self.fleet_peer_listen {
             Some(PeerListen::Nowhere) => None,
             Some(PeerListen::At(listen)) => Some(listen),
-            None => Some(next_port(self.fleet_listen).context("--fleet-peer-listen")?),
+            None => Some(next_port(own_listen).context("--fleet-peer-listen")?),
         };
         let told_peers =
             |listen| FleetPeers { listen, told: told_with(&told, listen), upload_bytes_per_second };
@@ -145,9 +152,9 @@ impl FleetOptions {
             peers,
             etcd,
             host,
-            zone: self.zone,
+            zone: self.zone.map_or_else(|| "default".parse(), Ok).context("--zone")?,
             labels: self.labels.into_iter().collect(),
-            listen: self.fleet_listen,
+            listen: own_listen,
             told,
         }))
     }
@@ -268,10 +275,15 @@ mod tests {
         assert_eq!(peers(&["--fleet-peer-listen", "none"]), None);
         let last = ["--fleet-listen", "192.0.2.1:65535"];
         assert!(parse(&[&fleet[..], &last].concat()).unwrap_err().contains("--fleet-peer-listen"));
-        for alone in
-            [["--fleet-tls", "system"], ["--label", "a=b"], ["--host-name", "a"], ["--fleet-address", "a:1"]]
-        {
-            assert!(parse(&alone).is_err(), "{alone:?}");
+        for alone in [
+            ["--fleet-tls", "system"],
+            ["--label", "a=b"],
+            ["--host-name", "a"],
+            ["--fleet-address", "a:1"],
+            ["--fleet-listen", "192.0.2.1:7"],
+            ["--zone", "rack-1"],
+        ] {
+            assert!(parse(&alone).unwrap_err().contains("is for a fleet"), "{alone:?}");
         }
         // Nothing of TEST-NET-1 is on this host. Where there is no way to it, its address cannot be found out.
         let both = ["--fleet", "etcd://127.0.0.1,192.0.2.1/site", "--host-name", "a"];

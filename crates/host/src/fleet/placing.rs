@@ -161,6 +161,7 @@ fn knowledge(status: &PlacerStatus) -> PlacerReport {
         hosts: hosts.collect(),
         brake: status.brake.as_ref().map(ToString::to_string),
         unplaced: unplaced.collect(),
+        unplaced_more: status.unplaced.iter().filter_map(more_hosts).collect(),
         waits: status.waits.clone(),
     }
 }
@@ -169,6 +170,12 @@ fn knowledge(status: &PlacerStatus) -> PlacerReport {
 fn reasons(unplaced: &Unplaced) -> BTreeMap<Name, String> {
     let Why::Hosts { hosts, .. } = &unplaced.why;
     hosts.iter().map(|(host, obstacle)| (host.clone(), obstacle.to_string())).collect()
+}
+
+/// How many hosts are left out of these reasons, if any.
+fn more_hosts(unplaced: &Unplaced) -> Option<(Name, u32)> {
+    let Why::Hosts { more, .. } = &unplaced.why;
+    (*more > 0).then(|| (unplaced.catalog.clone(), u32::try_from(*more).unwrap_or(u32::MAX)))
 }
 
 #[cfg(test)]

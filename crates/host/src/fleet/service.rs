@@ -469,7 +469,9 @@ fn refusal(e: ChangeError) -> HostError {
 
 fn store_error(e: FleetStoreError) -> HostError {
     let code = match &e {
-        FleetStoreError::NoMember(_) | FleetStoreError::Unanswered(..) => ErrorCode::Unavailable,
+        FleetStoreError::NoMember(_) | FleetStoreError::Unanswered(..) | FleetStoreError::Denied(..) => {
+            ErrorCode::Unavailable
+        }
         FleetStoreError::QuotaExceeded(_) => ErrorCode::Exhausted,
         FleetStoreError::NoLease | FleetStoreError::LeaseEnded(_) => ErrorCode::Conflict,
         FleetStoreError::TooLarge(..) => ErrorCode::TooLarge,

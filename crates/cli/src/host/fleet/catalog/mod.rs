@@ -200,6 +200,9 @@ fn page(catalog: &FleetCatalog, hosts: &[FleetHost]) -> String {
         let rows =
             catalog.unplaced_because.iter().map(|(host, why)| [host.to_string(), why.replace('\n', " ")]);
         text += &format!("\n{}", table(["NO SPACE ON", "WHY"], rows));
+        if catalog.unplaced_more_hosts > 0 {
+            text += &format!("and on {} further hosts\n", catalog.unplaced_more_hosts);
+        }
     } else if catalog.unplaced > 0 {
         text += "\nwhy is not known: the host that places has not looked yet, or does not answer ('spillway fleet status')\n";
     }

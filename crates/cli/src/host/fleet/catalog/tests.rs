@@ -34,7 +34,8 @@ fn the_page_shows_machines_by_host_and_what_finds_none() {
     refusing["refused"] = json!("no bridge br0");
     let shares = json!([share("host-a", 9), refusing]);
     let because = json!({ "host-a": "memory: 1 GiB is needed, 300 MiB is left" });
-    let more = json!({ "shares": shares, "unplaced": 10, "unplaced_because": because });
+    let more =
+        json!({ "shares": shares, "unplaced": 10, "unplaced_because": because, "unplaced_more_hosts": 3 });
     let text = page(&catalog(&json!({ "zones": ["east"] }), &more), &[host("host-a", "east")]);
     for part in [
         "desk, machines take debian:3, on each host with rollout batch=2\n",
@@ -46,7 +47,7 @@ fn the_page_shows_machines_by_host_and_what_finds_none() {
         "\nhost-a  east  10      3        10        9      1    4        2        0\n",
         "\nhost-b  -     10      3        10        7      1    4        2        0\n",
         "\nhost-b refuses desk: no bridge br0\n",
-        "\nNO SPACE ON  WHY\nhost-a       memory: 1 GiB is needed, 300 MiB is left\n",
+        "\nNO SPACE ON  WHY\nhost-a       memory: 1 GiB is needed, 300 MiB is left\nand on 3 further hosts\n",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
