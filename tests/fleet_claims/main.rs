@@ -1,7 +1,9 @@
-//! Claims of a fleet under disturbance: real daemons with disks and a real etcd; daemons are killed and stopped, answers are cut.
+//! A fleet of real daemons with disks and a real etcd: claims under disturbance (daemons are killed and stopped, answers are cut), and what any
+//! daemon shows of all hosts.
 #![allow(clippy::unwrap_used)]
 
 mod clients;
+mod seeing;
 mod world;
 
 use clients::{Outcomes, Registry, one_claim};

@@ -192,7 +192,7 @@ impl Host {
     }
 
     /// Sends a request that must succeed.
-    fn send(&self, method: &str, path: &str, body: &str) -> Value {
+    pub fn send(&self, method: &str, path: &str, body: &str) -> Value {
         let answer = self.try_send(method, path, body).unwrap();
         assert!((200..300).contains(&answer.status), "{method} {path}: {:#}", answer.body);
         answer.body
