@@ -108,6 +108,43 @@ fn without_etcd_everything_on_the_hosts_goes_on() {
     assert_eq!(world.shares("desk").iter().map(|(_, count)| count).sum::<u64>(), 4);
 }
 
+/// A rollout that has begun on a host goes on there, and machines with names of the fleet that their catalog keeps run on.
+#[test]
+fn without_etcd_a_rollout_on_a_host_goes_on_and_kept_names_run_on() {
+    let Some(mut world) = World::new(1) else { return };
+    world.import("tiny", "v1");
+    world.import("tiny", "v2");
+    world.create("desk", &world.spec("tiny:1", 4, json!({})));
+    world.create("pc", &world.spec("tiny:1", 1, json!({ "identity": "named", "on_isolation": "keep" })));
+    world.until("all machines are ready", |world| {
+        (world.ready_count("desk"), world.ready_count("pc")) == (4, 1)
+    });
+    let name = |world: &World| runs(world).into_iter().find(|(_, name, _)| name.contains("pc-")).unwrap();
+    let named = name(&world);
+    world.hosts[0].ask(&["fleet", "catalog", "update", "desk", "--image", "tiny:2", "--rollout", "batch=1"]);
+    world.until("its rollout has begun", |world| new_ones(world) > 0);
+    for member in 0..3 {
+        world.etcd.kill(member);
+    }
+    let away = Instant::now();
+    assert!(new_ones(&world) < 4, "it was over before");
+    world.until("the host notices", |world| world.hosts[0].fleet()["membership"] == "isolated");
+    world.until("all machines have the version", |world| {
+        (new_ones(world), world.ready_count("desk")) == (4, 4)
+    });
+    assert_eq!(world.hosts[0].fleet()["membership"], "isolated");
+    // The guard would have ended one that is not kept, 32 s after the last renewal of the lease.
+    std::thread::sleep(Duration::from_secs(40).saturating_sub(away.elapsed()));
+    assert_eq!(name(&world), named);
+}
+
+/// Machines of the first host that run the second version.
+fn new_ones(world: &World) -> usize {
+    let machines = world.hosts[0].object("/v1/machines");
+    let is_new = |machine: &&serde_json::Value| machine["status"]["run"]["version"] == 2;
+    machines["items"].as_array().unwrap().iter().filter(is_new).count()
+}
+
 fn members(world: &World) -> usize {
     world.hosts.iter().filter(|host| host.fleet()["membership"] == "member").count()
 }
