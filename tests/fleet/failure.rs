@@ -1,6 +1,6 @@
 //! What happens when hosts, networks and etcd fail.
 
-use crate::world::World;
+use crate::world::{World, hosts};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -63,19 +63,20 @@ fn a_claimed_machine_leaves_a_drained_host_after_its_release() {
 /// F2: etcd stands still, its leader stops, it is away and comes back. Nothing is restarted, and nothing is made elsewhere.
 #[test]
 fn without_etcd_everything_on_the_hosts_goes_on() {
-    let Some(mut world) = World::new(4) else { return };
+    let hosts = hosts();
+    let Some(mut world) = World::new(hosts) else { return };
     // The long form takes ten minutes, as an administrator may.
     let away = std::env::var("SPILLWAY_ETCD_AWAY").map_or(40, |seconds| seconds.parse().unwrap());
     let away = Duration::from_secs(away);
     world.import("tiny", "v1");
-    world.create("desk", &world.spec("tiny:1", 4, json!({})));
-    world.until("all machines are ready", |world| world.ready_count("desk") == 4);
+    world.create("desk", &world.spec("tiny:1", hosts as u32, json!({})));
+    world.until("all machines are ready", |world| world.ready_count("desk") == hosts);
     let before = runs(&world);
     let leader = world.etcd.leader().unwrap();
     world.etcd.freeze(leader).unwrap();
     std::thread::sleep(away.min(Duration::from_secs(60)));
     world.etcd.thaw(leader).unwrap();
-    world.until("all are members again", |world| members(world) == 4);
+    world.until("all are members again", |world| members(world) == hosts);
     assert_eq!(runs(&world), before, "after the leader stood still");
     for member in 0..3 {
         world.etcd.kill(member);
@@ -93,7 +94,7 @@ fn without_etcd_everything_on_the_hosts_goes_on() {
         let machine = world.hosts[0].object(&format!("/v1/machines/{name}"));
         let is_new =
             machine["status"]["run"]["vmm_pid"].is_u64() && machine["status"]["run"]["vmm_pid"] != run;
-        is_new && world.ready_count("desk") == 4
+        is_new && world.ready_count("desk") == hosts
     });
     let before = runs(&world);
     std::thread::sleep(away);
@@ -101,11 +102,11 @@ fn without_etcd_everything_on_the_hosts_goes_on() {
     for member in 0..3 {
         world.etcd.restart(member).unwrap();
     }
-    world.until("all are members again", |world| members(world) == 4);
+    world.until("all are members again", |world| members(world) == hosts);
     // Longer than a host that is silent is waited for.
     std::thread::sleep(Duration::from_secs(25));
     assert_eq!(runs(&world), before, "after etcd is back");
-    assert_eq!(world.shares("desk").iter().map(|(_, count)| count).sum::<u64>(), 4);
+    assert_eq!(world.shares("desk").iter().map(|(_, count)| count).sum::<u64>(), hosts as u64);
 }
 
 /// A rollout that has begun on a host goes on there, and machines with names of the fleet that their catalog keeps run on.

@@ -1,6 +1,6 @@
 //! Versions that reach the hosts of a fleet in waves.
 
-use crate::world::World;
+use crate::world::{World, hosts};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -33,11 +33,13 @@ fn hosts_with(world: &World, version: u64) -> Vec<String> {
 /// F6: a version whose guests end at once.
 #[test]
 fn a_bad_version_reaches_the_first_wave_and_goes_back_with_one_command() {
-    let Some(world) = World::new(4) else { return };
+    let hosts = hosts();
+    let Some(world) = World::new(hosts) else { return };
     world.import("tiny", "v1");
-    let settings = json!({ "min_ready": 6, "waves": ["1", "50%", "100%"] });
-    world.create("desk", &world.spec("tiny:1", 8, settings));
-    world.until("all machines are ready", |world| world.ready_count("desk") == 8);
+    let (count, least) = (2 * hosts, 2 * hosts - 2);
+    let settings = json!({ "min_ready": least, "waves": ["1", "50%", "100%"] });
+    world.create("desk", &world.spec("tiny:1", count as u32, settings));
+    world.until("all machines are ready", |world| world.ready_count("desk") == count);
     // The hosts have a good version as well, and a bad one.
     world.import("tiny", "ends");
     world.import("tiny", "v3");
@@ -50,7 +52,7 @@ fn a_bad_version_reaches_the_first_wave_and_goes_back_with_one_command() {
     world.until("the rollout halts", |world| {
         assert!(hosts_with(world, 2).len() <= 1, "a host of a later wave has the version");
         let ready = world.ready_count("desk");
-        assert!(ready >= 6, "{ready} machines are ready, and min_ready is 6");
+        assert!(ready >= least, "{ready} machines are ready, and min_ready is {least}");
         rollout(world)["state"] == "halted"
     });
     println!("halted after {:.1} s: {}", begun.elapsed().as_secs_f64(), rollout(&world)["reason"]);
@@ -58,14 +60,14 @@ fn a_bad_version_reaches_the_first_wave_and_goes_back_with_one_command() {
     let elsewhere = machines(&world).into_iter().filter(|(host, ..)| !hit.contains(host));
     let elsewhere: Vec<_> = elsewhere.collect();
     let on_hit = world.ready("desk").into_iter().find(|(host, _)| *host == hit[0]).unwrap().1;
-    assert_eq!((hit.len(), elsewhere.len() + on_hit), (1, 7), "one machine was restarted");
+    assert_eq!((hit.len(), elsewhere.len() + on_hit), (1, count - 1), "one machine was restarted");
     assert!(elsewhere.iter().all(|(_, version, is_ready)| *version == 1 && *is_ready), "{elsewhere:?}");
     let page = world.first().ask(&["fleet", "catalog", "show", "desk"]);
-    assert!(page.contains("halted, wave 1 of 3, 1 of 4 hosts have it"), "{page}");
+    assert!(page.contains(&format!("halted, wave 1 of 3, 1 of {hosts} hosts have it")), "{page}");
     // Another placer does not go on either.
     let placer = world.first().fleet()["placer"].as_str().unwrap().to_owned();
     let number = world.hosts.iter().position(|host| host.name == placer).unwrap();
-    let other = world.hosts[(number + 1) % 4].name.clone();
+    let other = world.hosts[(number + 1) % hosts].name.clone();
     world.hosts[number].network.cut(true);
     world.until("another host places", |world| {
         let now = &world.host(&other).fleet()["placer"];
@@ -80,7 +82,7 @@ fn a_bad_version_reaches_the_first_wave_and_goes_back_with_one_command() {
     ask(&world, &["rollback", "desk"]);
     world.until("all machines are ready with the version before", |world| {
         let all = machines(world);
-        all.len() == 8 && all.iter().all(|(_, version, is_ready)| *version == 1 && *is_ready)
+        all.len() == count && all.iter().all(|(_, version, is_ready)| *version == 1 && *is_ready)
     });
     println!("back after {:.1} s", begun.elapsed().as_secs_f64());
     world.until("the rollback is done", |world| rollout(world)["state"] == "done");
@@ -88,9 +90,9 @@ fn a_bad_version_reaches_the_first_wave_and_goes_back_with_one_command() {
     ask(&world, &["update", "desk", "--image", "tiny:3"]);
     world.until("the good version is everywhere", |world| {
         let ready = world.ready_count("desk");
-        assert!(ready >= 6, "{ready} machines are ready, and min_ready is 6");
+        assert!(ready >= least, "{ready} machines are ready, and min_ready is {least}");
         rollout(world)["state"] == "done"
     });
-    println!("tiny:3 is on 4 hosts after {:.1} s", begun.elapsed().as_secs_f64());
+    println!("tiny:3 is on {hosts} hosts after {:.1} s", begun.elapsed().as_secs_f64());
     assert!(machines(&world).iter().all(|(_, version, is_ready)| *version == 3 && *is_ready));
 }

@@ -44,6 +44,11 @@ pub struct World {
     kit: Kit,
 }
 
+/// How many hosts the tests have that hold for any number: 4, or as many as `SPILLWAY_FLEET_HOSTS` says.
+pub fn hosts() -> usize {
+    std::env::var("SPILLWAY_FLEET_HOSTS").map_or(4, |hosts| hosts.parse().unwrap())
+}
+
 impl World {
     /// Starts three members of etcd and so many hosts, and makes the fleet `site`. `None`: it cannot be done here, which is said.
     pub fn new(hosts: usize) -> Option<World> {

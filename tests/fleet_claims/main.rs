@@ -30,7 +30,7 @@ fn no_machine_is_claimed_twice_whatever_fails() {
     let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     let seed = number("SPILLWAY_SEED").unwrap_or(now);
     println!("SPILLWAY_SEED={seed}");
-    let mut world = World::new(3, 8);
+    let mut world = World::new(number("SPILLWAY_FLEET_HOSTS").unwrap_or(3) as usize, 8);
     measure(&world);
     let registry = Arc::new(Registry::default());
     let left = Arc::new(AtomicU64::new(claims));

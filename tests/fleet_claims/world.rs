@@ -1,4 +1,4 @@
-//! A fleet of daemons that serve disks: a member of etcd, and a proxy before the port of each daemon for the others.
+//! A fleet of daemons that serve disks: three members of etcd, and a proxy before the port of each daemon for the others.
 //!
 //! Invariant: when it is dropped, everything of it has ended.
 
@@ -36,7 +36,7 @@ impl World {
     /// Starts so many hosts, with so many machines each.
     pub fn new(hosts: usize, machines: usize) -> World {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let etcd = EtcdCluster::start_with(1, EtcdProgram::Debian34, &EtcdOptions::default()).unwrap();
+        let etcd = EtcdCluster::start_with(3, EtcdProgram::Debian34, &EtcdOptions::default()).unwrap();
         let image = dir.path().join("image.raw");
         std::fs::write(&image, vec![7; 4 << 20]).unwrap();
         let mut world = World { hosts: Vec::new(), _etcd: etcd, dir };
