@@ -28,8 +28,9 @@ fn machines_of_a_lost_host_are_made_elsewhere_and_given_up_when_it_returns() {
         took.as_secs_f64()
     );
     assert!(took > Duration::from_secs(15), "not before it counts as lost");
-    // On a host that is as busy, eight boots take longer than one.
-    assert!(took < Duration::from_secs(20 + 3) + boots, "{took:?}");
+    // On a host that is as busy, eight boots take longer than one. There, etcd may change its leader, too, after which nothing is
+    // replaced for 30 s.
+    assert!(took < Duration::from_secs(20 + 3 + 30) + boots, "{took:?}");
     assert!(!world.shares("desk").iter().any(|(host, _)| *host == name));
     // It comes back, and its records say that it has a machine.
     world.hosts[victim].network.cut(false);

@@ -77,13 +77,15 @@ impl Follower {
         }
     }
 
-    /// Of each host: no event comes twice, and each comes after those before it.
+    /// Of each host: no event comes twice, and each comes after those before it. None is left out, except of h0, whose daemon is killed: the
+    /// last ones before that may be lost.
     fn check_order(&self) {
         let mut last: BTreeMap<&str, u64> = BTreeMap::new();
         for seen in self.seen.iter().filter(|seen| !seen["event"].is_null()) {
             let number = number(seen["event"]["id"].as_str().unwrap());
-            let before = last.insert(seen["host"].as_str().unwrap(), number);
-            assert!(before.is_none_or(|before| number == before + 1), "after {before:?}: {seen:#}");
+            let host = seen["host"].as_str().unwrap();
+            let follows = |before| number == before + 1 || host == "h0" && number > before;
+            assert!(last.insert(host, number).is_none_or(follows), "{seen:#} in {:#?}", self.seen);
         }
     }
 }
@@ -108,7 +110,7 @@ fn what_all_hosts_do_is_seen_through_any_of_them() {
     let mut world = World::new(3, 2);
     let sockets = world.sockets();
     let mut follower =
-        Follower::start(spillway(&sockets[0], &["fleet", "event", "--follow", "--last", "1", "--json"]));
+        Follower::start(spillway(&sockets[0], &["fleet", "event", "--follow", "--last", "50", "--json"]));
     let first = claim(&sockets[2]);
     let known = follower.until_claimed("h2", &first);
 
@@ -125,8 +127,9 @@ fn what_all_hosts_do_is_seen_through_any_of_them() {
     let mut other = Follower::start(curl(&sockets[1], &asked, "/v1/fleet/event-stream"));
     other.until_claimed("h2", &second);
     other.check_order();
-    let of_host: Vec<&Value> = other.seen.iter().filter(|event| event["host"] == "h2").collect();
-    assert_eq!(number(of_host[0]["event"]["id"].as_str().unwrap()), number(&known) + 1, "{of_host:#?}");
+    let mut of_host = other.seen.iter().filter(|seen| seen["host"] == "h2" && !seen["event"].is_null());
+    let next = of_host.next().unwrap();
+    assert_eq!(number(next["event"]["id"].as_str().unwrap()), number(&known) + 1, "{next:#}");
 
     let listed = printed(&mut spillway(&sockets[1], &["fleet", "event", "--last", "500"]));
     assert!(listed.contains(&format!("machine/{first}")) && listed.contains("h0"), "{listed}");
@@ -135,6 +138,10 @@ fn what_all_hosts_do_is_seen_through_any_of_them() {
 
 fn figures_of_all(world: &mut World) {
     let sockets = world.sockets();
+    let figures = |world: &World| world.hosts[1].send("GET", "/v1/fleet/figures", "")["hosts"].clone();
+    world.until("all hosts give figures", |world| {
+        figures(world).as_array().unwrap().iter().all(|host| host["figures"].is_object())
+    });
     let targets: Value =
         serde_json::from_str(&printed(&mut curl(&sockets[1], &[], "/v1/fleet/prometheus-targets"))).unwrap();
     for (target, host) in targets.as_array().unwrap().iter().zip(["h0", "h1", "h2"]) {
@@ -153,9 +160,6 @@ fn figures_of_all(world: &mut World) {
     let top = printed(&mut spillway(&sockets[1], &["fleet", "top", "--per", "catalog", "--once"]));
     assert!(top.lines().any(|line| line.starts_with("runner")), "{top}");
 
-    let figures = |world: &World| world.hosts[1].send("GET", "/v1/fleet/figures", "")["hosts"].clone();
-    let all = figures(world);
-    assert!(all.as_array().unwrap().iter().all(|host| host["figures"].is_object()), "{all:#}");
     world.hosts[2].kill();
     let left = figures(world);
     assert!(left[1]["figures"].is_object() && left[2]["figures"].is_null(), "{left:#}");

@@ -77,7 +77,7 @@ pub struct WantedShares {
 
 impl WantedShares {
     /// The images whose boot sets the host is to have: those of its catalogs, and those of versions that are about to be rolled out, so
-    /// that what the machines of earlier waves have read is here before those of this host start.
+    /// that what the machines of earlier waves have read is on its way before those of this host start.
     pub fn images(&self) -> BTreeSet<ImageDigest> {
         let of_catalogs = self.catalogs.values().map(|catalog| catalog.source.as_ref());
         let coming = self.versions.values().map(|version| version.source.as_ref());

@@ -406,7 +406,9 @@ pub fn change_host(
 pub fn remove_host(view: &FleetView, name: &Name) -> Result<Transaction, ChangeError> {
     let found = host(view, name)?;
     if view.alive.contains_key(name) {
-        let message = format!("the host {name} is alive: stop its daemon first, or start it without --fleet");
+        let message = format!(
+            "the host {name} is alive: stop its daemon first, or start it without the options of the fleet"
+        );
         return refuse(ErrorCode::Conflict, message);
     }
     let names = view.places.get(name).into_iter().flatten();

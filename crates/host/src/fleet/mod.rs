@@ -3,6 +3,7 @@
 //!
 //! Invariant: without etcd everything on the host goes on as before.
 
+mod boot_set_waits;
 pub mod claims;
 mod copies;
 mod details;

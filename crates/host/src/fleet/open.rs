@@ -1,5 +1,6 @@
 //! Opens the fleet of the host: its certificate, its listener, its record and its store. Decides nothing.
 
+use super::boot_set_waits::BootSetWaits;
 use super::door::{FleetDoor, FleetListener, Identity};
 use super::etcd::{FleetStore, FleetStoreSettings};
 use super::named::NameKeeper;
@@ -103,6 +104,7 @@ impl OpenFleet {
             images: parts.images,
             registries: parts.registries,
             pulls: FleetPulls::default(),
+            boot_sets: BootSetWaits::default(),
             capacity: parts.capacity,
             hypervisor: parts.hypervisor,
             events: parts.events.clone(),

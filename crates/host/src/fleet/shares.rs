@@ -3,6 +3,7 @@
 //! Owns the order of the steps. Invariant: what is not the fleet's on this host is not touched, and what the records do not say stays as it
 //! is. Each step may be repeated.
 
+use super::boot_set_waits::BootSetWaits;
 use super::pulls::FleetPulls;
 use super::report::ReportCut;
 use crate::catalogs::{CatalogChangeTerms, Catalogs, ChangedBy, PlacedLeft, place_machines};
@@ -22,6 +23,7 @@ use spillway_fleet::named::PlacedMachine;
 use spillway_fleet::records::{NextVersion, VersionName};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::time::Instant;
 
 /// Longest reason in the report of a host, in characters.
 pub(super) const MOST_REASON_CHARACTERS: usize = 200;
@@ -41,6 +43,8 @@ pub struct ShareReconciler {
     pub registries: Registries,
     /// Pulls of images that were begun.
     pub pulls: FleetPulls,
+    /// Versions that are waited for because of their boot sets.
+    pub boot_sets: BootSetWaits,
     /// Budget of the host.
     pub capacity: Capacity,
     /// What runs machines on the host.
@@ -146,13 +150,18 @@ impl ShareReconciler {
         for catalog in there.values().filter(is_left) {
             left.note(&catalog.name, self.give_up_all(catalog, leaving(&catalog.name)));
         }
+        self.boot_sets.retain(wanted);
         for (name, WantedVersion { of, source, residency }) in &wanted.versions {
             let brought = self.bring(of, source.as_ref(), *residency);
-            let brought = brought.and_then(|()| match self.images.lacks_boot_set(&of.image, of.version)? {
-                true => {
-                    Err(HostError::new(ErrorCode::Conflict, format!("the boot set of {of} is being brought")))
+            let brought = brought.and_then(|()| {
+                let lacks = self.images.lacks_boot_set(&of.image, of.version)?;
+                match self.boot_sets.waits(of, lacks, Instant::now()) {
+                    true => Err(HostError::new(
+                        ErrorCode::Conflict,
+                        format!("the boot set of {of} is being brought"),
+                    )),
+                    false => Ok(()),
                 }
-                false => Ok(()),
             });
             left.note_version(name, of, brought);
         }

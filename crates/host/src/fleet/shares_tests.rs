@@ -27,6 +27,7 @@ impl World {
             images: Images::of_whole(&host.objects, &host.stores),
             registries: Registries::new(host.objects.clone(), operations, "/nowhere".into()),
             pulls: FleetPulls::default(),
+            boot_sets: BootSetWaits::default(),
             capacity: NO_LIMITS,
             hypervisor: Hypervisor::None,
             events: Events::open(&host.path("events-of-fleet"), &mut |why| panic!("{why}")),
