@@ -27,7 +27,7 @@ fn printed(command: &mut Command) -> String {
 
 fn curl(socket: &Path, more: &[&str], path: &str) -> Command {
     let mut curl = Command::new("curl");
-    curl.args(["--silent", "--no-buffer", "--fail", "--unix-socket"]).arg(socket).args(more);
+    curl.args(["--silent", "--show-error", "--no-buffer", "--fail", "--unix-socket"]).arg(socket).args(more);
     curl.arg(format!("http://localhost{path}"));
     curl
 }
