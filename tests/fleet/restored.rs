@@ -1,69 +1,18 @@
 //! etcd is restored from a backup: a host that has acted on later records holds still until somebody has accepted the older ones.
 
+use crate::alone::{Host, PATIENCE, PREFIX, etcd, is_member, is_refused, until};
 use serde_json::{Value, json};
-use spillway_testkit::daemon::Daemon;
-use spillway_testkit::disk;
-use spillway_testkit::etcd::{EtcdCluster, EtcdProgram};
 use spillway_testkit::process::wait_until;
-use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Command, Output};
-use std::time::Duration;
-
-const PREFIX: &str = "/spillway/site/";
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A host of the fleet, without machines, beside its etcd.
-struct Host<'a> {
-    folder: &'a Path,
-    options: Vec<String>,
-}
-
-impl Host<'_> {
-    fn start(&self) -> Daemon {
-        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
-        Daemon::start(&disk::program().unwrap(), self.folder, &options).unwrap()
-    }
-
-    fn accept(&self) -> Output {
-        let program = disk::program().unwrap().with_file_name("spillwayd");
-        let mut command = Command::new(program);
-        command.arg("accept-restored-fleet").arg("--state").arg(self.folder.join("state")).output().unwrap()
-    }
-}
-
-fn until(daemon: &Daemon, what: &str, holds: impl Fn(&Value) -> bool) {
-    let seen = || daemon.get("/v1/fleet").unwrap();
-    let found = wait_until(PATIENCE, || holds(&seen()).then_some(()));
-    assert!(found.is_some(), "not within {PATIENCE:?}: {what}: {:#}\n{}", seen(), daemon.tail());
-}
-
-fn is_member(fleet: &Value) -> bool {
-    fleet["membership"] == "member"
-}
 
 fn is_held(fleet: &Value) -> bool {
-    let reason = fleet["reason"].as_str().unwrap_or_default();
-    fleet["membership"] == "refused" && reason.contains("restored from a backup")
+    is_refused(fleet, "restored from a backup")
 }
 
 #[test]
 fn a_host_holds_still_when_etcd_was_restored_until_that_is_accepted() {
-    if let Err(why) = EtcdProgram::Debian34.path() {
-        spillway_testkit::skip(&format!("no etcd here: {why:#}"));
-        return;
-    }
+    let Some(mut etcd) = etcd(&[]) else { return };
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    let mut etcd = EtcdCluster::start(1, EtcdProgram::Debian34).unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let options = [
-        "--hypervisor=none".into(),
-        format!("--fleet=etcd://{}/site", etcd.addresses()),
-        format!("--fleet-listen=127.0.0.1:{port}"),
-        "--fleet-peer-listen=none".into(),
-        "--host-name=a".into(),
-    ];
-    let host = Host { folder: dir.path(), options: options.into() };
+    let host = Host::new(dir.path(), "a", &etcd);
     let daemon = host.start();
     daemon.ask(&["fleet", "init"]).unwrap();
     until(&daemon, "it is a member", is_member);

@@ -24,6 +24,39 @@ pub fn takes_part(view: &FleetView, fleet_id: &str, host: &Name, host_id: &str) 
         && view.hosts.get(host).is_some_and(|record| record.value.host_id == host_id)
 }
 
+/// Whether these records can be those of the fleet with the identity `joined` that a host is in, or of any fleet if it is in none: if not, it
+/// neither acts on them nor changes them for anybody.
+///
+/// # Errors
+/// They cannot, for this reason.
+pub fn check_records(view: &FleetView, joined: Option<&str>) -> Result<(), String> {
+    let Some(meta) = view.meta.as_ref().map(|meta| &meta.value) else {
+        return match (view.unreadable.get(&Key::Meta.to_string()), joined) {
+            (Some(why), _) => {
+                Err(format!("the record of the fleet cannot be read ({why}): a later version may have written it"))
+            }
+            (None, Some(_)) => Err(
+                "the records of the fleet are gone from etcd: restore a backup of etcd; the machines stay as they are".into(),
+            ),
+            (None, None) => Ok(()),
+        };
+    };
+    if meta.format != FORMAT {
+        return Err(format!(
+            "the records of the fleet have format {}, and this spillwayd knows {FORMAT}: use the same version on all hosts",
+            meta.format
+        ));
+    }
+    match joined {
+        Some(joined) if joined != meta.fleet_id => Err(format!(
+            "this host is in the fleet with the identity {joined}, and etcd has another one of the same name ({}): give the right --fleet, or \
+             end the earlier membership with 'spillwayd leave-fleet'",
+            meta.fleet_id
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// What a host says about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnHost {
@@ -116,20 +149,10 @@ impl HostMembership {
         if view.revision == 0 {
             return (Standing::Connecting, None);
         }
-        let Some(meta) = &view.meta else {
-            return match (view.unreadable.get(&Key::Meta.to_string()), &self.fleet_id) {
-                (Some(why), _) => {
-                    refused(format!("the record of the fleet cannot be read ({why}): a later version may have written it"))
-                }
-                (None, Some(_)) => refused(
-                    "the records of the fleet are gone from etcd: restore a backup of etcd; the machines stay as they are".into(),
-                ),
-                (None, None) => (Standing::NoFleet, None),
-            };
-        };
-        if let Err(why) = self.check_fleet(&meta.value) {
+        if let Err(why) = check_records(view, self.fleet_id.as_deref()) {
             return refused(why);
         }
+        let Some(meta) = &view.meta else { return (Standing::NoFleet, None) };
         self.fleet_id = Some(meta.value.fleet_id.clone());
         if let Some(why) = &self.held {
             return refused(why.clone());
@@ -215,23 +238,6 @@ impl HostMembership {
              one of them was cloned from the other, stop its daemon, and start it with a state folder of its own",
             self.own.name, found.address, found.boot_id, own.boot_id
         ))
-    }
-
-    fn check_fleet(&self, meta: &MetaRecord) -> Result<(), String> {
-        if meta.format != FORMAT {
-            return Err(format!(
-                "the records of the fleet have format {}, and this spillwayd knows {FORMAT}: use the same version on all hosts",
-                meta.format
-            ));
-        }
-        match &self.fleet_id {
-            Some(joined) if *joined != meta.fleet_id => Err(format!(
-                "this host is in the fleet with the identity {joined}, and etcd has another one of the same name ({}): give the right \
-                 --fleet, or end the earlier membership with 'spillwayd leave-fleet'",
-                meta.fleet_id
-            )),
-            _ => Ok(()),
-        }
     }
 
     /// Returns the change of the record `hosts/HOST` that is missing.

@@ -178,6 +178,9 @@ pub struct NextVersion {
     /// Why the host cannot get it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// What the host waits for, which may pass: space in its cache, a registry that is away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
 }
 
 impl CatalogStatus {

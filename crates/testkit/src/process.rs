@@ -50,10 +50,10 @@ fn all_stand_still(pid: Pid) -> bool {
 
 /// The least and the longest time between two looks of a wait.
 const LEAST: Duration = Duration::from_millis(2);
-const LONGEST: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_millis(500);
 
 /// Waits until `done` gives something; `None` when the deadline has passed. A look that takes long, as one that starts a
-/// program does, is taken less often: a fifth of the time at most goes to looking, and the rest to what is waited for.
+/// program does, is taken less often: a tenth of the time at most goes to looking, and the rest to what is waited for.
 pub fn wait_until<T>(deadline: Duration, mut done: impl FnMut() -> Option<T>) -> Option<T> {
     let until = Instant::now() + deadline;
     loop {
@@ -65,7 +65,7 @@ pub fn wait_until<T>(deadline: Duration, mut done: impl FnMut() -> Option<T>) ->
         if now >= until {
             return None;
         }
-        std::thread::sleep((4 * (now - look)).clamp(LEAST, LONGEST));
+        std::thread::sleep((9 * (now - look)).clamp(LEAST, LONGEST));
     }
 }
 

@@ -169,6 +169,12 @@ impl Pace<'_> {
         })
     }
 
+    /// What a host waits for to get the version, if it has said that.
+    fn why_missing<'m>(&self, member: &Member<'m>) -> Option<&'m str> {
+        let next = member.status?.next.as_ref().filter(|next| next.of == *self.to)?;
+        next.waits.as_deref()
+    }
+
     fn prefetch(&self) -> Steps {
         if let Some(why) = self.no_version() {
             return self.halt(why);
@@ -181,10 +187,13 @@ impl Pace<'_> {
                 None => self.begin_waves(),
             };
         };
-        let waits = match missing.count() {
+        let waits = match missing.clone().count() {
             0 => format!("host '{}' does not have {} yet", first.name, self.to),
             more => format!("host '{}' and {more} more do not have {} yet", first.name, self.to),
         };
+        // Of those that say why they wait, the first.
+        let said = |member: &Member<'_>| Some(format!(" ('{}': {})", member.name, self.why_missing(member)?));
+        let waits = waits + &std::iter::once(first).chain(missing).find_map(said).unwrap_or_default();
         self.waiting(Steps { waits: Some(waits), ..Steps::default() })
     }
 
@@ -330,7 +339,10 @@ impl Pace<'_> {
         let (name, to) = (member.name, self.to);
         Some(match member.status.and_then(|status| status.refused.as_ref()) {
             _ if !member.is_alive => format!("host '{name}' is silent"),
-            _ if !self.has_version(member) => format!("host '{name}' does not have {to} yet"),
+            _ if !self.has_version(member) => match self.why_missing(member) {
+                Some(why) => format!("host '{name}' does not have {to} yet: {why}"),
+                None => format!("host '{name}' does not have {to} yet"),
+            },
             Some(why) => format!("host '{name}' refuses its share: {why}"),
             None => format!("host '{name}' is about to get {to}"),
         })

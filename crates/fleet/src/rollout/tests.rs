@@ -221,6 +221,18 @@ fn one_that_brings_nothing_halts_after_the_deadline() {
 }
 
 #[test]
+fn what_a_host_waits_for_to_get_the_version_is_said() {
+    let mut world = World::new(4, 2, json!({}));
+    world.update(2);
+    let next = json!({ "image": "debian", "version": 2, "waits": "the registry is away" });
+    world.change("h2", json!({ "next": next }));
+    world.driver.after_s(600);
+    let why =
+        "no progress in 600 s: host 'h0' and 3 more do not have debian:2 yet ('h2': the registry is away)";
+    assert_eq!(world.why(), why);
+}
+
+#[test]
 fn machines_that_fail_halt_it_and_it_stays_halted() {
     let (mut world, first) = World::begun(8, 5, json!({}));
     let other = world.with(1)[0].clone();

@@ -437,6 +437,7 @@ impl Host {
                 is_here: now >= at && !super::is_missing(version, &self.name),
                 failed: (now >= at && super::is_missing(version, &self.name))
                     .then(|| "it is not there".into()),
+                waits: None,
             });
             let status = CatalogStatus {
                 // A host that has never made the catalog has carried out no share of it.

@@ -19,7 +19,8 @@ pub(super) fn etcd_status(members: &[String], health: &EtcdHealth, revision: Rev
         EtcdReach::Away { .. } => None,
     };
     let alarms = health.last.iter().flat_map(|last| &last.alarms).map(|alarm| alarm_text(*alarm).to_owned());
-    let trouble: Vec<String> = away(health).into_iter().chain(alarms).collect();
+    let refused = away(health).or_else(|| health.write_failure.clone());
+    let trouble: Vec<String> = refused.into_iter().chain(alarms).collect();
     EtcdStatus {
         members: members.to_vec(),
         connected,

@@ -8,7 +8,7 @@ use super::claims::{BehindView, ClaimParts, FleetClaims, MOST_UNDONE, OwnEpoch};
 use super::copies::look_after_images;
 use super::details;
 use super::door::FleetDoor;
-use super::etcd::{FleetStore, FleetStoreError, now};
+use super::etcd::{FleetStore, FleetStoreError, MemberFailure, now};
 use super::etcd_details::away;
 use super::placing::place;
 use super::record::FleetMembership;
@@ -27,7 +27,7 @@ use spillway_api::{ErrorCode, EventKind, FleetCatalog, Name, PlacerReport};
 use spillway_fleet::agent::{WantedShares, wanted};
 use spillway_fleet::changes::ChangeError;
 use spillway_fleet::election::Identity;
-use spillway_fleet::membership::{HostMembership, KnownLease, Standing, takes_part};
+use spillway_fleet::membership::{HostMembership, KnownLease, Standing, check_records, takes_part};
 use spillway_fleet::transaction::{Outcome, Revision, Transaction, Write};
 use spillway_fleet::view::{FleetView, Versioned};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -228,7 +228,7 @@ impl FleetService {
         for _ in 0..TRIES {
             let (decided, seen) = {
                 let view = self.view();
-                self.check_read(&view)?;
+                self.check_records(&view)?;
                 (decide(&view).map_err(refusal)?, view.revision)
             };
             let Some(transaction) = decided else { return Ok(()) };
@@ -248,17 +248,19 @@ impl FleetService {
     /// It is refused, or the records were not read yet.
     pub fn check(&self, look: impl FnOnce(&FleetView) -> Result<(), ChangeError>) -> Result<(), HostError> {
         let view = self.view();
-        self.check_read(&view)?;
+        self.check_records(&view)?;
         look(&view).map_err(refusal)
     }
 
-    fn check_read(&self, view: &FleetView) -> Result<(), HostError> {
-        if view.revision != 0 {
-            return Ok(());
+    /// Refuses what is based on records that were not read yet, or are not those of this fleet in a format that is known.
+    fn check_records(&self, view: &FleetView) -> Result<(), HostError> {
+        if view.revision == 0 {
+            let why = away(&self.0.store.health().borrow()).unwrap_or_default();
+            let message = format!("the records of the fleet were not read yet: {why}");
+            return Err(HostError::new(ErrorCode::Unavailable, message));
         }
-        let why = away(&self.0.store.health().borrow()).unwrap_or_default();
-        let message = format!("the records of the fleet were not read yet: {why}");
-        Err(HostError::new(ErrorCode::Unavailable, message))
+        let joined = locked(&self.0.fleet_id).clone();
+        check_records(view, joined.as_deref()).map_err(|why| HostError::new(ErrorCode::Conflict, why))
     }
 
     /// Changes a catalog, and returns it as it is then. With `dry_run` nothing is changed, and it is returned as it would be.
@@ -275,8 +277,12 @@ impl FleetService {
             self.change(decide).await?;
             return self.catalog(name).await;
         }
-        let decided = decide(&self.view()).map_err(refusal)?;
-        let written = decided.and_then(|transaction| transaction.writes.into_iter().next());
+        let written = {
+            let view = self.view();
+            self.check_records(&view)?;
+            let decided = decide(&view).map_err(refusal)?;
+            decided.and_then(|transaction| transaction.writes.into_iter().next())
+        };
         let Some(Write::Put(_, value)) = written else { return self.catalog(name).await };
         let damaged = |e| HostError::new(ErrorCode::Internal, format!("a record of the fleet: {e}"));
         let value = serde_json::from_slice(&value).map_err(damaged)?;
@@ -472,6 +478,8 @@ fn store_error(e: FleetStoreError) -> HostError {
         FleetStoreError::NoMember(_) | FleetStoreError::Unanswered(..) | FleetStoreError::Denied(..) => {
             ErrorCode::Unavailable
         }
+        // RESOURCE_EXHAUSTED: too many requests at this moment.
+        FleetStoreError::Refused(_, MemberFailure::Answer(8, _)) => ErrorCode::Unavailable,
         FleetStoreError::QuotaExceeded(_) => ErrorCode::Exhausted,
         FleetStoreError::NoLease | FleetStoreError::LeaseEnded(_) => ErrorCode::Conflict,
         FleetStoreError::TooLarge(..) => ErrorCode::TooLarge,

@@ -75,13 +75,15 @@ impl UnfinishedShares {
     }
 
     fn note_version(&mut self, catalog: &Name, of: &VersionName, done: Result<(), HostError>) {
-        let failed = match &done {
-            Err(e) if !matches!(e.code, ErrorCode::Conflict | ErrorCode::Unavailable) => {
-                Some(e.message.chars().take(MOST_REASON_CHARACTERS).collect())
-            }
-            _ => None,
+        let why = |e: &HostError| e.message.chars().take(MOST_REASON_CHARACTERS).collect();
+        let (failed, waits) = match &done {
+            Ok(()) => (None, None),
+            // It is on its way.
+            Err(e) if e.code == ErrorCode::Conflict => (None, None),
+            Err(e) if e.code == ErrorCode::Unavailable => (None, Some(why(e))),
+            Err(e) => (Some(why(e)), None),
         };
-        let next = NextVersion { of: of.clone(), is_here: done.is_ok(), failed };
+        let next = NextVersion { of: of.clone(), is_here: done.is_ok(), failed, waits };
         self.versions.insert(catalog.clone(), next);
     }
 

@@ -323,6 +323,7 @@ fn an_image_that_cannot_be_brought_is_refused_and_one_that_may_come_is_waited_fo
         assert_eq!(left.waiting.contains_key(&name("desk")), !is_refused, "{code}");
         let next = &left.versions[&name("desk")];
         assert_eq!(next.failed.is_some(), is_refused, "{code}: a rollout that waits for it has failed");
+        assert_eq!(next.waits.is_some(), !is_refused, "{code}: what it waits for is said");
     }
 }
 

@@ -6,6 +6,7 @@ use spillway_api::client::{Client, ClientError};
 use spillway_api::{
     Catalog, ImageImport, Machine, NewCatalog, Operation, OperationState, Problem, SourceFormat,
 };
+use spillway_testkit::process::wait_until;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -175,14 +176,7 @@ pub fn machines(client: &Client, catalog: &str) -> Vec<Machine> {
 
 /// Asks until there is an answer.
 pub fn until<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(answer) = question() {
-            return answer;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(120), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until(Duration::from_secs(120), &mut question).unwrap_or_else(|| panic!("not so: {what}"))
 }
 
 /// What the daemon refused.

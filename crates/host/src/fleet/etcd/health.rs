@@ -5,7 +5,7 @@
 
 use super::error::MemberFailure;
 use super::link::Link;
-use super::now;
+use super::{now, transaction};
 use etcd_client::StatusResponse;
 use spillway_fleet::Moment;
 use std::sync::Arc;
@@ -62,6 +62,8 @@ pub struct EtcdHealth {
     pub trouble: Option<Moment>,
     /// Why the records are not followed now, if they should be.
     pub follow_failure: Option<String>,
+    /// Why etcd lets this host change nothing, since it was last refused. Leases and changes that are followed already go on meanwhile.
+    pub write_failure: Option<String>,
 }
 
 /// What a member says about itself.
@@ -128,7 +130,13 @@ impl Health {
     /// Nothing has been asked yet.
     pub fn new() -> Health {
         let reach = EtcdReach::Away { since: now(), why: "it has not been asked yet".into() };
-        Health(watch::Sender::new(EtcdHealth { reach, last: None, trouble: None, follow_failure: None }))
+        Health(watch::Sender::new(EtcdHealth {
+            reach,
+            last: None,
+            trouble: None,
+            follow_failure: None,
+            write_failure: None,
+        }))
     }
 
     /// For readers.
@@ -165,6 +173,20 @@ impl Health {
             health.follow_failure = failure;
             changes
         });
+    }
+
+    /// A change was refused to this host, or none was.
+    pub fn note_write(&self, failure: Option<String>) {
+        self.0.send_if_modified(|health| {
+            let changes = health.write_failure != failure;
+            health.write_failure = failure;
+            changes
+        });
+    }
+
+    /// Whether this host was refused its last change.
+    pub fn is_refused_writes(&self) -> bool {
+        self.0.borrow().write_failure.is_some()
     }
 
     /// Whether an answer of this term is out of date: members have lately answered for a later one.
@@ -205,6 +227,9 @@ pub async fn keep_observing(link: Arc<Link>) {
             Ok(member) => match member.observe().await {
                 Ok(observation) => {
                     link.observe(&member, observation);
+                    if link.health.is_refused_writes() {
+                        transaction::look_whether_allowed(&link).await;
+                    }
                     INTERVAL
                 }
                 Err(failure) => {

@@ -6,6 +6,7 @@ use super::error::FleetStoreError;
 use super::link::Link;
 use super::request::{REQUEST_TIME, ask, of_transaction};
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
+use spillway_fleet::keys::Key;
 use spillway_fleet::transaction::{Comparison, MOST_OPERATIONS, Outcome, Transaction, Write};
 use std::collections::HashSet;
 
@@ -20,7 +21,7 @@ pub async fn commit(
 ) -> Result<Outcome, FleetStoreError> {
     let txn = translate(&link.prefix(), transaction, lease)?;
     let member = link.member().await?;
-    match ask(REQUEST_TIME, member.records().txn(txn)).await {
+    let done = match ask(REQUEST_TIME, member.records().txn(txn)).await {
         Ok(answer) if answer.succeeded() => match answer.header() {
             Some(header) => Ok(Outcome::Applied(header.revision())),
             None => Err(FleetStoreError::Invalid("etcd has answered without a revision".into())),
@@ -30,7 +31,25 @@ pub async fn commit(
             link.leave(&member, &failure);
             Err(of_transaction(&member.address, failure))
         }
+    };
+    match &done {
+        Ok(_) => link.health.note_write(None),
+        Err(denied @ FleetStoreError::Denied(..)) => link.health.note_write(Some(denied.to_string())),
+        // These say nothing of what this host may do.
+        Err(_) => {}
     }
+    done
+}
+
+/// Notes whether this host may change records now. What it asks for is never done, because its comparisons exclude each other; etcd refuses
+/// it to whom it would refuse one that is done.
+pub async fn look_whether_allowed(link: &Link) {
+    let never = Transaction {
+        comparisons: vec![Comparison::Created(Key::Placer, 0), Comparison::Created(Key::Placer, 1)],
+        writes: vec![Write::Delete(Key::Placer)],
+    };
+    // What comes of it is noted.
+    let _ = commit(link, &never, None).await;
 }
 
 fn translate(prefix: &str, transaction: &Transaction, lease: Option<i64>) -> Result<Txn, FleetStoreError> {
@@ -71,7 +90,6 @@ fn translate(prefix: &str, transaction: &Transaction, lease: Option<i64>) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spillway_fleet::keys::Key;
 
     #[test]
     fn what_etcd_would_refuse_is_not_sent() {
