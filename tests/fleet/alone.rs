@@ -14,14 +14,14 @@ use std::time::Duration;
 pub const PREFIX: &str = "/spillway/site/";
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A member of etcd with more options. `None`: there is no etcd here, which is said.
-pub fn etcd(more: &[String]) -> Option<EtcdCluster> {
-    if let Err(why) = EtcdProgram::Debian34.path() {
+/// A member of etcd with more options. `None`: there is no such etcd here, which is said.
+pub fn etcd(program: EtcdProgram, more: &[String]) -> Option<EtcdCluster> {
+    if let Err(why) = program.path() {
         spillway_testkit::skip(&format!("no etcd here: {why:#}"));
         return None;
     }
     let options = EtcdOptions { more: more.to_vec(), ..EtcdOptions::default() };
-    Some(EtcdCluster::start_with(1, EtcdProgram::Debian34, &options).unwrap())
+    Some(EtcdCluster::start_with(1, program, &options).unwrap())
 }
 
 /// A host of the fleet.

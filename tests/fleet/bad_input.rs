@@ -3,17 +3,31 @@
 use crate::alone::{Host, PATIENCE, PREFIX, etcd, is_member, is_refused, until};
 use serde_json::{Value, json};
 use spillway_testkit::daemon::Daemon;
+use spillway_testkit::etcd::{EtcdCluster, EtcdProgram, EtcdRecord};
 use spillway_testkit::process::wait_until;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Longer than the lease of a host.
+const LEASE: Duration = Duration::from_secs(18);
+
+/// What people and the placer want of hosts.
+fn wanted(etcd: &EtcdCluster) -> BTreeMap<String, EtcdRecord> {
+    let mut records = etcd.records(PREFIX).unwrap().1;
+    records.retain(|key, _| !["alive/", "status/", "leader/"].iter().any(|of| key.starts_with(of)));
+    records
+}
 
 fn has_trouble(fleet: &Value, said: &str) -> bool {
     fleet["etcd"]["trouble"].as_str().unwrap_or_default().contains(said)
 }
 
-/// Why a command is refused, once it is for this reason.
-fn until_refused(daemon: &Daemon, command: &[&str], reason: &str) -> String {
-    let refused = || daemon.ask(command).err().map(|e| format!("{e:#}")).filter(|why| why.contains(reason));
-    let why = wait_until(PATIENCE, refused);
-    why.unwrap_or_else(|| panic!("{command:?} is not refused because of '{reason}'\n{}", daemon.tail()))
+/// Why a command is refused, which must be this reason.
+fn refused(daemon: &Daemon, command: &[&str], reason: &str) -> String {
+    let why = daemon.ask(command).expect_err(&format!("{command:?} is done"));
+    let why = format!("{why:#}");
+    assert!(why.contains(reason), "{command:?} is refused, but not because of '{reason}': {why}");
+    why
 }
 
 fn until_done(daemon: &Daemon, command: &[&str]) {
@@ -23,7 +37,7 @@ fn until_done(daemon: &Daemon, command: &[&str]) {
 
 #[test]
 fn records_of_others_are_not_acted_on() {
-    let Some(etcd) = etcd(&[]) else { return };
+    let Some(etcd) = etcd(EtcdProgram::Debian34, &[]) else { return };
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let host = Host::new(&dir.path().join("first"), "a", &etcd).start();
     host.ask(&["fleet", "init"]).unwrap();
@@ -37,6 +51,15 @@ fn records_of_others_are_not_acted_on() {
     assert!(is_member(&host.get("/v1/fleet").unwrap()));
 
     // Records of a later version, and those of another fleet.
+    host.ask(&["fleet", "catalog", "create", "lab", "--image", "debian:1", "--count", "1"]).unwrap();
+    let changes = [
+        &["fleet", "init"][..],
+        &["fleet", "placer", "off"],
+        &["fleet", "host", "cordon", "a"],
+        &["fleet", "catalog", "create", "desk", "--image", "debian:1"],
+        &["fleet", "catalog", "delete", "lab"],
+        &["fleet", "catalog", "scale", "lab", "3", "--dry-run"],
+    ];
     let meta = etcd.records(PREFIX).unwrap().1["meta"].value.clone();
     let changed = |key: &str, value: Value| {
         let mut meta: Value = serde_json::from_str(&meta).unwrap();
@@ -51,26 +74,34 @@ fn records_of_others_are_not_acted_on() {
         changed(key, value);
         until(&host, said, |fleet| is_refused(fleet, said));
         // Nobody changes them through this host.
-        let changes = [
-            &["fleet", "placer", "off"][..],
-            &["fleet", "init"],
-            &["fleet", "host", "cordon", "a"],
-            &["fleet", "catalog", "create", "desk", "--image", "debian:1", "--dry-run"],
-        ];
-        let before = etcd.records(PREFIX).unwrap().1["meta"].clone();
+        let before = wanted(&etcd);
         for change in changes {
-            until_refused(&host, change, said);
+            refused(&host, change, said);
         }
-        assert_eq!(etcd.records(PREFIX).unwrap().1["meta"], before);
+        // Nor does it on its own.
+        std::thread::sleep(Duration::from_secs(2));
+        assert_eq!(wanted(&etcd), before);
         etcd.put(&format!("{PREFIX}meta"), &meta).unwrap();
         until(&host, "it takes part again", is_member);
     }
     etcd.delete(&format!("{PREFIX}meta")).unwrap();
     until(&host, "the records are gone", |fleet| is_refused(fleet, "gone from etcd"));
+    let before = wanted(&etcd);
+    for change in changes {
+        refused(&host, change, "gone from etcd");
+        // A host that has never joined knows of no fleet, and makes none beside what is left of one.
+        let why = if change == ["fleet", "init"] {
+            "record of the fleet itself is gone"
+        } else {
+            "there is no fleet"
+        };
+        refused(&other, change, why);
+    }
+    assert_eq!(wanted(&etcd), before);
     etcd.put(&format!("{PREFIX}meta"), &meta).unwrap();
     until(&host, "it takes part again", is_member);
 
-    // The other one goes its own way.
+    // The other one takes a name of its own.
     drop(other);
     let other = Host::new(&dir.path().join("second"), "b", &etcd).start();
     until(&other, "it is a member, too", is_member);
@@ -104,18 +135,34 @@ fn records_of_others_are_not_acted_on() {
 }
 
 #[test]
-fn an_etcd_that_is_full_or_wants_a_user_is_said() {
-    let Some(etcd) = etcd(&["--quota-backend-bytes=2097152".into()]) else { return };
+fn an_etcd_3_4_that_is_full_or_wants_a_user_is_said() {
+    is_said(EtcdProgram::Debian34);
+}
+
+#[test]
+fn an_etcd_3_6_that_is_full_or_wants_a_user_is_said() {
+    is_said(EtcdProgram::Go36);
+}
+
+fn is_said(program: EtcdProgram) {
+    let Some(etcd) = etcd(program, &["--quota-backend-bytes=2097152".into()]) else { return };
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let host = Host::new(dir.path(), "a", &etcd).start();
     host.ask(&["fleet", "init"]).unwrap();
     until(&host, "it is a member", is_member);
 
-    let full = wait_until(PATIENCE, || etcd.put("/others", &"x".repeat(100_000)).err());
+    let full = wait_until(PATIENCE, || {
+        let error = format!("{:#}", etcd.put("/others", &"x".repeat(100_000)).err()?);
+        error.contains("database space exceeded").then_some(())
+    });
     assert!(full.is_some(), "its database fills");
     until(&host, "etcd is full", |fleet| has_trouble(fleet, "reached its quota"));
-    assert!(is_member(&host.get("/v1/fleet").unwrap()), "leases are renewed all the same");
-    let why = until_refused(&host, &["fleet", "placer", "off"], "reached its quota");
+    // Longer than a lease that nobody renews.
+    let epoch = host.get("/v1/fleet").unwrap()["epoch"].clone();
+    std::thread::sleep(LEASE);
+    let fleet = host.get("/v1/fleet").unwrap();
+    assert!(is_member(&fleet) && fleet["epoch"] == epoch, "leases are renewed all the same: {fleet:#}");
+    let why = refused(&host, &["fleet", "placer", "off"], "reached its quota");
     assert!(why.contains("etcdctl alarm disarm"), "{why}");
     etcd.compact().unwrap();
     etcd.defragment(0).unwrap();
@@ -127,10 +174,21 @@ fn an_etcd_that_is_full_or_wants_a_user_is_said() {
     for command in root {
         etcd.ctl(&command.split(' ').collect::<Vec<_>>()).unwrap();
     }
-    // What the host follows already goes on.
-    until_refused(&host, &["fleet", "placer", "on"], "--fleet-user");
+    // etcd 3.4 compares users for lists and changes alone, 3.6 for leases, too.
+    let refused_or_isolated = wait_until(PATIENCE, || host.ask(&["fleet", "placer", "on"]).err());
+    let why = format!("{:#}", refused_or_isolated.unwrap());
+    assert!(why.contains("--fleet-user"), "{why}");
     until(&host, "it is said that etcd wants a user", |fleet| has_trouble(fleet, "--fleet-user"));
-    assert!(is_member(&host.get("/v1/fleet").unwrap()));
+    std::thread::sleep(LEASE);
+    let fleet = host.get("/v1/fleet").unwrap();
+    assert!(has_trouble(&fleet, "--fleet-user"), "{fleet:#}");
+    match program {
+        EtcdProgram::Debian34 => assert!(is_member(&fleet), "{fleet:#}"),
+        EtcdProgram::Go36 => {
+            let reason = fleet["reason"].as_str().unwrap_or_default();
+            assert!(fleet["membership"] == "isolated" && reason.contains("--fleet-user"), "{fleet:#}");
+        }
+    }
     etcd.ctl(&["--user=root:secret", "auth", "disable"]).unwrap();
     until(&host, "etcd is well again", |fleet| fleet["etcd"]["trouble"].is_null());
     until_done(&host, &["fleet", "placer", "on"]);

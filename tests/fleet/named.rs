@@ -3,6 +3,7 @@
 use crate::world::World;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
+use spillway_testkit::etcd::EtcdProgram;
 use spillway_testkit::process::{send_signal, wait_until};
 use std::time::{Duration, Instant};
 
@@ -151,7 +152,7 @@ fn a_restart_of_the_daemon_ends_no_name_and_a_guard_that_stands_still_is_replace
 
 #[test]
 fn a_name_of_a_lost_host_goes_to_another_one_and_stays_there() {
-    let Some(world) = World::new(3) else { return };
+    let Some(world) = World::with(3, EtcdProgram::Go36) else { return };
     world.import("tiny", "v1");
     let settings = json!({ "identity": "named", "on_isolation": "stop" });
     world.create("desk", &world.spec("tiny:1", 1, settings));

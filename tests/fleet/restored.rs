@@ -2,6 +2,7 @@
 
 use crate::alone::{Host, PATIENCE, PREFIX, etcd, is_member, is_refused, until};
 use serde_json::{Value, json};
+use spillway_testkit::etcd::EtcdProgram;
 use spillway_testkit::process::wait_until;
 
 fn is_held(fleet: &Value) -> bool {
@@ -10,7 +11,7 @@ fn is_held(fleet: &Value) -> bool {
 
 #[test]
 fn a_host_holds_still_when_etcd_was_restored_until_that_is_accepted() {
-    let Some(mut etcd) = etcd(&[]) else { return };
+    let Some(mut etcd) = etcd(EtcdProgram::Debian34, &[]) else { return };
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let host = Host::new(dir.path(), "a", &etcd);
     let daemon = host.start();

@@ -61,6 +61,10 @@ impl World {
             spillway_testkit::skip("the guest image is not built: run 'make image'");
             return None;
         };
+        if let Err(why) = program.path() {
+            spillway_testkit::skip(&format!("no etcd here: {why:#}"));
+            return None;
+        }
         if !leave_the_hosts_network() {
             return None;
         }

@@ -53,6 +53,11 @@ pub fn init(view: &FleetView, fleet_id: &str, now: Timestamp) -> Result<Transact
     if view.meta.is_some() || view.unreadable.contains_key(&Key::Meta.to_string()) {
         return refuse(ErrorCode::Exists, "there is a fleet of this name in etcd already".into());
     }
+    if !view.hosts.is_empty() || !view.catalogs.is_empty() {
+        let message = "etcd has hosts or catalogs of a fleet of this name, and the record of the fleet itself is gone: restore a backup of \
+                       etcd, or remove what is left of that fleet ('etcdctl del --prefix')";
+        return refuse(ErrorCode::Conflict, message.into());
+    }
     let meta = MetaRecord { format: FORMAT, fleet_id: fleet_id.to_owned(), created: now, placer: true };
     Ok(put(Key::Meta, 0, &meta))
 }

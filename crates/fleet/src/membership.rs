@@ -36,7 +36,9 @@ pub fn check_records(view: &FleetView, joined: Option<&str>) -> Result<(), Strin
                 Err(format!("the record of the fleet cannot be read ({why}): a later version may have written it"))
             }
             (None, Some(_)) => Err(
-                "the records of the fleet are gone from etcd: restore a backup of etcd; the machines stay as they are".into(),
+                "the records of the fleet are gone from etcd, and the machines stay as they are: restore a backup of etcd. If there is none, \
+                 'spillwayd leave-fleet' on each host comes before another fleet"
+                    .into(),
             ),
             (None, None) => Ok(()),
         };
@@ -153,7 +155,6 @@ impl HostMembership {
             return refused(why);
         }
         let Some(meta) = &view.meta else { return (Standing::NoFleet, None) };
-        self.fleet_id = Some(meta.value.fleet_id.clone());
         if let Some(why) = &self.held {
             return refused(why.clone());
         }
@@ -172,7 +173,11 @@ impl HostMembership {
         if change.is_some() {
             return (missing, change);
         }
-        self.announce(view, lease, missing)
+        let (standing, change) = self.announce(view, lease, missing);
+        if matches!(standing, Standing::Member { .. }) {
+            self.fleet_id = Some(meta.value.fleet_id.clone());
+        }
+        (standing, change)
     }
 
     /// Writes the record `alive/HOST`, unless it is there as it should be.

@@ -40,6 +40,14 @@ pub enum Write {
     Delete(Key),
 }
 
+impl Write {
+    /// Key of the record.
+    pub fn key(&self) -> &Key {
+        let (Write::Put(key, _) | Write::PutWithLease(key, _) | Write::Delete(key)) = self;
+        key
+    }
+}
+
 /// How a transaction has ended. If no answer came, neither is known: what the records become tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

@@ -7,7 +7,7 @@ use common::{World, create, import, machines, new, refused};
 use rustix::process::Signal;
 use spillway_api::client::Client;
 use spillway_api::{Catalog, CatalogSpec, Empty, ErrorCode, List, Machine, StoreClass, StoreFolder};
-use spillway_testkit::process::wait_until;
+use spillway_testkit::process::wait_closely;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ fn a_daemon_that_dies_while_it_records_goes_on() {
             create(&client, "m", spec).is_ok()
         });
         let recorded = || client.list::<Machine>("/v1/machines").unwrap().items.len();
-        let seen = wait_until(Duration::from_secs(20), || Some(recorded()).filter(|seen| *seen > 0));
+        let seen = wait_closely(Duration::from_secs(20), || Some(recorded()).filter(|seen| *seen > 0));
         world.end(Signal::KILL);
         let was_answered = asked.join().unwrap();
         middle += u32::from(seen.is_some_and(|seen| seen < COUNT) && !was_answered);

@@ -54,7 +54,20 @@ const LONGEST: Duration = Duration::from_millis(500);
 
 /// Waits until `done` gives something; `None` when the deadline has passed. A look that takes long, as one that starts a
 /// program does, is taken less often: a tenth of the time at most goes to looking, and the rest to what is waited for.
-pub fn wait_until<T>(deadline: Duration, mut done: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn wait_until<T>(deadline: Duration, done: impl FnMut() -> Option<T>) -> Option<T> {
+    look_until(deadline, done, |look| (9 * look).clamp(LEAST, LONGEST))
+}
+
+/// The same, however long a look takes: for a moment that is measured, or for what is soon over.
+pub fn wait_closely<T>(deadline: Duration, done: impl FnMut() -> Option<T>) -> Option<T> {
+    look_until(deadline, done, |_| LEAST)
+}
+
+fn look_until<T>(
+    deadline: Duration,
+    mut done: impl FnMut() -> Option<T>,
+    pause: impl Fn(Duration) -> Duration,
+) -> Option<T> {
     let until = Instant::now() + deadline;
     loop {
         let look = Instant::now();
@@ -65,7 +78,7 @@ pub fn wait_until<T>(deadline: Duration, mut done: impl FnMut() -> Option<T>) ->
         if now >= until {
             return None;
         }
-        std::thread::sleep((9 * (now - look)).clamp(LEAST, LONGEST));
+        std::thread::sleep(pause(now - look));
     }
 }
 

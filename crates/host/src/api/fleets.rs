@@ -60,7 +60,7 @@ async fn get_fleet(State(app): State<ApiState>) -> JsonResult<FleetDetails> {
 async fn create_fleet(State(app): State<ApiState>, Body(_): Body<NewFleet>) -> JsonResult<FleetDetails> {
     let fleet = service(&app)?;
     let fleet_id = uuid::Uuid::new_v4().to_string();
-    fleet.change(|view| changes::init(view, &fleet_id, Timestamp::now()).map(Some)).await?;
+    fleet.init(&fleet_id).await?;
     Ok(Json(fleet.describe().await))
 }
 

@@ -124,6 +124,10 @@ async fn carry_out(
     }
     *told = reasons;
     let view = service.view();
+    // The records may be others by now.
+    if !service.takes_part(&view) {
+        return Vec::new();
+    }
     let publish =
         |(digest, catalog, set): &(ImageDigest, Name, BootRecord)| boot::publish(&view, digest, catalog, set);
     recorded.iter().filter_map(publish).collect()

@@ -29,6 +29,7 @@ mod service;
 mod share_pace;
 mod shares;
 mod token;
+mod user_changes;
 
 pub(crate) use image_details::{image as fleet_image, images as fleet_images};
 pub use leaving::{accept_restored_fleet, leave_fleet};

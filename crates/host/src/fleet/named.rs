@@ -88,7 +88,11 @@ impl NameKeeper {
                 gone = looked => {
                     looking = None;
                     // The records may be later ones by now, and what was not written is decided again.
-                    let release = names.confirm(&view.borrow(), belief, &gone.unwrap_or_default(), now());
+                    let release = {
+                        let view = view.borrow();
+                        let belief = belief.filter(|_| service.takes_part(&view));
+                        names.confirm(&view, belief, &gone.unwrap_or_default(), now())
+                    };
                     if let Some(release) = release {
                         let _ = service.store().commit(&release).await;
                     }

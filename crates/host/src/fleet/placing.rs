@@ -48,8 +48,8 @@ pub(super) async fn place(service: FleetService, own: Identity) {
         let (candidacy, actions, status) = {
             let view = view.borrow_and_update();
             let nothing = FleetView::default();
-            // A placer of records that were restored from a backup would write them to all hosts.
-            let view = if service.holds_still() { &nothing } else { &*view };
+            // A placer of records that were restored from a backup, or of another fleet, would write them to all hosts.
+            let view = if service.holds_still() || !service.is_own_fleet(&view) { &nothing } else { &*view };
             let actions = placer.step(view, &health, now());
             (candidacy(view, &own, holds), actions, placer.status(view))
         };

@@ -22,6 +22,8 @@ struct BegunPull {
     has_failed: bool,
     /// Why this pull, or the one before, has failed for good.
     failure: Option<HostError>,
+    /// Why this pull, or the one before, has failed at all.
+    last: Option<HostError>,
     /// Number of pulls that have failed for good, one after the other.
     failures: u32,
 }
@@ -39,14 +41,20 @@ impl FleetPulls {
     pub fn begun(&self, name: &Name, number: u32, operation: u64) {
         let mut all = self.all();
         let before = all.remove(&(name.clone(), number));
-        let (failure, failures) = before.map_or((None, 0), |pull| (pull.failure, pull.failures));
-        let pull = BegunPull { operation, begun: Instant::now(), has_failed: false, failure, failures };
+        let (failure, last, failures) =
+            before.map_or((None, None, 0), |pull| (pull.failure, pull.last, pull.failures));
+        let pull = BegunPull { operation, begun: Instant::now(), has_failed: false, failure, last, failures };
         all.insert((name.clone(), number), pull);
     }
 
     /// The host has a version.
     pub fn succeeded(&self, name: &Name, number: u32) {
         self.all().remove(&(name.clone(), number));
+    }
+
+    /// Why the last pull of a version that has ended has failed. The same while another one is under way.
+    pub fn last_failure(&self, name: &Name, number: u32) -> Option<String> {
+        self.all().get(&(name.clone(), number))?.last.as_ref().map(|failure| failure.message.clone())
     }
 
     /// What is said while a version is being brought: that it is, or why the pull before has failed for good.
@@ -77,6 +85,7 @@ impl FleetPulls {
             if !std::mem::replace(&mut pull.has_failed, true) {
                 pull.failures = if code.is_some() { pull.failures.saturating_add(1) } else { 0 };
                 pull.failure = code.is_some().then(|| failure.clone());
+                pull.last = Some(failure.clone());
             }
             let pause = PAUSE * (1 << pull.failures.saturating_sub(1).min(MOST_DOUBLED));
             if pull.begun.elapsed() < pause {
@@ -162,7 +171,11 @@ mod tests {
             ErrorCode::Unavailable
         );
         assert_eq!(pulls.under_way(&name, 3).code, ErrorCode::Conflict);
+        let away = pulls.last_failure(&name, 3).unwrap();
+        pulls.begun(&name, 3, 10);
+        assert_eq!(pulls.last_failure(&name, 3).as_ref(), Some(&away), "the same while the next one goes on");
         pulls.succeeded(&name, 3);
+        assert_eq!(pulls.last_failure(&name, 3), None);
         assert!(pulls.check(&name, 3, |_| panic!("there is none")).is_ok());
     }
 }

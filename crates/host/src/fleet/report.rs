@@ -120,8 +120,8 @@ fn fitting(mut status: StatusRecord) -> StatusRecord {
     let bytes = |status: &StatusRecord| serde_json::to_vec(status).map_or(usize::MAX, |bytes| bytes.len());
     while bytes(&status) > MOST_STATUS_BYTES {
         let reasons = status.catalogs.values_mut().flat_map(|of| {
-            let failed = of.next.as_mut().and_then(|next| next.failed.as_mut());
-            [of.refused.as_mut(), of.waiting.as_mut(), failed]
+            let next = of.next.as_mut().map(|next| [next.failed.as_mut(), next.waits.as_mut()]);
+            [of.refused.as_mut(), of.waiting.as_mut()].into_iter().chain(next.into_iter().flatten())
         });
         let longest = reasons.flatten().max_by_key(|why| why.len());
         if let Some(why) = longest.filter(|why| why.len() > LEAST_REASON_BYTES) {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// A report of so many catalogs, whose numbers are as long as they get, with reasons of so many characters.
 fn report(catalogs: usize, reason: usize) -> StatusRecord {
     let next: NextVersion = serde_json::from_value(
-        json!({ "image": "windows-11-desktop", "version": 1234, "failed": "é".repeat(reason) }),
+        json!({ "image": "windows-11-desktop", "version": 1234, "waits": "é".repeat(reason) }),
     )
     .unwrap();
     let of = CatalogStatus {

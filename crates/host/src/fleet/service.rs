@@ -6,9 +6,8 @@
 
 use super::claims::{BehindView, ClaimParts, FleetClaims, MOST_UNDONE, OwnEpoch};
 use super::copies::look_after_images;
-use super::details;
 use super::door::FleetDoor;
-use super::etcd::{FleetStore, FleetStoreError, MemberFailure, now};
+use super::etcd::{FleetStore, now};
 use super::etcd_details::away;
 use super::placing::place;
 use super::record::FleetMembership;
@@ -16,6 +15,7 @@ use super::restored::SeenRecords;
 use super::share_pace::SharePace;
 use super::shares::{ShareReconciler, UnfinishedShares};
 use super::token::EtcdAccess;
+use super::user_changes::store_error;
 use crate::error::HostError;
 use crate::events::Events;
 use crate::idempotency::Idempotency;
@@ -23,23 +23,18 @@ use crate::machines::Machines;
 use crate::store::Objects;
 use crate::streaming::Streaming;
 use crate::work::blocking;
-use spillway_api::{ErrorCode, EventKind, FleetCatalog, Name, PlacerReport};
+use spillway_api::{ErrorCode, EventKind, Name, PlacerReport};
 use spillway_fleet::agent::{WantedShares, wanted};
-use spillway_fleet::changes::ChangeError;
 use spillway_fleet::election::Identity;
 use spillway_fleet::membership::{HostMembership, KnownLease, Standing, check_records, takes_part};
-use spillway_fleet::transaction::{Outcome, Revision, Transaction, Write};
-use spillway_fleet::view::{FleetView, Versioned};
+use spillway_fleet::transaction::{Outcome, Revision};
+use spillway_fleet::view::FleetView;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 
 /// Interval of the membership, and of looks at what is wanted.
 const TICK: Duration = Duration::from_secs(1);
-/// How often a change is decided anew after a conflict.
-const TRIES: u32 = 5;
-/// Longest wait until a change is in the view.
-const SEEN: Duration = Duration::from_secs(2);
 
 /// The fleet of this host. A clone is the same.
 #[derive(Clone)]
@@ -147,6 +142,12 @@ impl FleetService {
         wanted(view, &self.acting_fleet()?, &self.0.host, &self.0.host_id)
     }
 
+    /// Whether these are the records of the fleet that the host has joined, in a format that it knows.
+    pub(super) fn is_own_fleet(&self, view: &FleetView) -> bool {
+        let joined = locked(&self.0.fleet_id).clone();
+        joined.is_some_and(|joined| check_records(view, Some(&joined)).is_ok())
+    }
+
     /// Whether the host holds still, because etcd has older records than it has acted on.
     pub(super) fn holds_still(&self) -> bool {
         self.0.seen.restored().is_some()
@@ -213,92 +214,6 @@ impl FleetService {
     /// Keeps what the placer knows, for people.
     pub(super) fn keep_knowledge(&self, knowledge: PlacerReport) {
         *locked(&self.0.knowledge) = knowledge;
-    }
-
-    /// Carries out a change that `decide` bases on the records, and waits until this host sees it. `None` from it means that there is nothing
-    /// to change.
-    ///
-    /// # Errors
-    /// The change is refused, etcd does not answer, or others change the same again and again. `unavailable`: it may have been made, and the
-    /// message says what is known.
-    pub async fn change(
-        &self,
-        decide: impl Fn(&FleetView) -> Result<Option<Transaction>, ChangeError>,
-    ) -> Result<(), HostError> {
-        for _ in 0..TRIES {
-            let (decided, seen) = {
-                let view = self.view();
-                self.check_records(&view)?;
-                (decide(&view).map_err(refusal)?, view.revision)
-            };
-            let Some(transaction) = decided else { return Ok(()) };
-            match self.0.store.commit(&transaction).await.map_err(store_error)? {
-                Outcome::Applied(revision) => return self.wait_for(revision).await,
-                // Without news it conflicts again.
-                Outcome::Conflict => drop(self.wait_for(seen + 1).await),
-            }
-        }
-        let message = "others change the same record of the fleet at this time: try again";
-        Err(HostError::new(ErrorCode::Conflict, message))
-    }
-
-    /// Checks something by the records.
-    ///
-    /// # Errors
-    /// It is refused, or the records were not read yet.
-    pub fn check(&self, look: impl FnOnce(&FleetView) -> Result<(), ChangeError>) -> Result<(), HostError> {
-        let view = self.view();
-        self.check_records(&view)?;
-        look(&view).map_err(refusal)
-    }
-
-    /// Refuses what is based on records that were not read yet, or are not those of this fleet in a format that is known.
-    fn check_records(&self, view: &FleetView) -> Result<(), HostError> {
-        if view.revision == 0 {
-            let why = away(&self.0.store.health().borrow()).unwrap_or_default();
-            let message = format!("the records of the fleet were not read yet: {why}");
-            return Err(HostError::new(ErrorCode::Unavailable, message));
-        }
-        let joined = locked(&self.0.fleet_id).clone();
-        check_records(view, joined.as_deref()).map_err(|why| HostError::new(ErrorCode::Conflict, why))
-    }
-
-    /// Changes a catalog, and returns it as it is then. With `dry_run` nothing is changed, and it is returned as it would be.
-    ///
-    /// # Errors
-    /// As with [`FleetService::change`].
-    pub async fn change_catalog(
-        &self,
-        name: &Name,
-        dry_run: bool,
-        decide: impl Fn(&FleetView) -> Result<Option<Transaction>, ChangeError>,
-    ) -> Result<FleetCatalog, HostError> {
-        if !dry_run {
-            self.change(decide).await?;
-            return self.catalog(name).await;
-        }
-        let written = {
-            let view = self.view();
-            self.check_records(&view)?;
-            let decided = decide(&view).map_err(refusal)?;
-            decided.and_then(|transaction| transaction.writes.into_iter().next())
-        };
-        let Some(Write::Put(_, value)) = written else { return self.catalog(name).await };
-        let damaged = |e| HostError::new(ErrorCode::Internal, format!("a record of the fleet: {e}"));
-        let value = serde_json::from_slice(&value).map_err(damaged)?;
-        let view = self.view();
-        let modified = view.catalogs.get(name).map_or(0, |catalog| catalog.modified);
-        Ok(details::catalog(
-            &view,
-            name,
-            &Versioned { value, created: modified, modified },
-            &self.own_placer_report(),
-        ))
-    }
-
-    /// Waits until the view has the revision of a change that was made; not longer than [`SEEN`].
-    async fn wait_for(&self, revision: Revision) -> Result<(), HostError> {
-        see(&self.0.view, revision, SEEN).await
     }
 
     /// Writes what this host has to write to be a member.
@@ -446,67 +361,6 @@ impl FleetService {
     }
 }
 
-/// Waits until a view has the revision of a change that was made, for this time at most.
-///
-/// # Errors
-/// It does not have it yet: what it says of the change is not true.
-async fn see(
-    view: &watch::Sender<FleetView>,
-    revision: Revision,
-    at_most: Duration,
-) -> Result<(), HostError> {
-    let mut view = view.subscribe();
-    let seen = tokio::time::timeout(at_most, view.wait_for(|view| view.revision >= revision)).await;
-    seen.map(drop).map_err(|_| {
-        let message = format!(
-            "the change was made (revision {revision} of etcd), and this host has not seen it yet: do not repeat it, and look at the records later"
-        );
-        HostError::new(ErrorCode::Unavailable, message)
-    })
-}
-
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn refusal(e: ChangeError) -> HostError {
-    HostError::new(e.code, e.message)
-}
-
-fn store_error(e: FleetStoreError) -> HostError {
-    let code = match &e {
-        FleetStoreError::NoMember(_) | FleetStoreError::Unanswered(..) | FleetStoreError::Denied(..) => {
-            ErrorCode::Unavailable
-        }
-        // RESOURCE_EXHAUSTED: too many requests at this moment.
-        FleetStoreError::Refused(_, MemberFailure::Answer(8, _)) => ErrorCode::Unavailable,
-        FleetStoreError::QuotaExceeded(_) => ErrorCode::Exhausted,
-        FleetStoreError::NoLease | FleetStoreError::LeaseEnded(_) => ErrorCode::Conflict,
-        FleetStoreError::TooLarge(..) => ErrorCode::TooLarge,
-        _ => ErrorCode::Internal,
-    };
-    HostError::new(code, e.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use spillway_fleet::view::Update;
-
-    /// Without the error, a new catalog that the view does not have yet would be one that there is not.
-    #[tokio::test]
-    async fn a_change_that_is_not_seen_is_not_answered_from_the_records_before_it() {
-        let view = watch::Sender::new(FleetView::default());
-        view.send_modify(|view| view.apply(Update::Whole(6, Vec::new())));
-        let unseen = see(&view, 7, Duration::from_millis(50)).await.unwrap_err();
-        assert_eq!(unseen.code, ErrorCode::Unavailable);
-        assert!(unseen.message.contains("was made (revision 7 of etcd)"), "{unseen}");
-        see(&view, 6, Duration::from_millis(50)).await.unwrap();
-        let waits = see(&view, 7, Duration::from_secs(20));
-        let comes = async {
-            tokio::task::yield_now().await;
-            view.send_modify(|view| view.apply(Update::Changes(7, Vec::new())));
-        };
-        tokio::join!(waits, comes).0.unwrap();
-    }
 }

@@ -74,14 +74,23 @@ impl UnfinishedShares {
         self.refused.is_empty() && self.waiting.is_empty() && self.versions.values().all(|next| next.is_here)
     }
 
-    fn note_version(&mut self, catalog: &Name, of: &VersionName, done: Result<(), HostError>) {
-        let why = |e: &HostError| e.message.chars().take(MOST_REASON_CHARACTERS).collect();
+    /// `last`: why the last pull of the version has failed, if it has.
+    fn note_version(
+        &mut self,
+        catalog: &Name,
+        of: &VersionName,
+        done: Result<(), HostError>,
+        last: Option<String>,
+    ) {
+        let short = |why: &str| why.chars().take(MOST_REASON_CHARACTERS).collect();
         let (failed, waits) = match &done {
             Ok(()) => (None, None),
-            // It is on its way.
-            Err(e) if e.code == ErrorCode::Conflict => (None, None),
-            Err(e) if e.code == ErrorCode::Unavailable => (None, Some(why(e))),
-            Err(e) => (Some(why(e)), None),
+            // The same words from one pull to the next: other ones are a write to etcd.
+            Err(e) if e.code == ErrorCode::Conflict => (None, last.as_deref().map(short)),
+            Err(e) if e.code == ErrorCode::Unavailable => {
+                (None, Some(short(last.as_deref().unwrap_or(&e.message))))
+            }
+            Err(e) => (Some(short(&e.message)), None),
         };
         let next = NextVersion { of: of.clone(), is_here: done.is_ok(), failed, waits };
         self.versions.insert(catalog.clone(), next);
@@ -165,7 +174,8 @@ impl ShareReconciler {
                     false => Ok(()),
                 }
             });
-            left.note_version(name, of, brought);
+            let last = self.pulls.last_failure(&of.image, of.version);
+            left.note_version(name, of, brought, last);
         }
         Ok(left)
     }

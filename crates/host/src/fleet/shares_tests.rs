@@ -318,12 +318,23 @@ fn an_image_that_cannot_be_brought_is_refused_and_one_that_may_come_is_waited_fo
         let failed = json!({ "id": 7, "what": "pull", "state": { "phase": "failed", "error": error }, "done_bytes": 0, "total_bytes": 0 });
         let checked = || pulls.check(&of.image, of.version, |_| serde_json::from_value(failed.clone()).ok());
         left.note(&name("desk"), checked());
-        left.note_version(&name("desk"), &of, checked());
+        left.note_version(&name("desk"), &of, checked(), pulls.last_failure(&of.image, of.version));
         assert_eq!(left.refused.contains_key(&name("desk")), is_refused, "{code}");
         assert_eq!(left.waiting.contains_key(&name("desk")), !is_refused, "{code}");
         let next = &left.versions[&name("desk")];
         assert_eq!(next.failed.is_some(), is_refused, "{code}: a rollout that waits for it has failed");
         assert_eq!(next.waits.is_some(), !is_refused, "{code}: what it waits for is said");
+        let waits = next.waits.clone();
+        if !is_refused {
+            pulls.begun(&of.image, of.version, 8);
+            let under_way = Err(pulls.under_way(&of.image, of.version));
+            left.note_version(&name("desk"), &of, under_way, pulls.last_failure(&of.image, of.version));
+            assert_eq!(
+                left.versions[&name("desk")].waits,
+                waits,
+                "in the same words while it is tried again"
+            );
+        }
     }
 }
 

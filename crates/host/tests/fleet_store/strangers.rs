@@ -226,8 +226,14 @@ async fn a_permission_may_be_missing(program: EtcdProgram) {
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
     assert_eq!(told.lock().unwrap().wholes, 1, "the connection is the same");
+    let mut health = store.health();
+    let said = health.borrow().write_failure.clone().unwrap_or_default();
+    assert!(said.contains("permission denied") && said.contains("--fleet-user"), "{said}");
     let grant = ["role", "grant-permission", "fleet", "readwrite", "--prefix=true", PREFIX];
     cluster.ctl(&[&["--user=root:secret"], &grant[..]].concat()).unwrap();
+    // Nobody changes anything.
+    let is_over = health.wait_for(|health| health.write_failure.is_none());
+    tokio::time::timeout(4 * SOON, is_over).await.unwrap().unwrap();
     let revision = apply_at_last(&store, vec![put("a", "granted")]).await;
     until("the update", SOON, || told.lock().unwrap().revision >= revision).await;
 }

@@ -5,10 +5,11 @@
 
 use super::error::MemberFailure;
 use super::link::Link;
-use super::{now, transaction};
+use super::{now, random_below, transaction};
 use etcd_client::StatusResponse;
 use spillway_fleet::Moment;
-use std::sync::Arc;
+use spillway_fleet::keys::Key;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -20,6 +21,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 const GAP_MS: u64 = 12_000;
 /// How long a term is remembered: until then, answers of earlier terms do not count.
 const TERM_MEMORY_MS: u64 = 30_000;
+/// Time from a refused change until it is looked whether it would be refused again, and the longest time between two looks, in milliseconds.
+const LEAST_LOOK_MS: u64 = 5_000;
+const LONGEST_LOOK_MS: u64 = 300_000;
 /// The oldest version that has all that is needed: progress of watches on request, and alarms in the status.
 const OLDEST: (u32, u32) = (3, 4);
 
@@ -62,7 +66,7 @@ pub struct EtcdHealth {
     pub trouble: Option<Moment>,
     /// Why the records are not followed now, if they should be.
     pub follow_failure: Option<String>,
-    /// Why etcd lets this host change nothing, since it was last refused. Leases and changes that are followed already go on meanwhile.
+    /// Why etcd has refused the last change of this host: its user may not make it.
     pub write_failure: Option<String>,
 }
 
@@ -124,39 +128,48 @@ fn read_version(text: &str) -> Option<(u32, u32)> {
 }
 
 /// The state, as its writers have it.
-pub struct Health(watch::Sender<EtcdHealth>);
+pub struct Health {
+    state: watch::Sender<EtcdHealth>,
+    refused: Mutex<Option<RefusedChange>>,
+}
+
+/// The last change, which was refused.
+struct RefusedChange {
+    /// Keys that it was to write.
+    keys: Vec<Key>,
+    /// When it is looked whether they may be written now.
+    due: Moment,
+    /// Time until the next look, in milliseconds.
+    pause_ms: u64,
+}
 
 impl Health {
     /// Nothing has been asked yet.
     pub fn new() -> Health {
         let reach = EtcdReach::Away { since: now(), why: "it has not been asked yet".into() };
-        Health(watch::Sender::new(EtcdHealth {
-            reach,
-            last: None,
-            trouble: None,
-            follow_failure: None,
-            write_failure: None,
-        }))
+        let health =
+            EtcdHealth { reach, last: None, trouble: None, follow_failure: None, write_failure: None };
+        Health { state: watch::Sender::new(health), refused: Mutex::default() }
     }
 
     /// For readers.
     pub fn subscribe(&self) -> watch::Receiver<EtcdHealth> {
-        self.0.subscribe()
+        self.state.subscribe()
     }
 
     /// A member has said how it fares.
     pub fn observe(&self, member: &str, observation: Observation) {
-        self.0.send_modify(|health| health.observe(member, observation));
+        self.state.send_modify(|health| health.observe(member, observation));
     }
 
     /// A member has not answered, or has no leader.
     pub fn note_trouble(&self) {
-        self.0.send_modify(|health| health.trouble = Some(now()));
+        self.state.send_modify(|health| health.trouble = Some(now()));
     }
 
     /// No member answers.
     pub fn note_away(&self, why: String) {
-        self.0.send_modify(|health| {
+        self.state.send_modify(|health| {
             let since = match &health.reach {
                 EtcdReach::Away { since, .. } => *since,
                 EtcdReach::Reached { .. } => now(),
@@ -168,30 +181,54 @@ impl Health {
 
     /// Following has failed, or works.
     pub fn note_follow(&self, failure: Option<String>) {
-        self.0.send_if_modified(|health| {
+        self.state.send_if_modified(|health| {
             let changes = health.follow_failure != failure;
             health.follow_failure = failure;
             changes
         });
     }
 
-    /// A change was refused to this host, or none was.
-    pub fn note_write(&self, failure: Option<String>) {
-        self.0.send_if_modified(|health| {
+    /// A change of this host was made, or would have been if the records had been others.
+    pub fn note_allowed(&self) {
+        *self.refused() = None;
+        self.note_write(None);
+    }
+
+    /// A change of these keys was refused to this host, for this reason.
+    pub fn note_refused(&self, why: String, keys: Vec<Key>) {
+        let mut refused = self.refused();
+        let pause_ms = refused.as_ref().map_or(LEAST_LOOK_MS, |refused| refused.pause_ms);
+        let due = refused.as_ref().map_or_else(|| now().after_ms(pause_ms), |refused| refused.due);
+        *refused = Some(RefusedChange { keys, due, pause_ms });
+        drop(refused);
+        self.note_write(Some(why));
+    }
+
+    /// The keys whose change was refused, if it is time to look whether they may be changed now. Looks get rarer, because each costs etcd as much
+    /// as a change.
+    pub fn due_look(&self) -> Option<Vec<Key>> {
+        let mut refused = self.refused();
+        let refused = refused.as_mut().filter(|refused| now() >= refused.due)?;
+        refused.pause_ms = (2 * refused.pause_ms).min(LONGEST_LOOK_MS);
+        refused.due = now().after_ms(refused.pause_ms - random_below(refused.pause_ms / 4));
+        Some(refused.keys.clone())
+    }
+
+    fn refused(&self) -> MutexGuard<'_, Option<RefusedChange>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_write(&self, failure: Option<String>) {
+        self.state.send_if_modified(|health| {
             let changes = health.write_failure != failure;
             health.write_failure = failure;
             changes
         });
     }
 
-    /// Whether this host was refused its last change.
-    pub fn is_refused_writes(&self) -> bool {
-        self.0.borrow().write_failure.is_some()
-    }
-
     /// Whether an answer of this term is out of date: members have lately answered for a later one.
     pub fn is_earlier_term(&self, cluster: u64, term: u64) -> Option<MemberFailure> {
-        let health = self.0.borrow();
+        let health = self.state.borrow();
         let last = health.last.as_ref()?;
         let counts = last.cluster == cluster && now().since_ms(last.at) < TERM_MEMORY_MS;
         (counts && term < last.term).then_some(MemberFailure::EarlierTerm(term, last.term))
@@ -227,8 +264,8 @@ pub async fn keep_observing(link: Arc<Link>) {
             Ok(member) => match member.observe().await {
                 Ok(observation) => {
                     link.observe(&member, observation);
-                    if link.health.is_refused_writes() {
-                        transaction::look_whether_allowed(&link).await;
+                    if let Some(keys) = link.health.due_look() {
+                        transaction::look_whether_allowed(&link, keys).await;
                     }
                     INTERVAL
                 }

@@ -33,20 +33,23 @@ pub async fn commit(
         }
     };
     match &done {
-        Ok(_) => link.health.note_write(None),
-        Err(denied @ FleetStoreError::Denied(..)) => link.health.note_write(Some(denied.to_string())),
+        Ok(_) => link.health.note_allowed(),
+        Err(denied @ FleetStoreError::Denied(..)) => {
+            let keys = transaction.writes.iter().map(|write| write.key().clone());
+            link.health.note_refused(denied.to_string(), keys.collect());
+        }
         // These say nothing of what this host may do.
         Err(_) => {}
     }
     done
 }
 
-/// Notes whether this host may change records now. What it asks for is never done, because its comparisons exclude each other; etcd refuses
-/// it to whom it would refuse one that is done.
-pub async fn look_whether_allowed(link: &Link) {
+/// Notes whether this host may change these records now. What it asks for is never done, because its comparisons exclude each other; etcd
+/// refuses it to whom it would refuse one that is done.
+pub async fn look_whether_allowed(link: &Link, keys: Vec<Key>) {
     let never = Transaction {
-        comparisons: vec![Comparison::Created(Key::Placer, 0), Comparison::Created(Key::Placer, 1)],
-        writes: vec![Write::Delete(Key::Placer)],
+        comparisons: vec![Comparison::Created(Key::Meta, 0), Comparison::Created(Key::Meta, 1)],
+        writes: keys.into_iter().map(Write::Delete).collect(),
     };
     // What comes of it is noted.
     let _ = commit(link, &never, None).await;
@@ -70,7 +73,7 @@ fn translate(prefix: &str, transaction: &Transaction, lease: Option<i64>) -> Res
     let mut written = HashSet::new();
     let mut operations = Vec::with_capacity(writes.len());
     for write in writes {
-        let (Write::Put(key, _) | Write::PutWithLease(key, _) | Write::Delete(key)) = write;
+        let key = write.key();
         if !written.insert(key) {
             return Err(FleetStoreError::Invalid(format!("it writes {key} twice")));
         }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_testkit::disk::figure;
 use spillway_testkit::footprint::{memfd_bytes, proportional_bytes};
-use spillway_testkit::process::wait_until;
+use spillway_testkit::process::{wait_closely, wait_until};
 use spillway_testkit::{Ask, Disk, Driver, Rng, Shape};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -112,7 +112,7 @@ fn live(environment: &Environment, size_bytes: u64, written_bytes: u64) -> Resul
     // The gauges say what the disk holds now, the memfds what the host has not got back yet.
     let kept = idle.meta_bytes + size_bytes / REGION_BYTES * KEPT_OF_REGION + KEPT_BYTES;
     let mut held = 0;
-    let back = wait_until(PATIENCE, || {
+    let back = wait_closely(PATIENCE, || {
         let [slots, meta] =
             ["data", "meta"].map(|n| memfd_bytes(&[disk.supervisor()], &format!("spillway-{n}")));
         held = slots.ok()? + meta.ok()?.saturating_sub(kept);

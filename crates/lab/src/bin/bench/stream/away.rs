@@ -6,7 +6,7 @@ use super::report::Figures;
 use super::site::far;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use spillway_testkit::process::wait_until;
+use spillway_testkit::process::wait_closely;
 use spillway_testkit::store_proxy::{Away, StoreModel};
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ fn outages(bench: &Bench, figures: &mut Figures, mut errors: u64) -> Result<()> 
         let machine = format!("{CATALOG}-001");
         bench.site.store.set_model(gone())?;
         host.daemon().ask(&["machine", "start", &machine])?;
-        let missing = wait_until(SOON, || {
+        let missing = wait_closely(SOON, || {
             let stats = host.daemon().json(&["machine", "stats", &machine]).ok()?;
             (stats["chunks"]["missing"].as_u64()? > 0).then(Instant::now)
         });
