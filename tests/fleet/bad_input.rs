@@ -73,6 +73,8 @@ fn records_of_others_are_not_acted_on() {
     ] {
         changed(key, value);
         until(&host, said, |fleet| is_refused(fleet, said));
+        // What was being written has an end.
+        std::thread::sleep(Duration::from_secs(1));
         // Nobody changes them through this host.
         let before = wanted(&etcd);
         for change in changes {
@@ -86,6 +88,8 @@ fn records_of_others_are_not_acted_on() {
     }
     etcd.delete(&format!("{PREFIX}meta")).unwrap();
     until(&host, "the records are gone", |fleet| is_refused(fleet, "gone from etcd"));
+    until(&other, "there is no fleet any more", |fleet| fleet["membership"] == "no-fleet");
+    std::thread::sleep(Duration::from_secs(1));
     let before = wanted(&etcd);
     for change in changes {
         refused(&host, change, "gone from etcd");
