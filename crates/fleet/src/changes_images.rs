@@ -155,7 +155,8 @@ pub fn remove_image(view: &FleetView, name: &Name, version: u32) -> Result<Trans
     comparisons.extend(
         of_image.map(|(name, catalog)| Comparison::Modified(Key::Catalog(name.clone()), catalog.modified)),
     );
-    comparisons.truncate(MOST_OPERATIONS);
+    // That of the fleet's own record comes to them.
+    comparisons.truncate(MOST_OPERATIONS - 1);
     let mut writes = vec![Write::Delete(key)];
     let digest = &found.value.digest;
     let is_other = |other: &(&(Name, u32), &Versioned<ImageRecord>)| *other.0 != (name.clone(), version);
