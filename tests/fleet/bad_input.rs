@@ -18,6 +18,12 @@ fn wanted(etcd: &EtcdCluster) -> BTreeMap<String, EtcdRecord> {
     records
 }
 
+/// Machines of the catalog `lab` that host `a` is to have.
+fn share(etcd: &EtcdCluster) -> Option<u64> {
+    let share = etcd.records(PREFIX).unwrap().1.get("share/a/lab")?.value.clone();
+    serde_json::from_str::<Value>(&share).unwrap()["count"].as_u64()
+}
+
 fn has_trouble(fleet: &Value, said: &str) -> bool {
     fleet["etcd"]["trouble"].as_str().unwrap_or_default().contains(said)
 }
@@ -43,7 +49,7 @@ fn records_of_others_are_not_acted_on() {
     host.ask(&["fleet", "init"]).unwrap();
     until(&host, "it is a member", is_member);
 
-    // Another host with its name.
+    // A second host has the same name.
     let other = Host::new(&dir.path().join("second"), "a", &etcd).start();
     until(&other, "its name is taken", |fleet| {
         is_refused(fleet, "another host with the name a") && is_refused(fleet, "--host-name")
@@ -51,7 +57,20 @@ fn records_of_others_are_not_acted_on() {
     assert!(is_member(&host.get("/v1/fleet").unwrap()));
 
     // Records of a later version, and those of another fleet.
-    host.ask(&["fleet", "catalog", "create", "lab", "--image", "debian:1", "--count", "1"]).unwrap();
+    let image = dir.path().join("image.raw");
+    std::fs::write(&image, vec![7; 4 << 20]).unwrap();
+    host.ask(&["image", "import", "tiny", image.to_str().unwrap(), "--format", "raw"]).unwrap();
+    host.ask(&["fleet", "catalog", "create", "lab", "--image", "tiny:1", "--count", "1"]).unwrap();
+    let is_placed = |count: u64| {
+        let placed = || share(&etcd) == Some(count);
+        assert!(
+            wait_until(PATIENCE, || placed().then_some(())).is_some(),
+            "{:?}\n{}",
+            share(&etcd),
+            host.tail()
+        );
+    };
+    is_placed(1);
     let changes = [
         &["fleet", "init"][..],
         &["fleet", "placer", "off"],
@@ -66,10 +85,10 @@ fn records_of_others_are_not_acted_on() {
         meta[key] = value;
         etcd.put(&format!("{PREFIX}meta"), &meta.to_string()).unwrap();
     };
-    for (key, value, said) in [
-        ("format", json!(99), "have format 99"),
-        ("fleet_id", json!("stranger"), "etcd has another one of the same name (stranger)"),
-        ("format", json!("none"), "cannot be read"),
+    for (count, key, value, said) in [
+        (2, "format", json!(99), "have format 99"),
+        (3, "fleet_id", json!("stranger"), "etcd has another one of the same name (stranger)"),
+        (4, "format", json!("none"), "cannot be read"),
     ] {
         changed(key, value);
         until(&host, said, |fleet| is_refused(fleet, said));
@@ -80,11 +99,16 @@ fn records_of_others_are_not_acted_on() {
         for change in changes {
             refused(&host, change, said);
         }
-        // Nor does it on its own.
-        std::thread::sleep(Duration::from_secs(2));
         assert_eq!(wanted(&etcd), before);
+        // Nor does it place what they want, which it would do in their own fleet.
+        let mut lab: Value = serde_json::from_str(&before["catalogs/lab"].value).unwrap();
+        (lab["spec"]["count"], lab["generation"]) = (count.into(), count.into());
+        etcd.put(&format!("{PREFIX}catalogs/lab"), &lab.to_string()).unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(share(&etcd), Some(count - 1));
         etcd.put(&format!("{PREFIX}meta"), &meta).unwrap();
         until(&host, "it takes part again", is_member);
+        is_placed(count);
     }
     etcd.delete(&format!("{PREFIX}meta")).unwrap();
     until(&host, "the records are gone", |fleet| is_refused(fleet, "gone from etcd"));
@@ -110,7 +134,7 @@ fn records_of_others_are_not_acted_on() {
     let other = Host::new(&dir.path().join("second"), "b", &etcd).start();
     until(&other, "it is a member, too", is_member);
 
-    // Machines that no host can hold: which host has what.
+    // No host has space for these machines: it is said of each what it has.
     let create = [
         "fleet",
         "catalog",
@@ -194,6 +218,6 @@ fn is_said(program: EtcdProgram) {
         }
     }
     etcd.ctl(&["--user=root:secret", "auth", "disable"]).unwrap();
-    until(&host, "etcd is well again", |fleet| fleet["etcd"]["trouble"].is_null());
     until_done(&host, &["fleet", "placer", "on"]);
+    until(&host, "etcd is well again", |fleet| fleet["etcd"]["trouble"].is_null());
 }

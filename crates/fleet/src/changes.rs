@@ -45,17 +45,26 @@ pub(crate) fn put(key: Key, before: Revision, record: &impl Serialize) -> Transa
     }
 }
 
+/// Makes a change only if the record of the fleet is still the one that it was based on: another fleet may have the name by then. A change has one
+/// comparison less than a transaction may have, for this.
+pub fn in_this_fleet(view: &FleetView, mut change: Transaction) -> Transaction {
+    let meta = view.meta.as_ref().map_or(0, |meta| meta.modified);
+    change.comparisons.push(Comparison::Modified(Key::Meta, meta));
+    change
+}
+
 /// Creates the fleet, with this identity.
 ///
 /// # Errors
-/// There is a fleet already, or a record of one that cannot be read.
+/// There is a fleet already, or any record of one.
 pub fn init(view: &FleetView, fleet_id: &str, now: Timestamp) -> Result<Transaction, ChangeError> {
     if view.meta.is_some() || view.unreadable.contains_key(&Key::Meta.to_string()) {
         return refuse(ErrorCode::Exists, "there is a fleet of this name in etcd already".into());
     }
-    if !view.hosts.is_empty() || !view.catalogs.is_empty() {
-        let message = "etcd has hosts or catalogs of a fleet of this name, and the record of the fleet itself is gone: restore a backup of \
-                       etcd, or remove what is left of that fleet ('etcdctl del --prefix')";
+    if *view != (FleetView { revision: view.revision, ..FleetView::default() }) {
+        let message = "etcd has records of a fleet of this name, and the record of the fleet itself is gone: restore a backup of etcd. Or let \
+                       the hosts of that fleet leave it ('spillwayd leave-fleet'), and then remove what is left of it ('etcdctl del \
+                       --prefix /spillway/FLEET/')";
         return refuse(ErrorCode::Conflict, message.into());
     }
     let meta = MetaRecord { format: FORMAT, fleet_id: fleet_id.to_owned(), created: now, placer: true };

@@ -155,7 +155,7 @@ pub fn remove_image(view: &FleetView, name: &Name, version: u32) -> Result<Trans
     comparisons.extend(
         of_image.map(|(name, catalog)| Comparison::Modified(Key::Catalog(name.clone()), catalog.modified)),
     );
-    // That of the fleet's own record comes to them.
+    // One is left for the record of the fleet.
     comparisons.truncate(MOST_OPERATIONS - 1);
     let mut writes = vec![Write::Delete(key)];
     let digest = &found.value.digest;
@@ -205,6 +205,20 @@ mod tests {
     fn add(fleet: &mut Fleet, version: u32, record: &ImageRecord) {
         let added = add_image(fleet.view(), &name("debian"), version, record).unwrap().unwrap();
         assert!(matches!(fleet.commit(&added), Outcome::Applied(_)));
+    }
+
+    #[test]
+    fn an_image_of_very_many_catalogs_is_removed_in_one_transaction() {
+        let mut fleet = fleet();
+        add(&mut fleet, 1, &image('a', 0));
+        for n in 0..MOST_OPERATIONS {
+            fleet.catalog(&format!("desk-{n}"), 1, json!({ "image": "debian:7" }));
+            fleet.set(&format!("catalogs/desk-{n}"), json!({ "version": 7 }));
+        }
+        let removed = remove_image(fleet.view(), &name("debian"), 1).unwrap();
+        let removed = crate::changes::in_this_fleet(fleet.view(), removed);
+        assert_eq!(removed.comparisons.len(), MOST_OPERATIONS);
+        assert!(matches!(fleet.commit(&removed), Outcome::Applied(_)));
     }
 
     #[test]

@@ -154,7 +154,11 @@ impl HostMembership {
         if let Err(why) = check_records(view, self.fleet_id.as_deref()) {
             return refused(why);
         }
-        let Some(meta) = &view.meta else { return (Standing::NoFleet, None) };
+        let Some(meta) = &view.meta else {
+            // The next fleet of this name has not removed it.
+            self.was_recorded = false;
+            return (Standing::NoFleet, None);
+        };
         if let Some(why) = &self.held {
             return refused(why.clone());
         }

@@ -117,6 +117,23 @@ fn a_host_joins_and_a_restart_of_its_daemon_keeps_its_epoch() {
 }
 
 #[test]
+fn a_host_that_was_joining_a_fleet_that_is_gone_joins_the_next_one() {
+    let mut store = Store::default();
+    store.put("meta", &meta(FORMAT, "f"));
+    let mut host = HostMembership::new(own("one", "h"), None);
+    let lease = Some(KnownLease { id: 7, until: Moment(100_000) });
+    store.apply(host.step(&store.view(), lease, Moment(0)).1.unwrap());
+    let (standing, alive) = host.step(&store.view(), lease, Moment(0));
+    assert!(standing == Standing::Joining && alive.is_some(), "it is recorded");
+    store.0.remove("meta");
+    store.0.remove("hosts/a");
+    assert_eq!(host.step(&store.view(), lease, Moment(0)).0, Standing::NoFleet);
+    store.put("meta", &meta(FORMAT, "g"));
+    assert!(matches!(store.settle(&mut host), Standing::Member { .. }));
+    assert_eq!(host.fleet_id(), Some("g"));
+}
+
+#[test]
 fn another_boot_is_waited_for_and_one_that_stays_is_another_host() {
     let mut store = Store::default();
     store.put("meta", &meta(FORMAT, "f"));

@@ -4,12 +4,17 @@ use super::etcd::{EtcdAlarm, EtcdHealth, EtcdReach};
 use spillway_api::EtcdStatus;
 use spillway_fleet::transaction::Revision;
 
-/// Why etcd is not reached, does not tell of changes, or has refused the last change of this host; `None` if it does all that.
+/// Why etcd is not reached, or does not tell of changes; `None` if it does.
 pub(super) fn away(health: &EtcdHealth) -> Option<String> {
     match &health.reach {
-        EtcdReach::Reached { .. } => health.follow_failure.clone().or_else(|| health.write_failure.clone()),
+        EtcdReach::Reached { .. } => health.follow_failure.clone(),
         EtcdReach::Away { why, .. } => Some(why.clone()),
     }
+}
+
+/// The same, or why etcd has refused the last change of this host.
+pub(super) fn away_or_refused(health: &EtcdHealth) -> Option<String> {
+    away(health).or_else(|| health.write_failure.clone())
 }
 
 /// Describes etcd, whose members are these, at the revision that this host has seen.
@@ -19,7 +24,7 @@ pub(super) fn etcd_status(members: &[String], health: &EtcdHealth, revision: Rev
         EtcdReach::Away { .. } => None,
     };
     let alarms = health.last.iter().flat_map(|last| &last.alarms).map(|alarm| alarm_text(*alarm).to_owned());
-    let trouble: Vec<String> = away(health).into_iter().chain(alarms).collect();
+    let trouble: Vec<String> = away_or_refused(health).into_iter().chain(alarms).collect();
     EtcdStatus {
         members: members.to_vec(),
         connected,

@@ -13,6 +13,9 @@ const PAUSE: Duration = Duration::from_secs(20);
 /// How often the pause is doubled.
 const MOST_DOUBLED: u32 = 3;
 
+/// Age of a pull from which why it has failed says nothing of the next one.
+const FORGOTTEN: Duration = Duration::from_secs(600);
+
 /// The last pull of a version.
 #[derive(Debug)]
 struct BegunPull {
@@ -41,8 +44,10 @@ impl FleetPulls {
     pub fn begun(&self, name: &Name, number: u32, operation: u64) {
         let mut all = self.all();
         let before = all.remove(&(name.clone(), number));
-        let (failure, last, failures) =
-            before.map_or((None, None, 0), |pull| (pull.failure, pull.last, pull.failures));
+        let (failure, last, failures) = before.map_or((None, None, 0), |pull| {
+            let last = pull.last.filter(|_| pull.begun.elapsed() < FORGOTTEN);
+            (pull.failure, last, pull.failures)
+        });
         let pull = BegunPull { operation, begun: Instant::now(), has_failed: false, failure, last, failures };
         all.insert((name.clone(), number), pull);
     }
@@ -174,8 +179,10 @@ mod tests {
         let away = pulls.last_failure(&name, 3).unwrap();
         pulls.begun(&name, 3, 10);
         assert_eq!(pulls.last_failure(&name, 3).as_ref(), Some(&away), "the same while the next one goes on");
+        age(&pulls, FORGOTTEN);
+        pulls.begun(&name, 3, 11);
+        assert_eq!(pulls.last_failure(&name, 3), None, "another rollout, hours later");
         pulls.succeeded(&name, 3);
-        assert_eq!(pulls.last_failure(&name, 3), None);
         assert!(pulls.check(&name, 3, |_| panic!("there is none")).is_ok());
     }
 }

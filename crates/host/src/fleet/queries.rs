@@ -4,7 +4,7 @@
 //! up to [`ANSWER`] for each [`AT_A_TIME`] of them. What hosts have answered takes at most [`MOST_BYTES`] at a time, as it was sent.
 
 use super::details;
-use super::etcd_details::{away, etcd_status};
+use super::etcd_details::{away, away_or_refused, etcd_status};
 use super::service::{FleetService, locked};
 use super::token;
 use crate::error::HostError;
@@ -63,7 +63,7 @@ impl FleetService {
         let (membership, epoch, reason) = match standing {
             Standing::Connecting => (Membership::Connecting, None, away(&health)),
             Standing::NoFleet => (Membership::NoFleet, None, Some(self.no_fleet())),
-            Standing::Joining => (Membership::Joining, None, away(&health)),
+            Standing::Joining => (Membership::Joining, None, away_or_refused(&health)),
             Standing::Member { epoch } => (Membership::Member, Some(epoch), None),
             Standing::Isolated => (Membership::Isolated, None, away(&health)),
             Standing::Refused(why) => (Membership::Refused, None, Some(why)),

@@ -39,7 +39,13 @@ impl FleetService {
                 reconciler.status(&unfinished).and_then(|status| reconciler.with_images(status, &images))
             });
             let Ok(Ok(status)) = status.await else { continue };
-            if self.view().statuses.get(&self.0.host).is_some_and(|known| known.value == status) {
+            let is_new = {
+                let view = self.view();
+                // The records may be those of another fleet by now.
+                let known = view.statuses.get(&self.0.host);
+                self.takes_part(&view) && known.is_none_or(|known| known.value != status)
+            };
+            if !is_new {
                 continue;
             }
             last = Some(now());

@@ -74,7 +74,8 @@ impl UnfinishedShares {
         self.refused.is_empty() && self.waiting.is_empty() && self.versions.values().all(|next| next.is_here)
     }
 
-    /// `last`: why the last pull of the version has failed, if it has.
+    /// `last`: why the last pull of the version has failed, if it has. It is said while the next one is under way, so that the report stays the
+    /// same from one pull to the next: another one is a write to etcd.
     fn note_version(
         &mut self,
         catalog: &Name,
@@ -85,11 +86,8 @@ impl UnfinishedShares {
         let short = |why: &str| why.chars().take(MOST_REASON_CHARACTERS).collect();
         let (failed, waits) = match &done {
             Ok(()) => (None, None),
-            // The same words from one pull to the next: other ones are a write to etcd.
             Err(e) if e.code == ErrorCode::Conflict => (None, last.as_deref().map(short)),
-            Err(e) if e.code == ErrorCode::Unavailable => {
-                (None, Some(short(last.as_deref().unwrap_or(&e.message))))
-            }
+            Err(e) if e.code == ErrorCode::Unavailable => (None, Some(short(&e.message))),
             Err(e) => (Some(short(&e.message)), None),
         };
         let next = NextVersion { of: of.clone(), is_here: done.is_ok(), failed, waits };

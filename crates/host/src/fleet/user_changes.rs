@@ -10,9 +10,8 @@ use crate::error::HostError;
 use jiff::Timestamp;
 use spillway_api::{ErrorCode, FleetCatalog, Name};
 use spillway_fleet::changes::{self, ChangeError};
-use spillway_fleet::keys::Key;
 use spillway_fleet::membership::check_records;
-use spillway_fleet::transaction::{Comparison, Outcome, Revision, Transaction, Write};
+use spillway_fleet::transaction::{Outcome, Revision, Transaction, Write};
 use spillway_fleet::view::{FleetView, Versioned};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -46,13 +45,9 @@ impl FleetService {
         decide: impl Fn(&FleetView) -> Result<Option<Transaction>, ChangeError>,
     ) -> Result<(), HostError> {
         self.commit(|view| {
-            let meta = self.check_fleet(view)?;
+            self.check_fleet(view)?;
             let decided = decide(view).map_err(refusal)?;
-            // The records may be those of another fleet by now.
-            Ok(decided.map(|mut transaction| {
-                transaction.comparisons.push(Comparison::Modified(Key::Meta, meta));
-                transaction
-            }))
+            Ok(decided.map(|change| changes::in_this_fleet(view, change)))
         })
         .await
     }
@@ -87,11 +82,13 @@ impl FleetService {
         look(&view).map_err(refusal)
     }
 
-    /// Refuses what is based on records that are not those of a fleet. Returns the revision of the record of the fleet.
-    fn check_fleet(&self, view: &FleetView) -> Result<Revision, HostError> {
+    /// Refuses what is based on records that are not those of a fleet.
+    fn check_fleet(&self, view: &FleetView) -> Result<(), HostError> {
         self.check_records(view)?;
-        let meta = view.meta.as_ref().ok_or_else(|| HostError::new(ErrorCode::NotFound, self.no_fleet()))?;
-        Ok(meta.modified)
+        match view.meta {
+            Some(_) => Ok(()),
+            None => Err(HostError::new(ErrorCode::NotFound, self.no_fleet())),
+        }
     }
 
     /// Refuses what is based on records that were not read yet, or are not those of this fleet in a format that is known.

@@ -8,7 +8,7 @@ use super::link::Link;
 use super::{now, random_below, transaction};
 use etcd_client::StatusResponse;
 use spillway_fleet::Moment;
-use spillway_fleet::keys::Key;
+use spillway_fleet::transaction::Transaction;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -135,8 +135,7 @@ pub struct Health {
 
 /// The last change, which was refused.
 struct RefusedChange {
-    /// Keys that it was to write.
-    keys: Vec<Key>,
+    change: Transaction,
     /// When it is looked whether they may be written now.
     due: Moment,
     /// Time until the next look, in milliseconds.
@@ -188,30 +187,34 @@ impl Health {
         });
     }
 
-    /// A change of this host was made, or would have been if the records had been others.
-    pub fn note_allowed(&self) {
-        *self.refused() = None;
-        self.note_write(None);
+    /// This change was made, or would have been if the records had been others. It says nothing of a change of other records that was refused.
+    pub fn note_allowed(&self, change: &Transaction) {
+        let mut refused = self.refused();
+        let is_written = |key| change.writes.iter().any(|write| write.key() == key);
+        if refused.as_ref().is_some_and(|last| last.change.writes.iter().all(|write| is_written(write.key())))
+        {
+            *refused = None;
+            self.note_write(None);
+        }
     }
 
-    /// A change of these keys was refused to this host, for this reason.
-    pub fn note_refused(&self, why: String, keys: Vec<Key>) {
+    /// This change was refused to this host, for this reason.
+    pub fn note_refused(&self, why: String, change: &Transaction) {
         let mut refused = self.refused();
-        let pause_ms = refused.as_ref().map_or(LEAST_LOOK_MS, |refused| refused.pause_ms);
-        let due = refused.as_ref().map_or_else(|| now().after_ms(pause_ms), |refused| refused.due);
-        *refused = Some(RefusedChange { keys, due, pause_ms });
-        drop(refused);
+        let (pause_ms, due) = refused
+            .as_ref()
+            .map_or_else(|| (LEAST_LOOK_MS, now().after_ms(LEAST_LOOK_MS)), |last| (last.pause_ms, last.due));
+        *refused = Some(RefusedChange { change: change.clone(), due, pause_ms });
         self.note_write(Some(why));
     }
 
-    /// The keys whose change was refused, if it is time to look whether they may be changed now. Looks get rarer, because each costs etcd as much
-    /// as a change.
-    pub fn due_look(&self) -> Option<Vec<Key>> {
+    /// The change that was refused, if it is time to look whether it would be now. Looks get rarer, because each costs etcd as much as a change.
+    pub fn due_look(&self) -> Option<Transaction> {
         let mut refused = self.refused();
         let refused = refused.as_mut().filter(|refused| now() >= refused.due)?;
         refused.pause_ms = (2 * refused.pause_ms).min(LONGEST_LOOK_MS);
         refused.due = now().after_ms(refused.pause_ms - random_below(refused.pause_ms / 4));
-        Some(refused.keys.clone())
+        Some(refused.change.clone())
     }
 
     fn refused(&self) -> MutexGuard<'_, Option<RefusedChange>> {
@@ -264,8 +267,8 @@ pub async fn keep_observing(link: Arc<Link>) {
             Ok(member) => match member.observe().await {
                 Ok(observation) => {
                     link.observe(&member, observation);
-                    if let Some(keys) = link.health.due_look() {
-                        transaction::look_whether_allowed(&link, keys).await;
+                    if let Some(change) = link.health.due_look() {
+                        transaction::look_whether_allowed(&link, change).await;
                     }
                     INTERVAL
                 }
@@ -284,6 +287,8 @@ pub async fn keep_observing(link: Arc<Link>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_fleet::keys::Key;
+    use spillway_fleet::transaction::Write;
 
     fn observation(at: u64, leader: u64, term: u64) -> Observation {
         Observation {
@@ -325,6 +330,22 @@ mod tests {
         health.note_away("y".into());
         assert_eq!(reach(), EtcdReach::Away { since, why: "y".into() });
         assert!(health.subscribe().borrow().trouble >= Some(since));
+    }
+
+    #[test]
+    fn a_refused_change_is_over_when_one_of_the_same_records_is_allowed() {
+        let health = Health::new();
+        let change = |key| Transaction { comparisons: Vec::new(), writes: vec![Write::Delete(key)] };
+        let said = || health.subscribe().borrow().write_failure.clone();
+        health.note_refused("x".into(), &change(Key::Placer));
+        health.note_allowed(&change(Key::Meta));
+        assert_eq!((said(), health.due_look()), (Some("x".into()), None), "a look costs as much as a change");
+        health.refused().as_mut().unwrap().due = Moment(0);
+        assert_eq!(health.due_look(), Some(change(Key::Placer)));
+        health.note_refused("y".into(), &change(Key::Placer));
+        assert_eq!((said(), health.due_look()), (Some("y".into()), None));
+        health.note_allowed(&change(Key::Placer));
+        assert_eq!(said(), None);
     }
 
     #[test]

@@ -33,10 +33,9 @@ pub async fn commit(
         }
     };
     match &done {
-        Ok(_) => link.health.note_allowed(),
+        Ok(_) => link.health.note_allowed(transaction),
         Err(denied @ FleetStoreError::Denied(..)) => {
-            let keys = transaction.writes.iter().map(|write| write.key().clone());
-            link.health.note_refused(denied.to_string(), keys.collect());
+            link.health.note_refused(denied.to_string(), transaction)
         }
         // These say nothing of what this host may do.
         Err(_) => {}
@@ -44,15 +43,16 @@ pub async fn commit(
     done
 }
 
-/// Notes whether this host may change these records now. What it asks for is never done, because its comparisons exclude each other; etcd
-/// refuses it to whom it would refuse one that is done.
-pub async fn look_whether_allowed(link: &Link, keys: Vec<Key>) {
-    let never = Transaction {
-        comparisons: vec![Comparison::Created(Key::Meta, 0), Comparison::Created(Key::Meta, 1)],
-        writes: keys.into_iter().map(Write::Delete).collect(),
-    };
+/// Notes whether this host may make this change now. It is not made, because two comparisons that come to it exclude each other; etcd refuses it
+/// to whom it would refuse one that is made.
+pub async fn look_whether_allowed(link: &Link, mut change: Transaction) {
+    let never = [Comparison::Created(Key::Meta, 0), Comparison::Created(Key::Meta, 1)];
+    change.comparisons.truncate(MOST_OPERATIONS - never.len());
+    change.comparisons.extend(never);
+    // What was to have a lease, this host may have none for.
+    change.writes.iter_mut().for_each(|write| *write = Write::Delete(write.key().clone()));
     // What comes of it is noted.
-    let _ = commit(link, &never, None).await;
+    let _ = commit(link, &change, None).await;
 }
 
 fn translate(prefix: &str, transaction: &Transaction, lease: Option<i64>) -> Result<Txn, FleetStoreError> {
