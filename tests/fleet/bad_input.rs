@@ -46,7 +46,7 @@ fn records_of_others_are_not_acted_on() {
     let Some(etcd) = etcd(EtcdProgram::Debian34, &[]) else { return };
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let host = Host::new(&dir.path().join("first"), "a", &etcd).start();
-    host.ask(&["fleet", "init"]).unwrap();
+    until_done(&host, &["fleet", "init"]);
     until(&host, "it is a member", is_member);
 
     // A second host has the same name.
@@ -176,7 +176,7 @@ fn is_said(program: EtcdProgram) {
     let Some(etcd) = etcd(program, &["--quota-backend-bytes=2097152".into()]) else { return };
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let host = Host::new(dir.path(), "a", &etcd).start();
-    host.ask(&["fleet", "init"]).unwrap();
+    until_done(&host, &["fleet", "init"]);
     until(&host, "it is a member", is_member);
 
     let full = wait_until(PATIENCE, || {

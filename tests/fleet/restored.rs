@@ -15,7 +15,8 @@ fn a_host_holds_still_when_etcd_was_restored_until_that_is_accepted() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let host = Host::new(dir.path(), "a", &etcd);
     let daemon = host.start();
-    daemon.ask(&["fleet", "init"]).unwrap();
+    let init = wait_until(PATIENCE, || daemon.ask(&["fleet", "init"]).ok());
+    assert!(init.is_some(), "{}", daemon.tail());
     until(&daemon, "it is a member", is_member);
     daemon.ask(&["fleet", "placer", "off"]).unwrap();
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));

@@ -56,6 +56,8 @@ impl FleetService {
         &self,
         decide: impl Fn(&FleetView) -> Result<Option<Transaction>, HostError>,
     ) -> Result<(), HostError> {
+        // Just after its start a daemon has not read them yet.
+        let _ = self.wait_for(1).await;
         for _ in 0..TRIES {
             let (decided, seen) = {
                 let view = self.view();
@@ -94,7 +96,8 @@ impl FleetService {
     /// Refuses what is based on records that were not read yet, or are not those of this fleet in a format that is known.
     fn check_records(&self, view: &FleetView) -> Result<(), HostError> {
         if view.revision == 0 {
-            let why = away(&self.0.store.health().borrow()).unwrap_or_default();
+            let why = away(&self.0.store.health().borrow());
+            let why = why.unwrap_or_else(|| "etcd has not answered with all of them".into());
             let message = format!("the records of the fleet were not read yet: {why}");
             return Err(HostError::new(ErrorCode::Unavailable, message));
         }
