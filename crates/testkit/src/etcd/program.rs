@@ -6,7 +6,6 @@ use crate::has_program;
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 
 /// A version of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,12 +19,9 @@ pub enum EtcdProgram {
 impl EtcdProgram {
     /// Path of the program. That of 3.6 is built first, if it is not there.
     pub fn path(self) -> Result<PathBuf> {
-        /// One builds it, and the others wait.
-        static BUILD: Mutex<()> = Mutex::new(());
         match self {
             EtcdProgram::Debian34 => tool("etcd"),
             EtcdProgram::Go36 => {
-                let _building = BUILD.lock().unwrap_or_else(|broken| broken.into_inner());
                 let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/etcd-3.6");
                 let done = Command::new(&script).output().context("scripts/etcd-3.6")?;
                 let why = String::from_utf8_lossy(&done.stderr);
