@@ -1,4 +1,7 @@
 //! How long placing takes in a fleet of 1,000 hosts. `SPILLWAY_HOSTS=N` sets the number of hosts.
+//!
+//! The limits are of programs as users have them, and hold as they are with `cargo test --release -p spillway-fleet --test speed`. Where
+//! programs have all checks in them, and their libraries are not optimised, three times as much is allowed.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/driver.rs"]
@@ -11,6 +14,11 @@ use sample::{GIB, name};
 use serde_json::json;
 use spillway_fleet::Moment;
 use std::time::Duration;
+
+/// The limit for this build.
+fn limit(of_release: Duration) -> Duration {
+    if cfg!(debug_assertions) { 3 * of_release } else { of_release }
+}
 
 #[test]
 fn a_thousand_hosts_are_decided_on_in_time() {
@@ -42,8 +50,8 @@ fn a_thousand_hosts_are_decided_on_in_time() {
     println!("a step without news: {nothing:?}");
     let lost = (1..4).map(|n| lose(&mut driver, &format!("h{n}"))).min().unwrap();
     assert_eq!((0..10).map(|n| driver.fleet.total(&format!("c{n}"))).sum::<u64>(), u64::from(machines) * 10);
-    assert!(all < Duration::from_secs(2), "{all:?}");
-    assert!(lost < Duration::from_millis(50), "{lost:?}");
+    assert!(all < limit(Duration::from_secs(2)), "{all:?}");
+    assert!(lost < limit(Duration::from_millis(50)), "{lost:?}");
 }
 
 /// Each name is compared with those of other catalogs, which may have been made at the same time.
@@ -62,7 +70,7 @@ fn names_of_two_large_catalogs_are_given_in_time() {
     let writes: usize = commits.iter().map(|(_, transaction)| transaction.writes.len()).sum();
     println!("the first step of 50000 names on 1000 hosts: {first:?}, {writes} writes");
     assert!(writes > 2_000, "{writes}");
-    assert!(first < Duration::from_secs(2), "{first:?}");
+    assert!(first < limit(Duration::from_secs(2)), "{first:?}");
 }
 
 /// Somebody has written all shares anew, in a form that is not known here.
@@ -84,7 +92,7 @@ fn shares_that_cannot_be_read_are_looked_up_in_time() {
     });
     let least = all.min().unwrap();
     println!("one pass over 10000 shares that cannot be read: {least:?}");
-    assert!(least < Duration::from_millis(100), "{least:?}");
+    assert!(least < limit(Duration::from_millis(100)), "{least:?}");
 }
 
 /// A host is lost, and its machines are placed on others.

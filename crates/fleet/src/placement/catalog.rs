@@ -5,7 +5,7 @@
 use super::course::{Course, version_of_new};
 use super::explanation::{MOST_EXPLAINED, Obstacle, Unplaced, Why};
 use super::fill::{Candidate, Giver, lower, raise};
-use super::table::{Catalog, Cell, Host, Table};
+use super::table::{Catalog, Cell, Host, Table, Unknown};
 use super::{Cause, Change, Plan, Situation, is_replaceable};
 use crate::liveness::{Reach, Standing};
 use crate::named::NamePattern;
@@ -353,24 +353,22 @@ pub(super) fn change(
 
 /// Deletes the shares of catalogs that there are not.
 pub(super) fn delete_unknown(situation: &Situation<'_>, table: &Table<'_>, plan: &mut Plan) {
-    let view = situation.view;
-    let is_unknown = |catalog: &Name| {
-        !view.catalogs.contains_key(catalog) && !view.unreadable.contains_key(&format!("catalogs/{catalog}"))
+    let is_busy = |host: &Name, catalog: &Name| {
+        situation.written.get(host).is_some_and(|shares| shares.contains_key(catalog))
     };
-    for host in &table.hosts {
-        for (catalog, share) in view.shares.get(host.name).into_iter().flatten() {
-            let is_busy = situation.written.get(host.name).is_some_and(|shares| shares.contains_key(catalog));
-            if !is_busy && is_unknown(catalog) {
-                plan.changes.push(Change {
-                    host: host.name.clone(),
-                    catalog: catalog.clone(),
-                    from: share.value.count,
-                    to: 0,
-                    share: None,
-                    modified: share.modified,
-                    cause: Cause::Deleted,
-                });
-            }
+    let unreadable = &situation.view.unreadable;
+    for Unknown { host, catalog, share } in &table.unknown {
+        if is_busy(host, catalog) || unreadable.contains_key(&format!("catalogs/{catalog}")) {
+            continue;
         }
+        plan.changes.push(Change {
+            host: (*host).clone(),
+            catalog: (*catalog).clone(),
+            from: share.value.count,
+            to: 0,
+            share: None,
+            modified: share.modified,
+            cause: Cause::Deleted,
+        });
     }
 }

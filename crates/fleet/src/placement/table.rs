@@ -9,7 +9,7 @@ use crate::keys::Key;
 use crate::liveness::Standing;
 use crate::records::{CatalogRecord, CatalogStatus, HostRecord, ShareRecord, StatusRecord};
 use crate::transaction::Revision;
-use crate::view::FleetView;
+use crate::view::{FleetView, Versioned};
 use spillway_api::{Hypervisor, IdentityKind, Name, Need};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -110,6 +110,30 @@ pub(super) struct Table<'a> {
     pub(super) catalogs: Vec<Catalog<'a>>,
     pub(super) zones: usize,
     pub(super) unreadable: &'a Unreadable,
+    /// Shares of catalogs that there are not.
+    pub(super) unknown: Vec<Unknown<'a>>,
+}
+
+/// A share of a catalog that there is not.
+pub(super) struct Unknown<'a> {
+    pub(super) host: &'a Name,
+    pub(super) catalog: &'a Name,
+    pub(super) share: &'a Versioned<ShareRecord>,
+}
+
+/// Finds the numbers of catalogs. Quickest if it is asked in the order of their names, in which records are.
+struct Numbers<'t, 'a> {
+    names: &'t [&'a Name],
+    next: usize,
+}
+
+impl Numbers<'_, '_> {
+    fn of(&mut self, name: &Name) -> Option<usize> {
+        let is_next = self.names.get(self.next).is_some_and(|next| *next == name);
+        let found = if is_next { self.next } else { self.names.binary_search(&name).ok()? };
+        self.next = found + 1;
+        Some(found)
+    }
 }
 
 /// What cannot be read, as placing needs it.
@@ -152,57 +176,60 @@ impl<'a> Table<'a> {
             let needs = kinds.map(|kind| Amounts::of_machine(Need::of(spec, kind)));
             Catalog { name, record: &record.value, needs, cells: Vec::new() }
         });
-        let mut table = Table { hosts, catalogs: catalogs.collect(), zones, unreadable };
-        let numbers: BTreeMap<&Name, usize> =
-            table.catalogs.iter().enumerate().map(|(n, catalog)| (catalog.name, n)).collect();
+        let mut table = Table { hosts, catalogs: catalogs.collect(), zones, unreadable, unknown: Vec::new() };
+        let names: Vec<&Name> = table.catalogs.iter().map(|catalog| catalog.name).collect();
         for host in 0..table.hosts.len() {
-            table.fill(situation, host, &numbers);
+            table.fill(situation, host, &names);
         }
         table
     }
 
     /// Takes the shares of a host, and what it has reported.
-    fn fill(&mut self, situation: &Situation<'a>, number: usize, numbers: &BTreeMap<&Name, usize>) {
+    fn fill(&mut self, situation: &Situation<'a>, number: usize, names: &[&Name]) {
         let host = &mut self.hosts[number];
+        let mut numbers = Numbers { names, next: 0 };
         let mut cells: BTreeMap<usize, Cell<'a>> = BTreeMap::new();
         let empty: Cell<'a> = Cell::empty(number);
         for (name, share) in situation.view.shares.get(host.name).into_iter().flatten() {
-            let Some(catalog) = numbers.get(name) else { continue };
-            let record = self.catalogs[*catalog].record;
+            let Some(catalog) = numbers.of(name) else {
+                self.unknown.push(Unknown { host: host.name, catalog: name, share });
+                continue;
+            };
+            let record = self.catalogs[catalog].record;
             let is_current = share.value.image.is_some() && share.value.generation == record.generation;
             let (count, modified, share) = (share.value.count, share.modified, Some(&share.value));
             let (least, most) = (count, count);
-            cells.insert(*catalog, Cell { share, count, least, most, modified, is_current, ..empty });
+            cells.insert(catalog, Cell { share, count, least, most, modified, is_current, ..empty });
         }
         for (name, count) in situation.written.get(host.name).into_iter().flatten() {
-            let Some(catalog) = numbers.get(name) else { continue };
-            let cell = cells.entry(*catalog).or_insert(empty);
+            let Some(catalog) = numbers.of(name) else { continue };
+            let cell = cells.entry(catalog).or_insert(empty);
             (cell.least, cell.most) = (cell.least.min(*count), cell.most.max(*count));
             (cell.count, cell.is_busy) = (*count, true);
         }
         for (name, count) in situation.names.get(host.name).into_iter().flatten() {
-            let Some(catalog) = numbers.get(name) else { continue };
-            cells.entry(*catalog).or_insert(empty).names = *count;
+            let Some(catalog) = numbers.of(name) else { continue };
+            cells.entry(catalog).or_insert(empty).names = *count;
         }
         for (name, status) in host.status.iter().flat_map(|status| &status.catalogs) {
-            let Some(catalog) = numbers.get(name) else { continue };
-            let cell = cells.entry(*catalog).or_insert(empty);
+            let Some(catalog) = numbers.of(name) else { continue };
+            let cell = cells.entry(catalog).or_insert(empty);
             let ready = status.ready.saturating_add(status.off);
             (cell.reported, cell.ready, cell.claimed) = (status.count, ready, status.claimed);
             cell.status = Some(status);
         }
         for name in self.unreadable.of_hosts.get(host.name).into_iter().flatten() {
-            let Some(catalog) = numbers.get(name) else { continue };
-            let cell = cells.entry(*catalog).or_insert(empty);
+            let Some(catalog) = numbers.of(name) else { continue };
+            let cell = cells.entry(catalog).or_insert(empty);
             // What it is to have is not known. It has what it has reported.
             let share = Key::Share(host.name.clone(), name.clone()).to_string();
             cell.is_open = cell.status.is_none() && situation.view.unreadable.contains_key(&share);
             (cell.least, cell.most) = (0, cell.most.max(cell.reported));
             (cell.count, cell.is_unreadable) = (cell.most, true);
         }
-        let deleted = situation.known.len() > numbers.len();
-        for (name, known) in situation.known.iter().filter(|(name, _)| deleted && !numbers.contains_key(name))
-        {
+        let deleted = situation.known.len() > names.len();
+        let is_deleted = |name: &Name| deleted && names.binary_search(&name).is_err();
+        for (name, known) in situation.known.iter().filter(|(name, _)| is_deleted(name)) {
             let share = situation.view.share(host.name, name).map_or(0, |share| share.value.count);
             let reported = host.status.and_then(|status| status.catalogs.get(name)).map_or(0, |of| of.count);
             let need = Need::of(&known.value.spec.catalog, host.hypervisor);
