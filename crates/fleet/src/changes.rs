@@ -259,7 +259,7 @@ fn check_revision(
     }
 }
 
-/// The record of a catalog after a change, with another version in its history.
+/// The record of a catalog after a change, with another version in its settings and its history.
 fn moved(before: &CatalogRecord, image: &Name, version: u32, now: Timestamp) -> CatalogRecord {
     let mut record = CatalogRecord { version, generation: before.generation + 1, ..before.clone() };
     let is_current =
@@ -268,6 +268,11 @@ fn moved(before: &CatalogRecord, image: &Name, version: u32, now: Timestamp) -> 
         record.history.push(HistoryEntry { image: image.clone(), version, since: now });
         let surplus = record.history.len().saturating_sub(MOST_ENTRIES);
         record.history.drain(..surplus);
+    }
+    let named = &mut record.spec.catalog.image;
+    // Settings without a version leave it to updates.
+    if named.name != *image || named.version.is_some() {
+        *named = ImageRef { name: image.clone(), version: NonZeroU32::new(version) };
     }
     record
 }
@@ -344,10 +349,7 @@ pub fn roll_back_catalog(
             format!("catalog {name} has had no such earlier version of {image}"),
         );
     };
-    let mut record = moved(before, &image, version, now);
-    if record.spec.catalog.image.name != image {
-        record.spec.catalog.image = ImageRef { name: image, version: NonZeroU32::new(version) };
-    }
+    let record = moved(before, &image, version, now);
     let change = put(Key::Catalog(name.clone()), found.modified, &record);
     let terms = RolloutTerms { at_once: true, ..RolloutTerms::default() };
     begun(view, name, (before, &record), terms, now, change)
@@ -527,13 +529,40 @@ mod tests {
         apply(&mut view, back);
         assert_eq!(at(&view), (10, 3, 3));
         let same = replace_catalog(&view, &desk, &spec(json!({})), None, now()).unwrap();
-        assert_eq!(same, None);
+        assert_eq!(same, None, "without a version, the settings leave it to updates");
         let more = replace_catalog(&view, &desk, &spec(json!({ "count": 11 })), None, now()).unwrap();
         apply(&mut view, more.unwrap());
         assert_eq!(at(&view), (10, 4, 3), "the version stays");
         let gone = delete_catalog(&view, &desk).unwrap();
         apply(&mut view, gone);
         assert!(view.catalogs.is_empty());
+    }
+
+    #[test]
+    fn settings_with_a_version_follow_updates() {
+        let mut view = FleetView::default();
+        let desk = name("desk");
+        [3, 4].into_iter().for_each(|version| image(&mut view, version));
+        let of_file = |image: &str| spec(json!({ "image": image }));
+        let created = create_catalog(&view, &desk, &of_file("debian:3"), now()).unwrap();
+        apply(&mut view, created);
+        let is = |view: &FleetView| {
+            let record = &view.catalogs[&desk].value;
+            (record.version, record.spec.catalog.image.to_string())
+        };
+        let update = FleetCatalogUpdate { version: 4, strategy: None, max_failed: 0, deadline_seconds: None };
+        let updated = update_catalog(&view, &desk, &update, None, now()).unwrap();
+        apply(&mut view, updated);
+        assert_eq!(is(&view), (4, "debian:4".into()), "a catalog that is made again gets what this one had");
+        assert_eq!(replace_catalog(&view, &desk, &of_file("debian:4"), None, now()), Ok(None));
+        let back = replace_catalog(&view, &desk, &of_file("debian:3"), None, now()).unwrap();
+        apply(&mut view, back.unwrap());
+        assert_eq!(is(&view), (3, "debian:3".into()), "the file says what there is to be");
+        let updated = update_catalog(&view, &desk, &update, None, now()).unwrap();
+        apply(&mut view, updated);
+        let back = roll_back_catalog(&view, &desk, None, now()).unwrap();
+        apply(&mut view, back);
+        assert_eq!(is(&view), (3, "debian:3".into()));
     }
 
     #[test]
