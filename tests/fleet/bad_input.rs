@@ -6,6 +6,7 @@ use spillway_testkit::daemon::Daemon;
 use spillway_testkit::etcd::{EtcdCluster, EtcdProgram, EtcdRecord};
 use spillway_testkit::process::wait_until;
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::time::Duration;
 
 /// Longer than the lease of a host.
@@ -160,6 +161,30 @@ fn records_of_others_are_not_acted_on() {
     };
     let found = wait_until(PATIENCE, shown);
     assert!(found.is_some(), "{}", host.ask(&["fleet", "catalog", "show", "huge"]).unwrap());
+}
+
+/// The copy runs on the same kernel, as one in a container does.
+#[test]
+fn a_host_whose_records_were_copied_keeps_its_name() {
+    let Some(etcd) = etcd(EtcdProgram::Debian34, &[]) else { return };
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let [first, copy] = ["first", "copy"].map(|folder| dir.path().join(folder));
+    let host = Host::new(&first, "a", &etcd);
+    let daemon = host.start();
+    until_done(&daemon, &["fleet", "init"]);
+    until(&daemon, "it is a member", is_member);
+    drop(daemon);
+    let copied = Command::new("cp").arg("-a").args([&first, &copy]).status().unwrap();
+    assert!(copied.success());
+    let daemon = host.start();
+    until(&daemon, "it is a member again", is_member);
+    let epoch = daemon.get("/v1/fleet").unwrap()["epoch"].clone();
+    let other = Host::new(&copy, "a", &etcd).start();
+    until(&other, "the copy is refused", |fleet| {
+        is_refused(fleet, "another host runs with the identity of this one")
+    });
+    let fleet = daemon.get("/v1/fleet").unwrap();
+    assert!(is_member(&fleet) && fleet["epoch"] == epoch, "{fleet:#}");
 }
 
 #[test]

@@ -8,7 +8,9 @@ mod world;
 
 use clients::{Outcomes, Registry, one_claim};
 use spillway_testkit::Rng;
-use spillway_testkit::etcd::ProxyMode;
+use spillway_testkit::disk;
+use spillway_testkit::etcd::{EtcdRecord, ProxyMode};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,6 +20,10 @@ use world::World;
 const CLIENTS: u64 = 8;
 /// Claims on a quiet fleet whose time is measured.
 const MEASURED: usize = 200;
+/// How long nothing is written at rest.
+const REST: Duration = Duration::from_secs(10);
+/// Keys of the fleet in etcd.
+const PREFIX: &str = "/spillway/site/";
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
@@ -31,6 +37,7 @@ fn no_machine_is_claimed_twice_whatever_fails() {
     let seed = number("SPILLWAY_SEED").unwrap_or(now);
     println!("SPILLWAY_SEED={seed}");
     let mut world = World::new(number("SPILLWAY_FLEET_HOSTS").unwrap_or(3) as usize, 8);
+    rest(&world);
     measure(&world);
     let registry = Arc::new(Registry::default());
     let left = Arc::new(AtomicU64::new(claims));
@@ -99,8 +106,27 @@ fn disturb(world: &mut World, rng: &mut Rng) {
     wait(rng, 1_500);
 }
 
-/// Prints how long claims through one host of machines of others take.
+/// What is in etcd, but for what hosts report at their pace.
+fn records(world: &World) -> BTreeMap<String, EtcdRecord> {
+    let (_, mut all) = world.etcd.records(PREFIX).unwrap();
+    all.retain(|key, _| !key.starts_with("status/"));
+    all
+}
+
+/// Nothing is written at rest: with 1,000 hosts, each of them may write once in five seconds.
+fn rest(world: &World) {
+    let revision = || world.etcd.records(PREFIX).unwrap().0;
+    world.until("nothing is written", |_| {
+        let before = revision();
+        std::thread::sleep(REST);
+        revision() == before
+    });
+}
+
+/// Prints how long claims through one host of machines of others take. They write nothing to etcd, and use connections that there are.
 fn measure(world: &World) {
+    let connections = || world.hosts.iter().map(|host| host.door.connections()).sum::<u64>();
+    let before = (records(world), connections());
     let mut times: Vec<Duration> = Vec::new();
     let sockets = world.sockets();
     for request in 0..MEASURED {
@@ -118,4 +144,11 @@ fn measure(world: &World) {
     times.sort_unstable();
     let at = |part: usize| times[(times.len() - 1) * part / 100].as_secs_f64() * 1000.0;
     println!("{} claims through another host: p50 {:.1} ms, p99 {:.1} ms", times.len(), at(50), at(99));
+    assert_eq!(records(world), before.0);
+    let opened = connections() - before.1;
+    assert!(opened < times.len() as u64 / 10, "{opened} connections for {} claims", times.len());
+    // As users have the programs. Others are tested beside other tests.
+    if disk::program().unwrap().parent().is_some_and(|dir| dir.ends_with("release")) {
+        assert!(at(50) <= 5.0 && at(99) <= 25.0);
+    }
 }

@@ -28,7 +28,7 @@ pub struct Host {
 /// A fleet.
 pub struct World {
     pub hosts: Vec<Host>,
-    _etcd: EtcdCluster,
+    pub etcd: EtcdCluster,
     dir: tempfile::TempDir,
 }
 
@@ -39,10 +39,10 @@ impl World {
         let etcd = EtcdCluster::start_with(3, EtcdProgram::Debian34, &EtcdOptions::default()).unwrap();
         let image = dir.path().join("image.raw");
         std::fs::write(&image, vec![7; 4 << 20]).unwrap();
-        let mut world = World { hosts: Vec::new(), _etcd: etcd, dir };
+        let mut world = World { hosts: Vec::new(), etcd, dir };
         for number in 0..hosts {
             let folder = world.dir.path().join(format!("h{number}"));
-            world.hosts.push(Host::new(folder, number, &world._etcd.addresses()));
+            world.hosts.push(Host::new(folder, number, &world.etcd.addresses()));
         }
         world.hosts[0].send("POST", "/v1/fleet", "{}");
         world.until("all hosts are members", |world| {

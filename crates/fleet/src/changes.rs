@@ -53,19 +53,25 @@ pub fn in_this_fleet(view: &FleetView, mut change: Transaction) -> Transaction {
     change
 }
 
-/// Creates the fleet, with this identity.
+/// Creates the fleet of this name, with this identity.
 ///
 /// # Errors
 /// There is a fleet already, or any record of one.
-pub fn init(view: &FleetView, fleet_id: &str, now: Timestamp) -> Result<Transaction, ChangeError> {
+pub fn init(
+    view: &FleetView,
+    fleet: &Name,
+    fleet_id: &str,
+    now: Timestamp,
+) -> Result<Transaction, ChangeError> {
     if view.meta.is_some() || view.unreadable.contains_key(&Key::Meta.to_string()) {
         return refuse(ErrorCode::Exists, "there is a fleet of this name in etcd already".into());
     }
     if *view != (FleetView { revision: view.revision, ..FleetView::default() }) {
-        let message = "etcd has records of a fleet of this name, and the record of the fleet itself is gone: restore a backup of etcd. Or let \
-                       the hosts of that fleet leave it ('spillwayd leave-fleet'), and then remove what is left of it ('etcdctl del \
-                       --prefix /spillway/FLEET/')";
-        return refuse(ErrorCode::Conflict, message.into());
+        let message = format!(
+            "etcd has records of a fleet of this name, and the record of the fleet itself is gone: restore a backup of etcd. Or let the hosts \
+             of that fleet leave it ('spillwayd leave-fleet'), and then remove what is left of it ('etcdctl del --prefix /spillway/{fleet}/')"
+        );
+        return refuse(ErrorCode::Conflict, message);
     }
     let meta = MetaRecord { format: FORMAT, fleet_id: fleet_id.to_owned(), created: now, placer: true };
     Ok(put(Key::Meta, 0, &meta))
@@ -442,7 +448,8 @@ pub fn remove_host(view: &FleetView, name: &Name) -> Result<Transaction, ChangeE
         Comparison::Created(Key::Alive(name.clone()), 0),
     ];
     let mut writes = vec![Write::Delete(key), Write::Delete(Key::Status(name.clone()))];
-    // What does not fit into a transaction, the placer deletes.
+    // What does not fit into a transaction, the placer deletes, but for catalogs whose machines keep data: with these shares the host would
+    // go on if it joined again.
     let shares = view.shares.get(name).into_iter().flatten();
     writes.extend(shares.map(|(catalog, _)| Write::Delete(Key::Share(name.clone(), catalog.clone()))));
     writes.truncate(MOST_OPERATIONS);
@@ -493,10 +500,10 @@ mod tests {
     #[test]
     fn a_fleet_is_made_once() {
         let mut view = FleetView::default();
-        let made = init(&view, "f", now()).unwrap();
+        let made = init(&view, &name("lab"), "f", now()).unwrap();
         apply(&mut view, made);
         assert_eq!(view.meta.as_ref().unwrap().value.fleet_id, "f");
-        assert_eq!(init(&view, "g", now()).unwrap_err().code, ErrorCode::Exists);
+        assert_eq!(init(&view, &name("lab"), "g", now()).unwrap_err().code, ErrorCode::Exists);
         let off = set_placer(&view, false).unwrap();
         apply(&mut view, off);
         assert!(!view.meta.unwrap().value.placer);

@@ -118,7 +118,7 @@ struct Track {
     recorded: Option<(Revision, Moment)>,
 }
 
-/// What a placer has seen of the hosts since its term began.
+/// What a daemon has seen of the hosts: a placer since its term began, and before that as far as it has seen all ([`Liveness::watch`]).
 #[derive(Debug, Default)]
 pub struct Liveness {
     tracks: BTreeMap<Name, Track>,
@@ -145,6 +145,22 @@ impl Liveness {
             }
         }
         self.changes += u64::from(changed);
+    }
+
+    /// Takes the time, the state of etcd and the records, in a daemon that does not place: if it is elected, it knows since when a host is
+    /// silent.
+    pub fn watch(&mut self, view: &FleetView, health: &StoreHealth, now: Moment) {
+        self.forget_if_blind(health, now);
+        self.tick(health, now);
+        self.observe(view, now);
+    }
+
+    /// Forgets everything if etcd was in trouble since the last step, or the daemon stood still: a host may have had a lease meanwhile.
+    pub fn forget_if_blind(&mut self, health: &StoreHealth, now: Moment) {
+        let stood_still = self.last_step.is_some_and(|last| now.since_ms(last) > ANSWER_MS);
+        if stood_still || health.trouble > self.trouble {
+            *self = Liveness::default();
+        }
     }
 
     /// Takes the records as they are now.

@@ -243,8 +243,8 @@ impl HostMembership {
             return Ok(false);
         }
         Err(format!(
-            "another host runs with the identity of this one ({}): it is at {}, and was booted on its own (boot {}; that of this host is {}). If \
-             one of them was cloned from the other, stop its daemon, and start it with a state folder of its own",
+            "another host runs with the identity of this one ({}): it is at {}, and has records of its own (boot and file {}; those of this host \
+             are {}). If one of them was cloned from the other, stop its daemon, and start it with a state folder of its own",
             self.own.name, found.address, found.boot_id, own.boot_id
         ))
     }

@@ -69,7 +69,7 @@ pub struct DoorRecord {
 pub struct AliveRecord {
     /// Identity of the daemon's process: a daemon that finds another one here has lost its name.
     pub instance: String,
-    /// Boot of the host (`/proc/sys/kernel/random/boot_id`).
+    /// Boot of the host (`/proc/sys/kernel/random/boot_id`), and the file that has its records.
     pub boot_id: String,
     /// Address at which other hosts reach the daemon, `HOST:PORT`.
     pub address: String,

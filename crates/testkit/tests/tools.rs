@@ -1,6 +1,6 @@
 //! The scripts that bring programs for tests: several tests ask for the same one at the same time, in threads and in processes.
 //!
-//! Python and Go are stand-ins here: they fail where another one installs into the same folder, and note each installation.
+//! Python and Go are stand-ins here: they note each installation, and fail where another one installs into the same folder.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where a step fails")]
 

@@ -148,7 +148,7 @@ fn another_boot_is_waited_for_and_one_that_stays_is_another_host() {
     let mut step = |store: &Store, at| membership.step(&store.view(), lease, Moment(at));
     assert_eq!(step(&store, 1_000), (Standing::Joining, None), "the earlier lease may still end");
     let (standing, change) = step(&store, 1_000 + OTHER_BOOT_MS);
-    assert!(refusal(&standing).contains("(boot b; that of this host is c)"), "{standing:?}");
+    assert!(refusal(&standing).contains("(boot and file b; those of this host are c)"), "{standing:?}");
     assert_eq!(change, None);
     assert_eq!(store.settle(&mut first), Standing::Member { epoch }, "it goes on");
     store.0.remove("alive/a");

@@ -151,7 +151,7 @@ impl HostNames {
             Some(belief) if belief.epoch < self.highest => {
                 orders.refusal = Some(format!(
                     "etcd has older records than this host has seen (epoch {}, and the host had {}): if it was restored from a backup, \
-                     'spillwayd accept-restored-fleet' accepts its records",
+                     stop spillwayd for 20 seconds, so that the host gets a new epoch",
                     belief.epoch, self.highest
                 ));
                 None
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(case.order(Some(belief)), NameOrder::Run);
         case.names.recorded(epoch + 1);
         let orders = case.step(Some(belief), false, NOW);
-        assert!(orders.refusal.unwrap().contains("accept-restored-fleet"));
+        assert!(orders.refusal.unwrap().contains("gets a new epoch"));
         assert!(!orders.has_lease && orders.deadline.is_none());
     }
 

@@ -78,6 +78,8 @@ pub struct Placer {
     now: Moment,
     /// Time of day, for people who read the records.
     wall: Timestamp,
+    /// What it has seen of the hosts while it was not elected.
+    watched: Liveness,
     office: Option<Office>,
 }
 
@@ -113,7 +115,14 @@ struct Office {
 impl Placer {
     /// The placer of a daemon.
     pub fn new(own: Identity) -> Placer {
-        Placer { own, last_number: 0, now: Moment::default(), wall: Timestamp::UNIX_EPOCH, office: None }
+        Placer {
+            own,
+            last_number: 0,
+            now: Moment::default(),
+            wall: Timestamp::UNIX_EPOCH,
+            watched: Liveness::default(),
+            office: None,
+        }
     }
 
     /// Takes the time of day. No decision depends on it.
@@ -127,10 +136,12 @@ impl Placer {
         self.now = now;
         let Some(term) = term(view, &self.own) else {
             self.office = None;
+            self.watched.watch(view, health, now);
             return Vec::new();
         };
         if self.office.as_ref().is_none_or(|office| office.term != term) {
-            self.office = Some(Office::of(term));
+            self.watched.forget_if_blind(health, now);
+            self.office = Some(Office::of(term, std::mem::take(&mut self.watched)));
         }
         let office = self.office.as_mut().expect("it was just taken");
         office.look(view, health, now);
@@ -183,10 +194,10 @@ impl Placer {
 }
 
 impl Office {
-    fn of(term: Revision) -> Office {
+    fn of(term: Revision, liveness: Liveness) -> Office {
         Office {
             term,
-            liveness: Liveness::default(),
+            liveness,
             flights: Flights::default(),
             refusals: Refusals::default(),
             leaves: Leaves::default(),

@@ -104,7 +104,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let objects = Objects::new(Arc::new(SqliteStore::open(&dir.path().join(DATABASE)).unwrap()));
         let [fleet, host] = ["site", "a"].map(|name| name.parse().unwrap());
-        FleetMembership::open(&objects, &fleet, &host).unwrap();
+        FleetMembership::open(&objects, &fleet, &host, "boot").unwrap();
         drop(objects);
         let folder = machine_folder(dir.path()).join("desk-001");
         std::fs::create_dir_all(&folder).unwrap();

@@ -46,6 +46,8 @@ pub(super) struct NameKeeper {
     pub events: Events,
     /// Highest epoch that the host has recorded.
     pub highest_epoch: Revision,
+    /// Boot of the host, and the file of its records ([`boot_of_records`](super::record::boot_of_records)).
+    pub boot: String,
     /// Whether the records of the host are of another boot.
     pub is_other_boot: bool,
 }
@@ -133,8 +135,8 @@ impl NameKeeper {
             page.set_deadline(deadline);
         }
         if orders.record_boot {
-            let objects = self.objects.clone();
-            if let Ok(Ok(())) = blocking(move || FleetMembership::settle(&objects)).await {
+            let (objects, boot) = (self.objects.clone(), self.boot.clone());
+            if let Ok(Ok(())) = blocking(move || FleetMembership::settle(&objects, &boot)).await {
                 names.recorded_boot();
             }
         }

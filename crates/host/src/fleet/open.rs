@@ -6,7 +6,7 @@ use super::etcd::{FleetStore, FleetStoreSettings};
 use super::named::NameKeeper;
 use super::options::FleetHostSettings;
 use super::pulls::FleetPulls;
-use super::record::FleetMembership;
+use super::record::{FleetMembership, boot_of_records};
 use super::report::ReportCut;
 use super::service::{FleetParts, FleetService};
 use super::shares::ShareReconciler;
@@ -15,14 +15,13 @@ use crate::catalogs::Catalogs;
 use crate::error::HostError;
 use crate::events::Events;
 use crate::images::Images;
-use crate::machines::desired_state::boot_id;
 use crate::machines::{MachineShares, NameGate};
 use crate::registries::Registries;
 use crate::resources::budget::Capacity;
 use crate::scopes::Scopes;
 use crate::store::Objects;
 use crate::streaming::Streaming;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use spillway_api::Hypervisor;
 use spillway_fleet::membership::{HostMembership, OwnHost};
 use spillway_fleet::records::AliveRecord;
@@ -37,6 +36,8 @@ pub struct OpenFleet {
     /// Listener for other hosts. Nobody is let in before the members are known.
     pub listener: Arc<FleetListener>,
     certificate: String,
+    /// Boot of the host, and the file of its records.
+    boot: String,
 }
 
 /// Parts of the host that a fleet acts on.
@@ -75,7 +76,8 @@ impl OpenFleet {
         let door = FleetDoor::new(settings.host.clone(), &identity);
         let listener = FleetListener::open(settings.listen, &identity, door.members.clone()).await?;
         let certificate = identity.digest().to_string();
-        Ok(OpenFleet { settings, door: Arc::new(door), listener: Arc::new(listener), certificate })
+        let boot = boot_of_records(state).context("the records of this host")?;
+        Ok(OpenFleet { settings, door: Arc::new(door), listener: Arc::new(listener), certificate, boot })
     }
 
     /// Begins to take part in the fleet.
@@ -84,11 +86,11 @@ impl OpenFleet {
     /// The host is in another fleet.
     pub fn begin(self, parts: HostParts) -> Result<FleetService, HostError> {
         let FleetHostSettings { etcd, host, zone, labels, told, peers, .. } = self.settings;
-        let record = FleetMembership::open(&parts.objects, &etcd.address.fleet, &host)?;
-        let is_other_boot = record.is_of_other_boot();
+        let record = FleetMembership::open(&parts.objects, &etcd.address.fleet, &host, &self.boot)?;
+        let is_other_boot = record.is_of_other_boot(&self.boot);
         let alive = AliveRecord {
             instance: self.door.instance.clone(),
-            boot_id: boot_id(),
+            boot_id: self.boot.clone(),
             address: told,
             certificate: self.certificate,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -121,6 +123,7 @@ impl OpenFleet {
             objects: parts.objects.clone(),
             events: parts.events.clone(),
             highest_epoch: record.highest_epoch,
+            boot: self.boot,
             is_other_boot,
         };
         let service = FleetService::begin(FleetParts {

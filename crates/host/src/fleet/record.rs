@@ -4,10 +4,13 @@
 
 use crate::error::HostError;
 use crate::machines::desired_state::boot_id;
+use crate::state_folder::DATABASE;
 use crate::store::{Objects, RecordKind, StoredRecord};
 use serde::{Deserialize, Serialize};
 use spillway_api::{Catalog, ErrorCode, Name};
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use utoipa::ToSchema;
 
 const KEY: &str = "membership";
@@ -66,12 +69,27 @@ impl StoredRecord for FleetMembership {
 /// Kinds of records of this module.
 pub(crate) const RECORDS: [RecordKind; 1] = [RecordKind::of::<FleetMembership>()];
 
+/// The present boot of the host, and the file that has its records. Records that were copied are in another file, also if the copy is on the
+/// same host, or in a container with the same kernel.
+///
+/// # Errors
+/// There is no such file.
+pub fn boot_of_records(state: &Path) -> std::io::Result<String> {
+    let file = std::fs::metadata(state.join(DATABASE))?;
+    Ok(format!("{}:{:x}:{:x}", boot_id(), file.dev(), file.ino()))
+}
+
 impl FleetMembership {
     /// Opens the record of a host with this name in this fleet, or makes it.
     ///
     /// # Errors
     /// The host is in another fleet, or has another name in it, and has catalogs of it.
-    pub fn open(objects: &Objects, fleet: &Name, host: &Name) -> Result<FleetMembership, HostError> {
+    pub fn open(
+        objects: &Objects,
+        fleet: &Name,
+        host: &Name,
+        boot: &str,
+    ) -> Result<FleetMembership, HostError> {
         objects.change(|changes| {
             let found = changes.get::<FleetMembership>(KEY)?.map(|found| found.value);
             let of_fleet = |fleet: &Name| -> Result<Vec<String>, HostError> { catalogs_of(objects, fleet) };
@@ -99,7 +117,7 @@ impl FleetMembership {
                 host_id: uuid::Uuid::new_v4().to_string(),
                 fleet_id: None,
                 highest_epoch: 0,
-                boot: Some(boot_id()),
+                boot: Some(boot.to_owned()),
                 highest_revision: 0,
                 restored: None,
             };
@@ -122,18 +140,18 @@ impl FleetMembership {
     }
 
     /// Records the present boot of the host: no other host runs machines with these records any more.
-    pub fn settle(objects: &Objects) -> Result<(), HostError> {
+    pub fn settle(objects: &Objects, boot: &str) -> Result<(), HostError> {
         objects.change(|changes| {
             if let Some(found) = changes.get::<FleetMembership>(KEY)?.map(|found| found.value) {
-                changes.put(KEY, &FleetMembership { boot: Some(boot_id()), ..found });
+                changes.put(KEY, &FleetMembership { boot: Some(boot.to_owned()), ..found });
             }
             Ok(())
         })
     }
 
-    /// Whether the records of the host are of another boot: it has booted since, or they were copied.
-    pub fn is_of_other_boot(&self) -> bool {
-        self.boot.as_deref() != Some(&boot_id())
+    /// Whether the records of the host are of another boot ([`boot_of_records`]): it has booted since, or they were copied.
+    pub fn is_of_other_boot(&self, boot: &str) -> bool {
+        self.boot.as_deref() != Some(boot)
     }
 
     /// Records that the host is about to act on records of this revision.
@@ -235,8 +253,10 @@ mod tests {
     #[test]
     fn older_records_hold_the_host_until_they_are_accepted() {
         let host = TestHost::new(NO_LIMITS);
-        let open =
-            || FleetMembership::open(&host.objects, &"site".parse().unwrap(), &"a".parse().unwrap()).unwrap();
+        let open = || {
+            FleetMembership::open(&host.objects, &"site".parse().unwrap(), &"a".parse().unwrap(), "boot")
+                .unwrap()
+        };
         open();
         FleetMembership::act_on(&host.objects, 9).unwrap();
         FleetMembership::act_on(&host.objects, 7).unwrap();
@@ -253,23 +273,40 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_of_the_records_is_of_another_boot() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, copy] = ["one", "copy"].map(|folder| dir.path().join(folder));
+        for folder in [&one, &copy] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        std::fs::write(one.join(DATABASE), "records").unwrap();
+        let before = boot_of_records(&one).unwrap();
+        std::fs::write(one.join(DATABASE), "more records").unwrap();
+        std::fs::copy(one.join(DATABASE), copy.join(DATABASE)).unwrap();
+        assert_eq!(boot_of_records(&one).unwrap(), before);
+        assert_ne!(boot_of_records(&copy).unwrap(), before);
+    }
+
+    #[test]
     fn a_host_keeps_its_identity_and_leaves_a_fleet_without_its_catalogs() {
         let host = TestHost::new(NO_LIMITS);
         let name = |text: &str| text.parse::<Name>().unwrap();
-        let first = FleetMembership::open(&host.objects, &name("site"), &name("a")).unwrap();
+        let first = FleetMembership::open(&host.objects, &name("site"), &name("a"), "boot").unwrap();
         assert_eq!(first.fleet_id, None);
+        assert!(!first.is_of_other_boot("boot") && first.is_of_other_boot("boot of a copy"));
         FleetMembership::join(&host.objects, "f").unwrap();
-        let again = FleetMembership::open(&host.objects, &name("site"), &name("a")).unwrap();
+        let again = FleetMembership::open(&host.objects, &name("site"), &name("a"), "boot").unwrap();
         assert_eq!(again, FleetMembership { fleet_id: Some("f".into()), ..first.clone() });
         let owner = FleetOwner { fleet: name("site"), generation: 1, named: None };
         host.catalogs.create_for_fleet(&name("desk"), &spec(json!({})), owner).unwrap();
         for (fleet, called) in [("other", "a"), ("site", "b")] {
-            let refused = FleetMembership::open(&host.objects, &name(fleet), &name(called)).unwrap_err();
+            let refused =
+                FleetMembership::open(&host.objects, &name(fleet), &name(called), "boot").unwrap_err();
             assert!(refused.message.contains("has catalogs of it (desk)"), "{refused}");
         }
         let terms = crate::catalogs::CatalogChangeTerms::default();
         host.catalogs.delete(&name("desk"), terms).unwrap();
-        let other = FleetMembership::open(&host.objects, &name("other"), &name("a")).unwrap();
+        let other = FleetMembership::open(&host.objects, &name("other"), &name("a"), "boot").unwrap();
         assert!(other.fleet_id.is_none() && other.host_id != first.host_id);
         let owner = FleetOwner { fleet: name("other"), generation: 1, named: None };
         host.catalogs.create_for_fleet(&name("desk"), &spec(json!({})), owner).unwrap();

@@ -124,8 +124,10 @@ mod tests {
     #[tokio::test]
     async fn older_records_are_noticed_by_this_daemon_and_by_the_next_one() {
         let host = TestHost::new(NO_LIMITS);
-        let open =
-            || FleetMembership::open(&host.objects, &"site".parse().unwrap(), &"a".parse().unwrap()).unwrap();
+        let open = || {
+            FleetMembership::open(&host.objects, &"site".parse().unwrap(), &"a".parse().unwrap(), "boot")
+                .unwrap()
+        };
         let seen = SeenRecords::new(host.objects.clone(), &open());
         seen.look(&whole(3, "f"), Some("f"));
         seen.act_on(10).await.unwrap();

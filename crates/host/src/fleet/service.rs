@@ -262,7 +262,7 @@ impl FleetService {
                 Some(format!("this host is a member of the fleet {fleet} (epoch {epoch})"))
             }
             Standing::Isolated => Some(format!(
-                "this host has lost its connection to the fleet {fleet}; its machines run on: {}",
+                "this host has lost its connection to the fleet {fleet}; its machines run on, but for named ones that are paused or ended then: {}",
                 away(&self.0.store.health().borrow()).unwrap_or_else(|| "its lease has ended".into())
             )),
             Standing::Refused(why) => {

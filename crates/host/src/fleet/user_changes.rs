@@ -29,7 +29,7 @@ impl FleetService {
     pub async fn init(&self, fleet_id: &str) -> Result<(), HostError> {
         self.commit(|view| {
             self.check_records(view)?;
-            changes::init(view, fleet_id, Timestamp::now()).map(Some).map_err(refusal)
+            changes::init(view, &self.0.name, fleet_id, Timestamp::now()).map(Some).map_err(refusal)
         })
         .await
     }
@@ -119,6 +119,7 @@ impl FleetService {
             self.change(decide).await?;
             return self.catalog(name).await;
         }
+        let _ = self.wait_for(1).await;
         let written = {
             let view = self.view();
             self.check_fleet(&view)?;

@@ -36,6 +36,7 @@ struct ProxyState {
     has_ended: bool,
     /// Both ends of all connections.
     streams: Vec<TcpStream>,
+    connections: u64,
 }
 
 impl Shared {
@@ -64,7 +65,8 @@ impl EtcdProxy {
         let ip: IpAddr = origin.ip();
         let listener = TcpListener::bind((ip, 0)).with_context(|| format!("{ip}: cannot listen"))?;
         let address = listener.local_addr()?;
-        let state = ProxyState { mode: ProxyMode::Passes, has_ended: false, streams: Vec::new() };
+        let state =
+            ProxyState { mode: ProxyMode::Passes, has_ended: false, streams: Vec::new(), connections: 0 };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let of_thread = Arc::clone(&shared);
         thread::spawn(move || {
@@ -73,6 +75,7 @@ impl EtcdProxy {
                     return;
                 }
                 let Ok(client) = client else { continue };
+                of_thread.state().connections += 1;
                 // A member that is down refuses: so does the proxy then, by closing.
                 let Ok(member) = TcpStream::connect(origin) else { continue };
                 let _ = carry(&of_thread, &client, &member);
@@ -84,6 +87,11 @@ impl EtcdProxy {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Number of connections that have come.
+    pub fn connections(&self) -> u64 {
+        self.shared.state().connections
     }
 
     /// Changes what it does. Connections that have lost bytes are cut.

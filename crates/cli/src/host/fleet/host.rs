@@ -102,7 +102,11 @@ pub fn host(daemon: &Daemon, client: &Client, command: FleetHostCommand) -> Resu
         FleetHostCommand::Remove { name } => {
             let removed: Empty = client.delete(&path(&name))?;
             daemon.show(&removed, |_| {
-                format!("{name} is removed from the fleet; what is on the host itself stays as it is\n")
+                format!(
+                    "{name} is removed from the fleet. What is on the host itself stays as it is until its daemon starts with the options of \
+                     the fleet: then it joins again, and gives up the machines of the fleet that it has. To keep them there, run 'spillwayd \
+                     leave-fleet' on it first\n"
+                )
             })
         }
     }
