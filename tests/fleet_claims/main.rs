@@ -121,6 +121,10 @@ fn rest(world: &World) {
         std::thread::sleep(REST);
         revision() == before
     });
+    // Nor is that by chance.
+    let before = world.etcd.records(PREFIX).unwrap();
+    std::thread::sleep(2 * REST);
+    assert_eq!(world.etcd.records(PREFIX).unwrap(), before);
 }
 
 /// Prints how long claims through one host of machines of others take. They write nothing to etcd, and use connections that there are.

@@ -66,7 +66,8 @@ pub fn init(
     if view.meta.is_some() || view.unreadable.contains_key(&Key::Meta.to_string()) {
         return refuse(ErrorCode::Exists, "there is a fleet of this name in etcd already".into());
     }
-    if *view != (FleetView { revision: view.revision, ..FleetView::default() }) {
+    let (revision, listed, ended) = (view.revision, view.listed, view.ended.clone());
+    if *view != (FleetView { revision, listed, ended, ..FleetView::default() }) {
         let message = format!(
             "etcd has records of a fleet of this name, and the record of the fleet itself is gone: restore a backup of etcd. Or let the hosts \
              of that fleet leave it ('spillwayd leave-fleet'), and then remove what is left of it ('etcdctl del --prefix /spillway/{fleet}/')"

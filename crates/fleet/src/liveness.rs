@@ -10,7 +10,7 @@ mod ask;
 use crate::Moment;
 use crate::keys::Key;
 use crate::transaction::Revision;
-use crate::view::FleetView;
+use crate::view::{FleetView, LeaseEnd};
 use ask::Inquiry;
 pub use ask::{ANSWER_MS, Ask, VALID_MS};
 use spillway_api::Name;
@@ -102,7 +102,7 @@ impl fmt::Display for Brake {
 #[derive(Debug)]
 enum Sign {
     Alive,
-    Silent { since: Moment, inquiry: Inquiry },
+    Silent { since: Moment, end: LeaseEnd, inquiry: Inquiry },
     NeverSeen,
     Unreadable,
 }
@@ -118,7 +118,7 @@ struct Track {
     recorded: Option<(Revision, Moment)>,
 }
 
-/// What a daemon has seen of the hosts: a placer since its term began, and before that as far as it has seen all ([`Liveness::watch`]).
+/// What a daemon has seen of the hosts. It need not look at all records in time: a view tells which leases have ended meanwhile.
 #[derive(Debug, Default)]
 pub struct Liveness {
     tracks: BTreeMap<Name, Track>,
@@ -145,22 +145,6 @@ impl Liveness {
             }
         }
         self.changes += u64::from(changed);
-    }
-
-    /// Takes the time, the state of etcd and the records, in a daemon that does not place: if it is elected, it knows since when a host is
-    /// silent.
-    pub fn watch(&mut self, view: &FleetView, health: &StoreHealth, now: Moment) {
-        self.forget_if_blind(health, now);
-        self.tick(health, now);
-        self.observe(view, now);
-    }
-
-    /// Forgets everything if etcd was in trouble since the last step, or the daemon stood still: a host may have had a lease meanwhile.
-    pub fn forget_if_blind(&mut self, health: &StoreHealth, now: Moment) {
-        let stood_still = self.last_step.is_some_and(|last| now.since_ms(last) > ANSWER_MS);
-        if stood_still || health.trouble > self.trouble {
-            *self = Liveness::default();
-        }
     }
 
     /// Takes the records as they are now.
@@ -245,7 +229,7 @@ impl Liveness {
         let mut due = Vec::new();
         for (host, lost_after_ms) in stakes {
             let Some(track) = self.tracks.get(host).filter(|track| !track.is_dead) else { continue };
-            let Sign::Silent { since, inquiry } = &track.sign else { continue };
+            let Sign::Silent { since, inquiry, .. } = &track.sign else { continue };
             if now.since_ms(*since).saturating_add(ANSWER_MS) >= *lost_after_ms && inquiry.is_due(now) {
                 due.push((host, ask::witnesses(host, inquiry.rounds(), view, own, |of| self.is_alive(of))));
             }
@@ -295,7 +279,10 @@ fn seen(view: &FleetView, host: &Name, has_names: bool, before: Option<Track>, n
     let last_epoch = epoch.or(before.as_ref().and_then(|track| track.last_epoch));
     let dead_epoch = record.and_then(|record| record.value.dead_epoch);
     let is_dead = dead_epoch.is_some_and(|dead| last_epoch.is_none_or(|epoch| epoch <= dead));
-    let begins = |since: Moment| Sign::Silent { since, inquiry: Inquiry::default() };
+    let end = view.lease_end(host);
+    let begins = |since: Moment| Sign::Silent { since, end, inquiry: Inquiry::default() };
+    // Its lease was not renewed for so long when it ended.
+    let last_lease = Moment(now.0.saturating_sub(LEASE_MS));
     let has_been = has_names
         || view.statuses.contains_key(host)
         || view.shares.contains_key(host)
@@ -307,8 +294,10 @@ fn seen(view: &FleetView, host: &Name, has_names: bool, before: Option<Track>, n
     let sign = match before.map(|track| track.sign) {
         _ if is_unreadable("hosts") || is_unreadable("alive") => Sign::Unreadable,
         _ if epoch.is_some() => Sign::Alive,
-        Some(Sign::Alive) => begins(Moment(now.0.saturating_sub(LEASE_MS))),
-        Some(silent @ Sign::Silent { .. }) => silent,
+        Some(Sign::Silent { since, end: before, inquiry }) if before == end => {
+            Sign::Silent { since, end, inquiry }
+        }
+        Some(Sign::Alive | Sign::Silent { .. }) => begins(last_lease),
         _ if has_been => begins(now),
         _ => Sign::NeverSeen,
     };

@@ -84,6 +84,17 @@ pub struct FleetView {
     pub placer: Option<Versioned<PlacerRecord>>,
     /// Keys of records that cannot be read, with the reasons.
     pub unreadable: BTreeMap<String, String>,
+    /// Revision at which all records were last listed.
+    pub listed: Revision,
+    /// Hosts whose leases have ended since then, and that have none: the revision by which the last one had.
+    pub ended: BTreeMap<Name, Revision>,
+}
+
+/// The end of a host's lease, as far as it was seen. If it is another one at the next look, the host may have had a lease meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseEnd {
+    listed: Revision,
+    ended: Option<Revision>,
 }
 
 impl FleetView {
@@ -91,7 +102,7 @@ impl FleetView {
     pub fn apply(&mut self, update: Update) {
         match update {
             Update::Whole(revision, entries) => {
-                *self = FleetView { revision, ..FleetView::default() };
+                *self = FleetView { revision, listed: revision, ..FleetView::default() };
                 entries.into_iter().for_each(|(key, entry)| self.set(&key, Some(entry)));
             }
             Update::Changes(revision, changes) if revision >= self.revision => {
@@ -122,6 +133,11 @@ impl FleetView {
         self.places.get(host)?.get(&(catalog.clone(), machine.clone()))
     }
 
+    /// When the last lease of a host that has none has ended.
+    pub fn lease_end(&self, host: &Name) -> LeaseEnd {
+        LeaseEnd { listed: self.listed, ended: self.ended.get(host).copied() }
+    }
+
     fn set(&mut self, text: &str, entry: Option<Entry>) {
         self.unreadable.remove(text);
         let Ok(key) = text.parse::<Key>() else {
@@ -134,7 +150,13 @@ impl FleetView {
             Key::Meta => set_one(&mut self.meta, entry),
             Key::Placer => set_one(&mut self.placer, entry),
             Key::Host(host) => set_in(&mut self.hosts, host, entry),
-            Key::Alive(host) => set_in(&mut self.alive, host, entry),
+            Key::Alive(host) => {
+                match entry {
+                    Some(_) => self.ended.remove(&host),
+                    None => self.ended.insert(host.clone(), self.revision),
+                };
+                set_in(&mut self.alive, host, entry)
+            }
             Key::Status(host) => set_in(&mut self.statuses, host, entry),
             Key::Catalog(catalog) => set_in(&mut self.catalogs, catalog, entry),
             Key::Rollout(catalog) => set_in(&mut self.rollouts, catalog, entry),
@@ -225,7 +247,7 @@ mod tests {
         view.apply(Update::Changes(6, vec![(key("share/a/desk"), None)]));
         assert_eq!(view, before);
         view.apply(Update::Changes(9, vec![(key("share/a/desk"), None), (key("leader/placer"), None)]));
-        assert_eq!(view, FleetView { revision: 9, ..FleetView::default() });
+        assert_eq!(view, FleetView { revision: 9, listed: 7, ..FleetView::default() });
         view.apply(Update::Whole(7, all));
         assert_eq!(
             view, before,
@@ -243,6 +265,7 @@ mod tests {
         assert_eq!(keys, ["alive/a", "cats/x", "hosts/a", "share/a/desk"]);
         assert!(view.hosts.is_empty() && view.shares.is_empty());
         view.apply(Update::Changes(2, changes.map(|(key, _)| (key, None)).to_vec()));
-        assert_eq!(view, FleetView { revision: 2, ..FleetView::default() });
+        let ended = BTreeMap::from([("a".parse().unwrap(), 2)]);
+        assert_eq!(view, FleetView { revision: 2, ended, ..FleetView::default() });
     }
 }

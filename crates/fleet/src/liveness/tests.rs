@@ -76,6 +76,12 @@ fn silence_counts_from_the_last_renewal_that_is_possible() {
     seen.fleet.end_lease("h1");
     seen.after(0);
     assert_eq!(seen.standing("h1"), Standing::Silent { for_ms: 15_000, reach: Reach::Unknown });
+    seen.after(60_000);
+    // It is there and gone between two looks.
+    seen.fleet.begin_lease("h1");
+    seen.fleet.end_lease("h1");
+    seen.after(1_000);
+    assert_eq!(seen.standing("h1"), Standing::Silent { for_ms: 16_000, reach: Reach::Unknown });
 }
 
 #[test]

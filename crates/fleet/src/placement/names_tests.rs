@@ -346,7 +346,7 @@ fn a_host_that_was_removed_keeps_its_names_until_its_guard_has_ended_them() {
         driver.settle();
         driver.fleet.delete("hosts/a");
         if by_another {
-            driver.fleet.placer("p");
+            driver.restart();
         }
         // Who has not seen it alive does not know for how long it has been silent.
         let kept_s = if by_another { 49 } else { 34 };
@@ -388,7 +388,7 @@ fn a_host_of_which_only_names_are_left_may_run_them_still() {
     for key in ["hosts/a", "status/a", "share/a/desk", &format!("place/a/desk/desk-{of_a:03}")] {
         driver.fleet.delete(key);
     }
-    driver.fleet.placer("p");
+    driver.restart();
     driver.settle();
     assert_eq!((driver.after_s(49), count(&driver, "a?")), (0, 1));
     driver.after_s(3);

@@ -40,6 +40,8 @@ const CONFLICT_MS: u64 = 1_000;
 const APART_MS: u64 = 10_000;
 /// Time within which another conflict of a catalog is none of a change that somebody has just made.
 const AGAIN_MS: u64 = 5_000;
+/// Least time between two looks of a daemon that does not place.
+const WATCH_MS: u64 = 1_000;
 /// Longest time until everything is looked at again, whether or not it has changed.
 const REVIEW_MS: u64 = 60_000;
 
@@ -78,9 +80,27 @@ pub struct Placer {
     now: Moment,
     /// Time of day, for people who read the records.
     wall: Timestamp,
-    /// What it has seen of the hosts while it was not elected.
-    watched: Liveness,
+    watch: Watch,
     office: Option<Office>,
+}
+
+/// What a daemon that does not place has seen of the hosts, so that it knows since when they are silent if it is elected.
+#[derive(Debug, Default)]
+struct Watch {
+    liveness: Liveness,
+    /// Revision of the records that it has last looked at, and when that was.
+    seen: Option<(Revision, Moment)>,
+}
+
+impl Watch {
+    /// Takes the records. Reports of all hosts change them all the time, so that it does not look at all of them.
+    fn look(&mut self, view: &FleetView, now: Moment) {
+        let is_due = |(revision, at)| revision != view.revision && now.since_ms(at) >= WATCH_MS;
+        if self.seen.is_none_or(is_due) {
+            self.seen = Some((view.revision, now));
+            self.liveness.observe(view, now);
+        }
+    }
 }
 
 /// What a placer remembers in one term.
@@ -120,7 +140,7 @@ impl Placer {
             last_number: 0,
             now: Moment::default(),
             wall: Timestamp::UNIX_EPOCH,
-            watched: Liveness::default(),
+            watch: Watch::default(),
             office: None,
         }
     }
@@ -135,13 +155,16 @@ impl Placer {
     pub fn step(&mut self, view: &FleetView, health: &StoreHealth, now: Moment) -> Vec<PlacerAction> {
         self.now = now;
         let Some(term) = term(view, &self.own) else {
-            self.office = None;
-            self.watched.watch(view, health, now);
+            if let Some(office) = self.office.take() {
+                self.watch = Watch { liveness: office.liveness, ..Watch::default() };
+            }
+            self.watch.look(view, now);
             return Vec::new();
         };
         if self.office.as_ref().is_none_or(|office| office.term != term) {
-            self.watched.forget_if_blind(health, now);
-            self.office = Some(Office::of(term, std::mem::take(&mut self.watched)));
+            let watched = std::mem::take(&mut self.watch).liveness;
+            let liveness = self.office.take().map_or(watched, |office| office.liveness);
+            self.office = Some(Office::of(term, liveness));
         }
         let office = self.office.as_mut().expect("it was just taken");
         office.look(view, health, now);

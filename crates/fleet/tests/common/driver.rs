@@ -42,6 +42,12 @@ impl Driver {
         }
     }
 
+    /// A daemon that was just started is elected.
+    pub fn restart(&mut self) {
+        self.placer = Placer::new(identity("p"));
+        self.fleet.placer("p");
+    }
+
     /// One step. The transactions are not carried out.
     pub fn step(&mut self) -> Vec<(u64, Transaction)> {
         let mut commits = Vec::new();

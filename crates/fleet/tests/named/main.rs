@@ -89,7 +89,11 @@ fn fault(world: &mut World) -> Result<(), String> {
         0 | 1 => world.nodes[number].stopped_until = until,
         2 if !world.nodes[number].is_off => world.nodes[number].paused_until = until,
         3..=5 => world.nodes[number].cut_until = until,
-        6 => world.nodes[number].lag_ms = if world.rng.chance(2) { 20_000 } else { world.rng.below(2_000) },
+        // Its watch is late, or its member of etcd stands still, until all comes at once.
+        6 => {
+            let late = world.rng.below(2_000);
+            world.nodes[number].lag_ms = *world.rng.pick(&[late, 100, 20_000, 120_000]);
+        }
         7 => {
             if let Some(lease) = world.store.lease_of(&key) {
                 world.store.end_lease(lease, now);

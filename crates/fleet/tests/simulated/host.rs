@@ -154,6 +154,8 @@ pub struct Host {
     /// Until when it has no connection to etcd, and to other hosts.
     pub cut_until: u64,
     pub alone_until: u64,
+    /// Since when its daemon answers others.
+    pub reached_since: u64,
     pub lease: Option<LeaseId>,
     renewed: Moment,
     next_renewal: u64,
@@ -192,6 +194,7 @@ impl Host {
             paused_until: 0,
             cut_until: 0,
             alone_until: 0,
+            reached_since: 0,
             lease: None,
             renewed: Moment(0),
             next_renewal: random.below(RENEW_MS),

@@ -12,6 +12,8 @@ use spillway_fleet::transaction::{Comparison, Outcome, Revision, Transaction};
 use std::collections::{BTreeMap, BTreeSet};
 
 const TICK_MS: u64 = 250;
+/// A daemon that has answered others for so long is not replaced.
+const REACHED_MS: u64 = 40_000;
 
 /// How often something happened, over all fleets.
 #[derive(Debug, Default)]
@@ -21,8 +23,6 @@ pub struct Seen {
     pub conflicts: u64,
     pub lost_answers: u64,
     pub replaced: u64,
-    /// Hosts that were replaced while their daemons ran and reached others.
-    pub replaced_while_reached: u64,
     pub leaders: u64,
     pub compactions: u64,
     /// Claims of machines, and what people did to hosts: they drained them, or declared them dead.
@@ -146,6 +146,9 @@ impl World {
             self.happen(event, seen);
         }
         for n in 0..self.hosts.len() {
+            if !self.hosts[n].has_peers(self.now) {
+                self.hosts[n].reached_since = self.now;
+            }
             let messages = self.hosts[n].tick(&mut self.store, self.now, &mut self.random);
             messages.into_iter().for_each(|message| self.send(n, message));
         }
@@ -243,10 +246,19 @@ impl World {
         seen.terms += (self.terms.len() - known) as u64;
         for comparison in &transaction.comparisons {
             if let Comparison::Created(Key::Alive(host), 0) = comparison {
+                let record = self.store.entries.get(&format!("hosts/{host}")).map(|entry| &entry.value);
+                let record: Option<Value> = record.and_then(|value| serde_json::from_slice(value).ok());
+                let is_dead = record.is_none_or(|record| !record["dead_epoch"].is_null());
                 let host = &self.hosts[self.index(host).unwrap()];
-                let reached = host.has_peers(self.now.saturating_sub(25_000)) && host.has_peers(self.now);
                 seen.replaced += 1;
-                seen.replaced_while_reached += u64::from(reached);
+                // Whoever was asked has answered within some seconds, which counts for ten.
+                let is_reached = self.now - host.reached_since > REACHED_MS;
+                assert!(
+                    is_dead || self.breaks_peers || !is_reached,
+                    "{} is replaced, and its daemon has answered since {}",
+                    host.name,
+                    host.reached_since
+                );
             }
         }
         Some(outcome)
