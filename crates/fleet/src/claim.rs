@@ -7,7 +7,7 @@
 use crate::Moment;
 use crate::records::CatalogStatus;
 use crate::transaction::Revision;
-use crate::view::FleetView;
+use crate::view::{FleetView, LeaseEnd};
 use spillway_api::Name;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -167,9 +167,9 @@ fn counts(at: Moment, now: Moment) -> bool {
     now.since_ms(at) < TAKEN_MS
 }
 
-/// Since when this daemon has seen no lease of hosts.
+/// Since when this daemon has seen no lease of hosts, and by which end of one.
 #[derive(Clone, Debug, Default)]
-pub struct Departures(BTreeMap<Name, Moment>);
+pub struct Departures(BTreeMap<Name, (Moment, LeaseEnd)>);
 
 impl Departures {
     /// Takes the records as they are now.
@@ -177,7 +177,12 @@ impl Departures {
         let gone = |host: &Name| !view.alive.contains_key(host) && !is_dead(view, host);
         self.0.retain(|host, _| view.hosts.contains_key(host) && gone(host));
         for host in possible_holders(view).into_iter().filter(gone) {
-            self.0.entry(host).or_insert(now);
+            let end = view.lease_end(&host);
+            let (since, before) = self.0.entry(host).or_insert((now, end));
+            // It may have been back meanwhile.
+            if std::mem::replace(before, end) != end {
+                *since = now;
+            }
         }
     }
 
@@ -193,8 +198,10 @@ impl Departures {
         let counted = possible_holders(view).into_iter().filter(|host| !is_dead(view, host)).count();
         let is_braked = silent >= 2 && 3 * silent > counted;
         // It may be back since the records were observed last.
-        let is_silent = !view.alive.contains_key(host)
-            && self.0.get(host).is_some_and(|since| now.since_ms(*since) >= lost_after_ms);
+        let is_over = |(since, end): &(Moment, LeaseEnd)| {
+            *end == view.lease_end(host) && now.since_ms(*since) >= lost_after_ms
+        };
+        let is_silent = !view.alive.contains_key(host) && self.0.get(host).is_some_and(is_over);
         is_dead(view, host) || is_silent && !is_braked
     }
 }
@@ -373,6 +380,12 @@ mod tests {
         departures.observe(&view, now);
         assert!(!departures.is_lost(&view, &c, 45_000, now.after_ms(44_999)));
         assert!(departures.is_lost(&view, &c, 45_000, now.after_ms(45_000)));
+        // It was back between two looks.
+        leave(&mut view, "c");
+        assert!(!departures.is_lost(&view, &c, 45_000, now.after_ms(45_000)));
+        departures.observe(&view, now.after_ms(10_000));
+        assert!(!departures.is_lost(&view, &c, 45_000, now.after_ms(54_999)));
+        assert!(departures.is_lost(&view, &c, 45_000, now.after_ms(55_000)));
         leave(&mut view, "d");
         departures.observe(&view, now);
         let later = now.after_ms(60_000);
