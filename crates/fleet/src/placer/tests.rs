@@ -348,7 +348,7 @@ fn the_declaration_of_a_host_that_has_come_back_is_ended() {
 
 #[test]
 fn who_is_elected_has_seen_since_when_a_host_is_silent() {
-    // Another daemon was the placer before, or this one, or none of both after another lease that it did not look at.
+    // Another daemon was the placer before, or this one; or the host was back between two looks.
     for (before, has_missed_a_lease) in [("h0", false), ("p", false), ("h0", true)] {
         let mut driver = driver(4, 40);
         driver.settle();
