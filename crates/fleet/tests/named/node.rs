@@ -275,9 +275,13 @@ impl Node {
             let is_claimed = self.claimed.get(machine).is_some_and(|until| now < *until);
             // One that is given up goes when its claim has ended; one that is given to others at once.
             let is_given_up = place.is_none_or(|place| place.is_leaving && !is_claimed);
+            // It was forked before the host stood still, with the settings of that time: the catalog's batches restart it.
+            let is_outdated =
+                place.is_some_and(|place| place.on_isolation != vmm.on_isolation) && !is_claimed;
             match orders.order(machine, Some(&vmm.uuid), vmm.on_isolation) {
                 _ if is_given_up => vmm.ends = vmm.ends.or(Some(now + ends_in)),
                 NameOrder::End => vmm.ends = vmm.ends.or(Some(now + ends_in)),
+                NameOrder::Run if is_outdated => vmm.ends = vmm.ends.or(Some(now + ends_in)),
                 NameOrder::Run => vmm.phase = Phase::Running,
                 NameOrder::Pause if vmm.phase == Phase::Running => vmm.phase = Phase::Paused,
                 NameOrder::Pause | NameOrder::GoOn => {}
