@@ -38,7 +38,8 @@ fn machines_of_a_lost_host_are_made_elsewhere_and_given_up_when_it_returns() {
     lose(&mut world, placer, boots);
 }
 
-/// A host loses its power, and its machines get ready elsewhere in time, where eight boots at once take so long. Its name.
+/// A host loses its power: its share must move to another host, and the machine be ready there, in time. `boots` is how long eight machines
+/// took to boot at once. Returns the name of the host.
 fn lose(world: &mut World, victim: usize, boots: Duration) -> String {
     let name = world.hosts[victim].name.clone();
     let braked = Cell::new(false);

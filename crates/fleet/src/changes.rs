@@ -565,7 +565,7 @@ mod tests {
         assert_eq!(replace_catalog(&view, &desk, &of_file("debian:4"), None, now()), Ok(None));
         let back = replace_catalog(&view, &desk, &of_file("debian:3"), None, now()).unwrap();
         apply(&mut view, back.unwrap());
-        assert_eq!(is(&view), (3, "debian:3".into()), "the file says what there is to be");
+        assert_eq!(is(&view), (3, "debian:3".into()), "a file with another version brings that version");
         let updated = update_catalog(&view, &desk, &update, None, now()).unwrap();
         apply(&mut view, updated);
         let back = roll_back_catalog(&view, &desk, None, now()).unwrap();

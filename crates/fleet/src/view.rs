@@ -86,7 +86,7 @@ pub struct FleetView {
     pub unreadable: BTreeMap<String, String>,
     /// Revision at which all records were last listed.
     pub listed: Revision,
-    /// Hosts whose leases have ended since then, and that have none: the revision by which the last one had.
+    /// Hosts whose leases have ended since then, and that have none now, with the revision at which that was seen.
     pub ended: BTreeMap<Name, Revision>,
 }
 
