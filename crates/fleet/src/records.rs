@@ -158,6 +158,9 @@ pub struct CatalogStatus {
     /// Generation of the share that the host has refused.
     #[serde(default, skip_serializing_if = "is_none")]
     pub refused_generation: u64,
+    /// Version of that share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_version: Option<VersionName>,
     /// What the host waits for before it does what its share says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,

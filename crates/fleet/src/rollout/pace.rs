@@ -308,7 +308,10 @@ impl Pace<'_> {
         let mut first = None;
         for member in self.scene.members.iter().filter(|member| self.is_started(member)) {
             let Some(status) = member.status else { continue };
-            if let Some(why) = status.refused.as_ref().filter(|_| !self.to.is_taken(status)) {
+            // What it has refused before says nothing of this version.
+            let refuses =
+                status.refuses(member.share.generation) && status.refused_version.as_ref() == Some(self.to);
+            if let Some(why) = status.refused.as_ref().filter(|_| refuses && !self.to.is_taken(status)) {
                 return Some(format!("host '{}' refuses {}: {why}", member.name, self.to));
             }
             let before = self.tracker.failed_before.get(member.name).copied().unwrap_or(0);
@@ -425,7 +428,9 @@ impl Pace<'_> {
 
     /// Whether a host can get the version now.
     fn is_next(&self, member: &Member<'_>) -> bool {
-        let refuses = member.status.is_some_and(|status| status.refused.is_some());
+        // A version that it has not taken may be why it refuses, and another one mends that.
+        let has = member.share.version_name(self.scene.catalog);
+        let refuses = member.status.is_some_and(|status| status.refused.is_some() && has.is_taken(status));
         let has_version = self.record.at_once || self.has_version(member) && !refuses;
         !self.is_started(member) && has_version && member.is_alive
     }

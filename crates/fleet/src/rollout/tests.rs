@@ -325,10 +325,40 @@ fn what_makes_no_progress_halts_with_the_reason() {
     assert!(world.why().starts_with("no progress"));
 }
 
+/// Fields of a report: the host has refused a share of this generation and version.
+fn refused(why: &str, generation: u64, version: u32) -> Value {
+    let version = json!({ "image": "debian", "version": version });
+    json!({ "refused": why, "refused_generation": generation, "refused_version": version })
+}
+
+/// A rollback has brought a version to all hosts, and one does not have it.
+#[test]
+fn a_host_that_refuses_the_version_that_it_is_to_have_now_gets_the_next_one() {
+    let mut world = World::new(2, 3, json!({ "waves": ["1", "100%"] }));
+    let hosts = world.hosts();
+    for host in &hosts {
+        let has = if *host == hosts[0] { 9 } else { 1 };
+        world.change(host, json!({ "version": has }));
+    }
+    world.change(&hosts[0], refused("it is not there", 1, 1));
+    world.update(2);
+    world.bring();
+    for _ in &hosts {
+        let started = world.with(2);
+        assert_eq!(world.state(), FleetRolloutState::Running, "what it has refused before halts nothing");
+        started.iter().for_each(|host| world.well(host));
+        world.driver.settle();
+    }
+    assert_eq!((world.state(), world.with(2).len()), (FleetRolloutState::Done, 2));
+}
+
 #[test]
 fn a_host_that_refuses_or_is_lost_halts_it() {
     let (mut world, first) = World::begun(4, 5, json!({}));
-    world.change(&first, json!({ "refused": "no space" }));
+    world.change(&first, refused("no space", 2, 1));
+    world.driver.settle();
+    assert_eq!(world.state(), FleetRolloutState::Running, "it has refused what it was to have before");
+    world.change(&first, refused("no space", 2, 2));
     world.driver.settle();
     assert_eq!(world.why(), format!("host '{first}' refuses debian:2: no space"));
     let (mut world, first) = World::begun(5, 2, json!({}));

@@ -458,6 +458,9 @@ impl Host {
                 claimed: machines.all.iter().filter(|machine| machine.is_claimed).count() as u32,
                 spared: machines.all.iter().filter(is_spared).count() as u32,
                 refused_generation: if refused.is_some() { machines.generation } else { 0 },
+                refused_version: refused
+                    .is_some()
+                    .then(|| VersionName { image: name("debian"), version: machines.version }),
                 refused,
                 next,
                 ..CatalogStatus::default()

@@ -4,7 +4,7 @@
 
 use super::named::is_named;
 use super::naming::NamePattern;
-use super::{Catalogs, spec};
+use super::{Catalogs, ChangedBy, spec};
 use crate::error::HostError;
 use crate::machines::MachineDeleteTerms;
 use crate::machines::desired_state::DesiredState;
@@ -182,6 +182,10 @@ impl Catalogs {
             may_go(changes)?;
             let mut catalog = self.found(changes, &machine.catalog, None, terms.by)?;
             catalog.spec.count = catalog.spec.count.saturating_sub(1);
+            if matches!(terms.by, ChangedBy::Fleet { .. }) {
+                // The fleet gives each host its part of the warm machines, which is at most its share.
+                catalog.spec.warm = catalog.spec.warm.min(catalog.spec.count);
+            }
             spec::check(&catalog.name, &catalog.spec)?;
             changes.put(catalog.name.as_str(), &catalog);
             forget(changes, machine, terms.with_data)?;

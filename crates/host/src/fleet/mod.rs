@@ -30,6 +30,8 @@ mod share_pace;
 mod shares;
 mod token;
 mod user_changes;
+#[cfg(test)]
+mod whole_fleet_tests;
 
 pub(crate) use image_details::{image as fleet_image, images as fleet_images};
 pub use leaving::{accept_restored_fleet, leave_fleet};

@@ -62,6 +62,7 @@ impl ShareReconciler {
                 image: Some(catalog.spec.image.name.clone()),
                 refused: None,
                 refused_generation: 0,
+                refused_version: None,
                 waiting: None,
                 next: None,
             };
@@ -70,7 +71,9 @@ impl ShareReconciler {
         for (name, why) in &left.refused {
             let of = status.catalogs.entry(name.clone()).or_default();
             of.refused = Some(why.clone());
-            of.refused_generation = left.generations.get(name).copied().unwrap_or(0);
+            if let Some((generation, version)) = left.shares.get(name) {
+                (of.refused_generation, of.refused_version) = (*generation, Some(version.clone()));
+            }
         }
         for (name, why) in &left.waiting {
             status.catalogs.entry(name.clone()).or_default().waiting = Some(why.clone());

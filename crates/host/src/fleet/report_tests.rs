@@ -2,7 +2,7 @@
 
 use super::*;
 use serde_json::json;
-use spillway_fleet::records::NextVersion;
+use spillway_fleet::records::{NextVersion, VersionName};
 use std::collections::BTreeMap;
 
 /// A report of so many catalogs, whose numbers are as long as they get, with reasons of so many characters.
@@ -24,6 +24,7 @@ fn report(catalogs: usize, reason: usize) -> StatusRecord {
         failed: 13,
         refused: Some("é".repeat(reason)),
         refused_generation: 1234,
+        refused_version: Some(VersionName { image: "windows-11-desktop".parse().unwrap(), version: 1234 }),
         waiting: None,
         next: Some(next),
     };

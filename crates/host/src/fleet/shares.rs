@@ -60,8 +60,8 @@ pub struct ShareReconciler {
 pub struct UnfinishedShares {
     /// Why the host does not do what it is to do.
     pub refused: BTreeMap<Name, String>,
-    /// Generations of the shares that are refused, as far as they are known.
-    pub generations: BTreeMap<Name, u64>,
+    /// Generations and versions of the shares that are refused, as far as they are known.
+    pub shares: BTreeMap<Name, (u64, VersionName)>,
     /// What the host waits for.
     pub waiting: BTreeMap<Name, String>,
     /// Versions that the host is to have before they are rolled out.
@@ -110,6 +110,12 @@ fn is_named(catalog: &Catalog) -> bool {
     catalog.fleet.as_ref().is_some_and(|owner| owner.named.is_some())
 }
 
+/// The version that machines of a share are to have.
+fn version_of(wanted: &WantedCatalog) -> VersionName {
+    let image = &wanted.spec.image;
+    VersionName { image: image.name.clone(), version: image.version.map_or(0, NonZeroU32::get) }
+}
+
 /// So many machines are to be given up, and cannot be yet.
 fn still_claimed(machines: u32) -> HostError {
     let message = match machines {
@@ -149,7 +155,7 @@ impl ShareReconciler {
             };
             left.note(name, done);
             if left.refused.contains_key(name) {
-                left.generations.insert(name.clone(), wanted.generation);
+                left.shares.insert(name.clone(), (wanted.generation, version_of(wanted)));
             }
         }
         let is_left = |catalog: &&Catalog| {
@@ -340,10 +346,7 @@ impl ShareReconciler {
 
     /// Refuses until the host has the version of a catalog's image. Begins to bring it from the fleet's registry.
     fn bring_image(&self, wanted: &WantedCatalog) -> Result<(), HostError> {
-        let image = &wanted.spec.image;
-        let version = image.version.map_or(0, NonZeroU32::get);
-        let of = VersionName { image: image.name.clone(), version };
-        self.bring(&of, wanted.source.as_ref(), wanted.spec.residency)
+        self.bring(&version_of(wanted), wanted.source.as_ref(), wanted.spec.residency)
     }
 
     /// Refuses until the host has a version. Begins to bring it from the fleet's registry.

@@ -176,6 +176,7 @@ fn a_refusal_says_which_share_it_is_about() {
         let status = world.reconciler.status(&world.reconcile()).unwrap();
         let of = &status.catalogs[&name("desk")];
         assert!(of.refused.as_ref().unwrap().contains("the host has no debian:7"), "{of:?}");
+        assert_eq!(of.refused_version.as_ref().unwrap().to_string(), "debian:7");
         (of.generation, of.refused_generation, of.count)
     };
     assert_eq!(refused(&world), (0, 4, 0), "it was never made");

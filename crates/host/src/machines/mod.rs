@@ -23,6 +23,8 @@ mod guest_agent;
 mod guests;
 mod host;
 mod host_start;
+#[cfg(test)]
+pub(crate) mod imagined;
 pub mod leftovers;
 pub mod names;
 mod neighbours;

@@ -86,7 +86,7 @@ impl Overseer {
 
     /// Makes one pass over all catalogs. Returns the time until the next one is needed, and the failures: a failure of
     /// one catalog does not affect the others.
-    fn reconcile(&self) -> Result<(Duration, Failures), HostError> {
+    pub(super) fn reconcile(&self) -> Result<(Duration, Failures), HostError> {
         // Read catalogs before machines: a machine that reports its version now has not read an older catalog since.
         let catalogs = self.catalogs.list()?;
         let rests = self.gate.is_closed()?;

@@ -147,6 +147,19 @@ mod tests {
         assert_eq!((counts.count, counts.claimed, counts.ready), (2, 2, 0));
     }
 
+    /// A share may fall below what was warm on the host.
+    #[test]
+    fn warm_machines_are_given_up_like_others() {
+        let host = TestHost::new(NO_LIMITS);
+        let desk: Name = "desk".parse().unwrap();
+        host.catalogs.create_for_fleet(&desk, &spec(json!({ "count": 4, "warm": 3 })), owner()).unwrap();
+        for (count, warm) in [(3, 3), (1, 1), (0, 0)] {
+            assert_eq!(shares(&host).shrink(&desk, count, 2).unwrap(), count);
+            let is = host.catalogs.get(&desk).unwrap().spec;
+            assert_eq!((is.count, is.warm), (count, warm));
+        }
+    }
+
     #[test]
     fn what_is_the_hosts_own_is_not_given_up() {
         let host = TestHost::new(NO_LIMITS);

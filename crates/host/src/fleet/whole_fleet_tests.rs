@@ -1,0 +1,609 @@
+//! A fleet whose hosts carry out their shares in real records, as daemons do: placing, rollouts and elections of the fleet, and on each host
+//! what makes catalogs of shares, its batches and its report, all of it the daemon's own. Imagined are etcd, which answers late and loses
+//! answers, time, and what VMMs do.
+//!
+//! `SPILLWAY_WHOLE_FLEETS=N` sets the number of fleets, `SPILLWAY_SEED=N` the first seed. One that fails says both.
+
+#[path = "../../../fleet/tests/common/rng.rs"]
+mod rng;
+#[path = "../../../fleet/tests/common/sample.rs"]
+mod sample;
+
+use super::boot_set_waits::BootSetWaits;
+use super::pulls::FleetPulls;
+use super::report::ReportCut;
+use super::share_pace::SharePace;
+use super::shares::{ShareReconciler, UnfinishedShares};
+use crate::events::Events;
+use crate::images::Images;
+use crate::machines::MachineShares;
+use crate::machines::imagined::{Boot, ImaginedMachines, claim};
+use crate::machines::testing::TestHost;
+use crate::operations::Operations;
+use crate::registries::Registries;
+use crate::resources::budget::Capacity;
+use jiff::Timestamp;
+use rng::Rng;
+use sample::{Fleet, GIB, identity, name};
+use serde_json::json;
+use spillway_api::{FleetCatalogUpdate, FleetHostAction, Hypervisor, Name, RolloutAction};
+use spillway_fleet::Moment;
+use spillway_fleet::agent::wanted;
+use spillway_fleet::changes::{
+    ChangeError, change_host, create_catalog, delete_catalog, replace_catalog, roll_back_catalog,
+    update_catalog,
+};
+use spillway_fleet::election::candidacy;
+use spillway_fleet::keys::Key;
+use spillway_fleet::liveness::StoreHealth;
+use spillway_fleet::placer::{Placer, PlacerAction};
+use spillway_fleet::records::StatusRecord;
+use spillway_fleet::rollout::change_rollout;
+use spillway_fleet::transaction::{Comparison, Outcome, Transaction, Write};
+use spillway_fleet::view::FleetView;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+const HOSTS: usize = 4;
+/// Catalogs of the fleet. Machines of the first one start by themselves, and of the others some are kept ready.
+const CATALOGS: [&str; 2] = ["desk", "pool"];
+/// A version whose machines often do not boot, and one that some hosts do not have.
+const BAD: u32 = 3;
+const MISSING: u32 = 4;
+const GOOD: [u32; 3] = [1, 2, 5];
+/// Time of a turn of all hosts.
+const TURN_MS: u64 = 1_000;
+/// Turns with faults, and within how many further ones all is as it should be.
+const TROUBLED: u64 = 240;
+const MENDED: u64 = 2_000;
+/// Within how many turns a host that is back is no more missed.
+const MISSED: u64 = 40;
+/// Nothing may change for so many turns then: longer than anybody waits to look at everything again.
+const QUIET: u64 = 70;
+const LEASE_TURNS: u64 = 15;
+const REPORT_TURNS: u64 = 10;
+
+/// How a host is at this time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Up,
+    /// It reaches etcd no more, and others reach it.
+    CutOff,
+    /// It is without power.
+    Off,
+}
+
+struct SimulatedHost {
+    name: Name,
+    records: TestHost,
+    reconciler: ShareReconciler,
+    machines: ImaginedMachines,
+    pace: SharePace,
+    unfinished: UnfinishedShares,
+    placer: Placer,
+    /// The records as it has last seen them.
+    shown: FleetView,
+    state: State,
+    /// Turns until it is as before, and since it has renewed its lease.
+    back_in: u64,
+    silent_for: u64,
+    reported: u64,
+}
+
+impl SimulatedHost {
+    fn new(number: usize) -> SimulatedHost {
+        let capacity = Capacity {
+            ram_bytes: 12 * GIB,
+            ram_percent: 100,
+            host_bytes: 12 * GIB,
+            reserve_bytes: 0,
+            memory_percent: 100,
+            host_cpus: 64,
+            vcpu_percent: 100,
+        };
+        let records = TestHost::new(capacity);
+        for version in GOOD.into_iter().skip(1).chain([BAD]) {
+            records.version(version, 2 << 20);
+        }
+        if number != 0 {
+            records.version(MISSING, 2 << 20);
+        }
+        let reconciler = ShareReconciler {
+            fleet: name("site"),
+            catalogs: records.catalogs.clone(),
+            machines: MachineShares::of(&records.reader, &records.catalogs),
+            images: Images::of_whole(&records.objects, &records.stores),
+            registries: Registries::new(records.objects.clone(), Operations::default(), "/nowhere".into()),
+            pulls: FleetPulls::default(),
+            boot_sets: BootSetWaits::default(),
+            capacity,
+            hypervisor: Hypervisor::Qemu,
+            events: Events::open(&records.path("events-of-fleet"), &mut |why| panic!("{why}")),
+            cut: ReportCut::default(),
+        };
+        let name = name(&format!("h{number}"));
+        SimulatedHost {
+            machines: ImaginedMachines::new(&records),
+            placer: Placer::new(identity(name.as_str())),
+            name,
+            records,
+            reconciler,
+            pace: SharePace::default(),
+            unfinished: UnfinishedShares::default(),
+            shown: FleetView::default(),
+            state: State::Up,
+            back_in: 0,
+            silent_for: 0,
+            reported: 0,
+        }
+    }
+
+    /// Machines of a catalog in its records.
+    fn count(&self, catalog: &Name) -> usize {
+        self.records.catalogs.machines(Some(catalog)).unwrap_or_default().len()
+    }
+
+    /// What it has, in its records and otherwise.
+    fn describe(&self) -> String {
+        let catalogs = self.records.catalogs.list().unwrap();
+        let catalogs = catalogs.iter().map(|of| {
+            let counts = self.reconciler.machines.counts(&of.name).unwrap();
+            format!("{}:{} {:?} {counts:?}", of.name, of.version, of.rollout)
+        });
+        let catalogs: Vec<String> = catalogs.collect();
+        format!("{} {:?}: {} left {:?}", self.name, self.state, catalogs.join("; "), self.unfinished)
+    }
+}
+
+/// A transaction that is under way: whose, its number, and turns until it comes.
+struct Flight {
+    from: usize,
+    number: u64,
+    transaction: Transaction,
+    instance: u64,
+    comes_in: u64,
+}
+
+/// How often something happened.
+#[derive(Debug, Default)]
+struct Seen {
+    replaced: u64,
+    rolled: u64,
+    halted: u64,
+    conflicts: u64,
+    lost_answers: u64,
+    claims: u64,
+    waited_for_claims: u64,
+    failed: u64,
+    refused: u64,
+    terms: u64,
+    slowest: u64,
+}
+
+struct World {
+    random: Rng,
+    fleet: Fleet,
+    hosts: Vec<SimulatedHost>,
+    flights: Vec<Flight>,
+    /// Starts of each host's daemon: answers for an earlier one are lost.
+    starts: [u64; HOSTS],
+    turn: u64,
+    begin: Instant,
+    has_faults: bool,
+    /// Versions that a host was ever told to give machines of a catalog.
+    told: BTreeMap<(Name, Name), BTreeSet<u32>>,
+    claimed: BTreeSet<(usize, Name)>,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut world = World {
+            random: Rng(seed ^ 0xF1EE7),
+            fleet: Fleet::new(),
+            hosts: (0..HOSTS).map(SimulatedHost::new).collect(),
+            flights: Vec::new(),
+            starts: [0; HOSTS],
+            turn: 0,
+            begin: Instant::now(),
+            has_faults: true,
+            told: BTreeMap::new(),
+            claimed: BTreeSet::new(),
+        };
+        for n in 0..HOSTS {
+            let host = world.hosts[n].name.to_string();
+            world
+                .fleet
+                .set(&format!("hosts/{host}"), json!({"host_id": host, "zone": format!("z{}", n % 2)}));
+            world.fleet.begin_lease(&host);
+        }
+        (0..CATALOGS.len()).for_each(|n| world.create(n));
+        world
+    }
+
+    fn now(&self) -> Moment {
+        Moment(1_000_000 + self.turn * TURN_MS)
+    }
+
+    /// People ask for a change. Whether it was made.
+    fn ask(&mut self, decide: impl Fn(&FleetView) -> Result<Option<Transaction>, ChangeError>) -> bool {
+        let Ok(Some(change)) = decide(self.fleet.view()) else { return false };
+        matches!(self.commit(&change), Outcome::Applied(_))
+    }
+
+    fn create(&mut self, n: usize) {
+        let count = 2 + self.random.below(8);
+        let mut spec = json!({"image": "debian:1", "count": count, "ram_bytes": GIB / 2, "memory_bytes": GIB / 2,
+            "lost_after_seconds": 20, "waves": ["1", "50%", "100%"], "autostart": n == 0});
+        spec["warm"] = json!(if n == 0 { 0 } else { count / 2 });
+        let spec = serde_json::from_value(spec).unwrap();
+        self.ask(|view| create_catalog(view, &name(CATALOGS[n]), &spec, Timestamp::UNIX_EPOCH).map(Some));
+    }
+
+    fn update(&mut self, catalog: &Name, version: u32) -> bool {
+        let update =
+            FleetCatalogUpdate { version, strategy: None, max_failed: 0, deadline_seconds: Some(60) };
+        self.ask(|view| update_catalog(view, catalog, &update, None, Timestamp::UNIX_EPOCH).map(Some))
+    }
+
+    fn scale(&mut self, catalog: &Name, count: u32) {
+        self.ask(|view| {
+            let Some(found) = view.catalogs.get(catalog) else { return Ok(None) };
+            let mut spec = found.value.spec.clone();
+            spec.catalog.count = count;
+            spec.catalog.warm = spec.catalog.warm.min(count);
+            replace_catalog(view, catalog, &spec, None, Timestamp::UNIX_EPOCH)
+        });
+    }
+
+    /// People, and what befalls hosts.
+    fn meddle(&mut self, seen: &mut Seen) {
+        let n = self.random.below(CATALOGS.len() as u64) as usize;
+        let catalog = name(CATALOGS[n]);
+        let host = self.random.below(HOSTS as u64) as usize;
+        let of = self.hosts[host].name.clone();
+        match self.random.below(90) {
+            0 | 1 => {
+                let version = *self.random.pick(&[1, 2, BAD, MISSING, 5]);
+                self.update(&catalog, version);
+            }
+            2 => {
+                let actions = [RolloutAction::Pause, RolloutAction::Resume, RolloutAction::Abort];
+                let action = *self.random.pick(&actions);
+                self.ask(|view| change_rollout(view, &catalog, action, Timestamp::UNIX_EPOCH));
+            }
+            3 => {
+                self.ask(|view| roll_back_catalog(view, &catalog, None, Timestamp::UNIX_EPOCH).map(Some));
+            }
+            4 | 5 => {
+                let count = self.random.below(12) as u32;
+                self.scale(&catalog, count);
+            }
+            6 if self.random.chance(3) => {
+                self.ask(|view| delete_catalog(view, &catalog).map(Some));
+            }
+            7 => self.create(n),
+            8 => {
+                let action = *self.random.pick(&[FleetHostAction::Drain, FleetHostAction::Cordon]);
+                self.ask(|view| change_host(view, &of, action).map(Some));
+            }
+            9 | 10 => _ = self.ask(|view| change_host(view, &of, FleetHostAction::Uncordon).map(Some)),
+            11 => {
+                self.ask(|view| change_host(view, &of, FleetHostAction::DeclareDead).map(Some));
+            }
+            12 if self.hosts[host].state == State::Up => {
+                let state = *self.random.pick(&[State::CutOff, State::Off]);
+                self.stop(host, state);
+            }
+            13..=20 => self.claim(host, seen),
+            _ => {}
+        }
+    }
+
+    /// A host is cut off, or off, for some time. A daemon that begins anew knows nothing but its records.
+    fn stop(&mut self, n: usize, state: State) {
+        let turns = 5 + self.random.below(80);
+        let host = &mut self.hosts[n];
+        (host.state, host.back_in) = (state, turns);
+        if state == State::Off {
+            host.machines.lose_power(&host.records);
+            host.placer = Placer::new(identity(host.name.as_str()));
+            (host.pace, host.unfinished) = (SharePace::default(), UnfinishedShares::default());
+            host.shown = FleetView::default();
+            self.starts[n] += 1;
+        }
+    }
+
+    /// Somebody claims a machine that is ready, or releases one.
+    fn claim(&mut self, n: usize, seen: &mut Seen) {
+        let host = &self.hosts[n];
+        if host.state == State::Off {
+            return;
+        }
+        let held: Vec<&Name> = self.claimed.iter().filter(|(of, _)| *of == n).map(|(_, name)| name).collect();
+        if !held.is_empty() && self.random.chance(2) {
+            let machine = (*self.random.pick(&held)).clone();
+            claim(&host.records, &machine, false);
+            self.claimed.remove(&(n, machine));
+            return;
+        }
+        let free: Vec<&Name> = host.machines.ready().filter(|name| !held.contains(name)).collect();
+        let there = host.records.catalogs.machines(None).unwrap();
+        let is_there = |name: &Name| there.iter().any(|machine| machine.name == *name);
+        if let Some(machine) = free.into_iter().find(|name| is_there(name)).cloned() {
+            claim(&host.records, &machine, true);
+            self.claimed.insert((n, machine));
+            seen.claims += 1;
+        }
+    }
+
+    fn commit(&mut self, transaction: &Transaction) -> Outcome {
+        let outcome = self.fleet.commit(transaction);
+        if let Outcome::Applied(_) = outcome {
+            for write in &transaction.writes {
+                if let Write::Put(Key::Share(host, catalog), bytes) = write {
+                    let share: spillway_fleet::records::ShareRecord = serde_json::from_slice(bytes).unwrap();
+                    self.told.entry((host.clone(), catalog.clone())).or_default().insert(share.version);
+                }
+            }
+        }
+        outcome
+    }
+
+    fn turn(&mut self, seen: &mut Seen) {
+        self.turn += 1;
+        if self.has_faults {
+            self.meddle(seen);
+        }
+        self.land(seen);
+        for n in 0..HOSTS {
+            self.lease(n);
+            if self.hosts[n].state != State::Off {
+                self.work(n, seen);
+                self.place(n, seen);
+            }
+        }
+        self.check_always();
+    }
+
+    /// Transactions that have arrived are carried out, and some answers are lost.
+    fn land(&mut self, seen: &mut Seen) {
+        let (due, open): (Vec<Flight>, Vec<Flight>) =
+            std::mem::take(&mut self.flights).into_iter().partition(|flight| flight.comes_in == 0);
+        self.flights = open;
+        self.flights.iter_mut().for_each(|flight| flight.comes_in -= 1);
+        for Flight { from, number, transaction, instance, .. } in due {
+            let reaches = self.hosts[from].state == State::Up;
+            let is_lost = self.has_faults && self.random.chance(20);
+            let outcome = if reaches { Some(self.commit(&transaction)) } else { None };
+            seen.conflicts += u64::from(outcome == Some(Outcome::Conflict));
+            seen.lost_answers += u64::from(is_lost);
+            if instance == self.starts[from] {
+                self.hosts[from].placer.ended(number, outcome.filter(|_| !is_lost));
+            }
+        }
+    }
+
+    /// The lease of a host that does not renew it ends, and with it its office.
+    fn lease(&mut self, n: usize) {
+        let host = &mut self.hosts[n];
+        let name = host.name.to_string();
+        if host.state == State::Up {
+            host.silent_for = 0;
+            if !self.fleet.view().alive.contains_key(&host.name) {
+                self.fleet.begin_lease(&name);
+            }
+            return;
+        }
+        host.silent_for += 1;
+        host.back_in -= 1;
+        if host.back_in == 0 {
+            host.state = State::Up;
+        }
+        if host.silent_for == LEASE_TURNS {
+            self.fleet.end_lease(&name);
+            let leader = self.fleet.view().placer.as_ref().map(|leader| leader.value.host.clone());
+            if leader.as_ref() == Some(&self.hosts[n].name) {
+                self.fleet.delete("leader/placer");
+            }
+        }
+    }
+
+    /// The daemon carries out its shares, looks after its machines, and reports.
+    fn work(&mut self, n: usize, seen: &mut Seen) {
+        let is_late = self.has_faults && self.random.chance(4);
+        let (view, random) = (self.fleet.view(), &mut self.random);
+        let host = &mut self.hosts[n];
+        if host.state == State::Up && !is_late {
+            host.shown = view.clone();
+        }
+        let now = self.begin + Duration::from_millis(self.turn * TURN_MS);
+        if let Some(shares) = wanted(&host.shown, "x", &host.name, host.name.as_str())
+            && host.pace.is_due(&shares, now)
+        {
+            host.unfinished = host.reconciler.reconcile(&shares).unwrap();
+            host.pace.note(shares, !host.unfinished.is_empty(), now);
+            seen.refused += u64::from(!host.unfinished.refused.is_empty());
+            let waits = |why: &String| why.contains("claimed");
+            seen.waited_for_claims += u64::from(host.unfinished.waiting.values().any(waits));
+        }
+        host.machines.step(&host.records, |version, has_failed| match random.below(4) {
+            0 if has_failed => Boot::GoesOn,
+            0 if version == BAD => {
+                seen.failed += 1;
+                Boot::Fails
+            }
+            0 | 1 if !has_failed => Boot::GoesOn,
+            _ => Boot::Later,
+        });
+        let is_due = self.turn >= host.reported + REPORT_TURNS;
+        if host.state == State::Up && is_due && host.shown.alive.contains_key(&host.name) {
+            let status = host.reconciler.status(&host.unfinished).unwrap();
+            let known = host.shown.statuses.get(&host.name).map(|known| &known.value);
+            if known != Some(&status) {
+                host.reported = self.turn;
+                let transaction = report(&host.name, &status);
+                self.commit(&transaction);
+            }
+        }
+    }
+
+    /// The daemon's part in placing.
+    fn place(&mut self, n: usize, seen: &mut Seen) {
+        let now = self.now();
+        let host = &mut self.hosts[n];
+        let is_up = host.state == State::Up;
+        if is_up && let Some(transaction) = candidacy(&host.shown, &identity(host.name.as_str()), true) {
+            seen.terms += u64::from(matches!(self.fleet.commit(&transaction), Outcome::Applied(_)));
+        }
+        for action in host.placer.step(&host.shown, &StoreHealth::default(), now) {
+            match action {
+                PlacerAction::Commit { number, transaction } => {
+                    let replaces = |of: &Comparison| matches!(of, Comparison::Created(Key::Alive(_), 0));
+                    seen.replaced += u64::from(transaction.comparisons.iter().any(replaces));
+                    let comes_in = self.random.below(if self.has_faults { 4 } else { 2 });
+                    let instance = self.starts[n];
+                    self.flights.push(Flight { from: n, number, transaction, instance, comes_in });
+                }
+                PlacerAction::Ask(ask) => {
+                    for by in ask.of {
+                        let state = |of: &Name| {
+                            let number: usize = of.as_str()[1..].parse().unwrap();
+                            self.hosts[number].state
+                        };
+                        if state(&by) != State::Off {
+                            let reaches = state(&ask.about) != State::Off;
+                            self.hosts[n].placer.answered(&ask.about, &by, reaches);
+                        }
+                    }
+                }
+                PlacerAction::Event(event) => {
+                    seen.halted += u64::from(event.text.contains("halted"));
+                    trace(self.turn, &event.text);
+                }
+            }
+        }
+    }
+
+    /// What holds at each moment.
+    fn check_always(&self) {
+        for (n, machine) in &self.claimed {
+            let there = self.hosts[*n].records.catalogs.machine(machine);
+            assert!(there.is_ok(), "{machine} was claimed, and host {n} has given it up");
+        }
+        for host in &self.hosts {
+            let machines = host.records.catalogs.machines(None).unwrap();
+            let catalog_of: BTreeMap<&Name, &Name> =
+                machines.iter().map(|machine| (&machine.name, &machine.catalog)).collect();
+            for (machine, version) in host.machines.versions() {
+                let Some(catalog) = catalog_of.get(machine) else { continue };
+                let told = self.told.get(&(host.name.clone(), (*catalog).clone()));
+                let is_told = told.is_some_and(|told| told.contains(&version));
+                assert!(is_told, "{machine} runs version {version}, and {} was told {told:?}", host.name);
+            }
+        }
+    }
+
+    /// Whether each catalog has as many machines as it should have, with its version, and nobody has anything left to do.
+    fn why_not_whole(&self) -> Option<String> {
+        let view = self.fleet.view();
+        for catalog in CATALOGS.map(name) {
+            let record = view.catalogs.get(&catalog).map(|record| &record.value);
+            let count = record.map_or(0, |record| record.spec.catalog.count as usize);
+            let all: usize = self.hosts.iter().map(|host| host.count(&catalog)).sum();
+            if all != count {
+                return Some(format!("{catalog} has {all} of {count} machines"));
+            }
+            let Some(record) = record else { continue };
+            let rollout = view.rollouts.get(&catalog).map(|rollout| &rollout.value);
+            if rollout.is_some_and(|rollout| rollout.is_open()) {
+                return Some(format!("{catalog}: {rollout:?}"));
+            }
+            for host in self.hosts.iter().filter(|host| host.count(&catalog) > 0) {
+                let of = host.records.catalogs.get(&catalog).unwrap();
+                let counts = host.reconciler.machines.counts(&catalog).unwrap();
+                let is_done = counts.updated == counts.count && of.rollout.is_none();
+                let reported = view.statuses.get(&host.name).map(|status| &status.value);
+                let is_reported = reported == Some(&host.reconciler.status(&host.unfinished).unwrap());
+                if of.version != record.version || !is_done || !host.unfinished.is_empty() || !is_reported {
+                    return Some(format!("{catalog} on {}: {counts:?}", host.name));
+                }
+            }
+        }
+        None
+    }
+
+    /// All faults end, people take a good version, and the fleet comes to rest.
+    fn mend(&mut self, seen: &mut Seen) {
+        self.has_faults = false;
+        for (n, machine) in std::mem::take(&mut self.claimed) {
+            claim(&self.hosts[n].records, &machine, false);
+        }
+        for n in 0..HOSTS {
+            self.hosts[n].back_in = self.hosts[n].back_in.min(1);
+            let host = self.hosts[n].name.clone();
+            self.ask(|view| change_host(view, &host, FleetHostAction::Uncordon).map(Some));
+        }
+        // A host that was lost when an update has begun halts it.
+        (0..MISSED).for_each(|_| self.turn(seen));
+        for n in 0..CATALOGS.len() {
+            self.create(n);
+            let catalog = name(CATALOGS[n]);
+            let is = self.fleet.view().catalogs[&catalog].value.version;
+            let good: Vec<u32> = GOOD.into_iter().filter(|version| *version != is).collect();
+            let version = *self.random.pick(&good);
+            assert!(self.update(&catalog, version));
+        }
+        let begin = self.turn;
+        while let Some(why) = self.why_not_whole() {
+            let took = self.turn - begin;
+            let hosts: Vec<String> = self.hosts.iter().map(SimulatedHost::describe).collect();
+            assert!(took < MENDED, "after {took} turns without faults {why}\n{}", hosts.join("\n"));
+            self.turn(seen);
+        }
+        seen.slowest = seen.slowest.max(self.turn - begin);
+        let (revision, records) = (self.fleet.revision(), self.revisions());
+        (0..QUIET).for_each(|_| self.turn(seen));
+        assert_eq!(self.why_not_whole(), None, "it does not stay so");
+        assert_eq!(self.fleet.revision(), revision, "something is written at rest");
+        assert_eq!(self.revisions(), records, "a host changes its catalogs at rest");
+        seen.rolled += CATALOGS.len() as u64;
+    }
+
+    /// Revisions of all catalogs on all hosts.
+    fn revisions(&self) -> Vec<u64> {
+        let catalogs = self.hosts.iter().flat_map(|host| host.records.catalogs.list().unwrap());
+        catalogs.map(|catalog| catalog.revision).collect()
+    }
+}
+
+/// The report of a host.
+fn report(host: &Name, status: &StatusRecord) -> Transaction {
+    let writes = vec![Write::Put(Key::Status(host.clone()), serde_json::to_vec(status).unwrap())];
+    Transaction { comparisons: Vec::new(), writes }
+}
+
+fn trace(turn: u64, text: &str) {
+    if std::env::var_os("SPILLWAY_TRACE").is_some() {
+        println!("{turn}: {text}");
+    }
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|number| number.parse().unwrap())
+}
+
+/// Whatever has happened before, each machine that the fleet wants is in the records of one host, with the version that it is to have, and then
+/// nobody changes anything.
+#[test]
+fn hosts_with_real_records_come_to_what_the_fleet_wants_and_rest() {
+    let (first, fleets) =
+        (number("SPILLWAY_SEED").unwrap_or(0), number("SPILLWAY_WHOLE_FLEETS").unwrap_or(4));
+    let mut seen = Seen::default();
+    for seed in first..first + fleets {
+        println!("SPILLWAY_SEED={seed} SPILLWAY_WHOLE_FLEETS=1");
+        let mut world = World::new(seed);
+        (0..TROUBLED).for_each(|_| world.turn(&mut seen));
+        world.mend(&mut seen);
+    }
+    println!("{fleets} fleets: {seen:?}");
+}

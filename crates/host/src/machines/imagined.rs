@@ -1,0 +1,165 @@
+//! Machines that run in the records of a test's host only: what is wanted of each is decided by the daemon's own pass over all catalogs, and a
+//! machine that is wanted is a run that begins with what its catalog says then.
+//!
+//! Invariant: nothing is started.
+
+use super::View;
+use super::closing::HostGate;
+use super::desired_state::{ClaimRecord, DesiredState, boot_id};
+use super::desired_writer::DesiredStateWriter;
+use super::oversee::Overseer;
+use super::rolling::Rollouts;
+use super::run::RunRecord;
+use super::status::{ObservedMachine, Status};
+use super::testing::TestHost;
+use crate::error::HostError;
+use serde_json::json;
+use spillway_api::{Catalog, Name, Phase, Power, Selector};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What becomes of a machine that boots, or has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Boot {
+    /// It stays as it is for now.
+    Later,
+    /// Its guest is ready, or it is started again if it has failed.
+    GoesOn,
+    /// It fails.
+    Fails,
+}
+
+/// What a machine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Boots,
+    Ready,
+    Failed,
+}
+
+/// The imagined machines of a host.
+pub struct ImaginedMachines {
+    overseer: Overseer,
+    runs: BTreeMap<Name, (RunRecord, Progress)>,
+}
+
+impl ImaginedMachines {
+    /// No machine of this host runs yet.
+    pub fn new(host: &TestHost) -> ImaginedMachines {
+        let desired = DesiredStateWriter::new(host.objects.clone());
+        let (reader, catalogs, shared) =
+            (host.reader.clone(), host.catalogs.clone(), Arc::clone(&host.shared));
+        let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
+        let rollouts = Rollouts::new(catalogs.clone(), desired.clone(), shared.events.clone());
+        let overseer = Overseer::new(shared, reader, catalogs, desired, gate, Arc::new(rollouts));
+        ImaginedMachines { overseer, runs: BTreeMap::new() }
+    }
+
+    /// The daemon makes a pass over its catalogs, and each machine takes a step. `boots`: what becomes of one with this version.
+    pub fn step(&mut self, host: &TestHost, mut boots: impl FnMut(u32, bool) -> Boot) {
+        let (_, failures) = self.overseer.reconcile().unwrap();
+        assert!(failures.is_empty(), "{failures:?}");
+        let catalogs = host.catalogs.list().unwrap();
+        let catalogs: BTreeMap<&Name, &Catalog> = catalogs.iter().map(|of| (&of.name, of)).collect();
+        let views = host.reader.views(&Selector::default()).unwrap();
+        let there: BTreeSet<Name> = views.iter().map(|view| view.machine.name.clone()).collect();
+        let gone = self.runs.keys().filter(|name| !there.contains(*name)).cloned().collect::<Vec<_>>();
+        for name in gone {
+            self.runs.remove(&name);
+            host.shared.registry.begin_with([(name, ObservedMachine::default())]);
+        }
+        for view in &views {
+            self.step_one(host, view, catalogs[&view.machine.catalog], &mut boots);
+        }
+    }
+
+    fn step_one(
+        &mut self,
+        host: &TestHost,
+        view: &View,
+        catalog: &Catalog,
+        boots: &mut impl FnMut(u32, bool) -> Boot,
+    ) {
+        let (name, wanted) = (&view.machine.name, &view.wanted);
+        let mut observed = host.shared.registry.observed(name);
+        if wanted.power == Power::Off {
+            self.runs.remove(name);
+            observed.update(Status::new(Phase::Stopped).settled(), view.revision);
+            host.shared.registry.begin_with([(name.clone(), observed)]);
+            return;
+        }
+        let begun = || (run(&view.machine.identity.uuid, wanted, catalog), Progress::Boots);
+        let is_old = |(run, _): &(RunRecord, Progress)| {
+            let is_asked = run.restarts < wanted.restarts || run.resets < wanted.resets;
+            is_asked || run.uuid != view.machine.identity.uuid
+        };
+        let known = self.runs.entry(name.clone()).or_insert_with(begun);
+        if is_old(known) {
+            *known = begun();
+        }
+        let (run, progress) = known;
+        if *progress != Progress::Ready {
+            match (boots(run.version, *progress == Progress::Failed), *progress) {
+                (Boot::Later, _) => {}
+                (Boot::Fails, _) => *progress = Progress::Failed,
+                (Boot::GoesOn, Progress::Failed) => *known = begun(),
+                (Boot::GoesOn, _) => (run.ready, *progress) = (true, Progress::Ready),
+            }
+        }
+        let (run, progress) = &self.runs[name];
+        let folder = host.shared.folders.of(name);
+        match progress {
+            Progress::Failed => {
+                observed.record_failure(&HostError::invalid("it does not boot"), view.revision)
+            }
+            Progress::Boots => {
+                observed.update(Status::new(Phase::Running).of(run, &folder), view.revision);
+            }
+            Progress::Ready => {
+                let status = Status::new(Phase::Running).of(run, &folder).ready(run);
+                observed.update(status.with_pending(run.pending(catalog)).settled(), view.revision);
+            }
+        }
+        host.shared.registry.begin_with([(name.clone(), observed)]);
+    }
+
+    /// The host loses its power: nothing runs any more.
+    pub fn lose_power(&mut self, host: &TestHost) {
+        let off = |name: Name| (name, ObservedMachine::default());
+        host.shared.registry.begin_with(std::mem::take(&mut self.runs).into_keys().map(off));
+    }
+
+    /// Machines that run, with their versions.
+    pub fn versions(&self) -> impl Iterator<Item = (&Name, u32)> {
+        self.runs.iter().map(|(name, (run, _))| (name, run.version))
+    }
+
+    /// Names of the machines whose guests are ready.
+    pub fn ready(&self) -> impl Iterator<Item = &Name> {
+        let is_ready = |(_, progress): &&(RunRecord, Progress)| *progress == Progress::Ready;
+        self.runs.iter().filter(move |(_, run)| is_ready(run)).map(|(name, _)| name)
+    }
+}
+
+/// A run that begins now.
+fn run(uuid: &str, wanted: &DesiredState, catalog: &Catalog) -> RunRecord {
+    serde_json::from_value(json!({
+        "uuid": uuid, "boot": boot_id(), "image": catalog.spec.image.name, "version": catalog.version, "spec": catalog.spec,
+        "hypervisor": "qemu", "restarts": wanted.restarts, "resets": wanted.resets, "queues": 1, "kept": null, "asked": false,
+        "ready": false,
+    }))
+    .unwrap()
+}
+
+/// Somebody claims a machine, or releases it.
+pub fn claim(host: &TestHost, machine: &Name, is_claimed: bool) {
+    let is = host.objects.get::<DesiredState>(machine.as_str()).unwrap();
+    let mut wanted = is.map(|is| is.value).unwrap_or_default();
+    if is_claimed {
+        wanted.claim = Some(ClaimRecord::new(None, false, "ann"));
+    } else {
+        let catalog = host.catalogs.machine(machine).unwrap().catalog;
+        wanted.release(&host.catalogs.get(&catalog).unwrap().spec, 0);
+    }
+    host.put(machine.as_str(), &wanted);
+}
