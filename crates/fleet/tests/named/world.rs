@@ -162,7 +162,7 @@ impl World {
     }
 
     /// Whether the names of the catalog run, each on one host that was given it as the member that it is, no others do, and all with this
-    /// setting. What still runs of an earlier membership is about to end.
+    /// setting. What still runs of an earlier membership is about to end, and so is what a daemon that hangs has started.
     pub fn all_run(&self, count: u32, action: &str) -> bool {
         let action: IsolationAction = serde_json::from_value(json!(action)).unwrap();
         let view = self.view();
@@ -174,7 +174,7 @@ impl World {
             })
         };
         let vmms: Vec<_> =
-            self.nodes.iter().flat_map(|node| node.vmms.iter().map(|vmm| (&node.host, vmm))).collect();
+            self.nodes.iter().flat_map(|node| node.vmms.iter().map(move |vmm| (node, vmm))).collect();
         let runs =
             |vmm: &Vmm| vmm.phase == Phase::Running && vmm.ends.is_none() && vmm.on_isolation == action;
         let names: BTreeSet<&Name> = vmms.iter().map(|(_, (machine, _))| *machine).collect();
@@ -183,7 +183,9 @@ impl World {
         vmms.len() == count as usize
             && recorded == vmms.len()
             && names.len() == vmms.len()
-            && vmms.iter().all(|(host, (machine, vmm))| runs(vmm) && is_given(machine, host))
+            && vmms
+                .iter()
+                .all(|(node, (machine, vmm))| runs(vmm) && !node.is_retired && is_given(machine, &node.host))
     }
 
     /// What hosts run, and what the records say, for people.

@@ -41,6 +41,8 @@ enum Progress {
 pub struct ImaginedMachines {
     overseer: Overseer,
     runs: BTreeMap<Name, (RunRecord, Progress)>,
+    /// Versions of disks that are kept, by the UUIDs of their machines.
+    kept: BTreeMap<String, u32>,
 }
 
 impl ImaginedMachines {
@@ -52,7 +54,7 @@ impl ImaginedMachines {
         let gate = HostGate::new(Arc::clone(&shared), reader.clone(), catalogs.clone(), desired.clone());
         let rollouts = Rollouts::new(catalogs.clone(), desired.clone(), shared.events.clone());
         let overseer = Overseer::new(shared, reader, catalogs, desired, gate, Arc::new(rollouts));
-        ImaginedMachines { overseer, runs: BTreeMap::new() }
+        ImaginedMachines { overseer, runs: BTreeMap::new(), kept: BTreeMap::new() }
     }
 
     /// The daemon makes a pass over its catalogs, and each machine takes a step. `boots`: what becomes of one with this version.
@@ -88,12 +90,13 @@ impl ImaginedMachines {
             host.shared.registry.begin_with([(name.clone(), observed)]);
             return;
         }
-        let begun = || (run(&view.machine.identity.uuid, wanted, catalog), Progress::Boots);
+        let kept = &mut self.kept;
+        let mut begun = || (run(&view.machine.identity.uuid, wanted, catalog, kept), Progress::Boots);
         let is_old = |(run, _): &(RunRecord, Progress)| {
             let is_asked = run.restarts < wanted.restarts || run.resets < wanted.resets;
             is_asked || run.uuid != view.machine.identity.uuid
         };
-        let known = self.runs.entry(name.clone()).or_insert_with(begun);
+        let known = self.runs.entry(name.clone()).or_insert_with(&mut begun);
         if is_old(known) {
             *known = begun();
         }
@@ -141,11 +144,16 @@ impl ImaginedMachines {
     }
 }
 
-/// A run that begins now.
-fn run(uuid: &str, wanted: &DesiredState, catalog: &Catalog) -> RunRecord {
+/// A run that begins now. A disk that is kept stays on its version.
+fn run(uuid: &str, wanted: &DesiredState, catalog: &Catalog, kept: &mut BTreeMap<String, u32>) -> RunRecord {
+    let keeps = catalog.spec.keeps_writes();
+    let version = match keeps {
+        true => *kept.entry(uuid.to_owned()).or_insert(catalog.version),
+        false => catalog.version,
+    };
     serde_json::from_value(json!({
-        "uuid": uuid, "boot": boot_id(), "image": catalog.spec.image.name, "version": catalog.version, "spec": catalog.spec,
-        "hypervisor": "qemu", "restarts": wanted.restarts, "resets": wanted.resets, "queues": 1, "kept": null, "asked": false,
+        "uuid": uuid, "boot": boot_id(), "image": catalog.spec.image.name, "version": version, "spec": catalog.spec,
+        "hypervisor": "qemu", "restarts": wanted.restarts, "resets": wanted.resets, "queues": 1, "kept": keeps.then_some("/disk"), "asked": false,
         "ready": false,
     }))
     .unwrap()

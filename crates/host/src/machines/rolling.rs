@@ -162,7 +162,7 @@ impl Rollouts {
     ) -> Result<Duration, HostError> {
         let on: Vec<&View> = views.iter().filter(|view| view.wanted.power == Power::On).collect();
         // The observed state may be older than the catalog.
-        let has = |view: &View| VersionMatch::of(view, rollout, &catalog.spec);
+        let has = |view: &View| VersionMatch::of(view, (&rollout.image, rollout.version), &catalog.spec);
         // A machine that has not stopped yet may be started again, and continue with its old version.
         let is_stopping = |view: &&View| {
             let has_stopped = view.status.settled && view.status.phase == Phase::Stopped;

@@ -5,7 +5,7 @@
 
 use super::View;
 use super::run::DiskKind;
-use spillway_api::{CatalogSpec, Name, Phase, Rollout, RolloutStrategy};
+use spillway_api::{CatalogSpec, Name, Phase, RolloutStrategy};
 
 /// State of a machine that should run, for a rollout.
 #[derive(Clone, Copy, Debug)]
@@ -101,10 +101,10 @@ impl RolloutTally {
     }
 }
 
-/// How a machine's version compares with the rollout's.
+/// How a machine's version compares with the one that machines of its catalog get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VersionMatch {
-    /// It runs the version of the rollout, or nothing.
+    /// It runs that version, or nothing.
     Current,
     /// It runs another version, which its kept disk stays on.
     Pinned,
@@ -113,21 +113,21 @@ pub enum VersionMatch {
 }
 
 impl VersionMatch {
-    /// Derives it from an observed machine.
-    pub fn of(view: &View, rollout: &Rollout, spec: &CatalogSpec) -> VersionMatch {
+    /// Derives it from an observed machine, and the image and version that machines get.
+    pub fn of(view: &View, gets: (&Name, u32), spec: &CatalogSpec) -> VersionMatch {
         let run = view.status.run.as_ref().map(|run| (&run.image, run.version));
-        VersionMatch::beside(run, view.disk.as_ref(), rollout, spec)
+        VersionMatch::beside(run, view.disk.as_ref(), gets, spec)
     }
 
     fn beside(
         run: Option<(&Name, u32)>,
         disk: Option<&DiskKind>,
-        rollout: &Rollout,
+        gets: (&Name, u32),
         spec: &CatalogSpec,
     ) -> VersionMatch {
         match run {
             None => VersionMatch::Current,
-            Some(run) if run == (&rollout.image, rollout.version) => VersionMatch::Current,
+            Some(run) if run == gets => VersionMatch::Current,
             Some(_) if disk.is_some_and(|disk| disk.stays(spec)) => VersionMatch::Pinned,
             Some(_) => VersionMatch::Outdated,
         }
@@ -177,17 +177,6 @@ mod tests {
     #[test]
     fn a_disk_that_stays_on_its_version_is_not_outdated() {
         let [debian, other]: [Name; 2] = ["debian", "other"].map(|name| name.parse().unwrap());
-        let rollout = |image: &Name, version| Rollout {
-            image: image.clone(),
-            version,
-            strategy: RolloutStrategy::Now,
-            since: jiff::Timestamp::UNIX_EPOCH,
-            claim_grace_seconds: None,
-            deadline_seconds: 600,
-            max_failed: 0,
-            paused: false,
-            progress: None,
-        };
         let spec = |text: &str| serde_json::from_str::<CatalogSpec>(text).unwrap();
         let pooled = spec(r#"{"image":"debian"}"#);
         let dedicated = spec(r#"{"image":"debian","reset":"never"}"#);
@@ -199,7 +188,7 @@ mod tests {
             has_data: false,
         };
         let has = |disk, spec, image, version| {
-            VersionMatch::beside(Some((&debian, 1)), Some(disk), &rollout(image, version), spec)
+            VersionMatch::beside(Some((&debian, 1)), Some(disk), (image, version), spec)
         };
         let (forgets, keeps) = (disk(&pooled), disk(&dedicated));
         assert_eq!(has(&forgets, &pooled, &debian, 1), VersionMatch::Current);
@@ -213,7 +202,7 @@ mod tests {
             "it kept nothing until now"
         );
         assert_eq!(has(&keeps, &pooled, &debian, 2), VersionMatch::Outdated, "it keeps nothing from now on");
-        assert_eq!(VersionMatch::beside(None, None, &rollout(&debian, 2), &pooled), VersionMatch::Current);
+        assert_eq!(VersionMatch::beside(None, None, (&debian, 2), &pooled), VersionMatch::Current);
     }
 
     #[test]

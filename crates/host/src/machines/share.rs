@@ -5,11 +5,12 @@
 
 use super::act::MachineDeleteTerms;
 use super::desired_state::DesiredState;
+use super::rollout::VersionMatch;
 use super::views::{MachineReader, View};
 use crate::catalogs::{Catalogs, ChangedBy};
 use crate::error::HostError;
 use crate::images::check_none_committed;
-use spillway_api::{ErrorCode, Name, Phase, Power, Selector};
+use spillway_api::{Catalog, ErrorCode, Name, Phase, Power, Selector};
 
 /// Counts of the machines of a catalog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,10 +57,14 @@ impl MachineShares {
     /// Counts the machines of a catalog.
     pub fn counts(&self, catalog: &Name) -> Result<ShareCounts, HostError> {
         let mut counts = ShareCounts::default();
-        for View { wanted, status, .. } in self.views(catalog)? {
+        let Catalog { spec, version, .. } = self.catalogs.get(catalog)?;
+        for view in self.views(catalog)? {
+            // Other settings that wait for a restart are no other version.
+            let is_outdated =
+                VersionMatch::of(&view, (&spec.image.name, version), &spec) == VersionMatch::Outdated;
+            let View { wanted, status, .. } = view;
             let is_ready = wanted.power == Power::On && status.settled && status.ready;
             let is_off = wanted.power == Power::Off && status.settled && status.phase == Phase::Stopped;
-            let is_outdated = status.run.as_ref().is_some_and(|run| run.outdated);
             counts.count += 1;
             counts.ready += u32::from(is_ready);
             counts.off += u32::from(is_off);
@@ -108,11 +113,13 @@ impl MachineShares {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogs::CatalogChangeTerms;
     use crate::machines::desired_state::ClaimRecord;
+    use crate::machines::imagined::{Boot, ImaginedMachines};
     use crate::machines::testing::{TestHost, spec};
     use crate::resources::budget::NO_LIMITS;
     use serde_json::json;
-    use spillway_api::FleetOwner;
+    use spillway_api::{CatalogUpdate, FleetOwner, RolloutStrategy};
 
     fn shares(host: &TestHost) -> MachineShares {
         MachineShares::of(&host.reader, &host.catalogs)
@@ -158,6 +165,39 @@ mod tests {
             let is = host.catalogs.get(&desk).unwrap().spec;
             assert_eq!((is.count, is.warm), (count, warm));
         }
+    }
+
+    /// A rollout of the fleet would wait for machines that nobody restarts.
+    #[test]
+    fn other_settings_that_wait_for_a_restart_are_no_other_version() {
+        let host = TestHost::new(NO_LIMITS);
+        host.version(2, 1 << 20);
+        let desk: Name = "desk".parse().unwrap();
+        let catalog = |vcpus: u32| spec(json!({ "count": 2, "autostart": true, "vcpus": vcpus }));
+        host.catalogs.create_for_fleet(&desk, &catalog(1), owner()).unwrap();
+        let mut machines = ImaginedMachines::new(&host);
+        let mut counts = || {
+            (0..2).for_each(|_| machines.step(&host, |_, _| Boot::GoesOn));
+            let pending = host.reader.views(&Selector::default()).unwrap();
+            let pending = pending.iter().filter(|view| view.status.run.as_ref().unwrap().outdated).count();
+            let counts = shares(&host).counts(&desk).unwrap();
+            (counts.ready, counts.updated, pending)
+        };
+        assert_eq!(counts(), (2, 2, 0));
+        let terms =
+            CatalogChangeTerms { by: ChangedBy::Fleet { generation: 2 }, ..CatalogChangeTerms::default() };
+        host.catalogs.change(&desk, &catalog(2), terms).unwrap();
+        assert_eq!(counts(), (2, 2, 2));
+        let update = CatalogUpdate {
+            image: "debian:2".parse().unwrap(),
+            rollout: RolloutStrategy::NextStart,
+            claim_grace_seconds: None,
+            deadline_seconds: None,
+            max_failed: 0,
+            discard_data: false,
+        };
+        host.catalogs.update(&desk, &update, terms).unwrap();
+        assert_eq!(counts(), (2, 0, 2));
     }
 
     #[test]
