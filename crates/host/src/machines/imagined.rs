@@ -1,5 +1,5 @@
 //! Machines that run in the records of a test's host only: what is wanted of each is decided by the daemon's own pass over all catalogs, and a
-//! machine that is wanted is a run that begins with what its catalog says then.
+//! machine that is wanted is a run that begins with what its catalog says then. One that has a name of the fleet runs as far as its orders go.
 //!
 //! Invariant: nothing is started.
 
@@ -14,7 +14,8 @@ use super::status::{ObservedMachine, Status};
 use super::testing::TestHost;
 use crate::error::HostError;
 use serde_json::json;
-use spillway_api::{Catalog, Name, Phase, Power, Selector};
+use spillway_api::{Catalog, IsolationAction, Name, Phase, Power, Selector};
+use spillway_fleet::named::{NameOrder, NamedOrders, RunningName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -37,10 +38,18 @@ enum Progress {
     Failed,
 }
 
+/// A VMM.
+struct Run {
+    record: RunRecord,
+    progress: Progress,
+    /// What becomes of it when its host is isolated, if it has a name of the fleet.
+    named: Option<IsolationAction>,
+}
+
 /// The imagined machines of a host.
 pub struct ImaginedMachines {
     overseer: Overseer,
-    runs: BTreeMap<Name, (RunRecord, Progress)>,
+    runs: BTreeMap<Name, Run>,
     /// Versions of disks that are kept, by the UUIDs of their machines.
     kept: BTreeMap<String, u32>,
 }
@@ -57,8 +66,9 @@ impl ImaginedMachines {
         ImaginedMachines { overseer, runs: BTreeMap::new(), kept: BTreeMap::new() }
     }
 
-    /// The daemon makes a pass over its catalogs, and each machine takes a step. `boots`: what becomes of one with this version.
-    pub fn step(&mut self, host: &TestHost, mut boots: impl FnMut(u32, bool) -> Boot) {
+    /// The daemon makes a pass over its catalogs, and each machine takes a step. `orders`: those for machines with names of the fleet. `boots`:
+    /// what becomes of one with this version, which has failed or not.
+    pub fn step(&mut self, host: &TestHost, orders: &NamedOrders, mut boots: impl FnMut(u32, bool) -> Boot) {
         let (_, failures) = self.overseer.reconcile().unwrap();
         assert!(failures.is_empty(), "{failures:?}");
         let catalogs = host.catalogs.list().unwrap();
@@ -71,7 +81,7 @@ impl ImaginedMachines {
             host.shared.registry.begin_with([(name, ObservedMachine::default())]);
         }
         for view in &views {
-            self.step_one(host, view, catalogs[&view.machine.catalog], &mut boots);
+            self.step_one(host, view, catalogs[&view.machine.catalog], orders, &mut boots);
         }
     }
 
@@ -80,36 +90,45 @@ impl ImaginedMachines {
         host: &TestHost,
         view: &View,
         catalog: &Catalog,
+        orders: &NamedOrders,
         boots: &mut impl FnMut(u32, bool) -> Boot,
     ) {
         let (name, wanted) = (&view.machine.name, &view.wanted);
+        let uuid = &view.machine.identity.uuid;
         let mut observed = host.shared.registry.observed(name);
-        if wanted.power == Power::Off {
+        let order = self.order(view, catalog, orders);
+        let is_kept_from =
+            order == NameOrder::End || order != NameOrder::Run && !self.runs.contains_key(name);
+        if wanted.power == Power::Off || is_kept_from {
             self.runs.remove(name);
-            observed.update(Status::new(Phase::Stopped).settled(), view.revision);
+            let phase = if wanted.power == Power::Off { Phase::Stopped } else { Phase::Waiting };
+            observed.update(Status::new(phase).settled(), view.revision);
             host.shared.registry.begin_with([(name.clone(), observed)]);
             return;
         }
         let kept = &mut self.kept;
-        let mut begun = || (run(&view.machine.identity.uuid, wanted, catalog, kept), Progress::Boots);
-        let is_old = |(run, _): &(RunRecord, Progress)| {
-            let is_asked = run.restarts < wanted.restarts || run.resets < wanted.resets;
-            is_asked || run.uuid != view.machine.identity.uuid
+        let named = catalog.fleet.as_ref().and_then(|owner| owner.named);
+        let named = named.map(|here| orders.on_isolation.get(name).copied().unwrap_or(here));
+        let mut begun = || Run { record: run(uuid, wanted, catalog, kept), progress: Progress::Boots, named };
+        let is_old = |run: &Run| {
+            let is_asked = run.record.restarts < wanted.restarts || run.record.resets < wanted.resets;
+            is_asked || run.record.uuid != *uuid
         };
         let known = self.runs.entry(name.clone()).or_insert_with(&mut begun);
-        if is_old(known) {
+        if order == NameOrder::Run && is_old(known) {
             *known = begun();
         }
-        let (run, progress) = known;
-        if *progress != Progress::Ready {
-            match (boots(run.version, *progress == Progress::Failed), *progress) {
+        let goes_on = matches!(order, NameOrder::Run | NameOrder::GoOn);
+        if known.progress != Progress::Ready && goes_on {
+            match (boots(known.record.version, known.progress == Progress::Failed), known.progress) {
                 (Boot::Later, _) => {}
-                (Boot::Fails, _) => *progress = Progress::Failed,
-                (Boot::GoesOn, Progress::Failed) => *known = begun(),
-                (Boot::GoesOn, _) => (run.ready, *progress) = (true, Progress::Ready),
+                (Boot::Fails, _) => known.progress = Progress::Failed,
+                (Boot::GoesOn, Progress::Failed) if order == NameOrder::Run => *known = begun(),
+                (Boot::GoesOn, Progress::Failed) => {}
+                (Boot::GoesOn, _) => (known.record.ready, known.progress) = (true, Progress::Ready),
             }
         }
-        let (run, progress) = &self.runs[name];
+        let Run { record: run, progress, .. } = &self.runs[name];
         let folder = host.shared.folders.of(name);
         match progress {
             Progress::Failed => {
@@ -126,6 +145,29 @@ impl ImaginedMachines {
         host.shared.registry.begin_with([(name.clone(), observed)]);
     }
 
+    /// What a machine is to do, if it has a name of the fleet. Others run.
+    fn order(&self, view: &View, catalog: &Catalog, orders: &NamedOrders) -> NameOrder {
+        let Some(here) = catalog.fleet.as_ref().and_then(|owner| owner.named) else { return NameOrder::Run };
+        let name = &view.machine.name;
+        let told = orders.on_isolation.get(name).copied();
+        let begun = self.runs.get(name).and_then(|run| run.named);
+        orders.order(name, Some(&view.machine.identity.uuid), begun.or(told).unwrap_or(here))
+    }
+
+    /// Machines with names of the fleet that run.
+    pub fn named(&self) -> BTreeMap<Name, RunningName> {
+        let named = self.runs.iter().filter_map(|(name, run)| {
+            let uuid = Some(run.record.uuid.clone());
+            Some((name.clone(), RunningName { on_isolation: run.named?, uuid }))
+        });
+        named.collect()
+    }
+
+    /// The guard ends all machines with names of the fleet, those excepted that are kept.
+    pub fn end_named(&mut self) {
+        self.runs.retain(|_, run| run.named.is_none_or(|of| of == IsolationAction::Keep));
+    }
+
     /// The host loses its power: nothing runs any more.
     pub fn lose_power(&mut self, host: &TestHost) {
         let off = |name: Name| (name, ObservedMachine::default());
@@ -134,13 +176,13 @@ impl ImaginedMachines {
 
     /// Machines that run, with their versions.
     pub fn versions(&self) -> impl Iterator<Item = (&Name, u32)> {
-        self.runs.iter().map(|(name, (run, _))| (name, run.version))
+        self.runs.iter().map(|(name, run)| (name, run.record.version))
     }
 
     /// Names of the machines whose guests are ready.
     pub fn ready(&self) -> impl Iterator<Item = &Name> {
-        let is_ready = |(_, progress): &&(RunRecord, Progress)| *progress == Progress::Ready;
-        self.runs.iter().filter(move |(_, run)| is_ready(run)).map(|(name, _)| name)
+        let ready = self.runs.iter().filter(|(_, run)| run.progress == Progress::Ready);
+        ready.map(|(name, _)| name)
     }
 }
 

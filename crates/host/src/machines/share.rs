@@ -120,6 +120,7 @@ mod tests {
     use crate::resources::budget::NO_LIMITS;
     use serde_json::json;
     use spillway_api::{CatalogUpdate, FleetOwner, RolloutStrategy};
+    use spillway_fleet::named::NamedOrders;
 
     fn shares(host: &TestHost) -> MachineShares {
         MachineShares::of(&host.reader, &host.catalogs)
@@ -177,7 +178,7 @@ mod tests {
         host.catalogs.create_for_fleet(&desk, &catalog(1), owner()).unwrap();
         let mut machines = ImaginedMachines::new(&host);
         let mut counts = || {
-            (0..2).for_each(|_| machines.step(&host, |_, _| Boot::GoesOn));
+            (0..2).for_each(|_| machines.step(&host, &NamedOrders::default(), |_, _| Boot::GoesOn));
             let pending = host.reader.views(&Selector::default()).unwrap();
             let pending = pending.iter().filter(|view| view.status.run.as_ref().unwrap().outdated).count();
             let counts = shares(&host).counts(&desk).unwrap();

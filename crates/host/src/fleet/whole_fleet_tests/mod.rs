@@ -24,6 +24,7 @@ use spillway_fleet::changes::change_host;
 use spillway_fleet::election::candidacy;
 use spillway_fleet::keys::Key;
 use spillway_fleet::liveness::StoreHealth;
+use spillway_fleet::named::VALID_MS;
 use spillway_fleet::placer::PlacerAction;
 use spillway_fleet::records::{ShareRecord, StatusRecord};
 use spillway_fleet::transaction::{Comparison, Outcome, Transaction, Write};
@@ -31,9 +32,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 const HOSTS: usize = 4;
-/// Catalogs of the fleet. Machines of the first one start by themselves, and of the second some are kept ready. Those of the last keep their disks.
-const CATALOGS: [&str; 3] = ["desk", "pool", "kept"];
+/// Catalogs of the fleet. Machines of the first one start by themselves, and of the second some are kept ready. Those of the third keep their
+/// disks, and those of the last have names of the fleet.
+const CATALOGS: [&str; 4] = ["desk", "pool", "kept", "seat"];
 const KEPT: usize = 2;
+const NAMED: usize = 3;
 /// Catalog of a host alone.
 const OWN: &str = "local";
 /// A version whose machines often do not boot, and one that some hosts do not have.
@@ -65,6 +68,8 @@ struct Flight {
 #[derive(Debug, Default)]
 struct Seen {
     replaced: u64,
+    /// Names that run on another host than before.
+    moved: u64,
     rolled: u64,
     halted: u64,
     conflicts: u64,
@@ -90,6 +95,10 @@ struct World {
     /// Versions that a host was ever told to give machines of a catalog.
     told: BTreeMap<(Name, Name), BTreeSet<u32>>,
     claimed: BTreeSet<(usize, Name)>,
+    /// Where each name has run last.
+    ran_on: BTreeMap<Name, usize>,
+    /// Catalogs that have had so many ready machines as are to stay ready since all faults have ended.
+    were_ready: BTreeSet<Name>,
 }
 
 impl World {
@@ -105,12 +114,12 @@ impl World {
             has_faults: true,
             told: BTreeMap::new(),
             claimed: BTreeSet::new(),
+            ran_on: BTreeMap::new(),
+            were_ready: BTreeSet::new(),
         };
         for n in 0..HOSTS {
-            let host = world.hosts[n].name.to_string();
-            world
-                .fleet
-                .set(&format!("hosts/{host}"), json!({"host_id": host, "zone": format!("z{}", n % 2)}));
+            let (host, zone) = (world.hosts[n].name.to_string(), world.hosts[n].zone.clone());
+            world.fleet.set(&format!("hosts/{host}"), json!({"host_id": host, "zone": zone}));
             world.fleet.begin_lease(&host);
         }
         (0..CATALOGS.len()).for_each(|n| world.create(n));
@@ -135,8 +144,20 @@ impl World {
         outcome
     }
 
+    /// A machine that has a name of the fleet may be on a host before its share is: it begins with what new ones get.
+    fn note_what_new_ones_get(&mut self) {
+        let (view, seat) = (self.fleet.view(), name(CATALOGS[NAMED]));
+        let Some(catalog) = view.catalogs.get(&seat) else { return };
+        let rollout = view.rollouts.get(&seat).map(|rollout| &rollout.value);
+        let version = rollout.filter(|of| of.is_open()).map_or(catalog.value.version, |of| of.from.version);
+        for host in &self.hosts {
+            self.told.entry((host.name.clone(), seat.clone())).or_default().insert(version);
+        }
+    }
+
     fn turn(&mut self, seen: &mut Seen) {
         self.turn += 1;
+        self.note_what_new_ones_get();
         if self.has_faults {
             self.meddle(seen);
         }
@@ -149,6 +170,10 @@ impl World {
             }
         }
         self.check_always();
+        self.check_names(seen);
+        if !self.has_faults {
+            self.check_ready();
+        }
     }
 
     /// Transactions that have arrived are carried out, and some answers are lost.
@@ -171,13 +196,19 @@ impl World {
 
     /// The lease of a host that does not renew it ends, and with it its office.
     fn lease(&mut self, n: usize) {
+        let now = self.now();
         let host = &mut self.hosts[n];
         let name = host.name.to_string();
         if host.state == State::Up {
-            host.silent_for = 0;
+            // A daemon that begins anew does not go on with the lease of the one before.
+            let is_new = host.valid_until == Moment(0);
+            if is_new && host.silent_for > 0 && self.fleet.view().alive.contains_key(&host.name) {
+                self.fleet.end_lease(&name);
+            }
             if !self.fleet.view().alive.contains_key(&host.name) {
                 self.fleet.begin_lease(&name);
             }
+            (host.silent_for, host.valid_until) = (0, now.after_ms(VALID_MS));
             return;
         }
         host.silent_for += 1;
@@ -197,6 +228,7 @@ impl World {
     /// The daemon carries out its shares, looks after its machines, and reports.
     fn work(&mut self, n: usize, seen: &mut Seen) {
         let is_late = self.has_faults && self.random.chance(4);
+        let moment = self.now();
         let (view, random) = (self.fleet.view(), &mut self.random);
         let host = &mut self.hosts[n];
         if host.state == State::Up && !is_late {
@@ -212,7 +244,8 @@ impl World {
             let waits = |why: &String| why.contains("claimed");
             seen.waited_for_claims += u64::from(host.unfinished.waiting.values().any(waits));
         }
-        host.machines.step(&host.records, |version, has_failed| match random.below(4) {
+        let (orders, release) = host.obey(moment);
+        host.machines.step(&host.records, &orders, |version, has_failed| match random.below(4) {
             0 if has_failed => Boot::GoesOn,
             0 if version == BAD => {
                 seen.failed += 1;
@@ -230,6 +263,9 @@ impl World {
                 let transaction = report(&host.name, &status);
                 self.commit(&transaction);
             }
+        }
+        if let Some(release) = release.filter(|_| self.hosts[n].state == State::Up) {
+            self.commit(&release);
         }
     }
 
@@ -271,11 +307,19 @@ impl World {
     }
 
     /// What holds at each moment.
-    fn check_always(&self) {
-        for (n, machine) in &self.claimed {
-            let there = self.hosts[*n].records.catalogs.machine(machine);
-            assert!(there.is_ok(), "{machine} was claimed, and host {n} has given it up");
-        }
+    fn check_always(&mut self) {
+        let seat = name(CATALOGS[NAMED]);
+        // A name that others were given meanwhile is not kept for whoever has claimed it.
+        let is_kept = |(n, machine): &(usize, Name)| {
+            let record = self.fleet.view().name(&seat, machine);
+            let is_others = record.is_none_or(|of| of.value.host.as_ref() != Some(&self.hosts[*n].name));
+            let is_there = self.hosts[*n].records.catalogs.machine(machine).is_ok();
+            let may_go = machine.as_str().starts_with(CATALOGS[NAMED]) && is_others;
+            assert!(is_there || may_go, "{machine} was claimed, and host {n} has given it up");
+            is_there
+        };
+        let kept = self.claimed.iter().filter(|of| is_kept(of)).cloned().collect();
+        self.claimed = kept;
         for host in &self.hosts {
             let machines = host.records.catalogs.machines(None).unwrap();
             let catalog_of: BTreeMap<&Name, &Name> =
@@ -285,6 +329,37 @@ impl World {
                 let told = self.told.get(&(host.name.clone(), (*catalog).clone()));
                 let is_told = told.is_some_and(|told| told.contains(&version));
                 assert!(is_told, "{machine} runs version {version}, and {} was told {told:?}", host.name);
+            }
+        }
+    }
+
+    /// Each name runs on one host.
+    fn check_names(&mut self, seen: &mut Seen) {
+        let mut run_on: BTreeMap<Name, usize> = BTreeMap::new();
+        for (n, host) in self.hosts.iter().enumerate() {
+            for machine in host.machines.named().into_keys() {
+                let before = run_on.insert(machine.clone(), n);
+                assert_eq!(before, None, "turn {}: {machine} runs on {} too", self.turn, host.name);
+                let last = self.ran_on.insert(machine, n);
+                seen.moved += u64::from(last.is_some_and(|last| last != n));
+            }
+        }
+    }
+
+    /// No update takes more machines than `min_ready` allows once they are there.
+    fn check_ready(&mut self) {
+        for (catalog, record) in &self.fleet.view().catalogs {
+            let least = record.value.spec.fleet.min_ready as usize;
+            let ready: usize = self.hosts.iter().map(|host| host.ready_of(catalog)).sum();
+            if ready >= least {
+                self.were_ready.insert(catalog.clone());
+            } else if self.were_ready.contains(catalog) {
+                let hosts: Vec<String> = self.hosts.iter().map(SimulatedHost::describe).collect();
+                panic!(
+                    "turn {}: {catalog} has {ready} ready machines, less than {least}\n{}",
+                    self.turn,
+                    hosts.join("\n")
+                );
             }
         }
     }
@@ -316,9 +391,13 @@ impl World {
                 if of.fleet.as_ref().is_none_or(|owner| owner.generation != record.generation) {
                     return Some(format!("{catalog} on {} has {:?}", host.name, of.fleet));
                 }
+                let zones = &record.spec.fleet.zones;
+                let is_kept = catalog.as_str() == CATALOGS[KEPT];
+                if !zones.is_empty() && !zones.contains(&host.zone) && !is_kept {
+                    return Some(format!("{catalog} has machines on {} outside of {zones:?}", host.name));
+                }
                 let counts = host.reconciler.machines.counts(&catalog).unwrap();
                 let has = self.versions(host, &catalog);
-                let is_kept = catalog.as_str() == CATALOGS[KEPT];
                 let is_new = is_kept || has.iter().all(|version| *version == record.version);
                 let is_done = is_new && counts.ready + counts.off == counts.count && of.rollout.is_none();
                 let reported = view.statuses.get(&host.name).map(|status| &status.value);
@@ -347,6 +426,7 @@ impl World {
         (0..MISSED).for_each(|_| self.turn(seen));
         for (n, catalog) in CATALOGS.iter().enumerate() {
             self.create(n);
+            self.move_to_zones(n);
             let catalog = name(catalog);
             let is = self.fleet.view().catalogs[&catalog].value.version;
             let good: Vec<u32> = GOOD.into_iter().filter(|version| *version != is).collect();
@@ -423,9 +503,10 @@ fn hosts_with_real_records_come_to_what_the_fleet_wants_and_rest() {
         world.mend(&mut seen);
     }
     println!("{fleets} fleets: {seen:?}");
-    if fleets >= 20 {
-        let Seen { replaced, halted, conflicts, claims, failed, refused, waited_for_claims, .. } = seen;
-        let counts = [replaced, halted, conflicts, claims, failed, refused, waited_for_claims];
+    if fleets >= 100 {
+        let Seen { replaced, moved, halted, conflicts, claims, failed, refused, waited_for_claims, .. } =
+            seen;
+        let counts = [replaced, moved, halted, conflicts, claims, failed, refused, waited_for_claims];
         assert!(counts.iter().all(|count| *count > 0), "too little happened: {seen:?}");
     }
 }

@@ -1,11 +1,9 @@
 //! People of the simulated fleet, and what befalls its hosts.
 
 use super::host::State;
-use super::sample::{GIB, identity, name};
-use super::{BAD, CATALOGS, HOSTS, KEPT, MISSING, OWN, Seen, World};
+use super::sample::{GIB, name};
+use super::{BAD, CATALOGS, HOSTS, KEPT, MISSING, NAMED, OWN, Seen, World};
 use crate::catalogs::CatalogChangeTerms;
-use crate::fleet::share_pace::SharePace;
-use crate::fleet::shares::UnfinishedShares;
 use crate::machines::imagined::claim;
 use crate::machines::testing::spec;
 use jiff::Timestamp;
@@ -15,7 +13,6 @@ use spillway_fleet::changes::{
     ChangeError, change_host, create_catalog, delete_catalog, replace_catalog, roll_back_catalog,
     update_catalog,
 };
-use spillway_fleet::placer::Placer;
 use spillway_fleet::rollout::change_rollout;
 use spillway_fleet::transaction::{Outcome, Transaction};
 use spillway_fleet::view::FleetView;
@@ -34,11 +31,16 @@ impl World {
         let count = 2 + self.random.below(8);
         let mut spec = json!({"image": "debian:1", "count": count, "ram_bytes": GIB / 2, "memory_bytes": GIB / 2,
             "lost_after_seconds": 20, "waves": ["1", "50%", "100%"], "autostart": n != 1});
+        spec["zones"] = json!(self.zones(n));
         spec["warm"] = json!(if n == 1 { count / 2 } else { 0 });
-        spec["min_ready"] = json!(if n == 0 && self.random.chance(2) { count / 2 } else { 0 });
+        spec["min_ready"] = json!(if n % 3 == 0 && self.random.chance(2) { count / 2 } else { 0 });
         if n == KEPT {
             spec["type"] = json!("dedicated");
             (spec["ram_bytes"], spec["memory_bytes"]) = (json!(null), json!(GIB));
+        }
+        if n == NAMED {
+            spec["identity"] = json!("named");
+            spec["on_isolation"] = json!(self.random.pick(&["stop", "pause"]));
         }
         let spec = serde_json::from_value(spec).unwrap();
         self.ask(|view| create_catalog(view, &name(CATALOGS[n]), &spec, Timestamp::UNIX_EPOCH).map(Some));
@@ -69,6 +71,24 @@ impl World {
             let mut spec = found.value.spec.clone();
             spec.catalog.hardware.vcpus = vcpus;
             replace_catalog(view, catalog, &spec, None, Timestamp::UNIX_EPOCH)
+        });
+    }
+
+    /// Zones for a catalog. In the end only one catalog is kept to some hosts, so that there is space for all.
+    fn zones(&mut self, n: usize) -> Vec<Name> {
+        let is_kept_to = (self.has_faults || n == 1) && self.random.chance(2);
+        let zone = self.random.below(2);
+        is_kept_to.then(|| name(&format!("z{zone}"))).into_iter().collect()
+    }
+
+    /// A catalog is kept to other hosts.
+    pub(super) fn move_to_zones(&mut self, n: usize) {
+        let zones = self.zones(n);
+        self.ask(|view| {
+            let Some(found) = view.catalogs.get(&name(CATALOGS[n])) else { return Ok(None) };
+            let mut spec = found.value.spec.clone();
+            spec.fleet.zones.clone_from(&zones);
+            replace_catalog(view, &name(CATALOGS[n]), &spec, None, Timestamp::UNIX_EPOCH)
         });
     }
 
@@ -107,7 +127,7 @@ impl World {
                 self.ask(|view| roll_back_catalog(view, &catalog, None, Timestamp::UNIX_EPOCH).map(Some));
             }
             4 | 5 => {
-                let count = self.random.below(12) as u32;
+                let count = self.random.below(11) as u32;
                 self.scale(&catalog, count);
             }
             6 if self.random.chance(3) => {
@@ -129,6 +149,7 @@ impl World {
             13..=20 => self.claim(host, seen),
             21 | 22 => self.set(&catalog),
             23 => self.change_own(host),
+            24 => self.move_to_zones(n),
             _ => {}
         }
     }
@@ -139,10 +160,7 @@ impl World {
         let host = &mut self.hosts[n];
         (host.state, host.back_in) = (state, turns);
         if state == State::Off {
-            host.machines.lose_power(&host.records);
-            host.placer = Placer::new(identity(host.name.as_str()));
-            (host.pace, host.unfinished) = (SharePace::default(), UnfinishedShares::default());
-            host.shown = FleetView::default();
+            host.lose_power();
             self.starts[n] += 1;
         }
     }
