@@ -191,6 +191,15 @@ impl CatalogStatus {
     pub fn refuses(&self, generation: u64) -> bool {
         self.refused.is_some() && self.refused_generation == generation
     }
+
+    /// Whether the host has refused this version, which its share says, and has not taken it. One that cannot read its share says of none
+    /// that it refuses it, and may mean each; what it has refused before says nothing.
+    pub fn refuses_version(&self, of: &VersionName, share: &ShareRecord) -> bool {
+        let is_other = |refused: &VersionName| refused != of;
+        let is_this = self.refuses(share.generation) && !self.refused_version.as_ref().is_some_and(is_other);
+        let reads_none = self.refused.is_some() && self.refused_generation == 0;
+        (is_this || reads_none) && !of.is_taken(self)
+    }
 }
 
 fn is_zero(number: &u32) -> bool {

@@ -58,7 +58,7 @@ impl<'a> Course<'a> {
         let to = VersionName::of_catalog(record);
         let is_at_once = rollout.is_some_and(|rollout| rollout.value.at_once);
         let counts = |of: &Member<'_>| {
-            let refuses = of.status.is_some_and(|status| status.refused.is_some());
+            let refuses = of.status.is_some_and(|status| status.refuses_version(&to, of.share));
             !of.is_leaving || (to.is_in(of.share, record) && of.is_alive && !refuses && !is_at_once)
         };
         let members = members(table, targets).filter(|(_, member)| counts(member));

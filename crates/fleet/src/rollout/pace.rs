@@ -256,6 +256,8 @@ impl Pace<'_> {
         }
         let free = self.record.most_hosts(waves, members.len()).saturating_sub(started);
         let mut steps = self.allot(free);
+        let nexts = [steps.next_in_ms, self.young_ms()];
+        steps.next_in_ms = nexts.into_iter().flatten().min();
         steps.waits = match undone {
             Some(member) => Some(self.why_undone(member)),
             None => steps.waits.or_else(|| self.why_none_is_next()),
@@ -308,10 +310,8 @@ impl Pace<'_> {
         let mut first = None;
         for member in self.scene.members.iter().filter(|member| self.is_started(member)) {
             let Some(status) = member.status else { continue };
-            // What it has refused before says nothing of this version.
-            let refuses =
-                status.refuses(member.share.generation) && status.refused_version.as_ref() == Some(self.to);
-            if let Some(why) = status.refused.as_ref().filter(|_| refuses && !self.to.is_taken(status)) {
+            let refuses = status.refuses_version(self.to, member.share) && self.young_ms().is_none();
+            if let Some(why) = status.refused.as_ref().filter(|_| refuses) {
                 return Some(format!("host '{}' refuses {}: {why}", member.name, self.to));
             }
             let before = self.tracker.failed_before.get(member.name).copied().unwrap_or(0);
@@ -323,6 +323,11 @@ impl Pace<'_> {
         Some(format!("{failed} machines have failed with {}, the first of them on host '{first}'", self.to))
     }
 
+    /// For how long what hosts refuse may be from before the rollout began, or was resumed, in milliseconds.
+    fn young_ms(&self) -> Option<u64> {
+        self.tracker.young_ms(self.scene.now)
+    }
+
     fn why_undone(&self, member: &Member<'_>) -> String {
         let (name, to) = (member.name, self.to);
         match member.status {
@@ -331,6 +336,9 @@ impl Pace<'_> {
                 let CatalogStatus { updated, count, failed, .. } = status;
                 let failed = if *failed > 0 { format!(", and {failed} have failed") } else { String::new() };
                 format!("host '{name}' has {updated} of {count} machines ready with {to}{failed}")
+            }
+            Some(CatalogStatus { refused: Some(why), .. }) => {
+                format!("host '{name}' refuses its share: {why}")
             }
             Some(CatalogStatus { waiting: Some(why), .. }) => format!("host '{name}' waits: {why}"),
             _ => format!("host '{name}' has not begun with {to}"),
@@ -409,7 +417,9 @@ impl Pace<'_> {
         }
         let mut next: Vec<(usize, &Member<'_>)> = members().filter(|(_, of)| self.is_next(of)).collect();
         let to = self.to.to_string();
-        next.sort_by_key(|(_, member)| Reverse(score(&to, member.name.as_str())));
+        // One that refuses something is perhaps not well: it is no host to try a version on first.
+        let refuses = |member: &Member<'_>| member.status.is_some_and(|status| status.refused.is_some());
+        next.sort_by_key(|(_, member)| (refuses(member), Reverse(score(&to, member.name.as_str()))));
         for (n, member) in next.into_iter().take(free) {
             let batch = self.batch_within(member, spare);
             // On the way back, what starts anyway takes the version at once, and the host says what is left to restart.
@@ -467,10 +477,15 @@ impl Pace<'_> {
             RolloutStrategy::Batch(machines) => machines.min(batch),
             RolloutStrategy::Now | RolloutStrategy::NextStart => batch,
         };
+        let is_done = self.is_started(member) && self.tracker.done.contains(member.name);
         let (left, goes) = match self.is_started(member) && has_begun {
-            true if self.tracker.done.contains(member.name) => (spared, ready),
-            true => (count.saturating_sub(updated), ready.saturating_sub(updated.saturating_sub(off))),
-            // Which of them have the version that comes is not known.
+            true if is_done => (0, 0),
+            // A claimed machine takes the version when it is released, and is not restarted for it.
+            true => {
+                let left = count.saturating_sub(updated).saturating_sub(spared);
+                (left, ready.saturating_sub(updated.saturating_sub(off)))
+            }
+            // Which of them have the version that comes is not known, nor which are claimed then.
             false => (count, ready),
         };
         let restarted = batch.min(left).saturating_sub(self.away(status));

@@ -355,18 +355,59 @@ fn a_host_that_refuses_the_version_that_it_is_to_have_now_gets_the_next_one() {
 #[test]
 fn a_host_that_refuses_or_is_lost_halts_it() {
     let (mut world, first) = World::begun(4, 5, json!({}));
-    world.change(&first, refused("no space", 2, 1));
-    world.driver.settle();
-    assert_eq!(world.state(), FleetRolloutState::Running, "it has refused what it was to have before");
+    world.change(&first, refused("no space", 2, 2));
+    world.driver.after_s(29);
+    assert_eq!(world.state(), FleetRolloutState::Running, "it may be what it has reported before");
+    world.driver.after_s(1);
+    let refuses = format!("host '{first}' refuses debian:2: no space");
+    assert_eq!(world.why(), refuses);
+    // It was mended, and the host says so with its next report.
+    world.ask(RolloutAction::Resume).unwrap();
+    world.driver.after_s(10);
+    let other = json!({ "image": "other", "version": 2 });
+    for (what, before) in [
+        ("an earlier share", refused("no space", 1, 2)),
+        ("another version", refused("no space", 2, 1)),
+        ("another image", json!({ "refused_version": other })),
+    ] {
+        world.change(&first, before);
+        world.driver.after_s(60);
+        assert_eq!(world.state(), FleetRolloutState::Running, "{what}");
+    }
+    let waits = world.driver.status().waits[&name("desk")].clone();
+    assert_eq!(waits, format!("host '{first}' refuses its share: no space"));
     world.change(&first, refused("no space", 2, 2));
     world.driver.settle();
-    assert_eq!(world.why(), format!("host '{first}' refuses debian:2: no space"));
+    assert_eq!(world.why(), refuses);
+    // Daemons that cannot read their share do not say which version they refuse.
+    let (mut world, first) = World::begun(4, 5, json!({}));
+    world.driver.after_s(30);
+    world.change(&first, json!({ "refused": "the share cannot be read" }));
+    world.driver.settle();
+    assert_eq!(world.why(), format!("host '{first}' refuses debian:2: the share cannot be read"));
     let (mut world, first) = World::begun(5, 2, json!({}));
     world.driver.fleet.end_lease(&first);
     world.driver.after_s(60);
     assert_eq!(world.driver.fleet.count(&first, "desk"), 0, "its machines are placed elsewhere");
     assert_eq!(world.why(), format!("host '{first}' was lost before its machines were ready with debian:2"));
     assert_eq!(world.with(2), [""; 0]);
+}
+
+#[test]
+fn a_host_that_refuses_something_is_not_the_first_one() {
+    for n in 0..4 {
+        let mut world = World::new(4, 3, json!({ "waves": ["1", "3", "100%"] }));
+        let unwell = world.hosts()[n].clone();
+        world.change(&unwell, json!({ "version": 9, "refused": "it is not there", "refused_generation": 1 }));
+        world.update(2);
+        world.bring();
+        for _ in 0..2 {
+            assert!(!world.with(2).contains(&unwell), "others are there yet");
+            world.with(2).iter().for_each(|host| world.well(host));
+            world.driver.settle();
+        }
+        assert!(world.with(2).contains(&unwell));
+    }
 }
 
 #[test]
@@ -392,6 +433,34 @@ fn claimed_machines_are_not_waited_for() {
     world.change(&first, json!({ "spared": 2 }));
     world.driver.settle();
     assert!(world.with(2).len() > 1);
+}
+
+/// They are ready, whatever becomes of the others: they take the version when they are released.
+#[test]
+fn claimed_machines_leave_room_for_others_under_min_ready() {
+    let mut world = World::new(4, 5, json!({ "min_ready": 18, "waves": ["1", "2", "3", "100%"] }));
+    world.update(2);
+    world.bring();
+    for with in 1..=4 {
+        assert_eq!(world.with(2).len(), with, "{:?}", world.driver.status().waits);
+        for host in world.with(2) {
+            let claimed = json!({ "version": 2, "updated": 3, "claimed": 2, "spared": 2 });
+            world.change(&host, claimed);
+        }
+        world.driver.after_s(30);
+    }
+    assert_eq!(world.state(), FleetRolloutState::Done);
+    // One that is not through yet restarts the others.
+    let mut world = World::new(4, 5, json!({ "min_ready": 19, "waves": ["2", "100%"] }));
+    world.update(2);
+    world.bring();
+    let first = world.with(2)[0].clone();
+    world.change(&first, json!({ "version": 2, "updated": 2, "claimed": 2, "spared": 2 }));
+    world.driver.after_s(30);
+    assert_eq!(world.with(2), [first.clone()], "one of its machines may be away");
+    world.change(&first, json!({ "updated": 3 }));
+    world.driver.after_s(30);
+    assert_eq!(world.with(2).len(), 2);
 }
 
 #[test]
@@ -853,6 +922,8 @@ fn a_host_that_is_drained_counts_in_its_wave_until_its_machines_are_gone() {
             world.driver.fleet.budget(host, 5 * GIB);
             world.well(host);
         }
+        // What it has refused before says nothing of this version.
+        world.change(&first, refused("it is not there", 1, 1));
         world.driver.fleet.set(&format!("hosts/{first}"), json!({ "is_draining": true }));
         world.driver.settle();
         assert_eq!((world.record().wave, world.with(2)), (0, vec![first.clone()]));

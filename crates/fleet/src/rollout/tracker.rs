@@ -149,6 +149,11 @@ impl Tracker {
         self.stopped.contains_key(host)
     }
 
+    /// For how long reports may be older than the rollout, or its last `resume`, in milliseconds.
+    pub(super) fn young_ms(&self, now: Moment) -> Option<u64> {
+        SETTLED_MS.checked_sub(now.since_ms(self.begun)).filter(|left| *left > 0)
+    }
+
     /// How long machines of a host that may restart none now may be unavailable without having been reported, in milliseconds.
     pub(super) fn unsettled_ms(&self, host: &Name, now: Moment) -> Option<u64> {
         let since = match self.stopped.get(host) {

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a report that leaves something out says so.
 
-use super::shares::{ShareReconciler, UnfinishedShares};
+use super::shares::{Refusal, ShareReconciler, UnfinishedShares};
 use crate::error::HostError;
 use crate::events::Events;
 use spillway_api::{EventKind, Name, Need};
@@ -47,7 +47,7 @@ impl ShareReconciler {
                 own = own.and(need.times(catalog.spec.count));
                 continue;
             }
-            let counts = self.machines.counts(&catalog.name)?;
+            let counts = self.machines.counts(&catalog)?;
             let owner = catalog.fleet.as_ref();
             let of = CatalogStatus {
                 generation: owner.map_or(0, |owner| owner.generation),
@@ -68,10 +68,10 @@ impl ShareReconciler {
             };
             status.catalogs.insert(catalog.name, of);
         }
-        for (name, why) in &left.refused {
+        for (name, Refusal { why, of: share }) in &left.refused {
             let of = status.catalogs.entry(name.clone()).or_default();
             of.refused = Some(why.clone());
-            if let Some((generation, version)) = left.shares.get(name) {
+            if let Some((generation, version)) = share {
                 (of.refused_generation, of.refused_version) = (*generation, Some(version.clone()));
             }
         }

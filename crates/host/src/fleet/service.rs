@@ -13,7 +13,7 @@ use super::placing::place;
 use super::record::FleetMembership;
 use super::restored::SeenRecords;
 use super::share_pace::SharePace;
-use super::shares::{ShareReconciler, UnfinishedShares};
+use super::shares::{Refusal, ShareReconciler, UnfinishedShares};
 use super::token::EtcdAccess;
 use super::user_changes::store_error;
 use crate::error::HostError;
@@ -352,9 +352,10 @@ impl FleetService {
     /// Raises an event for each new reason why a share is not carried out.
     fn tell_refusals(&self, unfinished: &UnfinishedShares) {
         let before = locked(&self.0.unfinished).refused.clone();
-        for (catalog, why) in
-            unfinished.refused.iter().filter(|(catalog, why)| before.get(*catalog) != Some(why))
-        {
+        for (catalog, Refusal { why, .. }) in &unfinished.refused {
+            if before.get(catalog).is_some_and(|before| before.why == *why) {
+                continue;
+            }
             let text = format!("this host does not carry out its share of the fleet's catalog: {why}");
             self.0.events.raise(EventKind::Failed, &format!("catalog/{catalog}"), text);
         }

@@ -55,13 +55,20 @@ pub struct ShareReconciler {
     pub cut: ReportCut,
 }
 
+/// What a host does not do although it is to do it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why, for people.
+    pub why: String,
+    /// Generation and version of the share, if it can be read.
+    pub of: Option<(u64, VersionName)>,
+}
+
 /// Shares that are not carried out, by catalog.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnfinishedShares {
-    /// Why the host does not do what it is to do.
-    pub refused: BTreeMap<Name, String>,
-    /// Generations and versions of the shares that are refused, as far as they are known.
-    pub shares: BTreeMap<Name, (u64, VersionName)>,
+    /// What the host refuses.
+    pub refused: BTreeMap<Name, Refusal>,
     /// What the host waits for.
     pub waiting: BTreeMap<Name, String>,
     /// Versions that the host is to have before they are rolled out.
@@ -94,14 +101,17 @@ impl UnfinishedShares {
         self.versions.insert(catalog.clone(), next);
     }
 
-    fn note(&mut self, catalog: &Name, done: Result<(), HostError>) {
+    /// `wanted`: what the share says, if there is one.
+    fn note(&mut self, catalog: &Name, done: Result<(), HostError>, wanted: Option<&WantedCatalog>) {
         let Err(e) = done else { return };
         let why: String = e.message.chars().take(MOST_REASON_CHARACTERS).collect();
-        match e.code {
-            // What another step does at this time, or a registry that is away.
-            ErrorCode::Conflict | ErrorCode::Unavailable => self.waiting.insert(catalog.clone(), why),
-            _ => self.refused.insert(catalog.clone(), why),
-        };
+        // What another step does at this time, or a registry that is away.
+        if matches!(e.code, ErrorCode::Conflict | ErrorCode::Unavailable) {
+            self.waiting.insert(catalog.clone(), why);
+        } else {
+            let of = wanted.map(|wanted| (wanted.generation, version_of(wanted)));
+            self.refused.insert(catalog.clone(), Refusal { why, of });
+        }
     }
 }
 
@@ -134,7 +144,11 @@ impl ShareReconciler {
     /// # Errors
     /// The records of the host cannot be read.
     pub fn reconcile(&self, wanted: &WantedShares) -> Result<UnfinishedShares, HostError> {
-        let mut left = UnfinishedShares { refused: wanted.unknown.clone(), ..UnfinishedShares::default() };
+        let unknown = wanted.unknown.iter().map(|(name, why)| {
+            let why = why.clone();
+            (name.clone(), Refusal { why, of: None })
+        });
+        let mut left = UnfinishedShares { refused: unknown.collect(), ..UnfinishedShares::default() };
         let there: BTreeMap<Name, Catalog> =
             self.catalogs.list()?.into_iter().map(|catalog| (catalog.name.clone(), catalog)).collect();
         let leaving = |name: &Name| wanted.leaving.get(name).map_or(&[][..], |machines| machines);
@@ -153,17 +167,14 @@ impl ShareReconciler {
                 Some(catalog) if wanted.spec.count == 0 => self.give_up_all(catalog, &[]),
                 Some(catalog) => self.change(catalog, wanted).and_then(|()| self.check_count(name, wanted)),
             };
-            left.note(name, done);
-            if left.refused.contains_key(name) {
-                left.shares.insert(name.clone(), (wanted.generation, version_of(wanted)));
-            }
+            left.note(name, done, Some(wanted));
         }
         let is_left = |catalog: &&Catalog| {
             let is_known = wanted.catalogs.contains_key(&catalog.name);
             self.is_of_fleet(catalog) && !is_known && !wanted.unknown.contains_key(&catalog.name)
         };
         for catalog in there.values().filter(is_left) {
-            left.note(&catalog.name, self.give_up_all(catalog, leaving(&catalog.name)));
+            left.note(&catalog.name, self.give_up_all(catalog, leaving(&catalog.name)), None);
         }
         self.boot_sets.retain(wanted);
         for (name, WantedVersion { of, source, residency }) in &wanted.versions {

@@ -141,7 +141,7 @@ fn what_the_records_do_not_say_stays() {
     world.reconcile();
     world.records.insert("share/a/desk".into(), json!({ "count": "many" }));
     let left = world.reconcile();
-    assert!(left.refused[&name("desk")].contains("share/a/desk cannot be read"), "{left:?}");
+    assert!(left.refused[&name("desk")].why.contains("share/a/desk cannot be read"), "{left:?}");
     assert_eq!(world.desk(), (3, 1, Some(1)));
     world.records.remove("meta");
     assert!(wanted(&world.view(), "f", &name("a"), "h").is_none());
@@ -156,7 +156,7 @@ fn what_is_the_hosts_own_is_not_touched() {
     world.share("desk", 3, 1, 1);
     for _ in 0..2 {
         let left = world.reconcile();
-        assert_eq!(left.refused[&name("desk")], "the host has a catalog 'desk' of its own");
+        assert_eq!(left.refused[&name("desk")].why, "the host has a catalog 'desk' of its own");
         assert_eq!(world.catalogs(), before);
         let status = world.reconciler.status(&left).unwrap();
         assert!(
@@ -318,7 +318,7 @@ fn an_image_that_cannot_be_brought_is_refused_and_one_that_may_come_is_waited_fo
         let error = json!({ "code": code, "type": "about:blank", "title": "t", "status": 507, "detail": "it is broken" });
         let failed = json!({ "id": 7, "what": "pull", "state": { "phase": "failed", "error": error }, "done_bytes": 0, "total_bytes": 0 });
         let checked = || pulls.check(&of.image, of.version, |_| serde_json::from_value(failed.clone()).ok());
-        left.note(&name("desk"), checked());
+        left.note(&name("desk"), checked(), None);
         left.note_version(&name("desk"), &of, checked(), pulls.last_failure(&of.image, of.version));
         assert_eq!(left.refused.contains_key(&name("desk")), is_refused, "{code}");
         assert_eq!(left.waiting.contains_key(&name("desk")), !is_refused, "{code}");
@@ -345,12 +345,12 @@ fn an_image_that_the_host_does_not_have_is_a_reason() {
     world.catalog("desk", 1, json!({}));
     world.share("desk", 3, 7, 1);
     let left = world.reconcile();
-    assert!(left.refused[&name("desk")].contains("the host has no debian:7"), "{left:?}");
+    assert!(left.refused[&name("desk")].why.contains("the host has no debian:7"), "{left:?}");
     let image = json!({ "digest": "sha256:1", "registry": "s3", "name": "debian", "size_bytes": 1 });
     world.records.insert("images/debian/1".into(), image);
     world.share("desk", 3, 1, 1);
     let left = world.reconcile();
-    assert!(left.refused[&name("desk")].contains("with another digest than the fleet's"), "{left:?}");
+    assert!(left.refused[&name("desk")].why.contains("with another digest than the fleet's"), "{left:?}");
     assert_eq!(world.catalogs(), []);
 }
 

@@ -201,6 +201,13 @@ fn run(uuid: &str, wanted: &DesiredState, catalog: &Catalog, kept: &mut BTreeMap
     .unwrap()
 }
 
+/// The UUID of a claimed machine, and how often it was restarted and reset; none: it is not there, or not claimed.
+pub fn claimed(host: &TestHost, machine: &Name) -> Option<(String, u64, u64)> {
+    let uuid = host.catalogs.machine(machine).ok()?.identity.uuid;
+    let wanted = host.objects.get::<DesiredState>(machine.as_str()).unwrap()?.value;
+    wanted.claim.is_some().then_some((uuid, wanted.restarts, wanted.resets))
+}
+
 /// Somebody claims a machine, or releases it.
 pub fn claim(host: &TestHost, machine: &Name, is_claimed: bool) {
     let is = host.objects.get::<DesiredState>(machine.as_str()).unwrap();

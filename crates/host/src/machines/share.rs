@@ -54,14 +54,14 @@ impl MachineShares {
         self.reader.views(&Selector { catalog: Some(catalog.clone()), ..Selector::default() })
     }
 
-    /// Counts the machines of a catalog.
-    pub fn counts(&self, catalog: &Name) -> Result<ShareCounts, HostError> {
+    /// Counts the machines of a catalog, whose version and settings are as they were read before.
+    pub fn counts(&self, catalog: &Catalog) -> Result<ShareCounts, HostError> {
         let mut counts = ShareCounts::default();
-        let Catalog { spec, version, .. } = self.catalogs.get(catalog)?;
-        for view in self.views(catalog)? {
+        let Catalog { name, spec, version, .. } = catalog;
+        for view in self.views(name)? {
             // Other settings that wait for a restart are no other version.
             let is_outdated =
-                VersionMatch::of(&view, (&spec.image.name, version), &spec) == VersionMatch::Outdated;
+                VersionMatch::of(&view, (&spec.image.name, *version), spec) == VersionMatch::Outdated;
             let View { wanted, status, .. } = view;
             let is_ready = wanted.power == Power::On && status.settled && status.ready;
             let is_off = wanted.power == Power::Off && status.settled && status.phase == Phase::Stopped;
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(shares.shrink(&desk, 0, 2).unwrap(), 2);
         assert_eq!(names(), ["desk-001", "desk-005"]);
         assert_eq!(host.catalogs.get(&desk).unwrap().spec.count, 2);
-        let counts = shares.counts(&desk).unwrap();
+        let counts = shares.counts(&host.catalogs.get(&desk).unwrap()).unwrap();
         assert_eq!((counts.count, counts.claimed, counts.ready), (2, 2, 0));
     }
 
@@ -181,7 +181,7 @@ mod tests {
             (0..2).for_each(|_| machines.step(&host, &NamedOrders::default(), |_, _| Boot::GoesOn));
             let pending = host.reader.views(&Selector::default()).unwrap();
             let pending = pending.iter().filter(|view| view.status.run.as_ref().unwrap().outdated).count();
-            let counts = shares(&host).counts(&desk).unwrap();
+            let counts = shares(&host).counts(&host.catalogs.get(&desk).unwrap()).unwrap();
             (counts.ready, counts.updated, pending)
         };
         assert_eq!(counts(), (2, 2, 0));

@@ -77,7 +77,7 @@ impl SimulatedHost {
         for version in GOOD.into_iter().skip(1).chain([BAD]) {
             records.version(version, 2 << 20);
         }
-        if number != 0 {
+        if number >= 2 {
             records.version(MISSING, 2 << 20);
         }
         let reconciler = ShareReconciler {
@@ -166,7 +166,7 @@ impl SimulatedHost {
     pub fn describe(&self) -> String {
         let catalogs = self.records.catalogs.list().unwrap();
         let catalogs = catalogs.iter().map(|of| {
-            let counts = self.reconciler.machines.counts(&of.name).unwrap();
+            let counts = self.reconciler.machines.counts(of).unwrap();
             format!("{}:{} {:?} {counts:?}", of.name, of.version, of.rollout)
         });
         let catalogs: Vec<String> = catalogs.collect();

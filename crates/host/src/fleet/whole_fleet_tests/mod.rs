@@ -1,6 +1,7 @@
 //! A fleet whose hosts carry out their shares in real records, as daemons do: placing, rollouts and elections of the fleet, and on each host
-//! what makes catalogs of shares, its batches and its report, all of it the daemon's own. Imagined are etcd, which answers late and loses
-//! answers, time, and what VMMs do.
+//! what makes catalogs of shares, its batches, its orders for names and its report are the daemon's own. Imagined are etcd, which is late and
+//! loses answers, time, and what VMMs do. What a daemon's tasks do at the same time is done one after the other here, reports are
+//! written at once, and no daemon begins anew while its machines go on.
 //!
 //! `SPILLWAY_WHOLE_FLEETS=N` sets the number of fleets, `SPILLWAY_SEED=N` the first seed. One that fails says both.
 
@@ -12,7 +13,7 @@ mod sample;
 mod host;
 mod people;
 
-use crate::machines::imagined::{Boot, claim};
+use crate::machines::imagined::{Boot, claimed};
 use host::{SimulatedHost, State};
 use rng::Rng;
 use sample::{Fleet, identity, name};
@@ -39,7 +40,7 @@ const KEPT: usize = 2;
 const NAMED: usize = 3;
 /// Catalog of a host alone.
 const OWN: &str = "local";
-/// A version whose machines often do not boot, and one that some hosts do not have.
+/// A version whose machines often do not boot, and one that two hosts do not have.
 const BAD: u32 = 3;
 const MISSING: u32 = 4;
 const GOOD: [u32; 3] = [1, 2, 5];
@@ -70,11 +71,11 @@ struct Seen {
     replaced: u64,
     /// Names that run on another host than before.
     moved: u64,
-    rolled: u64,
     halted: u64,
     conflicts: u64,
     lost_answers: u64,
     claims: u64,
+    claimed_meanwhile: u64,
     waited_for_claims: u64,
     failed: u64,
     refused: u64,
@@ -92,9 +93,12 @@ struct World {
     turn: u64,
     begin: Instant,
     has_faults: bool,
+    /// Whether all rollouts are at their end.
+    is_rolled: bool,
     /// Versions that a host was ever told to give machines of a catalog.
     told: BTreeMap<(Name, Name), BTreeSet<u32>>,
-    claimed: BTreeSet<(usize, Name)>,
+    /// Claimed machines, with what they were when they were claimed.
+    claimed: BTreeMap<(usize, Name), (String, u64, u64)>,
     /// Where each name has run last.
     ran_on: BTreeMap<Name, usize>,
     /// Catalogs that have had so many ready machines as are to stay ready since all faults have ended.
@@ -112,8 +116,9 @@ impl World {
             turn: 0,
             begin: Instant::now(),
             has_faults: true,
+            is_rolled: false,
             told: BTreeMap::new(),
-            claimed: BTreeSet::new(),
+            claimed: BTreeMap::new(),
             ran_on: BTreeMap::new(),
             were_ready: BTreeSet::new(),
         };
@@ -171,7 +176,7 @@ impl World {
         }
         self.check_always();
         self.check_names(seen);
-        if !self.has_faults {
+        if !self.has_faults && !self.is_rolled {
             self.check_ready();
         }
     }
@@ -187,7 +192,7 @@ impl World {
             let is_lost = self.has_faults && self.random.chance(20);
             let outcome = if reaches { Some(self.commit(&transaction)) } else { None };
             seen.conflicts += u64::from(outcome == Some(Outcome::Conflict));
-            seen.lost_answers += u64::from(is_lost);
+            seen.lost_answers += u64::from(is_lost && reaches);
             if instance == self.starts[from] {
                 self.hosts[from].placer.ended(number, outcome.filter(|_| !is_lost));
             }
@@ -310,16 +315,17 @@ impl World {
     fn check_always(&mut self) {
         let seat = name(CATALOGS[NAMED]);
         // A name that others were given meanwhile is not kept for whoever has claimed it.
-        let is_kept = |(n, machine): &(usize, Name)| {
+        let is_kept = |(n, machine): &(usize, Name), was: &(String, u64, u64)| {
             let record = self.fleet.view().name(&seat, machine);
             let is_others = record.is_none_or(|of| of.value.host.as_ref() != Some(&self.hosts[*n].name));
-            let is_there = self.hosts[*n].records.catalogs.machine(machine).is_ok();
             let may_go = machine.as_str().starts_with(CATALOGS[NAMED]) && is_others;
-            assert!(is_there || may_go, "{machine} was claimed, and host {n} has given it up");
-            is_there
+            let is = claimed(&self.hosts[*n].records, machine);
+            let is_same = is.as_ref() == Some(was);
+            assert!(is_same || may_go, "{machine} was claimed as {was:?}, and host {n} has {is:?}");
+            is_same
         };
-        let kept = self.claimed.iter().filter(|of| is_kept(of)).cloned().collect();
-        self.claimed = kept;
+        let kept = self.claimed.iter().filter(|(of, was)| is_kept(of, was));
+        self.claimed = kept.map(|(of, was)| (of.clone(), was.clone())).collect();
         for host in &self.hosts {
             let machines = host.records.catalogs.machines(None).unwrap();
             let catalog_of: BTreeMap<&Name, &Name> =
@@ -371,6 +377,13 @@ impl World {
         host.machines.versions().filter(|(name, _)| is_there(name)).map(|(_, version)| version).collect()
     }
 
+    /// A rollout that is not at its end.
+    fn why_not_rolled(&self) -> Option<String> {
+        let rollouts = &self.fleet.view().rollouts;
+        let open = rollouts.iter().find(|(_, rollout)| rollout.value.is_open());
+        open.map(|(catalog, rollout)| format!("{catalog}: {:?}", rollout.value))
+    }
+
     /// Whether each catalog has as many machines as it should have, with its version, and nobody has anything left to do.
     fn why_not_whole(&self) -> Option<String> {
         let view = self.fleet.view();
@@ -396,7 +409,7 @@ impl World {
                 if !zones.is_empty() && !zones.contains(&host.zone) && !is_kept {
                     return Some(format!("{catalog} has machines on {} outside of {zones:?}", host.name));
                 }
-                let counts = host.reconciler.machines.counts(&catalog).unwrap();
+                let counts = host.reconciler.machines.counts(&of).unwrap();
                 let has = self.versions(host, &catalog);
                 let is_new = is_kept || has.iter().all(|version| *version == record.version);
                 let is_done = is_new && counts.ready + counts.off == counts.count && of.rollout.is_none();
@@ -413,9 +426,6 @@ impl World {
     /// All faults end, people take a good version, and the fleet comes to rest.
     fn mend(&mut self, seen: &mut Seen) {
         self.has_faults = false;
-        for (n, machine) in std::mem::take(&mut self.claimed) {
-            claim(&self.hosts[n].records, &machine, false);
-        }
         for n in 0..HOSTS {
             self.hosts[n].back_in = self.hosts[n].back_in.min(1);
             self.change_own(n);
@@ -424,35 +434,44 @@ impl World {
         }
         // A host that was lost when an update has begun halts it.
         (0..MISSED).for_each(|_| self.turn(seen));
-        for (n, catalog) in CATALOGS.iter().enumerate() {
+        for n in 0..CATALOGS.len() {
             self.create(n);
             self.move_to_zones(n);
-            let catalog = name(catalog);
-            let is = self.fleet.view().catalogs[&catalog].value.version;
-            let good: Vec<u32> = GOOD.into_iter().filter(|version| *version != is).collect();
-            let version = *self.random.pick(&good);
-            assert!(self.update(&catalog, version));
+            self.give_good_version(n);
         }
         let begin = self.turn;
-        // Whatever they set meanwhile, the version reaches all machines.
+        // Whatever they set and claim meanwhile, the version reaches all other machines.
         for _ in 0..self.random.below(4) {
             (0..self.random.below(15)).for_each(|_| self.turn(seen));
             let catalog = name(CATALOGS[self.random.below(CATALOGS.len() as u64) as usize]);
             self.set(&catalog);
+            let host = self.random.below(HOSTS as u64) as usize;
+            self.claim(host, seen);
         }
-        while let Some(why) = self.why_not_whole() {
-            let took = self.turn - begin;
-            let hosts: Vec<String> = self.hosts.iter().map(SimulatedHost::describe).collect();
-            assert!(took < MENDED, "after {took} turns without faults {why}\n{}", hosts.join("\n"));
-            self.turn(seen);
+        self.go_on_until(World::why_not_rolled, seen);
+        seen.claimed_meanwhile += self.claimed.len() as u64;
+        for (n, machine) in self.claimed.keys().cloned().collect::<Vec<_>>() {
+            self.release(n, &machine);
         }
+        self.is_rolled = true;
+        self.go_on_until(World::why_not_whole, seen);
         seen.slowest = seen.slowest.max(self.turn - begin);
         let (revision, records) = (self.fleet.revision(), self.revisions());
         (0..QUIET).for_each(|_| self.turn(seen));
         assert_eq!(self.why_not_whole(), None, "it does not stay so");
         assert_eq!(self.fleet.revision(), revision, "something is written at rest");
         assert_eq!(self.revisions(), records, "a host changes its catalogs at rest");
-        seen.rolled += CATALOGS.len() as u64;
+    }
+
+    /// Turns without faults, until nothing is missing any more.
+    fn go_on_until(&mut self, why_not: impl Fn(&World) -> Option<String>, seen: &mut Seen) {
+        let begin = self.turn;
+        while let Some(why) = why_not(self) {
+            let took = self.turn - begin;
+            let hosts: Vec<String> = self.hosts.iter().map(SimulatedHost::describe).collect();
+            assert!(took < MENDED, "after {took} turns without faults {why}\n{}", hosts.join("\n"));
+            self.turn(seen);
+        }
     }
 
     /// Revisions of all catalogs on all hosts.
@@ -504,9 +523,11 @@ fn hosts_with_real_records_come_to_what_the_fleet_wants_and_rest() {
     }
     println!("{fleets} fleets: {seen:?}");
     if fleets >= 100 {
-        let Seen { replaced, moved, halted, conflicts, claims, failed, refused, waited_for_claims, .. } =
-            seen;
-        let counts = [replaced, moved, halted, conflicts, claims, failed, refused, waited_for_claims];
+        let Seen { replaced, moved, halted, conflicts, lost_answers, claims, .. } = seen;
+        let Seen { claimed_meanwhile, waited_for_claims, failed, refused, terms, .. } = seen;
+        let of_fleet = [replaced, moved, halted, conflicts, lost_answers, terms];
+        let of_hosts = [claims, claimed_meanwhile, waited_for_claims, failed, refused];
+        let counts = of_fleet.into_iter().chain(of_hosts).collect::<Vec<_>>();
         assert!(counts.iter().all(|count| *count > 0), "too little happened: {seen:?}");
     }
 }

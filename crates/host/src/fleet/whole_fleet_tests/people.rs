@@ -2,13 +2,13 @@
 
 use super::host::State;
 use super::sample::{GIB, name};
-use super::{BAD, CATALOGS, HOSTS, KEPT, MISSING, NAMED, OWN, Seen, World};
+use super::{BAD, CATALOGS, GOOD, HOSTS, KEPT, MISSING, NAMED, OWN, Seen, World};
 use crate::catalogs::CatalogChangeTerms;
-use crate::machines::imagined::claim;
+use crate::machines::imagined::{claim, claimed};
 use crate::machines::testing::spec;
 use jiff::Timestamp;
 use serde_json::json;
-use spillway_api::{FleetCatalogUpdate, FleetHostAction, Name, RolloutAction};
+use spillway_api::{FleetCatalogUpdate, FleetHostAction, FleetRolloutState, Name, RolloutAction};
 use spillway_fleet::changes::{
     ChangeError, change_host, create_catalog, delete_catalog, replace_catalog, roll_back_catalog,
     update_catalog,
@@ -171,20 +171,45 @@ impl World {
         if host.state == State::Off {
             return;
         }
-        let held: Vec<&Name> = self.claimed.iter().filter(|(of, _)| *of == n).map(|(_, name)| name).collect();
-        if !held.is_empty() && self.random.chance(2) {
+        let held: Vec<&Name> = self.claimed.keys().filter(|(of, _)| *of == n).map(|(_, name)| name).collect();
+        if self.has_faults && !held.is_empty() && self.random.chance(2) {
             let machine = (*self.random.pick(&held)).clone();
-            claim(&host.records, &machine, false);
-            self.claimed.remove(&(n, machine));
+            self.release(n, &machine);
             return;
         }
-        let free: Vec<&Name> = host.machines.ready().filter(|name| !held.contains(name)).collect();
         let there = host.records.catalogs.machines(None).unwrap();
         let is_there = |name: &Name| there.iter().any(|machine| machine.name == *name);
-        if let Some(machine) = free.into_iter().find(|name| is_there(name)).cloned() {
+        let free = host.machines.ready().filter(|name| !held.contains(name) && is_there(name));
+        let free: Vec<Name> = free.cloned().collect();
+        if !free.is_empty() {
+            let machine = self.random.pick(&free).clone();
             claim(&host.records, &machine, true);
-            self.claimed.insert((n, machine));
+            let is = claimed(&host.records, &machine).unwrap();
+            self.claimed.insert((n, machine), is);
             seen.claims += 1;
         }
+    }
+
+    pub(super) fn release(&mut self, n: usize, machine: &Name) {
+        claim(&self.hosts[n].records, machine, false);
+        self.claimed.remove(&(n, machine.clone()));
+    }
+
+    /// An update that has stopped goes on, or another good version is given.
+    pub(super) fn give_good_version(&mut self, n: usize) {
+        let catalog = name(CATALOGS[n]);
+        let rollout = self.fleet.view().rollouts.get(&catalog).map(|rollout| &rollout.value);
+        let goes_on = rollout.is_some_and(|of| {
+            let is_aborted = of.state == FleetRolloutState::Aborted;
+            of.is_open() && !is_aborted && GOOD.contains(&of.to.version)
+        });
+        if goes_on && self.random.chance(2) {
+            self.ask(|view| change_rollout(view, &catalog, RolloutAction::Resume, Timestamp::UNIX_EPOCH));
+            return;
+        }
+        let is = self.fleet.view().catalogs[&catalog].value.version;
+        let good: Vec<u32> = GOOD.into_iter().filter(|version| *version != is).collect();
+        let version = *self.random.pick(&good);
+        assert!(self.update(&catalog, version));
     }
 }
