@@ -369,8 +369,11 @@ impl Pace<'_> {
         // Those that are surplus now go first, and are ready no longer.
         let ready: u64 =
             alive.map(|of| u64::from(of.status.map_or(0, |status| status.ready.min(of.count)))).sum();
-        // Without a limit there is nothing to count.
-        let mut spare = if min_ready == 0 { u64::MAX } else { ready.saturating_sub(min_ready.into()) };
+        // Without a limit there is nothing to count. What is missing is kept, too: machines that come back are no room for others then.
+        let mut spare = match min_ready {
+            0 => i64::MAX,
+            _ => i64::try_from(ready).unwrap_or(i64::MAX).saturating_sub(min_ready.into()),
+        };
         let mut steps = Steps::default();
         let held = all().filter(|(_, member)| member.is_leaving && member.share.batch.is_some());
         steps.shares.extend(held.map(|(n, _)| (n, None)));
@@ -382,7 +385,7 @@ impl Pace<'_> {
             if let Some(left_ms) = self.tracker.unsettled_ms(member.name, self.scene.now) {
                 let exposed = self.exposed(member, u32::MAX);
                 match self.tracker.has_stopped(member.name) {
-                    true => spare = spare.saturating_sub(exposed),
+                    true => spare = spare.saturating_sub_unsigned(exposed),
                     false => unsettled += exposed,
                 }
                 steps.next_in_ms = Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
@@ -390,10 +393,11 @@ impl Pace<'_> {
         }
         for (n, member) in members().filter(|(_, member)| runs(member)) {
             let exposed = self.exposed(member, member.share.batch.unwrap_or(u32::MAX));
-            if exposed > spare && !is_done(self.scene.catalog, self.record, member.share, member.status) {
+            let fits = spare >= 0 && exposed <= spare.unsigned_abs();
+            if !fits && !is_done(self.scene.catalog, self.record, member.share, member.status) {
                 steps.shares.insert(n, Some(0));
             }
-            spare = spare.saturating_sub(exposed);
+            spare = spare.saturating_sub_unsigned(exposed);
             // A larger batch of before, of another version, may still be in progress.
             if let Some(left_ms) =
                 self.tracker.unsettled_ms(member.name, self.scene.now).filter(|_| min_ready > 0)
@@ -402,7 +406,7 @@ impl Pace<'_> {
                 steps.next_in_ms = Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
             }
         }
-        spare = spare.saturating_sub(unsettled);
+        spare = spare.saturating_sub_unsigned(unsettled);
         for (n, member) in members() {
             let is_settled =
                 self.tracker.unsettled_ms(member.name, self.scene.now).is_none() || min_ready == 0;
@@ -411,7 +415,7 @@ impl Pace<'_> {
             }
             let batch = self.batch_within(member, spare);
             if batch != Some(0) {
-                spare = spare.saturating_sub(self.exposed(member, batch.unwrap_or(u32::MAX)));
+                spare = spare.saturating_sub_unsigned(self.exposed(member, batch.unwrap_or(u32::MAX)));
                 steps.shares.insert(n, batch);
             }
         }
@@ -422,15 +426,17 @@ impl Pace<'_> {
         next.sort_by_key(|(_, member)| (refuses(member), Reverse(score(&to, member.name.as_str()))));
         for (n, member) in next.into_iter().take(free) {
             let batch = self.batch_within(member, spare);
-            // On the way back, what starts anyway takes the version at once, and the host says what is left to restart.
-            if batch == Some(0) && !self.record.at_once {
+            // On the way back, what starts anyway takes the version at once, and the host says what is left to restart. So it does if too
+            // few machines are ready: perhaps those that are not become so with this version.
+            let starts = spare < 0 && member.status.is_some_and(|status| self.away(status) > 0);
+            if batch == Some(0) && !self.record.at_once && !starts {
                 steps.waits = Some(format!(
                     "{ready} machines are ready, and {min_ready} are to stay so (min_ready): host '{}' can restart none",
                     member.name
                 ));
                 continue;
             }
-            spare = spare.saturating_sub(self.exposed(member, batch.unwrap_or(u32::MAX)));
+            spare = spare.saturating_sub_unsigned(self.exposed(member, batch.unwrap_or(u32::MAX)));
             steps.shares.insert(n, batch);
         }
         steps
@@ -445,8 +451,10 @@ impl Pace<'_> {
         !self.is_started(member) && has_version && member.is_alive
     }
 
-    /// The largest batch of a host with which no more ready machines become unavailable than this; none: as the strategy says.
-    fn batch_within(&self, member: &Member<'_>, spare: u64) -> Option<u32> {
+    /// The largest batch of a host with which no more ready machines become unavailable than this; none: as the strategy says. If some are
+    /// missing, the host restarts none.
+    fn batch_within(&self, member: &Member<'_>, spare: i64) -> Option<u32> {
+        let Ok(spare) = u64::try_from(spare) else { return Some(0) };
         if self.exposed(member, u32::MAX) <= spare {
             return None;
         }

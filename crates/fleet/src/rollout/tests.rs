@@ -702,6 +702,20 @@ fn no_host_is_next_if_min_ready_needs_its_machines() {
 }
 
 #[test]
+fn a_machine_that_comes_back_is_no_room_for_another_while_some_are_missing() {
+    let (mut world, first) = World::begun(4, 5, json!({ "min_ready": 19, "waves": ["100%"] }));
+    let other = world.with(1)[0].clone();
+    // One was just released, and the first host has perhaps restarted another.
+    world.change(&other, json!({ "ready": 4, "updated": 4 }));
+    world.driver.settle();
+    assert_eq!((world.batch(&first), world.batch(&other)), (Some(0), Some(0)));
+    let others = || world.hosts().into_iter().filter(|host| *host != first && *host != other);
+    let version = |host: &String| world.driver.fleet.json(&format!("share/{host}/desk"))["version"].clone();
+    assert_eq!(version(&other), 2, "what starts anyway starts with the version");
+    assert!(others().all(|host| version(&host) == 1));
+}
+
+#[test]
 fn a_batch_is_smaller_if_min_ready_needs_the_rest() {
     let (mut world, first) = World::begun(4, 5, json!({ "min_ready": 19, "waves": ["100%"] }));
     assert_eq!(world.batch(&first), Some(1));

@@ -59,10 +59,15 @@ struct Machines {
     share: u32,
     generation: u64,
     version: u32,
+    /// Version of its share, which it refuses for some time if it has another one.
+    share_version: u32,
     batch: u32,
     max_failed: u32,
     is_held: bool,
     refuses_until: u64,
+    /// How often it has refused a version, and the last one.
+    refusals: u64,
+    last_refused: u32,
     /// A version that it brings, and when that is there.
     next: Option<(u32, u64)>,
     claims: u64,
@@ -75,6 +80,20 @@ impl Machines {
 
     fn failed(&self) -> u32 {
         self.all.iter().filter(|machine| matches!(machine.state, State::Failed(_))).count() as u32
+    }
+
+    /// Takes the version of its share, or refuses it for some time.
+    fn take_version(&mut self, version: u32, now: u64, random: &mut Rng) {
+        let is_new = self.share_version != version;
+        self.share_version = version;
+        let refuses = super::REFUSES.with(std::cell::Cell::get) && self.version != 0;
+        if is_new && refuses && self.version != version && random.chance(10) {
+            self.refuses_until = now + 3_000 + random.below(60_000);
+            (self.refusals, self.last_refused) = (self.refusals + 1, version);
+        }
+        if now >= self.refuses_until {
+            self.version = version;
+        }
     }
 
     /// Adds or removes machines, as a host does: those go first that are not ready, and claimed ones stay.
@@ -353,7 +372,7 @@ impl Host {
         for (catalog, share) in &wanted.catalogs {
             let machines = self.machines.entry(catalog.clone()).or_default();
             let count = share.spec.count;
-            machines.version = share.spec.image.version.unwrap().get();
+            machines.take_version(share.spec.image.version.unwrap().get(), now, random);
             machines.generation = share.generation;
             (machines.is_held, machines.max_failed) = (share.is_held, share.max_failed);
             let RolloutStrategy::Batch(batch) = share.strategy else { panic!("{:?}", share.strategy) };
@@ -406,6 +425,16 @@ impl Host {
         self.machines.values().map(|machines| machines.claims).sum()
     }
 
+    /// Whether it has refused a version at some time.
+    pub fn has_refused(&self, catalog: &Name, version: u32) -> bool {
+        self.machines.get(catalog).is_some_and(|machines| machines.last_refused == version)
+    }
+
+    /// How often it has refused a version.
+    pub fn refusals(&self) -> u64 {
+        self.machines.values().map(|machines| machines.refusals).sum()
+    }
+
     /// What it has of a catalog, and what it has reported.
     pub fn describe(&self, catalog: &Name) -> String {
         let reported = self.reported.as_ref().and_then(|reported| reported.catalogs.get(catalog));
@@ -426,7 +455,8 @@ impl Host {
             return None;
         }
         let catalogs = self.machines.iter().map(|(catalog, machines)| {
-            let refuses = now < machines.refuses_until && machines.share > machines.wanted;
+            let lacks = machines.share > machines.wanted || machines.share_version != machines.version;
+            let refuses = now < machines.refuses_until && lacks;
             let refused = refuses.then(|| "not now".to_owned());
             let is_new =
                 |machine: &&Machine| machine.version == machines.version && machine.state == State::Ready;
@@ -460,7 +490,7 @@ impl Host {
                 refused_generation: if refused.is_some() { machines.generation } else { 0 },
                 refused_version: refused
                     .is_some()
-                    .then(|| VersionName { image: name("debian"), version: machines.version }),
+                    .then(|| VersionName { image: name("debian"), version: machines.share_version }),
                 refused,
                 next,
                 ..CatalogStatus::default()

@@ -113,7 +113,9 @@ impl World {
                     seen.done += u64::from(now.state == Done);
                     super::trace(self.now, &format!("{catalog}: {:?} {} {:?}", now.state, now.wave, now.why));
                 }
-                Write::Put(Key::Share(host, catalog), _) => {
+                Write::Put(Key::Share(host, catalog), share) => {
+                    let text = || String::from_utf8_lossy(share);
+                    super::trace(self.now, &format!("{host}/{catalog}: {}", text()));
                     let Some(rollout) = after.rollouts.get(catalog) else { continue };
                     let place = (host.clone(), catalog.clone());
                     let (was, now) = (before.shares.get(&place), after.shares[&place]);
@@ -129,7 +131,9 @@ impl World {
                     }
                     let with = after.shares.iter();
                     let with = with.filter(|((_, of), has)| of == catalog && **has == rollout.to.version);
-                    let with = with.map(|((host, _), _)| host).filter(|host| !self.is_left_and_silent(host));
+                    let with = with
+                        .map(|((host, _), _)| host)
+                        .filter(|host| !self.is_left_alone(host, catalog, rollout.to.version));
                     let with: Vec<&Name> = with.collect();
                     let most = [1, (self.hosts.len() * 3).div_ceil(10), usize::MAX];
                     let most =
@@ -142,11 +146,13 @@ impl World {
         }
     }
 
-    /// Nobody waits for a host that is drained, and has no lease: when it is empty, nobody can tell.
-    fn is_left_and_silent(&self, host: &Name) -> bool {
+    /// Nobody waits for a host that is drained, and has no lease, because nobody can tell when it is empty, or has refused the version.
+    fn is_left_alone(&self, host: &Name, catalog: &Name, version: u32) -> bool {
         let record = &self.store.entries[&format!("hosts/{host}")].value;
         let record = serde_json::from_slice::<Value>(record).unwrap_or_default();
-        record["is_draining"] == true && !self.store.entries.contains_key(&format!("alive/{host}"))
+        let is_silent = !self.store.entries.contains_key(&format!("alive/{host}"));
+        let mut hosts = self.hosts.iter().filter(|of| of.name == *host);
+        record["is_draining"] == true && (is_silent || hosts.any(|of| of.has_refused(catalog, version)))
     }
 
     /// Another wave begins, or the rollout is done, when all machines of the hosts before have been seen ready, unless somebody drains such a host,
@@ -421,11 +427,12 @@ fn rollouts_keep_to_their_waves_whatever_fails() {
             world.run_for(1_000 + random.below(30_000), seen);
         }
         world.end_faults();
+        seen.refused += world.hosts.iter().map(|host| host.refusals()).sum::<u64>();
         super::REFUSES.with(|refuses| refuses.set(false));
         world.run_until(1_200_000, seen, |world| world.are_placed(&["desk"])).unwrap();
         world.run_for(120_000, seen);
         world.finish(version + 1, seen);
     });
-    assert!(runs < 20 || seen.stranded > runs / 4, "{seen:?}");
+    assert!(runs < 20 || seen.stranded.min(seen.refused) > runs / 4, "{seen:?}");
     check_seen((runs, seen));
 }

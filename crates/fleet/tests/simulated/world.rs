@@ -39,6 +39,8 @@ pub struct Seen {
     pub reached: u64,
     /// Rollouts that waited while the catalog's machines were on no host.
     pub stranded: u64,
+    /// How often hosts have refused a version.
+    pub refused: u64,
 }
 
 enum Event {

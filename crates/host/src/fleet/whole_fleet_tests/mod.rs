@@ -93,15 +93,15 @@ struct World {
     turn: u64,
     begin: Instant,
     has_faults: bool,
-    /// Whether all rollouts are at their end.
-    is_rolled: bool,
+    /// Whether the last updates have begun, and are not at their end.
+    is_rolling: bool,
     /// Versions that a host was ever told to give machines of a catalog.
     told: BTreeMap<(Name, Name), BTreeSet<u32>>,
     /// Claimed machines, with what they were when they were claimed.
     claimed: BTreeMap<(usize, Name), (String, u64, u64)>,
     /// Where each name has run last.
     ran_on: BTreeMap<Name, usize>,
-    /// Catalogs that have had so many ready machines as are to stay ready since all faults have ended.
+    /// Catalogs that have had so many ready machines as are to stay ready since the last updates have begun.
     were_ready: BTreeSet<Name>,
 }
 
@@ -116,7 +116,7 @@ impl World {
             turn: 0,
             begin: Instant::now(),
             has_faults: true,
-            is_rolled: false,
+            is_rolling: false,
             told: BTreeMap::new(),
             claimed: BTreeMap::new(),
             ran_on: BTreeMap::new(),
@@ -176,7 +176,7 @@ impl World {
         }
         self.check_always();
         self.check_names(seen);
-        if !self.has_faults && !self.is_rolled {
+        if self.is_rolling {
             self.check_ready();
         }
     }
@@ -394,6 +394,14 @@ impl World {
             if all != count {
                 return Some(format!("{catalog} has {all} of {count} machines"));
             }
+            let shares = view.shares.values().filter_map(|shares| shares.get(&catalog));
+            let shares: Vec<usize> = shares.map(|share| share.value.count as usize).collect();
+            let names = view.named.get(&catalog).map_or(0, BTreeMap::len);
+            let is_named = catalog.as_str() == CATALOGS[NAMED];
+            let is_counted = shares.iter().sum::<usize>() == count && !shares.contains(&0);
+            if !is_counted || is_named && names != count {
+                return Some(format!("{catalog}: shares {shares:?} and {names} names of {count} machines"));
+            }
             let Some(record) = record else { continue };
             let rollout = view.rollouts.get(&catalog).map(|rollout| &rollout.value);
             if rollout.is_some_and(|rollout| rollout.is_open()) {
@@ -440,6 +448,7 @@ impl World {
             self.give_good_version(n);
         }
         let begin = self.turn;
+        self.is_rolling = true;
         // Whatever they set and claim meanwhile, the version reaches all other machines.
         for _ in 0..self.random.below(4) {
             (0..self.random.below(15)).for_each(|_| self.turn(seen));
@@ -453,7 +462,7 @@ impl World {
         for (n, machine) in self.claimed.keys().cloned().collect::<Vec<_>>() {
             self.release(n, &machine);
         }
-        self.is_rolled = true;
+        self.is_rolling = false;
         self.go_on_until(World::why_not_whole, seen);
         seen.slowest = seen.slowest.max(self.turn - begin);
         let (revision, records) = (self.fleet.revision(), self.revisions());
