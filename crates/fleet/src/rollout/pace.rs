@@ -275,7 +275,9 @@ impl Pace<'_> {
         if let Some(name) = raised {
             return Some(format!("host '{name}' is about to get its first machines"));
         }
-        if let Some((name, _)) = apart.first().filter(|_| members.is_empty()) {
+        // A catalog that is to have no machines has none to try it with, and nobody gets any.
+        let is_wanted = self.scene.catalog.spec.catalog.count > 0;
+        if let Some((name, _)) = apart.first().filter(|_| members.is_empty() && is_wanted) {
             return Some(format!(
                 "no host keeps its machines: host '{name}' is to give them up, is lost, or has a share that cannot be read"
             ));

@@ -212,10 +212,10 @@ impl ShareReconciler {
     /// Makes the machines of a catalog those that the fleet has placed here, and changes settings and version.
     fn change_named(&self, is: &Catalog, wanted: &WantedCatalog) -> Result<(), HostError> {
         let placed = self.place(&is.name, wanted.machines.as_deref());
-        if wanted.spec.count == 0 {
-            return placed.and_then(|()| self.give_up_all(is, &[]));
+        if wanted.spec.count == 0 && placed.is_ok() {
+            return self.give_up_all(is, &[]);
         }
-        // A claimed machine that is to leave keeps the others from nothing.
+        // A claimed machine that is to leave keeps the others from nothing, and a rollout waits for the host until it has the version, too.
         let changed = self.change(&self.catalogs.get(&is.name)?, wanted);
         placed.and(changed)
     }

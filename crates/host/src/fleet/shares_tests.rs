@@ -454,3 +454,28 @@ fn a_claimed_machine_that_is_to_leave_keeps_no_rollout_from_being_halted() {
     assert!(left.waiting[&name("desk")].contains("desk-001 is claimed"), "{left:?}");
     assert!(is_paused(&world));
 }
+
+/// A rollout waits for a host that gives its machines up until those that are left have the version, or are claimed.
+#[test]
+fn a_host_whose_last_machine_is_claimed_and_leaves_takes_the_version() {
+    let mut world = World::new();
+    world.host.version(2, 1 << 20);
+    let settings = json!({ "identity": "named", "on_isolation": "stop" });
+    world.catalog("desk", 1, settings.clone());
+    world.share("desk", 1, 1, 1);
+    place(&mut world, "desk-001", 1, false);
+    world.reconcile();
+    claim(&world, "desk-001", true);
+    place(&mut world, "desk-001", 1, true);
+    world.catalog("desk", 2, settings);
+    world.records.get_mut("catalogs/desk").unwrap()["version"] = 2.into();
+    world.share("desk", 1, 2, 2);
+    let left = world.reconcile();
+    assert!(left.waiting[&name("desk")].contains("desk-001 is claimed"), "{left:?}");
+    let status = world.reconciler.status(&left).unwrap();
+    let of = &status.catalogs[&name("desk")];
+    assert_eq!((of.version, of.generation, of.count, of.claimed, of.spared), (2, 2, 1, 1, 1));
+    claim(&world, "desk-001", false);
+    assert_eq!(world.reconcile(), UnfinishedShares::default());
+    assert_eq!(machines(&world), Vec::<String>::new());
+}

@@ -387,6 +387,12 @@ impl World {
     /// Whether each catalog has as many machines as it should have, with its version, and nobody has anything left to do.
     fn why_not_whole(&self) -> Option<String> {
         let view = self.fleet.view();
+        for host in &self.hosts {
+            let reported = view.statuses.get(&host.name).map(|status| &status.value);
+            if reported != Some(&host.reconciler.status(&host.unfinished).unwrap()) {
+                return Some(format!("{} has not reported", host.name));
+            }
+        }
         for catalog in CATALOGS.map(name) {
             let record = view.catalogs.get(&catalog).map(|record| &record.value);
             let count = record.map_or(0, |record| record.spec.catalog.count as usize);
@@ -421,9 +427,7 @@ impl World {
                 let has = self.versions(host, &catalog);
                 let is_new = is_kept || has.iter().all(|version| *version == record.version);
                 let is_done = is_new && counts.ready + counts.off == counts.count && of.rollout.is_none();
-                let reported = view.statuses.get(&host.name).map(|status| &status.value);
-                let is_reported = reported == Some(&host.reconciler.status(&host.unfinished).unwrap());
-                if of.version != record.version || !is_done || !host.unfinished.is_empty() || !is_reported {
+                if of.version != record.version || !is_done || !host.unfinished.is_empty() {
                     return Some(format!("{catalog} on {}: {counts:?}", host.name));
                 }
             }

@@ -33,7 +33,8 @@ impl World {
             "lost_after_seconds": 20, "waves": ["1", "50%", "100%"], "autostart": n != 1});
         spec["zones"] = json!(self.zones(n));
         spec["warm"] = json!(if n == 1 { count / 2 } else { 0 });
-        spec["min_ready"] = json!(if n % 3 == 0 && self.random.chance(2) { count / 2 } else { 0 });
+        spec["min_ready"] =
+            json!(if [0, NAMED].contains(&n) && self.random.chance(2) { count / 2 } else { 0 });
         if n == KEPT {
             spec["type"] = json!("dedicated");
             (spec["ram_bytes"], spec["memory_bytes"]) = (json!(null), json!(GIB));
