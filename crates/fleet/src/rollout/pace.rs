@@ -361,6 +361,15 @@ impl Pace<'_> {
         })
     }
 
+    /// How many of so many ready machines may be restarted. Without a limit there is nothing to count. What is missing is kept, too: machines
+    /// that come back are no room for others then.
+    fn spare(&self, ready: u64) -> i64 {
+        match self.scene.catalog.spec.fleet.min_ready {
+            0 => i64::MAX,
+            least => i64::try_from(ready).unwrap_or(i64::MAX).saturating_sub(least.into()),
+        }
+    }
+
     /// Gives the version to so many further hosts at most, and lets all that have it make as many machines unavailable as `min_ready`
     /// leaves.
     fn allot(&self, free: usize) -> Steps {
@@ -371,11 +380,7 @@ impl Pace<'_> {
         // Those that are surplus now go first, and are ready no longer.
         let ready: u64 =
             alive.map(|of| u64::from(of.status.map_or(0, |status| status.ready.min(of.count)))).sum();
-        // Without a limit there is nothing to count. What is missing is kept, too: machines that come back are no room for others then.
-        let mut spare = match min_ready {
-            0 => i64::MAX,
-            _ => i64::try_from(ready).unwrap_or(i64::MAX).saturating_sub(min_ready.into()),
-        };
+        let mut spare = self.spare(ready);
         let mut steps = Steps::default();
         let held = all().filter(|(_, member)| member.is_leaving && member.share.batch.is_some());
         steps.shares.extend(held.map(|(n, _)| (n, None)));

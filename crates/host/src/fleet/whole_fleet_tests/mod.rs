@@ -145,6 +145,7 @@ impl World {
                     self.told.entry((host.clone(), catalog.clone())).or_default().insert(share.version);
                 }
             }
+            self.note_what_new_ones_get();
         }
         outcome
     }
@@ -162,7 +163,6 @@ impl World {
 
     fn turn(&mut self, seen: &mut Seen) {
         self.turn += 1;
-        self.note_what_new_ones_get();
         if self.has_faults {
             self.meddle(seen);
         }
