@@ -401,7 +401,8 @@ impl Pace<'_> {
         for (n, member) in members().filter(|(_, member)| runs(member)) {
             let exposed = self.exposed(member, member.share.batch.unwrap_or(u32::MAX));
             let fits = spare >= 0 && exposed <= spare.unsigned_abs();
-            if !fits && !is_done(self.scene.catalog, self.record, member.share, member.status) {
+            let is_done = is_done(self.scene.catalog, self.record, member.share, member.status);
+            if !fits && !is_done && !self.takes_none(member) {
                 steps.shares.insert(n, Some(0));
             }
             spare = spare.saturating_sub_unsigned(exposed);
@@ -413,7 +414,9 @@ impl Pace<'_> {
                 steps.next_in_ms = Some(steps.next_in_ms.map_or(left_ms, |next| next.min(left_ms)));
             }
         }
-        spare = spare.saturating_sub_unsigned(unsettled);
+        if spare > 0 {
+            spare = spare.saturating_sub_unsigned(unsettled).max(0);
+        }
         for (n, member) in members() {
             let is_settled =
                 self.tracker.unsettled_ms(member.name, self.scene.now).is_none() || min_ready == 0;
@@ -461,6 +464,9 @@ impl Pace<'_> {
     /// The largest batch of a host with which no more ready machines become unavailable than this; none: as the strategy says. If some are
     /// missing, the host restarts none.
     fn batch_within(&self, member: &Member<'_>, spare: i64) -> Option<u32> {
+        if self.takes_none(member) {
+            return None;
+        }
         let Ok(spare) = u64::try_from(spare) else { return Some(0) };
         if self.exposed(member, u32::MAX) <= spare {
             return None;
@@ -480,21 +486,27 @@ impl Pace<'_> {
         count.saturating_sub(ready).saturating_sub(off).saturating_sub(others)
     }
 
+    /// Whether this rollout makes no ready machine of a host unavailable, whatever its batch is and whatever else happens there.
+    fn takes_none(&self, member: &Member<'_>) -> bool {
+        let Some(status) = member.status.filter(|_| member.is_alive) else { return true };
+        let has_begun = has_carried_out(self.scene.catalog, member.share, status);
+        let is_through = match has_begun {
+            true => self.is_started(member) && self.tracker.done.contains(member.name),
+            false => self.tracker.idle.contains(member.name),
+        };
+        is_lazy(self.scene.catalog) || is_through || status.ready == 0
+    }
+
     /// Ready machines of a host that this rollout may make unavailable at any time, with such a batch.
     fn exposed(&self, member: &Member<'_>, batch: u32) -> u64 {
-        let Some(status) = member.status.filter(|_| member.is_alive) else { return 0 };
+        let Some(status) = member.status.filter(|_| !self.takes_none(member)) else { return 0 };
         let has_begun = has_carried_out(self.scene.catalog, member.share, status);
-        if is_lazy(self.scene.catalog) || (self.tracker.idle.contains(member.name) && !has_begun) {
-            return 0;
-        }
         let CatalogStatus { count, ready, off, updated, spared, failed, .. } = *status;
         let batch = match self.scene.catalog.strategy {
             RolloutStrategy::Batch(machines) => machines.min(batch),
             RolloutStrategy::Now | RolloutStrategy::NextStart => batch,
         };
-        let is_done = self.is_started(member) && self.tracker.done.contains(member.name);
         let (left, goes) = match self.is_started(member) && has_begun {
-            true if is_done => (0, 0),
             // A claimed machine takes the version when it is released, and is not restarted for it.
             true => {
                 let left = count.saturating_sub(updated).saturating_sub(spared);
