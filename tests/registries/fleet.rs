@@ -117,15 +117,18 @@ impl Fleet {
     }
 }
 
-/// Chunks that a host was brought, by where they were.
+/// Chunks that a host was brought, by where they were. A reply has none of them if the process that streams is late.
 fn brought(host: &World) -> BTreeMap<String, u64> {
-    let metrics = host.metrics();
-    let counted = metrics.lines().filter_map(|line| {
-        let (source, count) =
-            line.strip_prefix("spillway_stream_chunks_total{source=\"")?.split_once("\"} ")?;
-        Some((source.to_owned(), count.parse().ok()?))
-    });
-    counted.collect()
+    let counted = || {
+        let metrics = host.metrics();
+        let counted = metrics.lines().filter_map(|line| {
+            let (source, count) =
+                line.strip_prefix("spillway_stream_chunks_total{source=\"")?.split_once("\"} ")?;
+            Some((source.to_owned(), count.parse().ok()?))
+        });
+        Some(counted.collect::<BTreeMap<_, _>>()).filter(|counted| !counted.is_empty())
+    };
+    wait_until(PATIENCE, counted).unwrap_or_else(|| panic!("{}", host.metrics()))
 }
 
 /// Reads the whole disk of a machine.

@@ -192,13 +192,13 @@ impl CatalogStatus {
         self.refused.is_some() && self.refused_generation == generation
     }
 
-    /// Whether the host has refused this version, which its share says, and has not taken it. One that cannot read its share says of none
-    /// that it refuses it, and may mean each; what it has refused before says nothing.
+    /// Whether the host has refused this version, which its share says, and has not taken it. What it has refused before says nothing. A
+    /// refusal that names no generation counts for each version: the host cannot read its share, or cannot give up what it has no share of.
     pub fn refuses_version(&self, of: &VersionName, share: &ShareRecord) -> bool {
         let is_other = |refused: &VersionName| refused != of;
         let is_this = self.refuses(share.generation) && !self.refused_version.as_ref().is_some_and(is_other);
-        let reads_none = self.refused.is_some() && self.refused_generation == 0;
-        (is_this || reads_none) && !of.is_taken(self)
+        let names_none = self.refused.is_some() && self.refused_generation == 0;
+        (is_this || names_none) && !of.is_taken(self)
     }
 }
 

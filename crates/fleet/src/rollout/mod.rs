@@ -2,7 +2,7 @@
 //!
 //! Owns the order of the hosts and the meaning of what they report. [`Tracker`] remembers, and `pace` decides.
 //!
-//! Invariant: which hosts have the version follows from their shares alone, and the order of the others from names alone.
+//! Invariant: which hosts have the version follows from their shares alone.
 
 mod changes;
 mod pace;

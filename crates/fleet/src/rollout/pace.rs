@@ -312,7 +312,8 @@ impl Pace<'_> {
         let mut first = None;
         for member in self.scene.members.iter().filter(|member| self.is_started(member)) {
             let Some(status) = member.status else { continue };
-            let refuses = status.refuses_version(self.to, member.share) && self.young_ms().is_none();
+            let is_known = member.is_alive && self.young_ms().is_none();
+            let refuses = is_known && status.refuses_version(self.to, member.share);
             if let Some(why) = status.refused.as_ref().filter(|_| refuses) {
                 return Some(format!("host '{}' refuses {}: {why}", member.name, self.to));
             }
@@ -361,8 +362,8 @@ impl Pace<'_> {
         })
     }
 
-    /// How many of so many ready machines may be restarted. Without a limit there is nothing to count. What is missing is kept, too: machines
-    /// that come back are no room for others then.
+    /// How many of so many ready machines may be restarted. Without a limit there is nothing to count. It is less than 0 if some are missing:
+    /// those that come back are no room for others then.
     fn spare(&self, ready: u64) -> i64 {
         match self.scene.catalog.spec.fleet.min_ready {
             0 => i64::MAX,
@@ -429,27 +430,42 @@ impl Pace<'_> {
                 steps.shares.insert(n, batch);
             }
         }
-        let mut next: Vec<(usize, &Member<'_>)> = members().filter(|(_, of)| self.is_next(of)).collect();
+        self.give(free, ready, spare, &mut steps);
+        steps
+    }
+
+    /// Gives the version to so many further hosts at most. `ready`: machines that are ready. `spare`: how many of them may be restarted.
+    fn give(&self, mut free: usize, ready: u64, mut spare: i64, steps: &mut Steps) {
+        let min_ready = self.scene.catalog.spec.fleet.min_ready;
+        let members = self.scene.members.iter().enumerate();
+        let mut next: Vec<(usize, &Member<'_>)> =
+            members.filter(|(_, of)| !of.is_leaving && self.is_next(of)).collect();
         let to = self.to.to_string();
         // One that refuses something is perhaps not well: it is no host to try a version on first.
         let refuses = |member: &Member<'_>| member.status.is_some_and(|status| status.refused.is_some());
         next.sort_by_key(|(_, member)| (refuses(member), Reverse(score(&to, member.name.as_str()))));
-        for (n, member) in next.into_iter().take(free) {
+        for (n, member) in next {
+            if free == 0 {
+                break;
+            }
             let batch = self.batch_within(member, spare);
-            // On the way back, what starts anyway takes the version at once, and the host says what is left to restart. So it does if too
-            // few machines are ready: perhaps those that are not become so with this version.
-            let starts = spare < 0 && member.status.is_some_and(|status| self.away(status) > 0);
+            // On the way back, what starts anyway takes the version at once, and the host says what is left to restart. So it does if there is
+            // no room at all: perhaps those that are not ready become so with this version.
+            let starts = |status: &CatalogStatus| status.count > status.ready.saturating_add(status.off);
+            let starts = spare < 0 && member.status.is_some_and(starts);
             if batch == Some(0) && !self.record.at_once && !starts {
-                steps.waits = Some(format!(
-                    "{ready} machines are ready, and {min_ready} are to stay so (min_ready): host '{}' can restart none",
-                    member.name
-                ));
+                steps.waits.get_or_insert_with(|| {
+                    format!(
+                        "{ready} machines are ready, and {min_ready} are to stay so (min_ready): host '{}' can restart none",
+                        member.name
+                    )
+                });
                 continue;
             }
+            free -= 1;
             spare = spare.saturating_sub_unsigned(self.exposed(member, batch.unwrap_or(u32::MAX)));
             steps.shares.insert(n, batch);
         }
-        steps
     }
 
     /// Whether a host can get the version now.
@@ -461,8 +477,8 @@ impl Pace<'_> {
         !self.is_started(member) && has_version && member.is_alive
     }
 
-    /// The largest batch of a host with which no more ready machines become unavailable than this; none: as the strategy says. If some are
-    /// missing, the host restarts none.
+    /// The largest batch of a host with which no more ready machines become unavailable than this; none: as the strategy says. If there is less
+    /// than no room, the host restarts none.
     fn batch_within(&self, member: &Member<'_>, spare: i64) -> Option<u32> {
         if self.takes_none(member) {
             return None;

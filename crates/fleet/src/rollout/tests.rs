@@ -716,6 +716,52 @@ fn a_machine_that_comes_back_is_no_room_for_another_while_some_are_missing() {
 }
 
 #[test]
+fn a_host_that_is_silent_keeps_its_batch() {
+    let (mut world, first) = World::begun(4, 5, json!({ "min_ready": 18, "waves": ["1", "100%"] }));
+    assert_eq!(world.batch(&first), None);
+    // It goes on with its batches, and nobody can tell it that it is to end them.
+    world.driver.fleet.end_lease(&first);
+    world.driver.after_s(30);
+    assert_eq!(world.batch(&first), None);
+    // It is back before it counts as lost, and its report is still the one of before.
+    world.driver.fleet.begin_lease(&first);
+    world.driver.settle();
+    assert_eq!((world.batch(&first), world.with(2)), (None, vec![first]));
+}
+
+#[test]
+fn an_earlier_refusal_of_a_silent_host_halts_nothing() {
+    let (mut world, first) = World::begun(4, 5, json!({ "lost_after_seconds": 90 }));
+    world.change(&first, refused("no space", 2, 2));
+    world.driver.after_s(30);
+    assert!(world.why().contains("refuses"));
+    world.ask(RolloutAction::Resume).unwrap();
+    // It is mended by a reboot.
+    world.driver.fleet.end_lease(&first);
+    world.driver.after_s(32);
+    assert_eq!(world.state(), FleetRolloutState::Running, "{:?}", world.record().why);
+    world.driver.fleet.begin_lease(&first);
+    world.driver.settle();
+    assert!(world.why().contains("refuses"), "it says so still");
+}
+
+#[test]
+fn a_version_reaches_the_host_whose_machines_fail_although_it_is_not_the_first() {
+    for n in 0..4 {
+        let mut world = World::new(4, 5, json!({ "min_ready": 18, "waves": ["1", "100%"] }));
+        let ill = world.hosts()[n].clone();
+        world.change(&ill, json!({ "ready": 2, "updated": 2, "failed": 3 }));
+        world.update(2);
+        world.bring();
+        world.driver.after_s(31);
+        assert_eq!((world.with(2), world.batch(&ill)), (vec![ill.clone()], Some(0)));
+        world.well(&ill);
+        world.driver.after_s(31);
+        assert!(world.with(2).len() > 1, "{:?}", world.driver.status().waits);
+    }
+}
+
+#[test]
 fn while_machines_are_missing_only_hosts_that_restart_some_are_held() {
     // Machines that take the version when they are started next are restarted by nobody.
     let mut lazy = World::new(3, 5, json!({ "min_ready": 15 }));

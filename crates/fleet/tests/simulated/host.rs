@@ -51,6 +51,9 @@ enum State {
 }
 
 /// Machines of a catalog on a host.
+/// Time after which each placer has seen a report: those are made every 10 s, and watches and transactions are late.
+const REFUSAL_SEEN_MS: u64 = 30_000;
+
 #[derive(Clone, Debug, Default)]
 struct Machines {
     all: Vec<Machine>,
@@ -68,6 +71,7 @@ struct Machines {
     /// How often it has refused a version, and the last one.
     refusals: u64,
     last_refused: u32,
+    refused_until: u64,
     /// A version that it brings, and when that is there.
     next: Option<(u32, u64)>,
     claims: u64,
@@ -90,6 +94,7 @@ impl Machines {
         if is_new && refuses && self.version != version && random.chance(10) {
             self.refuses_until = now + 3_000 + random.below(60_000);
             (self.refusals, self.last_refused) = (self.refusals + 1, version);
+            self.refused_until = self.refuses_until;
         }
         if now >= self.refuses_until {
             self.version = version;
@@ -425,9 +430,11 @@ impl Host {
         self.machines.values().map(|machines| machines.claims).sum()
     }
 
-    /// Whether it has refused a version at some time.
-    pub fn has_refused(&self, catalog: &Name, version: u32) -> bool {
-        self.machines.get(catalog).is_some_and(|machines| machines.last_refused == version)
+    /// Whether it refuses a version, or has done so until lately: a placer may not have seen that it has taken it.
+    pub fn refuses(&self, catalog: &Name, version: u32, now: u64) -> bool {
+        let is_known =
+            |of: &&Machines| of.last_refused == version && now < of.refused_until + REFUSAL_SEEN_MS;
+        self.machines.get(catalog).filter(is_known).is_some()
     }
 
     /// How often it has refused a version.

@@ -146,13 +146,13 @@ impl World {
         }
     }
 
-    /// Nobody waits for a host that is drained, and has no lease, because nobody can tell when it is empty, or has refused the version.
+    /// Nobody waits for a host that is drained, and has no lease, because nobody can tell when it is empty, or refuses the version.
     fn is_left_alone(&self, host: &Name, catalog: &Name, version: u32) -> bool {
         let record = &self.store.entries[&format!("hosts/{host}")].value;
         let record = serde_json::from_slice::<Value>(record).unwrap_or_default();
         let is_silent = !self.store.entries.contains_key(&format!("alive/{host}"));
         let mut hosts = self.hosts.iter().filter(|of| of.name == *host);
-        record["is_draining"] == true && (is_silent || hosts.any(|of| of.has_refused(catalog, version)))
+        record["is_draining"] == true && (is_silent || hosts.any(|of| of.refuses(catalog, version, self.now)))
     }
 
     /// Another wave begins, or the rollout is done, when all machines of the hosts before have been seen ready, unless somebody drains such a host,
@@ -166,7 +166,8 @@ impl World {
         let count = |host: &Name| record(format!("share/{host}/{catalog}"))["count"].as_u64().unwrap_or(0);
         let is_draining = |host: &Name| record(format!("hosts/{host}"))["is_draining"] == true;
         let is_alive = |host: &Name| self.store.entries.contains_key(&format!("alive/{host}"));
-        let is_kept = |host: &Name| !is_draining(host) && is_alive(host);
+        // Of one that is silent the machines count until it is lost: others are surplus because of them.
+        let is_kept = |host: &Name| !is_draining(host) && (is_alive(host) || count(host) > 0);
         let having = versions.shares.keys().filter(|(_, of)| of == catalog).map(|(host, _)| host);
         let kept: BTreeMap<&Name, u64> =
             having.filter(|host| is_kept(host)).map(|host| (host, count(host))).collect();
@@ -181,7 +182,8 @@ impl World {
             let is_left = is_draining(host) || is_back || is_lost || others >= wanted;
             assert!(
                 is_left || done.contains(&(host.clone(), to)),
-                "{host} was not done when a wave, or the rollout, ended"
+                "{host} was not done when a wave, or the rollout, ended: {kept:?} of {wanted} machines, {:?}",
+                versions.shares
             );
             seen.waited += u64::from(!is_left);
         }
