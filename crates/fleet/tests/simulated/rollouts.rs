@@ -179,11 +179,17 @@ impl World {
             let others = all - kept.get(host).unwrap_or(&0);
             // No rollback waits for a host that is lost.
             let is_lost = versions.rollouts[catalog].at_once && !is_alive(host);
-            let is_left = is_draining(host) || is_back || is_lost || others >= wanted;
+            // One that refuses the version and has no machines has nothing to wait for.
+            let of = self.hosts.iter().find(|of| of.name == *host).unwrap();
+            let has_none = of.refuses(catalog, to, self.now) && of.rolled(catalog, to).0 == 0;
+            let is_left = is_draining(host) || is_back || is_lost || has_none || others >= wanted;
             assert!(
                 is_left || done.contains(&(host.clone(), to)),
-                "{host} was not done when a wave, or the rollout, ended: {kept:?} of {wanted} machines, {:?}",
-                versions.shares
+                "{host} was not done when a wave, or the rollout, ended: {kept:?} of {wanted} machines, {}",
+                self.hosts
+                    .iter()
+                    .find(|of| of.name == *host)
+                    .map_or_else(String::new, |of| of.describe(catalog))
             );
             seen.waited += u64::from(!is_left);
         }
